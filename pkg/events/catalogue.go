@@ -70,6 +70,7 @@ func Catalogue() []Entry {
 		entry[SandboxPaused](Run, "The sandbox's processes stand still."),
 		entry[SandboxResumed](Run, "The sandbox's processes go on."),
 		entry[SandboxHealth](Run, "The sandbox's health changed."),
+		entry[SandboxUsage](Run, "A metered sandbox ran for a time, which may have a price; no time is in two of them."),
 		entry[FileCreated](Run, "A file appeared in the workspace."),
 		entry[FileModified](Run, "A file of the workspace changed."),
 		entry[FileDeleted](Run, "A file is gone from the workspace."),

@@ -98,6 +98,10 @@ func (SandboxTerminated) sealed()         {}
 func (SandboxFailed) EventType() Type { return "sandbox_failed" }
 func (SandboxFailed) sealed()         {}
 
+// EventType is sandbox_usage.
+func (SandboxUsage) EventType() Type { return "sandbox_usage" }
+func (SandboxUsage) sealed()         {}
+
 // EventType is block_start.
 func (BlockStart) EventType() Type { return "block_start" }
 func (BlockStart) sealed()         {}

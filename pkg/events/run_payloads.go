@@ -123,6 +123,15 @@ type SandboxFailed struct {
 	Message   string `json:"message"`
 }
 
+// SandboxUsage is a stretch of time that a metered sandbox ran, up to the event's time. Of a session the stretches follow one another: none
+// overlaps another one. With an execution, it is time within that execution; without one, time between executions.
+type SandboxUsage struct {
+	SandboxID  string  `json:"sandboxId"`
+	Provider   string  `json:"provider"`
+	DurationMs uint64  `json:"durationMs"`        // milliseconds
+	CostUSD    float64 `json:"costUsd,omitempty"` // dollars, by the executor's price; absent where it has none
+}
+
 // BlockStart opens a block, or states one that is whole at once.
 type BlockStart struct {
 	Block Block `json:"block"`

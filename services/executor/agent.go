@@ -18,15 +18,18 @@ import (
 // openCodeModel is OpenCode's model at OpenAI where nobody names one: it has no default of its own.
 const openCodeModel = "gpt-4.1-mini"
 
-// noKey is the key of agents in Docker sandboxes: the egress proxy puts the real one in.
+// noKey is the key of agents that reach models through the egress proxy, which puts the real one in.
 const noKey = "spool"
 
 // endpoint is a model provider as agents are to reach it; "" where nothing is set.
 type endpoint struct{ key, url string }
 
+// proxied reports whether agents reach models through the egress proxy, as all do but those in local sandboxes.
+func (c Config) proxied() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
+
 // endpoint returns how agents reach a model provider.
 func (c Config) endpoint(provider string) endpoint {
-	if c.Sandbox == Docker {
+	if c.proxied() {
 		route := map[string]string{
 			architecture.Anthropic: runner.EgressAnthropic, architecture.OpenAI: runner.EgressOpenAI, architecture.NVIDIA: runner.EgressNVIDIA,
 		}[provider]
@@ -82,7 +85,7 @@ func publicURLs() map[string]string {
 // environment returns the variables of a process by which the architectures' own agents reach models.
 func (c Config) environment(runs, provider string) map[string]string {
 	env := map[string]string{}
-	if c.Sandbox == Docker {
+	if c.proxied() {
 		env = map[string]string{
 			"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
 			"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
@@ -143,7 +146,7 @@ func (c Config) provides(runs string, o events.Options) (provider, model string)
 	set := c.setUp()
 	has := func(provider string) bool { return set == nil || slices.Contains(set, provider) }
 	asked := o.Model
-	if c.Sandbox == Docker {
+	if c.proxied() {
 		asked = cmp.Or(asked, c.OpenAIModel)
 	}
 	// Sessions and agents from before there was modelProvider name NVIDIA's models by their vendor and a slash.
@@ -172,7 +175,7 @@ func (c Config) setUp() []string {
 			set = append(set, provider)
 		}
 	}
-	if c.Sandbox == Docker && len(set) == 0 {
+	if c.proxied() && len(set) == 0 {
 		return nil
 	}
 	return set

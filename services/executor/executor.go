@@ -159,7 +159,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
-		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(),
+		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
 	}, holder.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,

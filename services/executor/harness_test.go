@@ -57,6 +57,7 @@ type bench struct {
 	sessions eventlog.Sessions
 	provider *fakeProvider
 	engine   string
+	sandbox  string                 // as Config.Sandbox
 	local    func(*executor.Config) // for real sandboxes
 	store    *fakeStore             // nil for none
 	egress   *fakeEgress            // nil for none
@@ -67,6 +68,7 @@ type bench struct {
 	metrics  *prometheus.Registry // nil for none
 	logger   *slog.Logger         // nil for the test's
 	off      time.Duration        // of the clock of the hosts of executors that start from now on
+	now      func() time.Time     // of executors that start from now on; nil for the streams' clock
 	stored   func(events.Draft)   // called after each commit that an executor stores; nil for none
 
 	mu     sync.Mutex
@@ -83,7 +85,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), within+30*time.Second)
 	t.Cleanup(cancel)
-	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here"}
+	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here", sandbox: executor.Local}
 	t.Cleanup(b.provider.close)
 	var err error
 	if b.js, err = jetstream.New(b.nc); err != nil {
@@ -132,10 +134,14 @@ type copyOf struct {
 func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	b.t.Helper()
 	cfg := executor.Config{
-		Engine: b.engine, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
+		Engine: b.engine, Sandbox: b.sandbox, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
+	if b.sandbox == executor.Modal {
+		cfg.ModalTokenID, cfg.ModalTokenSecret, cfg.ModalImage = "ak-test", "as-test", "debian"
+		cfg.EgressServer, cfg.EgressAuthority, cfg.EgressAdmin = "192.0.2.1:443", authority(b.t), "admin.sock"
+	}
 	if b.pausable {
 		deps.Provider = pausable{b.provider}
 	}
@@ -174,6 +180,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	deps.NATS, deps.Log = nc, log
 	off := b.off
 	deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamJobs, Host: func() time.Time { return time.Now().Add(off) }})
+	deps.Now = b.now
 	e, err := executor.New(cfg, deps)
 	if err != nil {
 		b.t.Fatal(err)
@@ -372,7 +379,7 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	b.t.Helper()
 	s := &talk{b, mint(b.t, events.KindSession), tenant}
 	c := events.SessionCreated{
-		Agent: "default", AgentVersion: "1", Architecture: "claude-code", Provider: "local",
+		Agent: "default", AgentVersion: "1", Architecture: "claude-code", Provider: b.sandbox,
 		Options: events.Options{IdleTimeoutMs: 3600_000, TurnLimitMs: 3600_000, SessionLimitMs: 3600_000},
 	}
 	for _, f := range change {
@@ -442,9 +449,9 @@ func (s *talk) remove() {
 // job publishes what the reactor would: on the engine of the session's sandbox.
 func (s *talk) job() {
 	s.b.t.Helper()
-	subject := topology.JobAny("local")
+	subject := topology.JobAny(s.b.sandbox)
 	if sb := s.load().Run.Sandbox; sb.ID != "" {
-		subject = topology.JobOn("local", sb.Engine)
+		subject = topology.JobOn(s.b.sandbox, sb.Engine)
 	}
 	s.jobAt(subject)
 }

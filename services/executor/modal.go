@@ -21,6 +21,9 @@ func (c Config) checkModal() (Config, error) {
 	if c.Sandbox != Modal {
 		return c, nil
 	}
+	if err := c.checkPrice(); err != nil {
+		return c, err
+	}
 	c.Engine = cmp.Or(c.Engine, "modal-"+c.ModalApp)
 	if c.ModalTokenSecretFile != "" {
 		if c.ModalTokenSecret != "" {

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -96,6 +97,7 @@ func TestSettingModal(t *testing.T) {
 		"modal-region:":              func(c *Config) { c.ModalRegion = "US" },
 		"modal-image:":               func(c *Config) { c.ModalImage = "" },
 		"modal-server-url:":          func(c *Config) { c.ModalServerURL = "modal" },
+		"modal-sandbox-price:":       func(c *Config) { c.ModalSandboxPrice = math.Inf(1) },
 		"modal-timeout:":             func(c *Config) { c.ModalTimeout = time.Minute },
 		"egress-server: it is empty": func(c *Config) { c.EgressServer = "" },
 		"at port 443 alone":          func(c *Config) { c.EgressServer = "proxy.example.com:7443" },
@@ -129,5 +131,16 @@ func TestSettingSandbox_Modal(t *testing.T) {
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestModalModels: agents on Modal reach models through the egress proxy, without the executor's keys.
+func TestModalModels(t *testing.T) {
+	t.Parallel()
+	c := modalConfig(t)
+	c.AnthropicKey, c.AnthropicBaseURL = "sk-of-the-executor", "https://models.example.com"
+	env := c.environment("claude-code", "anthropic")
+	if env["ANTHROPIC_API_KEY"] != noKey || env["ANTHROPIC_BASE_URL"] != "http://127.0.0.1:7070/anthropic" || env["HTTPS_PROXY"] != "http://127.0.0.1:7070" {
+		t.Errorf("variables %v", env)
 	}
 }

@@ -131,6 +131,42 @@ func TestState_AtEventsOfTwoTurns(t *testing.T) {
 	g.get(path+"12&pageToken="+token).wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
 }
 
+// What sandboxes cost is in the session and the execution, and in what they were after an event.
+func TestSandboxUsage_OfSessionAndExecution(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	x := newID(t, events.KindExecution)
+	emit := func(execution string, d events.Payload) {
+		w.emit("default", id, events.Event{ExecutionID: execution, Data: d})
+	}
+	emit(x, events.MessageAccepted{BlockID: "b", Content: "go"})
+	emit("", events.SandboxUsage{DurationMs: 1000, CostUSD: 0.25})
+	emit(x, events.SandboxUsage{DurationMs: 500, CostUSD: 0.125})
+	w.exec("UPDATE sessions SET sandbox_ms = 1500, sandbox_cost_usd = 0.375 WHERE id = $1", id)
+	w.exec("UPDATE executions SET sandbox_ms = 500, sandbox_cost_usd = 0.125 WHERE id = $1", x)
+	check := func(a answer, ms, usd float64, path ...string) {
+		t.Helper()
+		if a.number(append(path[:len(path):len(path)], "sandboxMs")...) != ms || a.number(append(path[:len(path):len(path)], "sandboxCostUsd")...) != usd {
+			t.Errorf("%v of %s: want %g ms and $%g", path, a, ms, usd)
+		}
+	}
+	check(g.get("/api/sessions/"+id).want(t, 200), 1500, 0.375)
+	check(g.get("/api/sessions").want(t, 200), 1500, 0.375, "sessions", "0")
+	check(g.get("/api/executions/"+x).want(t, 200), 500, 0.125)
+	check(g.get("/api/executions").want(t, 200), 500, 0.125, "executions", "0")
+	for at, want := range map[int][2]float64{2: {}, 3: {1000, 0.25}, 4: {1500, 0.375}} {
+		state := g.get("/api/sessions/"+id+"/state?at="+fmt.Sprint(at)).want(t, 200)
+		check(state, want[0], want[1], "session")
+		if at < 4 {
+			check(state, 0, 0, "executions", "0")
+		} else {
+			check(state, 500, 0.125, "executions", "0")
+		}
+	}
+}
+
 // A saved state is folded on from; one of another version is not.
 func TestState_GoesOnFromASavedState(t *testing.T) {
 	t.Parallel()

@@ -100,6 +100,45 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 	}
 }
 
+// What sandboxes cost is the session's, the execution's within which they ran, and the tenant's: also what a sandbox cost that ends
+// after its session was deleted.
+func TestSandboxUsageBecomesRows(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	stop := w.start()
+	s := w.session(-1).create()
+	x := s.post(1)
+	used := func(ms uint64, usd float64) events.SandboxUsage {
+		return events.SandboxUsage{SandboxID: "sbx_1", Provider: "modal", DurationMs: ms, CostUSD: usd}
+	}
+	s.append(&s.run, x, used(1000, 0.5))
+	w.projected(s)
+	stop() // what follows is folded over rows that were read back
+	w.start()
+	s.append(&s.run, "", used(200, 0.125))
+	s.append(&s.run, x, used(30, 0.25), events.ExecutionCompleted{DurationMs: 7})
+	w.projected(s)
+	const session, execution = "SELECT concat_ws(' ', sandbox_ms, sandbox_cost_usd) FROM sessions", "SELECT concat_ws(' ', sandbox_ms, sandbox_cost_usd) FROM executions"
+	const tenant = "SELECT sum(cost_usd) FROM tenant_usage"
+	if got, of := one[string](w, session), one[string](w, execution); got != "1230 0.875" || of != "1030 0.75" || one[float64](w, tenant) != 0.875 {
+		t.Errorf("session %s, execution %s, tenant %g", got, of, one[float64](w, tenant))
+	}
+	w.checkAgainstLog(s)
+	w.sameAsRebuilt()
+	s.append(&s.life, "", events.SessionDeleted{})
+	s.append(&s.run, "", used(4, 1), events.SandboxTerminated{SandboxID: "sbx_1", Reason: "session_deleted"})
+	w.projected(s)
+	if got := one[float64](w, tenant); got != 1.875 {
+		t.Errorf("after the deletion the tenant has spent $%g", got)
+	}
+	w.sameAsRebuilt()
+	s.append(&s.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: events.Spent{CostUSD: 1.875, TimeMs: 7}}}})
+	w.projected(s)
+	if got := one[float64](w, tenant); got != 1.875 {
+		t.Errorf("after its end the tenant has spent $%g", got)
+	}
+}
+
 // A commit of very many files goes by COPY, and again as changes.
 func TestManyFiles(t *testing.T) {
 	t.Parallel()

@@ -54,7 +54,7 @@ func counts(w events.Wire) bool {
 	case events.SessionIdle, events.SessionClosed, events.SessionDeleted, events.RunRetired, events.ContentRemoved,
 		events.ExecutionQueued, events.ExecutionDispatched, events.ExecutionClaimed, events.ExecutionAttached, events.ExecutionHandedOver,
 		events.SandboxCreating, events.SandboxReady, events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed,
-		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth, events.EgressDenied, events.ModelCalled,
+		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth, events.SandboxUsage, events.EgressDenied, events.ModelCalled,
 		events.SyncRequested, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.FilesApplied,
 		events.FileCreated, events.FileModified, events.FileDeleted,
 		events.TranscriptWritten, events.MetadataUpdate, events.Log, events.WatchdogWarned, events.BlockUpdate:

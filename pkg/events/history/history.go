@@ -31,6 +31,7 @@ type State struct {
 	Todos         []Todos        `json:"todos,omitempty"`         // of main and of sub-agents that run
 	Ended         Usage          `json:"ended"`                   // what ended executions reported; see Reported
 	Metered       Metered        `json:"metered"`
+	Sandboxed     SandboxTime    `json:"sandboxed,omitzero"`
 	Resolved      *Resolved      `json:"resolved,omitempty"` // of the last execution that was resolved
 	Sandbox       *Sandbox       `json:"sandbox,omitempty"`  // the last one
 	Snapshot      *Snapshot      `json:"snapshot,omitempty"` // the last one of the workspace
@@ -63,16 +64,17 @@ const (
 
 // Execution is one that has not ended.
 type Execution struct {
-	ID           string     `json:"id"`
-	FirstSeq     uint32     `json:"firstSeq"`
-	Phase        string     `json:"phase"` // queued, starting, running, paused
-	Attempt      uint32     `json:"attempt,omitempty"`
-	Executor     string     `json:"executor,omitempty"`
-	Model        string     `json:"model,omitempty"`
-	Usage        Usage      `json:"usage"`
-	QueuedAt     time.Time  `json:"queuedAt"`
-	DispatchedAt *time.Time `json:"dispatchedAt,omitempty"`
-	StartedAt    *time.Time `json:"startedAt,omitempty"` // the first attempt
+	ID           string      `json:"id"`
+	FirstSeq     uint32      `json:"firstSeq"`
+	Phase        string      `json:"phase"` // queued, starting, running, paused
+	Attempt      uint32      `json:"attempt,omitempty"`
+	Executor     string      `json:"executor,omitempty"`
+	Model        string      `json:"model,omitempty"`
+	Usage        Usage       `json:"usage"`
+	Sandboxed    SandboxTime `json:"sandboxed,omitzero"`
+	QueuedAt     time.Time   `json:"queuedAt"`
+	DispatchedAt *time.Time  `json:"dispatchedAt,omitempty"`
+	StartedAt    *time.Time  `json:"startedAt,omitempty"` // the first attempt
 }
 
 // The phases of an execution that has not ended.
@@ -110,6 +112,16 @@ type Usage struct {
 	CacheReadTokens  uint64  `json:"cacheReadTokens,omitempty"`
 	CacheWriteTokens uint64  `json:"cacheWriteTokens,omitempty"`
 	CostUSD          float64 `json:"costUsd,omitempty"`
+}
+
+// SandboxTime is how long metered sandboxes ran, and what that cost.
+type SandboxTime struct {
+	Ms      uint64  `json:"ms,omitempty"`
+	CostUSD float64 `json:"costUsd,omitempty"`
+}
+
+func (t SandboxTime) plus(d events.SandboxUsage) SandboxTime {
+	return SandboxTime{t.Ms + d.DurationMs, t.CostUSD + d.CostUSD}
 }
 
 // Metered is what requests to models took, as the egress proxy metered them.
@@ -214,6 +226,8 @@ func (s *State) life(e events.Event) {
 			s.Metered.Failed++
 		}
 		s.Metered.Usage = s.Metered.plus(usage(d.Usage, d.CostUSD))
+	case events.SandboxUsage:
+		s.Sandboxed = s.Sandboxed.plus(d)
 	case events.ExecutionResolved:
 		s.Resolved = &Resolved{s.Seq, e.ExecutionID, d.Agent, d.Instance, d.Environments, d.Skills, d.MCPServers}
 	}
@@ -268,6 +282,8 @@ func executed(x Execution, e events.Event) (_ Execution, changed bool) {
 		x.Phase = PhaseRunning
 	case events.MetadataUpdate:
 		x.Usage, x.Model = usage(d.Usage, d.CostUSD), d.Model
+	case events.SandboxUsage:
+		x.Sandboxed = x.Sandboxed.plus(d)
 	default:
 		return x, false
 	}

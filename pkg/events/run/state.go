@@ -73,7 +73,7 @@ type State struct {
 	Retired      bool          `json:"retired,omitempty"`     // the session is deleted, and nothing but content_removed follows
 	Output       events.Output `json:"output,omitzero"`       // what the agent said in the execution
 	OutputBefore events.Output `json:"outputBefore,omitzero"` // and in those before it
-	Before       events.Spent  `json:"before,omitzero"`       // what the session took: turns and time of all executions, of models what was not for this one
+	Before       events.Spent  `json:"before,omitzero"`       // what the session took: turns and time of all executions, sandboxes, and of models what was not for this one
 }
 
 // Place is where a workspace is.
@@ -117,6 +117,7 @@ type Sandbox struct {
 
 	Workspace string    `json:"workspace,omitempty"` // the sandbox that its workspace was made for
 	ReadyAt   time.Time `json:"readyAt,omitzero"`
+	MeteredAt time.Time `json:"meteredAt,omitzero"` // up to here the log has its time in sandbox_usage; zero for nothing
 	Paused    bool      `json:"paused,omitempty"`
 	Unhealthy bool      `json:"unhealthy,omitempty"`
 	Empty     bool      `json:"empty,omitempty"`     // its workspace was new, and nothing was put into it or taken out of it yet
@@ -228,7 +229,7 @@ func Evolve(s State, e events.Event) State {
 		s.Phase, s.PausedAt, s.Claims = Running, time.Time{}, 0
 		s.PausedMs += uint64(d.PausedMs)
 	case events.SandboxCreating, events.SandboxReady, events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed,
-		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth:
+		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth, events.SandboxUsage:
 		s = s.evolveSandbox(e)
 	case events.FilesApplied:
 		s.Applied = d.N
@@ -319,6 +320,11 @@ func (s State) evolveSandbox(e events.Event) State {
 		s.Sandbox.Paused = false
 	case events.SandboxHealth:
 		s.Sandbox.Unhealthy = d.Status == events.Unhealthy
+	case events.SandboxUsage:
+		s.Before.CostUSD += d.CostUSD
+		if d.SandboxID == s.Sandbox.ID && e.Time.After(s.Sandbox.MeteredAt) {
+			s.Sandbox.MeteredAt = e.Time
+		}
 	}
 	return s
 }

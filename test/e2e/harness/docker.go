@@ -35,8 +35,8 @@ var buildEgress = sync.OnceValues(func() (string, error) {
 })
 
 // startEgress runs the egress proxy as a process of its own, as it is wherever
-// it runs, and points the executors and their sandboxes at it.
-func (c *Cluster) startEgress() {
+// it runs, and points the executors and their sandboxes at it. args are further arguments.
+func (c *Cluster) startEgress(args ...string) {
 	binary, err := buildEgress()
 	must(c.T, err)
 	// Sandboxes run as another user, and a Unix socket's path is short.
@@ -54,7 +54,8 @@ func (c *Cluster) startEgress() {
 	}
 	hosts := filepath.Join(dir, "hosts.yaml")
 	must(c.T, os.WriteFile(hosts, []byte(routes), 0o600))
-	cmd := exec.Command(binary, "--hosts", hosts, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
+	args = append(args, "--hosts", hosts, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
+	cmd := exec.Command(binary, args...)
 	cmd.Env = append(os.Environ(),
 		"SPOOL_EGRESS_OPEN="+c.opts.EgressOpen,
 		"NVIDIA_API_KEY="+RealKey, "SPOOL_NVIDIA_BASE_URL="+c.Model.URL()+"/v1",

@@ -40,6 +40,9 @@ type Options struct {
 	Outages                                   bool  // NATS and Postgres of its own, which can be stopped; without NATS users
 	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy beside. See NeedDocker.
 	Docker bool
+	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy beside, which they reach by TLS. Executors are programs of their own.
+	// It needs Outages, since programs have no NATS user here. See NeedDocker.
+	Modal bool
 	// KeepLogs keeps what the parts log for Cluster.Written.
 	KeepLogs bool
 	// EgressOpen are hosts and ports of MCP servers that may be on this machine.
@@ -68,8 +71,10 @@ type Cluster struct {
 	opts      Options
 	dir       string
 	said      *record
-	egressDir string // with Options.Docker
+	egressDir string // with Options.Docker or Modal
+	Modal     *Modal // with Options.Modal
 	executors []*nats.Conn
+	programs  []*ExecutorProgram
 
 	stopProjectors []func()
 	modelURL       string // at which agents, or the egress proxy, reach the model server
@@ -110,6 +115,9 @@ func New(t testing.TB, opts Options) *Cluster {
 	if opts.Docker {
 		c.startDocker()
 	}
+	if opts.Modal {
+		c.startModal()
+	}
 	for i := range opts.Sessions {
 		c.StartSession(fmt.Sprint("s", i))
 	}
@@ -119,7 +127,11 @@ func New(t testing.TB, opts Options) *Cluster {
 	c.startSkills()
 	c.secrets()
 	for range opts.Executors {
-		c.StartExecutor()
+		if opts.Modal {
+			c.StartExecutorProgram()
+		} else {
+			c.StartExecutor()
+		}
 	}
 	pool, err := readmodel.Open(t.Context(), c.Base.DatabaseURL)
 	must(t, err)

@@ -49,6 +49,8 @@ type Session struct {
 	Bytes      float64    `json:"workspaceBytes"`
 	Parent     *Parent    `json:"parent"` // of a fork
 	Forks      uint32     `json:"forks"`  // sessions that were forked from this one
+	SandboxMs  float64    `json:"sandboxMs"`
+	SandboxUSD float64    `json:"sandboxCostUsd"`
 }
 
 // Parent is where a fork begins.
@@ -96,6 +98,8 @@ type Execution struct {
 	DurationMs uint32       `json:"durationMs"`
 	Metered    []Metered    `json:"metered"`
 	MeteredUSD float64      `json:"meteredCostUsd"`
+	SandboxMs  float64      `json:"sandboxMs"`
+	SandboxUSD float64      `json:"sandboxCostUsd"`
 }
 
 // Metered is what requests to one model took on one day.

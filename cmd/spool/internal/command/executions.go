@@ -107,7 +107,7 @@ func (c *executionsShow) Run(a *app) error {
 		[]any{"agent", x.Agent}, []any{"instance", x.Instance}, []any{"phase", executionState(x)}, []any{"message", x.Message},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.Executor}, []any{"model", x.Model}, []any{"took", took(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.InputTokens, x.Usage.CacheReadTokens, x.Usage.CacheWriteTokens, x.Usage.OutputTokens)},
-		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUSD)}, []any{"queued", whenP(x.QueuedAt)}, []any{"ended", whenP(x.EndedAt)}, []any{"result", x.Result})
+		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUSD)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxUSD)}, []any{"queued", whenP(x.QueuedAt)}, []any{"ended", whenP(x.EndedAt)}, []any{"result", x.Result})
 	if err != nil || len(x.Metered) == 0 {
 		return err
 	}

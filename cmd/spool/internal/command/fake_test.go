@@ -88,9 +88,9 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusAccepted)
 		fmt.Fprintf(w, `{"sessionId":%q,"executionId":%q,"position":"0-3"}`, ses, exe)
 	case what == "GET /api/sessions/"+ses:
-		fmt.Fprintf(w, `{"sessionId":%q,"status":"open","architecture":"spool","sandbox":"local","tip":0,"currentSandbox":{"sandboxId":"sbx_1","state":"paused","health":"unhealthy","reason":"no\u001b[2J answer"},"snapshot":"m-1","snapshotAt":"2026-01-02T03:04:05Z","workspaceFiles":3,"workspaceBytes":5368709120}`, ses)
+		fmt.Fprintf(w, `{"sessionId":%q,"status":"open","architecture":"spool","sandbox":"local","tip":0,"currentSandbox":{"sandboxId":"sbx_1","state":"paused","health":"unhealthy","reason":"no\u001b[2J answer"},"snapshot":"m-1","snapshotAt":"2026-01-02T03:04:05Z","workspaceFiles":3,"workspaceBytes":5368709120,"sandboxMs":61500,"sandboxCostUsd":0.25}`, ses)
 	case what == "GET /api/executions/"+exe:
-		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"paused","usage":{},"metered":[{"provider":"anthropic","model":"m","requests":3,"failed":1,"usage":{"inputTokens":10,"cacheReadTokens":5,"outputTokens":2},"costUsd":0.5,"prices":"1"}],"meteredCostUsd":0.5}`, exe, ses)
+		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"paused","usage":{},"metered":[{"provider":"anthropic","model":"m","requests":3,"failed":1,"usage":{"inputTokens":10,"cacheReadTokens":5,"outputTokens":2},"costUsd":0.5,"prices":"1"}],"meteredCostUsd":0.5,"sandboxMs":1500}`, exe, ses)
 	case strings.HasPrefix(what, "GET /api/sessions?"), what == "GET /api/sessions":
 		fmt.Fprintf(w, `{"sessions":[{"sessionId":%q,"status":"open","architecture":"spool\u001b[2J","extra":7}],"nextPageToken":""}`, ses)
 	case strings.HasPrefix(what, "GET /api/executions"), what == "GET /api/sessions/"+ses+"/executions":

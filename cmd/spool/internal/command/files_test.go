@@ -255,11 +255,12 @@ func TestShow(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	got := spool(t, world(t), "sessions", "show", ses, "--url", f.URL)
-	if got.code != ExitDone || !strings.Contains(got.out, "running in    sbx_1, paused, unhealthy (no answer)\n") || !strings.Contains(got.out, "3 files, 5.0 GiB\n") {
+	if got.code != ExitDone || !strings.Contains(got.out, "running in    sbx_1, paused, unhealthy (no answer)\n") || !strings.Contains(got.out, "3 files, 5.0 GiB\n") ||
+		!strings.Contains(got.out, "sandbox time  1m1.5s, $0.2500\n") {
 		t.Errorf("%+v", got)
 	}
 	got = spool(t, world(t), "executions", "show", exe, "--url", f.URL)
-	if got.code != ExitDone || !strings.Contains(got.out, "phase      paused\n") || !strings.Contains(got.out, "anthropic   m      3         1       15         2    $0.5000\n") {
+	if got.code != ExitDone || !strings.Contains(got.out, "phase         paused\n") || !strings.Contains(got.out, "sandbox time  1.5s\n") || !strings.Contains(got.out, "anthropic   m      3         1       15         2    $0.5000\n") {
 		t.Errorf("%+v", got)
 	}
 }

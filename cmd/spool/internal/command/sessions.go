@@ -128,7 +128,7 @@ func (c *sessionsShow) Run(a *app) error {
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.Instance},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
-		[]any{"running in", sandboxState(s)}, []any{"snapshot", snapshotState(s)},
+		[]any{"running in", sandboxState(s)}, []any{"sandbox time", sandboxTime(s.SandboxMs, s.SandboxUSD)}, []any{"snapshot", snapshotState(s)},
 		[]any{"forked from", parentState(s)}, []any{"forks", s.Forks})
 	if err != nil {
 		return err
@@ -174,6 +174,18 @@ func parentState(s client.Session) string {
 		return ""
 	}
 	return forkedFrom(*s.Parent)
+}
+
+// sandboxTime is how long metered sandboxes ran; "" where none did.
+func sandboxTime(ms, usd float64) string {
+	if ms == 0 {
+		return ""
+	}
+	text := (time.Duration(ms) * time.Millisecond).String()
+	if usd > 0 {
+		text += fmt.Sprintf(", $%.4f", usd)
+	}
+	return text
 }
 
 type sessionsRm struct {

@@ -34,6 +34,7 @@ func showState(a *app, s client.State) error {
 		{"session", s.Session.ID}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(s.Session)}, {"title", beginning(s.Session.Title)},
 		{"agent", s.Session.Agent + " " + s.Session.AgentVersion}, {"architecture", s.Session.Architecture}, {"running in", sandboxState(s.Session)},
 		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
+		{"sandbox time", sandboxTime(s.Session.SandboxMs, s.Session.SandboxUSD)},
 	}
 	if r := s.Resolved; r != nil {
 		rows = append(rows, []any{"resolved agent", strings.TrimSpace(r.Agent + " " + r.Instance)}, []any{"environments", strings.Join(r.Environments, ", ")},

@@ -25,7 +25,7 @@ func serveHistory(t *testing.T) (url string, asked func() string) {
 			w.WriteHeader(http.StatusConflict)
 			fmt.Fprint(w, `{"code":"CURSOR_AHEAD","field":"at","detail":"the session has no event 9 yet: its last is 3","tip":3}`)
 		case strings.HasSuffix(r.URL.Path, "/state") && r.URL.Query().Get("pageToken") == "":
-			fmt.Fprintf(w, `{"seq":3,"time":"2026-01-02T03:04:05Z","session":{"sessionId":%q,"status":"open","agent":"a\u001b[2J"},"executions":[{"executionId":%q,"phase":"running"}],
+			fmt.Fprintf(w, `{"seq":3,"time":"2026-01-02T03:04:05Z","session":{"sessionId":%q,"status":"open","agent":"a\u001b[2J","sandboxMs":61500,"sandboxCostUsd":0.25},"executions":[{"executionId":%q,"phase":"running"}],
 				"blocks":[{"id":"b1","kind":"user_message","status":"complete","timestamp":"2026-01-02T03:04:05Z","content":"first\u001b[2J"}],"blockCount":2,"nextPageToken":"next",
 				"todos":[{"conversationId":"main","items":[{"content":"write it","status":"pending"}]}],"reported":{"inputTokens":7,"costUsd":0.5},"metered":{"requests":2},
 				"resolved":{"agent":"a@1","skills":["s@2"]},"files":{"summary":"The last snapshot is that of event 2.","changes":[{"seq":3,"type":"file_created","path":"x\u001b[2J","size":5}],"changeCount":2},"extra":7}`, ses, exe)
@@ -52,7 +52,7 @@ func TestState_PrintsAllPages(t *testing.T) {
 	t.Parallel()
 	url, asked := serveHistory(t)
 	got := spool(t, world(t), "state", ses, "--at", "3", "--url", url)
-	for _, want := range []string{"event 3, ", exe + ", running", "pending: write it", "a@1", "s@2", "7 tokens in, 0 out, $0.5000", "2 requests",
+	for _, want := range []string{"event 3, ", exe + ", running", "pending: write it", "a@1", "s@2", "7 tokens in, 0 out, $0.5000", "2 requests", "1m1.5s, $0.2500",
 		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)

@@ -1199,9 +1199,14 @@ type Session struct {
 	// Where a fork begins; absent for a session that is none.
 	Parent *ParentSession `protobuf:"bytes,26,opt,name=parent,proto3,oneof" json:"parent,omitempty"`
 	// Sessions that were forked from this one and are not deleted.
-	Forks         uint32 `protobuf:"varint,27,opt,name=forks,proto3" json:"forks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Forks uint32 `protobuf:"varint,27,opt,name=forks,proto3" json:"forks,omitempty"`
+	// Milliseconds that its sandboxes ran, where the provider's are metered: a whole number. The time since the last execution is added once
+	// the next one, or the sandbox, ends.
+	SandboxMs float64 `protobuf:"fixed64,28,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
+	// What they cost by the executor's price; 0 where it has none.
+	SandboxCostUsd float64 `protobuf:"fixed64,29,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -1419,6 +1424,20 @@ func (x *Session) GetParent() *ParentSession {
 func (x *Session) GetForks() uint32 {
 	if x != nil {
 		return x.Forks
+	}
+	return 0
+}
+
+func (x *Session) GetSandboxMs() float64 {
+	if x != nil {
+		return x.SandboxMs
+	}
+	return 0
+}
+
+func (x *Session) GetSandboxCostUsd() float64 {
+	if x != nil {
+		return x.SandboxCostUsd
 	}
 	return 0
 }
@@ -4581,9 +4600,13 @@ type Execution struct {
 	// Of its session: the agent with the version that was pinned; absent for the built-in one.
 	AgentRef *string `protobuf:"bytes,27,opt,name=agent_ref,json=agentRef,proto3,oneof" json:"agent_ref,omitempty"`
 	// Of its session: the agent instance, with its version; absent for the built-in agent.
-	Instance      *string `protobuf:"bytes,28,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Instance *string `protobuf:"bytes,28,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
+	// Milliseconds that its sandboxes ran within it, where the provider's are metered: a whole number. Known at its end.
+	SandboxMs float64 `protobuf:"fixed64,29,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
+	// What they cost by the executor's price; 0 where it has none.
+	SandboxCostUsd float64 `protobuf:"fixed64,30,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
@@ -4810,6 +4833,20 @@ func (x *Execution) GetInstance() string {
 		return *x.Instance
 	}
 	return ""
+}
+
+func (x *Execution) GetSandboxMs() float64 {
+	if x != nil {
+		return x.SandboxMs
+	}
+	return 0
+}
+
+func (x *Execution) GetSandboxCostUsd() float64 {
+	if x != nil {
+		return x.SandboxCostUsd
+	}
+	return 0
 }
 
 // Requests to one model on one day (UTC).
@@ -10824,7 +10861,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xd4\b\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x9d\t\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -10859,7 +10896,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\fenvironments\x18\x18 \x03(\tR\fenvironments\x12\x14\n" +
 	"\x05title\x18\x19 \x01(\tR\x05title\x124\n" +
 	"\x06parent\x18\x1a \x01(\v2\x17.spool.v1.ParentSessionH\x04R\x06parent\x88\x01\x01\x12\x14\n" +
-	"\x05forks\x18\x1b \x01(\rR\x05forksB\x16\n" +
+	"\x05forks\x18\x1b \x01(\rR\x05forks\x12\x1d\n" +
+	"\n" +
+	"sandbox_ms\x18\x1c \x01(\x01R\tsandboxMs\x12(\n" +
+	"\x10sandbox_cost_usd\x18\x1d \x01(\x01R\x0esandboxCostUsdB\x16\n" +
 	"\x14_active_execution_idB\v\n" +
 	"\t_snapshotB\f\n" +
 	"\n" +
@@ -11176,7 +11216,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xf6\b\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xbf\t\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -11210,7 +11250,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05agent\x18\x19 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x1a \x01(\tR\farchitecture\x12 \n" +
 	"\tagent_ref\x18\x1b \x01(\tH\x06R\bagentRef\x88\x01\x01\x12\x1f\n" +
-	"\binstance\x18\x1c \x01(\tH\aR\binstance\x88\x01\x01B\a\n" +
+	"\binstance\x18\x1c \x01(\tH\aR\binstance\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"sandbox_ms\x18\x1d \x01(\x01R\tsandboxMs\x12(\n" +
+	"\x10sandbox_cost_usd\x18\x1e \x01(\x01R\x0esandboxCostUsdB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +

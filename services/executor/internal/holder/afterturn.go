@@ -108,7 +108,7 @@ func (h *Holder) firstOf(ctx context.Context, t *turn, facts []events.Payload) e
 	for _, f := range facts {
 		m.Add("", f)
 	}
-	d, err := run.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: m.Events()})
+	d, err := h.decide(t.l.Run, run.Record{Epoch: t.epoch, Events: m.Events()})
 	if err != nil {
 		return err
 	}

@@ -8,10 +8,18 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// unavailable tells whether an error is an engine that is away, or its egress proxy.
+// unavailable reports whether an error is an engine that is away, or its egress proxy, or an engine that refuses for a reason which
+// an operator can end: none of them says that a sandbox is lost.
 func unavailable(err error) bool {
 	var typed *sandbox.Error
-	return errors.As(err, &typed) && (typed.Code == sandbox.CodeEngineUnavailable || typed.Code == sandbox.CodeEgressUnavailable)
+	if !errors.As(err, &typed) {
+		return false
+	}
+	switch typed.Code {
+	case sandbox.CodeEngineUnavailable, sandbox.CodeEgressUnavailable, sandbox.CodeQuotaExceeded, sandbox.CodeCredentialsRefused:
+		return true
+	}
+	return false
 }
 
 // awayPause is the wait between two tries to reach what is away.

@@ -29,6 +29,9 @@ func (h *Holder) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	if err := h.mayUse(ctx, l); err != nil {
 		return err
 	}
+	if err := h.mayReach(ctx, l); err != nil {
+		return err
+	}
 	t, err := h.run(ctx, l, b)
 	if err != nil || t == nil {
 		return err
@@ -49,7 +52,7 @@ func (h *Holder) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	defer s.end()
 	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
-	d, err := run.Decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
+	d, err := h.decide(l.Run, run.Claim{Meta: h.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: h.cfg.Executor})
 	if err != nil {
 		return nil, errAgain
 	}
@@ -195,6 +198,22 @@ func (h *Holder) mayClaim(ctx context.Context, l eventlog.Loaded) error {
 		return bus.Later(fmt.Errorf("%s is held by %s", answer.Running, l.Run.Holder), heldDelay)
 	}
 	return nil
+}
+
+// mayReach returns an error while the engine is away on which a claimed execution may run. Another claim could only come to nothing,
+// and an execution survives few of these. However long the engine is away, the execution is claimed once it is back.
+func (h *Holder) mayReach(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	here := sb.Engine == h.cfg.Engine && sb.Provider == h.cfg.Provider
+	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {
+		return nil
+	}
+	_, err := h.d.Sandbox.Attach(ctx, sb.ID)
+	if !unavailable(err) {
+		return nil // whatever it is, the claim deals with it
+	}
+	h.d.Logger.Warn("the engine of an execution's sandbox is away; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
+	return bus.Later(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), heldDelay)
 }
 
 // mayUse returns nil when no other executor works on the sandbox at rest: none has begun to since the last claim, or it

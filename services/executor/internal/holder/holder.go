@@ -25,7 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Config of a Holder; every field is required but Registries.
+// Config of a Holder; every field is required but Rate, SandboxLife and Registries.
 type Config struct {
 	Executor string // xtr_…
 	Provider string // name of the sandbox provider
@@ -48,6 +48,9 @@ type Config struct {
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
+
+	Rate        run.Rate      // what sandboxes cost; zero where they are not metered
+	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
 
 	Registries Registries // where dependencies of agents come from
 
@@ -255,7 +258,7 @@ func stopping(ctx context.Context) bool {
 // refuse ends an execution that a control reached before any executor did.
 func (h *Holder) refuse(ctx context.Context, l eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
-	d, err := run.Decide(l.Run, run.Abandon{
+	d, err := h.decide(l.Run, run.Abandon{
 		Meta: h.meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.cfg.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
@@ -263,6 +266,15 @@ func (h *Holder) refuse(ctx context.Context, l eventlog.Loaded) error {
 		return errAgain
 	}
 	return h.first(ctx, &l, d)
+}
+
+// decide is run.Decide for what is stored as it is: the decision records how long a metered sandbox ran, where it ends that.
+func (h *Holder) decide(s run.State, c run.Command) (run.Decision, error) {
+	d, err := run.Decide(s, c)
+	if err != nil {
+		return d, err
+	}
+	return run.Meter(s, d, h.cfg.Rate), nil
 }
 
 // first appends the commit that raises the epoch: a refused guard means that the session has moved on.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,6 +41,20 @@ func (p *pool) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.ids, id)
+}
+
+// expire takes those out that were made before a time.
+func (p *pool) expire(architecture string, before time.Time) (old []*agent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready[architecture] = slices.DeleteFunc(p.ready[architecture], func(a *agent) bool {
+		expired := a.used.Before(before)
+		if expired {
+			old = append(old, a)
+		}
+		return expired
+	})
+	return old
 }
 
 // take gives one that lives; nil if there is none. The dead are given back to be ended.
@@ -94,6 +109,11 @@ func (h *Holder) Pool(ctx context.Context) {
 
 // fill makes what is missing, one after the other: sessions come first.
 func (h *Holder) fill(ctx context.Context, architecture string, want int) error {
+	if h.cfg.SandboxLife > 0 { // a session is to have most of a sandbox's life
+		for _, a := range h.pool.expire(architecture, h.d.Now().Add(-h.cfg.SandboxLife/10)) {
+			h.discard(ctx, a)
+		}
+	}
 	for ctx.Err() == nil {
 		h.pool.mu.Lock()
 		have := len(h.pool.ready[architecture])
@@ -121,8 +141,10 @@ func (h *Holder) stock(ctx context.Context, architecture string) (*agent, error)
 	h.pool.mu.Lock()
 	h.pool.ids[id] = true
 	h.pool.mu.Unlock()
+	began := h.d.Now()
 	a, err := h.brew(ctx, id, architecture)
 	if err == nil {
+		a.used = began
 		return a, nil
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)

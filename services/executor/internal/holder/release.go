@@ -77,10 +77,16 @@ func (h *Holder) terminate(ctx context.Context, id string, wipe bool) error {
 	return err
 }
 
+// nearsEnd reports whether the provider ends a sandbox soon, by its own limit: four fifths of its life are over. What is left is for
+// a turn that has just begun, and for the time that the sandbox was in the pool.
+func (h *Holder) nearsEnd(sb run.Sandbox) bool {
+	return h.cfg.SandboxLife > 0 && !sb.ReadyAt.IsZero() && h.d.Now().Sub(sb.ReadyAt) > h.cfg.SandboxLife/5*4
+}
+
 // retire replaces a sandbox that is too old, between two turns.
 func (t *turn) retire(ctx context.Context) error {
 	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
-	old := limit > 0 && !sb.ReadyAt.IsZero() && t.h.d.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond
+	old := limit > 0 && !sb.ReadyAt.IsZero() && t.h.d.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || t.h.nearsEnd(sb)
 	// What was taken over may run already.
 	if !old || t.l.Run.TakenOver() || sb.Engine != t.h.cfg.Engine {
 		return nil

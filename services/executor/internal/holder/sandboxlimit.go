@@ -112,25 +112,30 @@ func (h *Holder) endIdlest(ctx context.Context, list []sandbox.Info) error {
 	if idlest.ID == "" {
 		return nil
 	}
+	return h.endIdle(ctx, idlest, endedForRoom)
+}
+
+// endIdle ends a sandbox in which nothing runs, with a snapshot first, unless it is in use by now.
+func (h *Holder) endIdle(ctx context.Context, info sandbox.Info, reason string) error {
 	// While it ends, jobs of its session are given back.
-	b, _ := h.handling.take(idlest.Labels.Session, job{}, func() bool { return false })
+	b, _ := h.handling.take(info.Labels.Session, job{}, func() bool { return false })
 	if b == nil {
 		return nil
 	}
-	defer h.handling.drop(idlest.Labels.Session, b)
-	l, err := h.d.Sessions.Load(ctx, idlest.Labels.Tenant, idlest.Labels.Session, eventlog.Leader)
+	defer h.handling.drop(info.Labels.Session, b)
+	l, err := h.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil {
 		return err
 	}
 	if err := h.mayUse(ctx, l); err != nil {
 		return nil // another executor works on it
 	}
-	stored, epoch, err := h.giveUp(ctx, idlest, endedForRoom, endedForRoom)
+	stored, epoch, err := h.giveUp(ctx, info, reason, reason)
 	if err != nil || epoch == 0 {
-		h.d.Logger.Debug("a sandbox that was idle is in use", "sandbox", idlest.ID, "session", idlest.Labels.Session, "error", err)
+		h.d.Logger.Debug("a sandbox that was idle is in use", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 		return nil
 	}
-	h.shutdown(ctx, idlest.Labels.Session, epoch)
-	h.d.Logger.Info("an idle sandbox ends, for room among those of its tenant", "sandbox", idlest.ID, "session", idlest.Labels.Session, "tenant", idlest.Labels.Tenant)
-	return h.terminate(ctx, idlest.ID, stored)
+	h.shutdown(ctx, info.Labels.Session, epoch)
+	h.d.Logger.Info("an idle sandbox ends", "reason", reason, "sandbox", info.ID, "session", info.Labels.Session, "tenant", info.Labels.Tenant)
+	return h.terminate(ctx, info.ID, stored)
 }

@@ -3,6 +3,7 @@ package holder
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -41,7 +42,8 @@ func (h *Holder) Sweeps(ctx context.Context, every time.Duration) {
 }
 
 // Sweep removes what the log says is over: sandboxes of deleted sessions, those
-// that are no longer their session's, and workspaces of deleted sessions.
+// that are no longer their session's, and workspaces of deleted sessions. It ends
+// idle sandboxes that their provider would end soon.
 func (h *Holder) Sweep(ctx context.Context) error {
 	list, err := h.d.Sandbox.List(ctx)
 	if err != nil {
@@ -61,12 +63,7 @@ func (h *Holder) Sweep(ctx context.Context) error {
 		}
 		deleted := l.Life.Status == session.Deleted
 		if l.Run.Sandbox.ID == info.ID && !(deleted && l.Run.Over()) {
-			if l.Run.Over() && l.Run.Sandbox.Unstopped {
-				// The next sweep tries again.
-				if err := h.stopAtRest(ctx, l); err != nil && !errors.Is(err, run.ErrFenced) && !errors.Is(err, errAgain) {
-					h.d.Logger.Warn("sweep: the agent of an execution that has ended could not be stopped", "sandbox", info.ID, "session", l.ID, "execution", l.Run.Execution, "error", err)
-				}
-			}
+			h.sweepPresent(ctx, l, info)
 			continue
 		}
 		h.d.Logger.Info("sweep: a sandbox is over", "sandbox", info.ID, "session", l.ID)
@@ -88,6 +85,25 @@ func (h *Holder) Sweep(ctx context.Context) error {
 		return nil
 	}
 	return h.sweepKept(ctx, k)
+}
+
+// sweepPresent looks after a session's present sandbox while nothing runs in it. What fails is tried again by the next sweep.
+func (h *Holder) sweepPresent(ctx context.Context, l eventlog.Loaded, info sandbox.Info) {
+	var err error
+	switch {
+	case !l.Run.Over():
+	case l.Run.Sandbox.Unstopped:
+		if err = h.stopAtRest(ctx, l); err != nil {
+			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
+		}
+	case h.nearsEnd(l.Run.Sandbox) && l.Due() == run.Nothing:
+		if err = h.endIdle(ctx, info, syncMaxAge); err != nil {
+			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
+		}
+	}
+	if err != nil && !errors.Is(err, run.ErrFenced) && !errors.Is(err, errAgain) {
+		h.d.Logger.Warn("sweep: a sandbox at rest could not be looked after", "sandbox", info.ID, "session", l.ID, "error", err)
+	}
 }
 
 // stopAtOnce is how many sandboxes are ended at a time.

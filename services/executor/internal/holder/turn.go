@@ -199,7 +199,7 @@ func (t *turn) advance(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.R
 // the state after the last commit that was stored, also with an error. It does not read or
 // write t.l, so that it may run beside the turn's goroutine.
 func (t *turn) appendEvents(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
-	d, err := run.Decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
+	d, err := t.h.decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
 	if err != nil || len(d.Events) == 0 { // none of the events has a meaning any more
 		return l, err
 	}
@@ -279,7 +279,7 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	if e.Blocks, err = t.known(ctx, e.Before); err != nil {
 		return err
 	}
-	d, err := run.Decide(t.l.Run, e)
+	d, err := t.h.decide(t.l.Run, e)
 	if err != nil {
 		return err
 	}

@@ -189,7 +189,7 @@ func (h *Holder) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
 func (h *Holder) announce(ctx context.Context, l *eventlog.Loaded) error {
 	m := events.NewMint(h.meta())
 	m.Add("", events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: h.cfg.Executor})
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	d, err := h.decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	if err != nil {
 		return errAgain
 	}
@@ -231,7 +231,7 @@ func (h *Holder) atRest(ctx context.Context, l eventlog.Loaded, facts ...events.
 }
 
 func (h *Holder) record(ctx context.Context, l eventlog.Loaded, list []events.Event) error {
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
+	d, err := h.decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return errAgain
 	}

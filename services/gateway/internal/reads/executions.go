@@ -13,7 +13,7 @@ import (
 )
 
 const executionColumns = `id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens,
-	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq, resolved, query, updated_at, agent, architecture, agent_ref, instance,
+	cache_read_tokens, cache_write_tokens, cost_usd, result, metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq, resolved, query, updated_at, agent, architecture, agent_ref, instance, sandbox_ms, sandbox_cost_usd,
 	(SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
 	  WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id)`
 
@@ -31,15 +31,15 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	var agent, architecture, agentRef, instance *string
 	var queued, updated time.Time
 	var dispatched, started, ended *time.Time
-	var attempt, in, out, read, write, duration, first int64
+	var attempt, in, out, read, write, duration, first, ran int64
 	var usage *string
 	err := r.Scan(&e.ExecutionId, &e.SessionId, &e.Phase, &code, &message, &reason, &attempt, &executor, &model, &in, &out, &read, &write,
-		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &resolved, &e.Query, &updated, &agent, &architecture, &agentRef, &instance, &usage)
+		&e.CostUsd, &result, &metadata, &queued, &dispatched, &started, &ended, &duration, &first, &resolved, &e.Query, &updated, &agent, &architecture, &agentRef, &instance, &ran, &e.SandboxCostUsd, &usage)
 	if err != nil {
 		return nil, err
 	}
 	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = filled(code), filled(message), filled(reason), filled(executor), filled(model), filled(result)
-	e.Attempt, e.DurationMs, e.FirstSeq = uint32(attempt), uint32(duration), uint32(first)
+	e.Attempt, e.DurationMs, e.FirstSeq, e.SandboxMs = uint32(attempt), uint32(duration), uint32(first), float64(ran)
 	e.Usage = &spoolv1.Usage{InputTokens: uint32(in), OutputTokens: uint32(out), CacheReadTokens: uint32(read), CacheWriteTokens: uint32(write)}
 	if agent != nil {
 		e.Agent, e.Architecture, e.AgentRef, e.Instance = *agent, *architecture, filled(*agentRef), filled(*instance)

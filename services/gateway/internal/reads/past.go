@@ -15,6 +15,7 @@ func (p Past) Dressed() *spoolv1.Session {
 		SessionOptions: sessionOptions(was.Options), Metadata: wirejson.Raw(string(was.Metadata)),
 		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
 		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
+		SandboxMs: float64(p.Sandboxed.Ms), SandboxCostUsd: p.Sandboxed.CostUSD,
 		AgentRef: filled(was.AgentRef.String()), Instance: filled(was.Instance.String()), Environments: references(was.Environments),
 		Parent: Parent(p.Parent),
 	}

@@ -15,7 +15,7 @@ import (
 
 const sessionColumns = `id, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at,
 	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes, agent_ref, instance, environments, title,
-	forked, (SELECT count(*) FROM sessions f WHERE f.tenant = sessions.tenant AND f.parent = sessions.id AND f.parent <> '') AS forks,
+	forked, (SELECT count(*) FROM sessions f WHERE f.tenant = sessions.tenant AND f.parent = sessions.id AND f.parent <> '') AS forks, sandbox_ms, sandbox_cost_usd,
 	box, box_state, box_health, box_why, box_provider, box_engine, box_image, box_created, box_ended, box_memory, box_disk`
 
 // sessionSandbox joins a session's sandbox to it: the one that has not ended, else the last one.
@@ -32,7 +32,7 @@ type scanner interface{ Scan(dest ...any) error }
 func scanSession(r scanner) (*spoolv1.Session, error) {
 	var s spoolv1.Session
 	var options, active, agentRef, instance, environments, forked string
-	var forks int64
+	var forks, ran int64
 	var metadata *string
 	var created, updated time.Time
 	var tip, queued, executions, files, bytes int64
@@ -41,7 +41,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	var b box
 	err := r.Scan(&s.SessionId, &s.Status, &s.Agent, &s.AgentVersion, &s.Architecture, &s.Sandbox, &options, &metadata, &created, &updated,
 		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes, &agentRef, &instance, &environments, &s.Title,
-		&forked, &forks,
+		&forked, &forks, &ran, &s.SandboxCostUsd,
 		&b.id, &b.state, &b.health, &b.why, &b.provider, &b.engine, &b.image, &b.created, &b.ended, &b.memory, &b.disk)
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		}
 		s.Parent = Parent(f)
 	}
-	s.Forks = uint32(forks)
+	s.Forks, s.SandboxMs = uint32(forks), float64(ran)
 	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = filled(snapshot), uint32(files), float64(bytes), b.dress()
 	if taken != nil {
 		s.SnapshotAt = wirejson.Time(*taken)

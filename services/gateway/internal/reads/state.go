@@ -258,7 +258,7 @@ func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
 		InputTokens: clamp(was.Usage.InputTokens), OutputTokens: clamp(was.Usage.OutputTokens),
 		CacheReadTokens: clamp(was.Usage.CacheReadTokens), CacheWriteTokens: clamp(was.Usage.CacheWriteTokens),
 	}
-	x.CostUsd = was.Usage.CostUSD
+	x.CostUsd, x.SandboxMs, x.SandboxCostUsd = was.Usage.CostUSD, float64(was.Sandboxed.Ms), was.Sandboxed.CostUSD
 	x.DispatchedAt, x.StartedAt, x.EndedAt = timestamp(was.DispatchedAt), timestamp(was.StartedAt), nil
 	latest := was.QueuedAt
 	for _, t := range []*time.Time{was.DispatchedAt, was.StartedAt} {

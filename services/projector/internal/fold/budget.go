@@ -238,12 +238,31 @@ func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
 			return nil // the proxy tells late what was counted at the end
 		}
 		return f.take(a, e, dayShare{Tokens: count(d.Usage.Tokens()), CostUSD: d.CostUSD})
+	case events.SandboxUsage:
+		return f.take(a, e, dayShare{CostUSD: d.CostUSD})
 	case events.ExecutionStarted:
 		if x != nil && !x.ended() && x.StartedAt == nil {
 			return f.take(a, e, dayShare{Turns: 1})
 		}
 	}
 	return nil
+}
+
+// spendDeleted adds what the sandbox of a deleted session has cost: it ends after session_deleted. What run_retired states follows,
+// and includes it.
+func (f *folding) spendDeleted(a *aggregate, e events.Event, d events.SandboxUsage) error {
+	if f.bare {
+		return nil
+	}
+	shares, err := sharesOf(a.gone.row.Spent)
+	if err != nil {
+		return err
+	}
+	on, cost := day(e.Time), dayShare{CostUSD: d.CostUSD}
+	shares[on] = shares[on].plus(cost)
+	f.spent(a.key.Tenant, on).add(cost)
+	touch(&f.deleted, a.gone).Spent, err = marshal(shares)
+	return err
 }
 
 // spendAtEnd adds what is known of an execution once it has ended.

@@ -60,6 +60,10 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 		row := touch(&f.executions, x)
 		row.use(d.Usage)
 		row.CostUSD, row.Model = d.CostUSD, clean(d.Model)
+	case events.SandboxUsage:
+		row := touch(&f.executions, x)
+		row.SandboxMs += count(d.DurationMs)
+		row.SandboxCostUSD = finite(row.SandboxCostUSD + d.CostUSD)
 	default:
 		if events.Terminal(e.Type()) {
 			f.end(a, s, x, e)

@@ -218,10 +218,12 @@ func (f *folding) session(a *aggregate, e events.Event) *Session {
 	return touch(&f.sessions, a.session)
 }
 
-// afterDeletion folds what follows session_deleted: of that only run_retired and
+// afterDeletion folds what follows session_deleted: of that only sandbox_usage, run_retired and
 // content_removed mean something.
 func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
 	switch d := e.Data.(type) {
+	case events.SandboxUsage:
+		return f.spendDeleted(a, e, d)
 	case events.RunRetired:
 		f.keepAudit(rec, d)
 		f.erase(a)
@@ -254,6 +256,9 @@ func (f *folding) life(s *Session, e events.Event) {
 		s.Idle = false
 	case events.SessionClosed:
 		s.Status = statusClosed
+	case events.SandboxUsage:
+		s.SandboxMs += count(d.DurationMs)
+		s.SandboxCostUSD = finite(s.SandboxCostUSD + d.CostUSD)
 	case events.WorkspaceSynced:
 		s.Snapshot, s.SnapshotAt = clean(d.Snapshot), momentOf(e.Time)
 		s.WorkspaceFiles, s.WorkspaceBytes = int64(d.Files), count(d.Bytes)

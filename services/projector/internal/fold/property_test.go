@@ -51,6 +51,7 @@ func anEvent(t *rapid.T) events.Event {
 		events.SandboxTerminated{SandboxID: sandbox, Reason: "idle"}, events.SandboxFailed{SandboxID: sandbox, Code: "X"},
 		events.SandboxPaused{SandboxID: sandbox}, events.SandboxResumed{SandboxID: sandbox}, events.ExecutionPaused{}, events.ExecutionResumed{PausedMs: 5},
 		events.SandboxHealth{SandboxID: sandbox, Status: "unhealthy", Reason: "no answer", MemoryBytes: 1 << 63, DiskBytes: 7},
+		events.SandboxUsage{SandboxID: sandbox, Provider: "modal", DurationMs: 1500, CostUSD: 0.125}, events.SandboxUsage{SandboxID: sandbox, DurationMs: 1 << 63},
 		events.FileCreated{Path: path, Size: 3}, events.FileModified{Path: path, Size: 1 << 63, Binary: true}, events.FileDeleted{Path: path},
 		events.FilePut{N: 1, Path: path, Size: 9}, events.FileRemoved{N: 2, Path: path}, events.FilesApplied{N: 2}, events.EgressDenied{Host: "x"},
 		events.WorkspaceSyncStarted{SandboxID: "s", Executor: "x"}, events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12, Stored: 20}, events.WorkspaceTrimmed{Objects: 1, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},

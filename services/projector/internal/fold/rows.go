@@ -54,6 +54,8 @@ type (
 		Spent           string // JSON of what it added to tenant_usage, by day; "" for nothing
 		Parent          string // the session that it was forked from; "" for none
 		Forked          string // JSON of events.SessionForked; "" for none
+		SandboxMs       int64  // that its metered sandboxes ran
+		SandboxCostUSD  float64
 	}
 	// Deleted is a row of deleted_sessions.
 	Deleted struct {
@@ -91,6 +93,8 @@ type (
 		Resolved            *string
 		Metered             bool
 		Query               string
+		SandboxMs           int64 // that its metered sandboxes ran within it
+		SandboxCostUSD      float64
 	}
 	// Block is a row of blocks. JSON is what Block was read from; a changed Block is encoded when it is written.
 	Block struct {

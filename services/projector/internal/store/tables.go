@@ -96,7 +96,9 @@ func sessionTable() table[fold.Session] {
 		col("environments", text, func(r *fold.Session) *string { return &r.Environments }),
 		col("title", text, func(r *fold.Session) *string { return &r.Title }),
 		col("parent", text, func(r *fold.Session) *string { return &r.Parent }),
-		col("forked", text, func(r *fold.Session) *string { return &r.Forked }))
+		col("forked", text, func(r *fold.Session) *string { return &r.Forked }),
+		col("sandbox_ms", int8, func(r *fold.Session) *int64 { return &r.SandboxMs }),
+		col("sandbox_cost_usd", float8, func(r *fold.Session) *float64 { return &r.SandboxCostUSD }))
 }
 
 func executionTable() table[fold.Execution] {
@@ -127,7 +129,9 @@ func executionTable() table[fold.Execution] {
 		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }),
 		col("resolved", text, func(r *fold.Execution) **string { return &r.Resolved }),
 		col("metered", flag, func(r *fold.Execution) *bool { return &r.Metered }),
-		col("query", text, func(r *fold.Execution) *string { return &r.Query }))
+		col("query", text, func(r *fold.Execution) *string { return &r.Query }),
+		col("sandbox_ms", int8, func(r *fold.Execution) *int64 { return &r.SandboxMs }),
+		col("sandbox_cost_usd", float8, func(r *fold.Execution) *float64 { return &r.SandboxCostUSD }))
 }
 
 func blockTable() table[fold.Block] {

@@ -22,7 +22,7 @@ func TestMatters(t *testing.T) {
 		events.ExecutionStarted{}, events.AttemptFailed{}, events.SandboxReplaced{}, events.SandboxTerminated{}, events.SandboxFailed{},
 		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
 		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
-		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},
+		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.SandboxUsage{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},
 		events.FilesApplied{}, events.WorkspaceSyncStarted{}, events.WorkspaceSynced{}, events.WorkspaceTrimmed{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},
 		events.EnvironmentApplied{}, events.EnvironmentRemoved{}, events.SkillPushed{}, events.SkillTagged{}, events.SkillRemoved{}, events.ExecutionResolved{},

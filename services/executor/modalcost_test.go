@@ -1,0 +1,163 @@
+package executor_test
+
+import (
+	"encoding/pem"
+	"math"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor"
+)
+
+// metered is a bench whose sandboxes are metered.
+func metered(t *testing.T, s script) *bench {
+	b := newBench(t, s)
+	b.sandbox = executor.Modal
+	return b
+}
+
+// authority is a PEM file with a certificate.
+func authority(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewTLSServer(nil)
+	defer s.Close()
+	path := filepath.Join(t.TempDir(), "authority.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func priced(c *executor.Config) { c.ModalSandboxPrice = 0.25 }
+
+// giveUp ends the session's sandbox.
+func (s *talk) giveUp() {
+	s.terminate()
+	s.job()
+	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+}
+
+// checkUsage compares the session's sandbox_usage with the times at which its sandboxes were ready and ended, and returns the
+// milliseconds of each execution.
+func (s *talk) checkUsage(price float64) map[string]uint64 {
+	s.b.t.Helper()
+	var ready, last time.Time
+	var ran, recorded time.Duration
+	of, stretches := map[string]uint64{}, 0
+	for _, e := range s.events() {
+		switch d := e.Data.(type) {
+		case events.SandboxReady:
+			ready = e.Time
+		case events.SandboxReplaced, events.SandboxTerminated:
+			ran += e.Time.Sub(ready)
+		case events.SandboxUsage:
+			stretches++
+			took := time.Duration(d.DurationMs) * time.Millisecond
+			if begin := e.Time.Add(-took); begin.Before(ready) || begin.Before(last) {
+				s.b.t.Errorf("%s from %s overlaps what is recorded up to %s, or begins before the sandbox at %s", took, begin, last, ready)
+			}
+			if want := price * took.Seconds(); math.Abs(d.CostUSD-want) > 1e-9 || d.Provider != executor.Modal {
+				s.b.t.Errorf("%+v has cost $%g", d, want)
+			}
+			recorded, last = recorded+took, e.Time
+			of[e.ExecutionID] += d.DurationMs
+		}
+	}
+	if lost := ran - recorded; lost < 0 || lost > time.Duration(stretches)*time.Millisecond {
+		s.b.t.Errorf("%s are recorded in %d stretches, sandboxes ran for %s", recorded, stretches, ran)
+	}
+	return of
+}
+
+// An executor is killed in mid-turn, and another one ends the turn: the sandbox's time is in the log once, all of it.
+func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{}, 1)
+	b := metered(t, steps(2, allow))
+	a := b.run(priced)
+	s := b.session()
+	first := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	a.wire.kill()
+	b.run(priced)
+	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	allow <- struct{}{}
+	s.ended(first)
+	allow <- struct{}{}
+	second := s.post("go on")
+	allow <- struct{}{}
+	s.ended(second)
+	s.giveUp()
+	of := s.checkUsage(0.25)
+	if of[first] == 0 {
+		t.Errorf("by executions: %v", of)
+	}
+	var total uint64
+	for _, ms := range of {
+		total += ms
+	}
+	if got, want := s.load().Run.SessionSpent().CostUSD, 0.25*float64(total)/1000; math.Abs(got-want) > 1e-9 {
+		t.Errorf("the session has cost $%g, its sandbox $%g", got, want)
+	}
+}
+
+// A sandbox that is lost in mid-turn has cost what it ran; so has the one in its place.
+func TestSandboxUsage_OfALostSandbox(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{}, 1)
+	b := metered(t, steps(1, allow))
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.until("it runs", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	b.provider.only().runner.die()
+	s.until("another attempt runs", func(l eventlog.Loaded) bool { return l.Run.Attempt == 2 && l.Run.Phase == run.Running })
+	allow <- struct{}{}
+	s.ended(execution)
+	s.giveUp()
+	if of := s.checkUsage(0); of[execution] == 0 { // no price: the time alone
+		t.Errorf("by executions: %v", of)
+	}
+	if n := len(of[events.SandboxReplaced](s)); n != 1 {
+		t.Errorf("%d sandboxes were replaced", n)
+	}
+}
+
+// Sandboxes of other providers are not metered, whatever the price.
+func TestSandboxUsage_OfModalAlone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, answers)
+	b.run(priced)
+	s := b.session()
+	s.ended(s.post("go"))
+	s.giveUp()
+	if got := types(s.events()); strings.Contains(got, "sandbox_usage") {
+		t.Errorf("events: %s", got)
+	}
+}
+
+// What a session's sandbox has cost counts against its budget.
+func TestSandboxUsage_CountsAgainstTheBudget(t *testing.T) {
+	t.Parallel()
+	b := metered(t, polite)
+	b.run(func(c *executor.Config) { c.ModalSandboxPrice = 1e6 })
+	s := b.session(budgeted(events.Budget{CostUSD: 1}))
+	first := s.post("go")
+	s.untilStarted()
+	s.interrupt()
+	s.ended(first)
+	second := s.post("go on")
+	s.ended(second)
+	failed := of[events.ExecutionFailed](s)
+	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.Contains(failed[0].Message, "the session has cost $") {
+		t.Errorf("it failed with %+v", failed)
+	}
+}

@@ -1,0 +1,235 @@
+package e2e
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// modalised is a cluster whose sandboxes are mockmodal's, and whose executors are programs.
+func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
+	t.Helper()
+	harness.NeedDocker(t)
+	opts.Modal, opts.Outages, opts.Script = true, true, script(t, "docker.yaml")
+	return harness.New(t, opts)
+}
+
+// TestModal_Talk: Claude Code and the built-in agent on Modal, seen as clients see it: turns in one process, an interrupt, idle, and
+// the same files and conversation in another sandbox. No key is in the sandbox, and what it cost is told.
+func TestModal_Talk(t *testing.T) {
+	c := modalised(t, harness.Options{})
+	for _, architecture := range []string{"claude-code", "spool"} {
+		t.Run(architecture, func(t *testing.T) {
+			k := newTalkWith(t, c, architecture, model())
+			first := k.completed("Remember the number 4711", "I will remember 4711.")
+			k.completed("which number was it?", "You asked me to remember 4711.").same(first)
+			k.completed("write a file", "The file is written.")
+			k.wantFile("hello.txt", "hello, world\n")
+			k.noKeyInside()
+			k.dockerInterrupt().same(first)
+			sandbox := k.sandbox()
+			k.idle()
+			harness.Eventually(t, "the sandbox of an idle session has ended", func() bool { return !c.Modal.Runs(t, sandbox) })
+			k.completed("run the command cat hello.txt", "hello, world")
+			k.completed("which number was it?", "You asked me to remember 4711.")
+			k.cost()
+		})
+	}
+}
+
+// sandbox is the id of the session's present sandbox.
+func (k *talk) sandbox() string {
+	k.t.Helper()
+	var shown struct{ CurrentSandbox struct{ SandboxID string } }
+	k.get("/api/sessions/"+k.session, &shown)
+	return shown.CurrentSandbox.SandboxID
+}
+
+// modalContainer is the container that stands for the session's Modal sandbox.
+func (k *talk) modalContainer() string {
+	k.t.Helper()
+	name := k.sandbox()
+	for _, s := range k.c.Modal.Running(k.t) {
+		if s.Name == name {
+			return "mockmodal-" + strings.ToLower(s.ID)
+		}
+	}
+	k.t.Fatalf("sandbox %s does not run", name)
+	return ""
+}
+
+// noKeyInside looks for the models' keys in the processes' variables and arguments, and in the files of the sandbox, as root.
+func (k *talk) noKeyInside() {
+	k.t.Helper()
+	const look = `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c -e "$0"; grep -rslF -e "$0" /workspace /spool/state /spool/run /home /tmp /etc /root /run; echo looked`
+	// The search's own arguments have the key too: they are counted before.
+	out := harness.Docker(k.t, "exec", "-u", "0", k.modalContainer(), "sh", "-c", look, harness.RealKey)
+	if out != "1\nlooked" {
+		k.t.Errorf("the models' key is inside: %s", out)
+	}
+}
+
+// cost checks that what the session's sandboxes cost is told, by its executions as by itself.
+func (k *talk) cost() {
+	k.t.Helper()
+	var shown struct{ SandboxMs, SandboxCostUsd float64 }
+	k.get("/api/sessions/"+k.session, &shown)
+	if want := shown.SandboxMs / 1000 * harness.SandboxPrice; shown.SandboxMs == 0 || shown.SandboxCostUsd < want*0.999 || shown.SandboxCostUsd > want*1.001 {
+		k.t.Errorf("the session's sandboxes ran for %g ms and cost $%g", shown.SandboxMs, shown.SandboxCostUsd)
+	}
+	var list struct{ Executions []struct{ SandboxMs float64 } }
+	k.get("/api/sessions/"+k.session+"/executions", &list)
+	var sum float64
+	for _, x := range list.Executions {
+		sum += x.SandboxMs
+	}
+	if sum == 0 || sum > shown.SandboxMs {
+		k.t.Errorf("the executions' sandboxes ran for %g ms, the session's for %g", sum, shown.SandboxMs)
+	}
+}
+
+// busy posts a query whose command waits until release is called.
+func (k *talk) busy() (execution string, release func()) {
+	k.t.Helper()
+	execution = k.post("run the command touch began; until [ -e go ]; do sleep 0.2; done; echo done", func(w events.Wire) bool {
+		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "began"))
+	})
+	container := k.modalContainer()
+	return execution, func() { harness.Docker(k.t, "exec", "-u", "10001:10001", container, "touch", "/workspace/go") }
+}
+
+// undisturbed wants an answer of the only attempt, and that nothing is stored twice; the audit compares the rest.
+func (k *talk) undisturbed(execution string) {
+	k.t.Helper()
+	x := k.until(execution)
+	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "done") {
+		k.t.Errorf("ended with %+v", end)
+	}
+	if n := len(of[events.ExecutionStarted](x)); n != 1 {
+		k.t.Errorf("%d starts in %s", n, kinds(x))
+	}
+}
+
+// TestModal_Faults: what goes wrong around a sandbox while its agent works. The executors are killed, Modal is away.
+func TestModal_Faults(t *testing.T) {
+	c := modalised(t, harness.Options{})
+	first := c.StartExecutorProgram() // beside the cluster's own, which ends in the first of these
+	t.Run("killed executors", func(t *testing.T) {
+		k := newTalkWith(t, c, "claude-code", model())
+		execution, release := k.busy()
+		c.KillExecutorProgram(0)
+		first.Kill()
+		first = c.StartExecutorProgram()
+		release()
+		k.undisturbed(execution)
+		k.cost()
+	})
+	t.Run("Modal away", func(t *testing.T) {
+		k := newTalkWith(t, c, "spool", model())
+		execution, release := k.busy()
+		c.Modal.Outage(t, true)
+		release()
+		// Each of these is a try after the SDK's own retries, and the wait of SPOOL_ENGINE_GONE.
+		harness.Eventually(t, "the executor has found Modal away again and again", func() bool {
+			return first.Said("the execution is claimed when it is back") >= 5
+		})
+		c.Modal.Outage(t, false)
+		k.undisturbed(execution)
+	})
+	t.Run("preempted in a turn", func(t *testing.T) {
+		k := newTalkWith(t, c, "spool", model())
+		k.completed("write a file", "The file is written.")
+		execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
+			return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
+		})
+		if code := c.Call(0, "POST", "/api/sessions/"+k.session+"/sync", map[string]any{}, nil); code != http.StatusAccepted {
+			t.Fatalf("sync answered %d", code)
+		}
+		k.untilType(events.WorkspaceSynced{}.EventType())
+		c.Modal.End(t, k.sandbox(), "preempted")
+		x := k.until(execution)
+		if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "hello, world") || !strings.Contains(end.Result, "again") {
+			t.Errorf("ended with %+v", end)
+		}
+		if replaced := of[events.SandboxReplaced](x); len(replaced) != 1 || len(of[events.WorkspaceRestored](x)) != 1 {
+			t.Errorf("replaced: %+v in %s", replaced, kinds(x))
+		}
+		k.cost()
+	})
+	t.Run("preempted at rest", func(t *testing.T) {
+		k := newTalkWith(t, c, "claude-code", model())
+		k.completed("Remember the number 4711", "I will remember 4711.")
+		k.completed("write a file", "The file is written.")
+		k.wantFile("hello.txt", "hello, world\n")
+		c.Modal.End(t, k.sandbox(), "timeout")
+		k.completed("run the command cat hello.txt", "hello, world")
+		k.completed("which number was it?", "You asked me to remember 4711.")
+	})
+	t.Run("swept", func(t *testing.T) {
+		newTalkWith(t, c, "spool", model()).completed("hello", "You said: hello") // by now the image is prepared
+		k := newTalkWith(t, c, "spool", model())
+		// Modal makes the sandbox, and the executor never hears of it. The SDK does not repeat what was ABORTED.
+		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
+		c.Modal.Fault(t, "SandboxGetFromName", "ABORTED")
+		c.Modal.Fault(t, "SandboxGetFromNameV2", "ABORTED")
+		k.failed("hello", "ENGINE_UNAVAILABLE", "")
+		sandbox := k.sandbox()
+		if !c.Modal.Runs(t, sandbox) {
+			t.Fatalf("sandbox %s does not run on Modal", sandbox)
+		}
+		c.Modal.Heal(t)
+		harness.Eventually(t, "the sweep has ended the sandbox that the log does not know", func() bool { return !c.Modal.Runs(t, sandbox) })
+	})
+	t.Run("refusals", func(t *testing.T) {
+		k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
+		k.failed("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
+		for code, want := range map[string]string{"RESOURCE_EXHAUSTED": "QUOTA_EXCEEDED", "UNAUTHENTICATED": "CREDENTIALS_REFUSED", "UNAVAILABLE": "ENGINE_UNAVAILABLE"} {
+			k := newTalkWith(t, c, "spool", model())
+			c.Modal.Fault(t, "SandboxCreateV2", code)
+			k.failed("hello", want, "")
+			c.Modal.Heal(t)
+			k.completed("hello again", "You said: hello again")
+		}
+		for _, bad := range [][2]string{
+			{"SPOOL_MODAL_TOKEN_SECRET=wrong", "SPOOL_MODAL_TOKEN_ID"}, {"SPOOL_MODAL_TIMEOUT=25h", "modal-timeout"}, {"SPOOL_MODAL_SANDBOX_PRICE=-1", "modal-sandbox-price"},
+		} {
+			p := c.StartExecutorProgram(bad[0])
+			if err := p.Ended(); err == nil || p.Said(bad[1]) == 0 {
+				t.Errorf("an executor with %s ended with %v", bad[0], err)
+			}
+		}
+	})
+}
+
+// untilType reads the stream, which is open, until an event of a type.
+func (k *talk) untilType(want events.Type) {
+	k.t.Helper()
+	for {
+		w, err := k.s.Next()
+		if err != nil {
+			k.t.Fatalf("waiting for %s: %v; %s", want, err, k.c.Explain(k.session, k.s))
+		}
+		if w.Type == want {
+			return
+		}
+	}
+}
+
+// TestModal_Pool: a session's first turn finds its sandbox made and its agent started.
+func TestModal_Pool(t *testing.T) {
+	c := modalised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
+	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
+		k := newTalkWith(t, c, "spool", nil)
+		k.completed("are you there?", "You said: are you there?")
+		for _, e := range k.s.Events {
+			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
+				return true
+			}
+		}
+		return false
+	})
+}
