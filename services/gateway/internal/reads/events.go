@@ -151,8 +151,9 @@ func Event(w events.Wire) *spoolv1.Event {
 
 // OpenBlock is a block whose text is in flight at some event.
 type OpenBlock struct {
-	ID    string
-	Start time.Time // when the block began
+	ID          string
+	ExecutionID string
+	Start       time.Time // when the block began
 }
 
 // OpenBlocks reads which blocks with text began before an event of a session and ended with it or later.
@@ -167,7 +168,7 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 		if err := json.Unmarshal([]byte(stored), &block); err != nil {
 			return unreadable(err)
 		}
-		b.Start = block.Time
+		b.ExecutionID, b.Start = block.ExecutionID, block.Time
 		list = append(list, b)
 		return nil
 	}, `

@@ -56,6 +56,8 @@ type Request struct {
 	From    uint32  // seq of the first event, at least 1
 	To      *uint32 // seq of the last event; nil means the session's last event now
 	Speed   pace.Speed
+	// Execution is the only execution whose events are replayed, from its first one to its end; empty for all events.
+	Execution string
 }
 
 // Replay is one replay for one client. Its methods are for one goroutine.
@@ -115,6 +117,9 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	if err := r.between(r.tip); err != nil {
 		return err
 	}
+	if err := r.within(ctx); err != nil {
+		return err
+	}
 	r.texts = texts{nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session)}
 	if err := r.goBefore(ctx, r.ask.From-1); err != nil {
 		return err
@@ -149,6 +154,35 @@ func (r *Replay) between(tip uint32) error {
 	return nil
 }
 
+// ErrExecutionEnded is the cause of the error of Open for an execution that ended before the first event that is asked for.
+var ErrExecutionEnded = errors.New("the execution ended before")
+
+// within narrows the replay to its execution, if it has one.
+func (r *Replay) within(ctx context.Context) error {
+	if r.ask.Execution == "" {
+		return nil
+	}
+	first, last, err := r.player.cfg.Reads.Span(ctx, r.ask.Tenant, r.ask.Session, r.ask.Execution)
+	switch {
+	case err != nil:
+		return err
+	case first > r.last:
+		return problem.Invalid("executionId", "the execution begins with event %d, which comes after those that are asked for", first)
+	case last > 0 && last < r.ask.From:
+		return problem.Invalid("executionId", "the execution ends with event %d, which comes before those that are asked for", last).Because(ErrExecutionEnded)
+	}
+	r.ask.From = max(r.ask.From, first)
+	if last > 0 {
+		r.last = min(r.last, last)
+	}
+	return nil
+}
+
+// has reports whether the replay sends an event, or the text of a block, of an execution.
+func (r *Replay) has(execution string) bool {
+	return r.ask.Execution == "" || execution == r.ask.Execution
+}
+
 // goBefore reads the event that precedes the first one, and the blocks that are open there: their text is replayed from its
 // beginning. The read also reports whether the events are still kept.
 func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
@@ -171,6 +205,9 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	list, err := r.player.cfg.Reads.OpenBlocks(ctx, r.ask.Tenant, r.ask.Session, r.ask.From)
 	since := before.Time
 	for _, b := range list {
+		if !r.has(b.ExecutionID) {
+			continue
+		}
 		r.open[b.ID] = 0
 		if b.Start.Before(since) {
 			since = b.Start
@@ -263,7 +300,7 @@ func (r *Replay) wait(ctx context.Context, d time.Duration) error {
 	return r.place.Over()
 }
 
-// look finds the next step and when it is due, or the end of the replay.
+// look finds the next step and when it is due, or the end of the replay. It finds neither where it leaves an event out.
 func (r *Replay) look(ctx context.Context) error {
 	if err := r.place.Over(); err != nil {
 		return err
@@ -284,6 +321,11 @@ func (r *Replay) look(ctx context.Context) error {
 	s := step{kept: &r.page[0]}
 	if err := json.Unmarshal(s.kept.JSON, &s.event); err != nil {
 		return unreadable(err)
+	}
+	if !r.has(s.event.ExecutionID) {
+		r.reach(s.event)
+		r.page = r.page[1:]
+		return nil
 	}
 	text, err := r.textBefore(ctx, s.event)
 	if err != nil {
