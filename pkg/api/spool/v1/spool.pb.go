@@ -3595,7 +3595,9 @@ type FilesDiff struct {
 	// All that differ.
 	FileCount uint32 `protobuf:"varint,5,opt,name=file_count,json=fileCount,proto3" json:"file_count,omitempty"`
 	// Some have no text because the whole answer has its limits: 100 texts, 1 MiB.
-	Cut           bool `protobuf:"varint,6,opt,name=cut,proto3" json:"cut,omitempty"`
+	Cut bool `protobuf:"varint,6,opt,name=cut,proto3" json:"cut,omitempty"`
+	// A snapshot was removed, so that the files could not be compared.
+	SnapshotGone  bool `protobuf:"varint,7,opt,name=snapshot_gone,json=snapshotGone,proto3" json:"snapshot_gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3668,6 +3670,13 @@ func (x *FilesDiff) GetFileCount() uint32 {
 func (x *FilesDiff) GetCut() bool {
 	if x != nil {
 		return x.Cut
+	}
+	return false
+}
+
+func (x *FilesDiff) GetSnapshotGone() bool {
+	if x != nil {
+		return x.SnapshotGone
 	}
 	return false
 }
@@ -11518,7 +11527,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\tR\x02to\"\xd4\x01\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xf9\x01\n" +
 	"\tFilesDiff\x12\x18\n" +
 	"\asummary\x18\x01 \x01(\tR\asummary\x12*\n" +
 	"\x11from_snapshot_seq\x18\x02 \x01(\rR\x0ffromSnapshotSeq\x12&\n" +
@@ -11526,7 +11535,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05files\x18\x04 \x03(\v2\x12.spool.v1.FileDiffR\x05files\x12\x1d\n" +
 	"\n" +
 	"file_count\x18\x05 \x01(\rR\tfileCount\x12\x10\n" +
-	"\x03cut\x18\x06 \x01(\bR\x03cut\"\xd5\x01\n" +
+	"\x03cut\x18\x06 \x01(\bR\x03cut\x12#\n" +
+	"\rsnapshot_gone\x18\a \x01(\bR\fsnapshotGone\"\xd5\x01\n" +
 	"\bFileDiff\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\tR\x06change\x12\x17\n" +

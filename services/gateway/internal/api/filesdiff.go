@@ -70,7 +70,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.F
 		w, err := s.openSnapshot(ctx, side.past, side.field)
 		var removed *problem.Error
 		if errors.As(err, &removed) && removed.Code == problem.SnapshotGone {
-			out.Summary = "The files cannot be compared: " + removed.Detail + "."
+			out.SnapshotGone, out.Summary = true, "The files cannot be compared: "+removed.Detail+"."
 			return out, nil
 		}
 		if err == nil {

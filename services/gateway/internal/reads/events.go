@@ -177,6 +177,46 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 	return list, err
 }
 
+// OpenText is a block with text that was open at some event, and what is known of its text by now.
+type OpenText struct {
+	ID    string
+	Start time.Time // when the block began
+	End   time.Time // when it was complete; zero for a block that is open
+	Bytes int       // of its text
+}
+
+// OpenTexts reads what is known of the blocks with text that were open at an event, of those with some ids.
+func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []OpenText, err error) {
+	err = s.rows(ctx, func(r row) error {
+		var text, status string
+		var inFlight int
+		var completed *string
+		if err := r.Scan(&text, &status, &inFlight, &completed); err != nil {
+			return err
+		}
+		var b events.Block
+		if err := json.Unmarshal([]byte(text), &b); err != nil {
+			return unreadable(err)
+		}
+		open := OpenText{ID: b.ID, Start: b.Time, Bytes: inFlight}
+		if events.BlockStatus(status) != events.StatusPending {
+			open.Bytes = len(b.Content)
+			if completed != nil {
+				if open.End, err = time.Parse(time.RFC3339Nano, *completed); err != nil {
+					return unreadable(err)
+				}
+			}
+		}
+		list = append(list, open)
+		return nil
+	}, `
+		SELECT b.block, b.status, coalesce((SELECT max("offset" + octet_length(text)) FROM text_in_flight WHERE tenant = b.tenant AND session = b.session AND block = b.id), 0),
+		       (SELECT event::json->>'time' FROM events WHERE tenant = b.tenant AND session = b.session AND seq = b.last_seq)
+		  FROM blocks b WHERE b.tenant = $1 AND b.session = $2 AND b.id = ANY ($3) AND b.kind IN ('assistant_text', 'thinking') AND (b.last_seq > $4 OR b.status = 'pending')`,
+		p.Tenant, p.ID, ids, int64(p.Seq))
+	return list, err
+}
+
 // Tip is the end of a session, and the text in flight of its open blocks there.
 type Tip struct {
 	Seq      uint32

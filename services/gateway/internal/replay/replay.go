@@ -350,7 +350,7 @@ func (r *Replay) look(ctx context.Context) error {
 // by one clock. Text of a block that is not open waits for the block's start, until an event of the runner is later.
 func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
 	for {
-		d, ok, err := r.textHead(ctx)
+		d, ok, err := r.player.head(ctx, &r.texts)
 		if !ok || err != nil {
 			return nil, err
 		}
@@ -366,17 +366,6 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
 		return &d, nil
 	}
-}
-
-func (r *Replay) textHead(ctx context.Context) (events.Delta, bool, error) {
-	if len(r.texts.page) == 0 && !r.texts.done {
-		release, err := r.player.slot(ctx)
-		if err != nil {
-			return events.Delta{}, false, err
-		}
-		defer release()
-	}
-	return r.texts.head(ctx)
 }
 
 // take returns the frame of the next step, which is due. What has to be told before it goes first: take is then called again.
@@ -473,6 +462,18 @@ func cursorError(err error) error {
 
 func unreadable(err error) error {
 	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+}
+
+// head is texts.head, in its turn where it reads.
+func (p *Player) head(ctx context.Context, t *texts) (events.Delta, bool, error) {
+	if len(t.page) == 0 && !t.done {
+		release, err := p.slot(ctx)
+		if err != nil {
+			return events.Delta{}, false, err
+		}
+		defer release()
+	}
+	return t.head(ctx)
 }
 
 // slot waits for its turn to read.

@@ -32,6 +32,7 @@ type texts struct {
 	next    uint64    // stream sequence of the next read; 0 before the first
 	page    []events.Delta
 	done    bool // the stream holds nothing more
+	bytes   int  // of the messages that were read
 }
 
 // getRequest asks JetStream for the first messages of a subject, from a sequence or a time on.
@@ -118,6 +119,7 @@ func (t *texts) take(m *nats.Msg) (end bool, err error) {
 		return true, fmt.Errorf("read %s: the answer has no sequence: %w", t.subject, err)
 	}
 	t.next = seq + 1
+	t.bytes += len(m.Data)
 	var d events.Delta
 	if json.Unmarshal(m.Data, &d) == nil { // what cannot be read is a copy of a part of its block, which says that text is missing
 		t.page = append(t.page, d)

@@ -1,0 +1,82 @@
+package replay
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// maxTextRead is how much of DELTAS TextOf reads, in bytes.
+const maxTextRead = 32 << 20
+
+// Text is the text in flight that a block had at some event.
+type Text struct {
+	reads.OpenText
+	Known []byte // from the block's beginning, without a hole
+	Whole bool   // Known is all of it
+
+	later bool // text that came after the event was read
+}
+
+// TextOf reads the text in flight that blocks of a session had before a time, as a replay sends it; nil for the text so far. It reads
+// DELTAS from the beginning of the oldest block on. take is called with the bytes of the text before they are held, and its error ends
+// the read.
+func (p *Player) TextOf(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
+	if len(open) == 0 {
+		return nil, nil
+	}
+	since := open[0].Start
+	var list []*Text
+	for _, o := range open {
+		if list = append(list, &Text{OpenText: o}); o.Start.Before(since) {
+			since = o.Start
+		}
+	}
+	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), since: since.Add(-textEarlier)}
+	for from.bytes < maxTextRead {
+		d, ok, err := p.head(ctx, &from)
+		if err != nil {
+			return nil, err
+		}
+		if !ok || !slices.ContainsFunc(list, func(t *Text) bool { return t.waits(d.Time) }) {
+			break
+		}
+		from.drop()
+		if i := slices.IndexFunc(list, func(t *Text) bool { return t.ID == d.BlockID }); i >= 0 {
+			if err := list[i].add(d, before, take); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, t := range list {
+		t.Whole = t.later || len(t.Known) >= t.Bytes
+	}
+	return list, nil
+}
+
+// waits reports whether text that came at a time may be of the block, and matter.
+func (t *Text) waits(at time.Time) bool {
+	return !t.later && len(t.Known) < t.Bytes && (t.End.IsZero() || !at.After(t.End))
+}
+
+// add adds a piece of the block's text, unless it lies behind a hole or came later.
+func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) error) error {
+	skip := len(t.Known) - int(d.Offset)
+	switch {
+	case skip < 0 || t.later:
+		return nil
+	case before != nil && d.Time.After(*before):
+		t.later = true
+		return nil
+	case skip >= len(d.Text):
+		return nil
+	}
+	if err := take(int64(len(d.Text) - skip)); err != nil {
+		return err
+	}
+	t.Known = append(t.Known, d.Text[skip:]...)
+	return nil
+}
