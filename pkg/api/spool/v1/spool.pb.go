@@ -2509,7 +2509,7 @@ type GetSessionStateRequest struct {
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Seq of the event; absent means the last one.
 	At *uint32 `protobuf:"varint,2,opt,name=at,proto3,oneof" json:"at,omitempty"`
-	// Of blocks: 1 to 200; 0 means 50.
+	// Of blocks: 1 to 200; 0 means 50. A page also ends at 2 MiB.
 	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// nextPageToken of the page before. It holds the event, and at may be left out.
 	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -3358,7 +3358,7 @@ type SessionDiff struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	From  uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
 	To    uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
-	// The first 200 blocks that began, or changed, in the order they are shown.
+	// The first 200 blocks that began, or changed, up to 2 MiB, in the order they are shown.
 	Blocks []*BlockChange `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// All of them.
 	BlockCount uint32 `protobuf:"varint,4,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`

@@ -21,7 +21,7 @@ type Kept struct {
 	Metadata *Metadata // that the event shows; nil for none
 }
 
-// maxPageBytes is where a page of events ends if Query.Bytes is 0.
+// maxPageBytes is where a page of events ends if Query.Bytes is 0, and where one of the blocks at an event does.
 const maxPageBytes = 2 << 20
 
 // Page is a run of kept events.
@@ -82,9 +82,9 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		case !found:
 			return s.missing(ctx, tenant, session)
 		case q.After > p.Tip:
-			return Ahead(q.After, p.Tip)
+			return s.UnlessFolding(ctx, session, ahead(p.Tip))
 		case q.After < p.Tip && first != int64(q.After)+1:
-			return expired(q.After, p.Tip)
+			return s.UnlessFolding(ctx, session, expired("after", p.Tip))
 		}
 		cut := size > q.Bytes || len(p.Events) == q.Limit
 		if q.Metadata {
@@ -115,15 +115,15 @@ func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
 	return list, false
 }
 
-// Ahead is a cursor from the future.
-func Ahead(after, tip uint32) error {
+// ahead is a cursor from the future.
+func ahead(tip uint32) error {
 	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which tip gives")
 	e.Tip = &tip
 	return e
 }
 
-func expired(after, tip uint32) error {
-	e := problem.New(problem.CursorExpired, "after", "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
+func expired(field string, tip uint32) error {
+	e := problem.New(problem.CursorExpired, field, "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
 	e.Tip = &tip
 	return e
 }

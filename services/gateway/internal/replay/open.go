@@ -37,7 +37,7 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 	}
 	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), since: since.Add(-textEarlier)}
 	for from.bytes < maxTextRead {
-		d, ok, err := p.head(ctx, &from)
+		d, ok, err := p.head(ctx, tenant, &from)
 		if err != nil {
 			return nil, err
 		}

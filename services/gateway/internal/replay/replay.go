@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,8 +28,10 @@ const (
 	cost = 768 << 10
 	// maxBatch is where what Next returns ends, in bytes.
 	maxBatch = 256 << 10
-	// readers is how many replays of a gateway read Postgres and NATS at once, so that other reads find room.
-	readers = 8
+	// readers is how many replays of a gateway read Postgres and NATS at once, so that other reads find room; tenantReaders is how
+	// many of them are of one tenant, so that other tenants do not wait behind all of its replays.
+	readers       = 8
+	tenantReaders = readers / 2
 )
 
 // Config of a Player. Every field is required.
@@ -43,10 +46,21 @@ type Config struct {
 type Player struct {
 	cfg   Config
 	slots chan struct{}
+
+	mu      sync.Mutex
+	tenants map[string]*share // that read, or wait for their turn
+}
+
+// share is one tenant's part of the slots.
+type share struct {
+	slots chan struct{}
+	users int // that hold a slot or wait for one
 }
 
 // New returns a Player.
-func New(cfg Config) *Player { return &Player{cfg, make(chan struct{}, readers)} }
+func New(cfg Config) *Player {
+	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*share{}}
+}
 
 // Request says what is replayed, to whom.
 type Request struct {
@@ -73,7 +87,7 @@ type Replay struct {
 	page  []reads.Kept
 	read  uint32 // seq of the last event that was read
 	texts texts
-	open  map[string]int // blocks that are open here, to the bytes of their text that were replayed
+	open  map[string]int // blocks with text that are open here, to the bytes of their text that were replayed
 
 	sent     uint32    // seq of the last event that Next returned
 	position string    // of that event
@@ -114,7 +128,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 		return err
 	}
 	r.tip = r.place.Tip()
-	if err := r.between(r.tip); err != nil {
+	if err := r.between(ctx, r.tip); err != nil {
 		return err
 	}
 	if err := r.within(ctx); err != nil {
@@ -129,7 +143,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 }
 
 // between checks which events are asked for.
-func (r *Replay) between(tip uint32) error {
+func (r *Replay) between(ctx context.Context, tip uint32) error {
 	r.last = tip
 	if r.ask.To != nil {
 		r.last = *r.ask.To
@@ -137,7 +151,7 @@ func (r *Replay) between(tip uint32) error {
 	ahead := func(field string) error {
 		e := problem.New(problem.CursorAhead, field, "it is greater than the seq of the session's last event, which tip gives")
 		e.Tip = &tip
-		return e
+		return r.player.cfg.Reads.UnlessFolding(ctx, r.ask.Session, e)
 	}
 	switch {
 	case r.ask.From == 0:
@@ -197,7 +211,7 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	r.page = r.page[1:]
 	r.position = before.Position
 	r.reach(before)
-	release, err := r.player.slot(ctx)
+	release, err := r.player.slot(ctx, r.ask.Tenant)
 	if err != nil {
 		return err
 	}
@@ -350,7 +364,7 @@ func (r *Replay) look(ctx context.Context) error {
 // by one clock. Text of a block that is not open waits for the block's start, until an event of the runner is later.
 func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
 	for {
-		d, ok, err := r.player.head(ctx, &r.texts)
+		d, ok, err := r.player.head(ctx, r.ask.Tenant, &r.texts)
 		if !ok || err != nil {
 			return nil, err
 		}
@@ -384,7 +398,8 @@ func (r *Replay) take() (live.Frame, error) {
 			}}}, nil
 		}
 	}
-	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) {
+	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
+		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // others have no text in flight
 		r.open[b.Block.ID] = 0
 	}
 	r.reach(s.event)
@@ -411,7 +426,7 @@ func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
 
 // readPage reads the next events.
 func (r *Replay) readPage(ctx context.Context) error {
-	release, err := r.player.slot(ctx)
+	release, err := r.player.slot(ctx, r.ask.Tenant)
 	if err != nil {
 		return err
 	}
@@ -430,7 +445,8 @@ func (r *Replay) readPage(ctx context.Context) error {
 		return err
 	}
 	if len(page.Events) == 0 {
-		return problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.ask.Session))
+		err := problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.ask.Session))
+		return r.player.cfg.Reads.UnlessFolding(ctx, r.ask.Session, err)
 	}
 	r.page, r.read = page.Events, page.Events[len(page.Events)-1].Seq
 	return nil
@@ -465,9 +481,9 @@ func unreadable(err error) error {
 }
 
 // head is texts.head, in its turn where it reads.
-func (p *Player) head(ctx context.Context, t *texts) (events.Delta, bool, error) {
+func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delta, bool, error) {
 	if len(t.page) == 0 && !t.done {
-		release, err := p.slot(ctx)
+		release, err := p.slot(ctx, tenant)
 		if err != nil {
 			return events.Delta{}, false, err
 		}
@@ -476,12 +492,49 @@ func (p *Player) head(ctx context.Context, t *texts) (events.Delta, bool, error)
 	return t.head(ctx)
 }
 
-// slot waits for its turn to read.
-func (p *Player) slot(ctx context.Context) (release func(), err error) {
+// slot waits for a tenant's turn to read.
+func (p *Player) slot(ctx context.Context, tenant string) (release func(), err error) {
+	s := p.join(tenant)
+	select {
+	case s.slots <- struct{}{}:
+	case <-ctx.Done():
+		p.leave(tenant, s)
+		return nil, context.Cause(ctx)
+	}
+	giveUp := func() {
+		<-s.slots
+		p.leave(tenant, s)
+	}
 	select {
 	case p.slots <- struct{}{}:
-		return func() { <-p.slots }, nil
 	case <-ctx.Done():
+		giveUp()
 		return nil, context.Cause(ctx)
+	}
+	return func() {
+		<-p.slots
+		giveUp()
+	}, nil
+}
+
+// join returns the share of a tenant, for one user more.
+func (p *Player) join(tenant string) *share {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.tenants[tenant]
+	if s == nil {
+		s = &share{slots: make(chan struct{}, tenantReaders)}
+		p.tenants[tenant] = s
+	}
+	s.users++
+	return s
+}
+
+// leave takes a user from a share, and forgets a share without users.
+func (p *Player) leave(tenant string, s *share) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users--; s.users == 0 {
+		delete(p.tenants, tenant)
 	}
 }
