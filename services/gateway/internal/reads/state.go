@@ -259,11 +259,40 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) (
 	for _, x := range list {
 		// Of a request to a model the log may say only after the execution's end.
 		x.Metered, x.MeteredCostUsd = nil, 0
+		if x.Resolved != nil {
+			text, err := withoutValues(x.Resolved.Text)
+			if err != nil {
+				return nil, unreadable(err)
+			}
+			x.Resolved = wirejson.Raw(text)
+		}
 		if i := slices.IndexFunc(p.Executions, func(open history.Execution) bool { return open.ID == x.ExecutionId }); i >= 0 {
 			p.unfinished(x, p.Executions[i])
 		}
 	}
 	return list, nil
+}
+
+// withoutValues returns what an execution resolved, of variables their names and origins alone.
+func withoutValues(resolved string) (string, error) {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(resolved), &all); err != nil || all["variables"] == nil {
+		return resolved, err
+	}
+	var variables []map[string]json.RawMessage
+	if err := json.Unmarshal(all["variables"], &variables); err != nil {
+		return "", err
+	}
+	for _, v := range variables {
+		delete(v, "value")
+		delete(v, "sealed")
+	}
+	var err error
+	if all["variables"], err = json.Marshal(variables); err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(all)
+	return string(text), err
 }
 
 // unfinished makes of an execution's row what it was while it had not ended.
