@@ -158,3 +158,45 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 		t.Errorf("of an open block: %s, incomplete %v", shown, incomplete)
 	}
 }
+
+// Without DELTAS nobody can say which text is no longer kept: a state with open blocks is refused with a reason that passes.
+func TestState_WithoutDELTAS(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	w.record("default", id, 30*time.Millisecond, play(t))
+	must(t, w.js.DeleteStream(t.Context(), topology.StreamDeltas))
+	if a := g.get("/api/sessions/"+id+"/state?at=7").wantProblem(t, 503, "UNAVAILABLE", ""); !strings.HasSuffix(a.text("detail"), "; try again") {
+		t.Errorf("got %s", a)
+	}
+	g.get("/api/sessions/"+id+"/state?at=3").want(t, 200) // no block is open
+}
+
+// Pieces of text that overlap amid a character do not make a text that no client can read.
+func TestBlocks_OfPiecesThatOverlapAmidACharacter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, block := w.session("default"), newID(t, events.KindBlock)
+	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: events.MainConversation, Source: events.FromRunner, Time: recordedAt,
+		Data: events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}}})
+	for i, text := range []string{"ab", "éz"} {
+		d := events.Delta{BlockID: block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(i), Text: text, Time: recordedAt}
+		_, err := w.js.Publish(t.Context(), events.DeltaSubject("default", id), encode(t, d))
+		must(t, err)
+		w.exec(`INSERT INTO text_in_flight (tenant, session, block, "offset", grp, execution, conversation, at, text) VALUES ('default', $1, $2, $3, 0, '', 'main', now(), $4)`, id, block, i, text)
+	}
+	const want = "ab\ufffdz"
+	conn := g.conn()
+	list, err := spoolv1.NewEventsClient(conn).ListBlocks(t.Context(), &spoolv1.ListBlocksRequest{SessionId: id})
+	must(t, err)
+	state, err := spoolv1.NewSessionsClient(conn).GetSessionState(t.Context(), &spoolv1.GetSessionStateRequest{SessionId: id})
+	must(t, err)
+	if list.Blocks[0].GetContent() != want || state.Blocks[0].GetContent() != want {
+		t.Errorf("blocks have %q, the state %q", list.Blocks[0].GetContent(), state.Blocks[0].GetContent())
+	}
+	if a := g.get("/api/sessions/"+id+"/blocks").want(t, 200); a.text("blocks", "0", "content") != want {
+		t.Errorf("got %s", a)
+	}
+}

@@ -105,7 +105,7 @@ func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Blo
 	list, err := s.Player.TextOf(ctx, p.Tenant, p.ID, open, before, admission.From(ctx).Take)
 	for _, t := range list {
 		if len(t.Known) > 0 {
-			text := strings.ToValidUTF8(string(t.Known), "\ufffd") // pieces may begin and end anywhere
+			text := strings.ToValidUTF8(string(t.Known), "\ufffd") // pieces may overlap amid a character
 			byID[t.ID].Content = &text
 		}
 		if !t.Whole {

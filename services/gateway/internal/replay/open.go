@@ -35,7 +35,7 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 			since = o.Start
 		}
 	}
-	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), since: since.Add(-textEarlier)}
+	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-textEarlier)}
 	for from.bytes < maxTextRead {
 		d, ok, err := p.head(ctx, tenant, &from)
 		if err != nil {

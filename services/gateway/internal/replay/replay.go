@@ -134,7 +134,10 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	if err := r.within(ctx); err != nil {
 		return err
 	}
-	r.texts = texts{nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session)}
+	r.texts = texts{
+		nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session),
+		remedy: "replay again from the event after the last one that came",
+	}
 	if err := r.goBefore(ctx, r.ask.From-1); err != nil {
 		return err
 	}

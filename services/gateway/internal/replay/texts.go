@@ -28,6 +28,7 @@ const (
 type texts struct {
 	nc      *nats.Conn
 	subject string
+	remedy  string    // what the client can do if a read fails
 	since   time.Time // the first read begins here; the zero time means at the stream's beginning
 	next    uint64    // stream sequence of the next read; 0 before the first
 	page    []events.Delta
@@ -51,7 +52,7 @@ func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
 			if ctx.Err() != nil {
 				return d, false, context.Cause(ctx)
 			}
-			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; replay again from the event after the last one that came").Because(err)
+			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; "+t.remedy).Because(err)
 		}
 	}
 	if len(t.page) == 0 {
