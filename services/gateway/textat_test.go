@@ -159,6 +159,26 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	}
 }
 
+// A block that ended with less text than was in flight shows what was in flight before.
+func TestState_OfABlockThatLostText(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, x, block := w.session("default"), newID(t, events.KindExecution), newID(t, events.KindBlock)
+	ev := func(p events.Payload) turn {
+		return turn{events: []events.Event{{ExecutionID: x, ConversationID: events.MainConversation, Source: events.FromRunner, Data: p}}}
+	}
+	w.record("default", id, 30*time.Millisecond, []turn{
+		ev(events.BlockStart{Block: events.Block{ID: block, Kind: events.KindThinking}}),
+		{block: block, text: "secret "}, {block: block, text: "thought"},
+		ev(events.Log{Message: "amid the text"}),
+		ev(events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindThinking, Content: "-"}}),
+	})
+	if shown, incomplete := g.stateAt(id, 2); !strings.Contains(shown, `pending "secret thought"`) || len(incomplete) > 0 {
+		t.Errorf("got %s, incomplete %v", shown, incomplete)
+	}
+}
+
 // Without DELTAS nobody can say which text is no longer kept: a state with open blocks is refused with a reason that passes.
 func TestState_WithoutDELTAS(t *testing.T) {
 	t.Parallel()

@@ -36,14 +36,17 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 		}
 	}
 	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-textEarlier)}
-	for from.bytes < maxTextRead {
+	var at time.Time // of the piece that was read last
+	waits := func(t *Text) bool { return t.waits(at) }
+	for from.bytes < maxTextRead && slices.ContainsFunc(list, waits) {
 		d, ok, err := p.head(ctx, tenant, &from)
 		if err != nil {
 			return nil, err
 		}
-		if !ok || !slices.ContainsFunc(list, func(t *Text) bool { return t.waits(d.Time) }) {
+		if !ok {
 			break
 		}
+		at = d.Time
 		from.drop()
 		if i := slices.IndexFunc(list, func(t *Text) bool { return t.ID == d.BlockID }); i >= 0 {
 			if err := list[i].add(d, before, take); err != nil {
@@ -57,9 +60,13 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 	return list, nil
 }
 
-// waits reports whether text that came at a time may be of the block, and matter.
+// waits reports whether text that came after a time may be of the block, and before the event. What was in flight of a block that is
+// complete may be longer than its text.
 func (t *Text) waits(at time.Time) bool {
-	return !t.later && len(t.Known) < t.Bytes && (t.End.IsZero() || !at.After(t.End))
+	if t.End.IsZero() {
+		return !t.later && len(t.Known) < t.Bytes
+	}
+	return !t.later && !at.After(t.End)
 }
 
 // add adds a piece of the block's text, unless it lies behind a hole or came later.
