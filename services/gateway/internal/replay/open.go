@@ -19,6 +19,7 @@ type Text struct {
 	Whole bool   // Known is all of it
 
 	later bool // text that came after the event was read
+	lost  bool // text was read that lies behind a hole
 }
 
 // TextOf reads the text in flight that blocks of a session had before a time, as a replay sends it; nil for the text so far. It reads
@@ -55,7 +56,7 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 		}
 	}
 	for _, t := range list {
-		t.Whole = t.later || len(t.Known) >= t.Bytes
+		t.Whole = !t.lost && (t.later || len(t.Known) >= t.Bytes)
 	}
 	return list, nil
 }
@@ -64,16 +65,19 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 // complete may be longer than its text.
 func (t *Text) waits(at time.Time) bool {
 	if t.End.IsZero() {
-		return !t.later && len(t.Known) < t.Bytes
+		return !t.later && !t.lost && len(t.Known) < t.Bytes
 	}
-	return !t.later && !at.After(t.End)
+	return !t.later && !t.lost && !at.After(t.End)
 }
 
 // add adds a piece of the block's text, unless it lies behind a hole or came later.
 func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) error) error {
 	skip := len(t.Known) - int(d.Offset)
 	switch {
-	case skip < 0 || t.later:
+	case skip < 0:
+		t.lost = true // pieces come in order
+		return nil
+	case t.lost || t.later:
 		return nil
 	case before != nil && d.Time.After(*before):
 		t.later = true
