@@ -137,3 +137,21 @@ func TestReplay_WhileTheReadModelsAreFolded(t *testing.T) {
 		c.close()
 	}
 }
+
+// A file's name cannot write lines of its own into a diff: names with control characters are quoted, as git does.
+func TestDiff_QuotesNamesOfFiles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	const name = "x\n+++ .profile\n@@ -0,0 +1 @@\n+evil"
+	w.snapshot("default", id, snapshotTime, [2]string{"with space é", "old\n"}, [2]string{name, "old\n"})
+	w.snapshot("default", id, snapshotTime, [2]string{"with space é", "new\n"}, [2]string{name, "new\n"})
+	d := g.get("/api/sessions/"+id+"/diff?from=2&to=3").want(t, 200)
+	for i, want := range []string{"a/with space é", `"a/x\n+++ .profile\n@@ -0,0 +1 @@\n+evil"`} {
+		want = "--- " + want + "\n+++ " + strings.Replace(want, "a/", "b/", 1) + "\n@@ -1 +1 @@\n-old\n+new\n"
+		if got := d.text("files", "files", fmt.Sprint(i), "text"); got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+}
