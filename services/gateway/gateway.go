@@ -145,10 +145,11 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		return err
 	}
 	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.Stored, Now: g.deps.Now})
+	player := replay.New(replay.Config{Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admit})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.room}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.room}), Sealer: sealer,
 		Dead: dead.New(js), Quota: stored,
-		Reads: g.store, Live: g.hub, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Reads: g.store, Live: g.hub, Player: player, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
@@ -166,7 +167,6 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			return budget.AwaitLimits(ctx, js, tenant, l)
 		},
 	}
-	player := replay.New(replay.Config{Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admit})
 	g.socket = socket.New(socket.Config{
 		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Opened: func() func() { return counts.Stream("ws") },

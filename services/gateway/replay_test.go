@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +15,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway"
@@ -155,6 +160,58 @@ func (c wsReplay) next() (sentPiece, error) {
 	return sentPiece{kind, strings.Replace(string(b), fmt.Sprintf(`"type":%q,"sessionId":%q,`, r.Type, c.session), "", 1)}, nil
 }
 
+// rpcReplay is a replay over gRPC. What next returns is written as SSE writes it.
+type rpcReplay struct {
+	stream grpc.ServerStreamingClient[spoolv1.ReplayEventsResponse]
+	cancel context.CancelFunc
+}
+
+func (s *served) replayRPC(r *spoolv1.ReplayEventsRequest) replayed {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	st, err := spoolv1.NewEventsClient(s.conn()).ReplayEvents(s.context(ctx), r)
+	must(s.t, err)
+	return rpcReplay{st, cancel}
+}
+
+func (c rpcReplay) next() (sentPiece, error) {
+	m, err := c.stream.Recv()
+	if errors.Is(err, io.EOF) {
+		return sentPiece{}, err
+	}
+	if err != nil {
+		return sentPiece{}, asProblem(err)
+	}
+	switch n := m.Message.(type) {
+	case *spoolv1.ReplayEventsResponse_Event:
+		b, err := live(n.Event)
+		return sentPiece{n.Event.Type, string(b)}, err
+	case *spoolv1.ReplayEventsResponse_Started:
+		return sentPiece{"replay_started", fmt.Sprintf(`{"from":%d,"to":%d,"tip":%d,"speed":%q}`, n.Started.From, n.Started.To, n.Started.Tip, n.Started.Speed)}, nil
+	case *spoolv1.ReplayEventsResponse_GapShortened:
+		return sentPiece{"gap_shortened", fmt.Sprintf(`{"seq":%d,"gapMs":%.0f,"leftOutMs":%.0f}`, n.GapShortened.Seq, n.GapShortened.GapMs, n.GapShortened.LeftOutMs)}, nil
+	case *spoolv1.ReplayEventsResponse_BlockWhole:
+		return sentPiece{"block_whole", fmt.Sprintf(`{"seq":%d,"blockId":%q,"shownBytes":%d}`, n.BlockWhole.Seq, n.BlockWhole.BlockId, n.BlockWhole.ShownBytes)}, nil
+	case *spoolv1.ReplayEventsResponse_Ended:
+		return sentPiece{"replay_ended", fmt.Sprintf(`{"seq":%d}`, n.Ended.Seq)}, nil
+	}
+	return sentPiece{}, fmt.Errorf("got %v", m)
+}
+
+func (c rpcReplay) close() { c.cancel() }
+
+// live is an event of gRPC as the log has it, byte for byte.
+func live(e *spoolv1.Event) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(events.Wire{
+		Seq: e.Seq, Position: e.Position, ID: e.GetId(), Type: events.Type(e.Type), Time: e.Time.AsTime(), SessionID: e.SessionId,
+		ExecutionID: e.GetExecutionId(), ConversationID: e.GetConversationId(), Source: events.Source(e.Source), Data: json.RawMessage(e.Data.GetText()),
+	})
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
 // all reads a replay to its end.
 func all(t *testing.T, c replayed) (list []sentPiece) {
 	t.Helper()
@@ -215,6 +272,17 @@ var replays = []struct {
 			f += fmt.Sprint(`,"to":`, to)
 		}
 		return s.replayWS(session, f)
+	}},
+	{"gRPC", func(s *served, session, speed string, from, to uint32) replayed {
+		no := false
+		r := &spoolv1.ReplayEventsRequest{SessionId: session, Speed: speed, Metadata: &no}
+		if from > 0 {
+			r.From = &from
+		}
+		if to > 0 {
+			r.To = &to
+		}
+		return s.replayRPC(r)
 	}},
 }
 
@@ -474,6 +542,204 @@ func TestReplay_BadInput(t *testing.T) {
 	}
 }
 
+// A replay over gRPC refuses what SSE refuses, with the code and the field.
+func TestReplay_BadInputOverGRPC(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, foreign, deleted := w.session("default"), w.session("other"), w.session("default")
+	w.emit("default", id, events.Event{Data: events.Log{}}, events.Event{Data: events.Log{}})
+	w.emit("default", deleted, events.Event{Data: events.SessionDeleted{}})
+	type request = spoolv1.ReplayEventsRequest
+	const invalid, ahead, gone = codes.InvalidArgument, codes.OutOfRange, codes.NotFound
+	for _, c := range []struct {
+		r           *request
+		status      codes.Code
+		code, field string
+	}{
+		{&request{From: ptr[uint32](0)}, invalid, "INVALID_REQUEST", "from"},
+		{&request{To: ptr[uint32](0)}, invalid, "INVALID_REQUEST", "to"},
+		{&request{From: ptr[uint32](3), To: ptr[uint32](2)}, invalid, "INVALID_REQUEST", "from"},
+		{&request{From: ptr[uint32](4)}, ahead, "CURSOR_AHEAD", "from"},
+		{&request{To: ptr[uint32](1<<32 - 1)}, ahead, "CURSOR_AHEAD", "to"},
+		{&request{Speed: "0"}, invalid, "INVALID_REQUEST", "speed"},
+		{&request{Speed: "-1"}, invalid, "INVALID_REQUEST", "speed"},
+		{&request{Speed: "NaN"}, invalid, "INVALID_REQUEST", "speed"},
+		{&request{Speed: "-Inf"}, invalid, "INVALID_REQUEST", "speed"},
+		{&request{Speed: "1e309"}, invalid, "INVALID_REQUEST", "speed"},
+		{&request{Speed: "fast"}, invalid, "INVALID_REQUEST", "speed"},
+		{&request{ExecutionId: "x"}, invalid, "INVALID_REQUEST", "executionId"},
+		{&request{SessionId: "ses_*"}, invalid, "INVALID_REQUEST", "sessionId"},
+		{&request{SessionId: foreign}, gone, "SESSION_NOT_FOUND", "sessionId"},
+		{&request{SessionId: deleted}, gone, "SESSION_NOT_FOUND", "sessionId"},
+		{&request{SessionId: oldID(t, events.KindSession)}, gone, "SESSION_NOT_FOUND", "sessionId"},
+	} {
+		if c.r.SessionId == "" {
+			c.r.SessionId = id
+		}
+		st, err := spoolv1.NewEventsClient(g.conn()).ReplayEvents(t.Context(), c.r)
+		must(t, err)
+		_, err = st.Recv()
+		wantCode(t, err, c.status, c.code, c.field)
+	}
+}
+
+// The fastest and the slowest speed that a number can say play to the end.
+func TestReplay_AtExtremeSpeeds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	w.emit("default", id, events.Event{Time: recordedAt.Add(1000 * time.Hour), Data: events.Log{}})
+	for _, tr := range replays {
+		for _, speed := range []string{"1e308", "1.7976931348623157e308", "5e-324"} {
+			t.Run(tr.name+" "+speed, func(t *testing.T) {
+				t.Parallel()
+				if kept, _, _ := split(all(t, tr.open(g, id, speed, 0, 0))); !slices.Equal(kept, w.stored(id)) {
+					t.Errorf("%d events", len(kept))
+				}
+			})
+		}
+	}
+}
+
+// ofExecution opens a replay of one execution on each transport.
+func (s *served) ofExecution(session, execution string, from uint32) map[string]func() replayed {
+	return map[string]func() replayed{
+		"SSE": func() replayed {
+			return s.replaySSE(session, fmt.Sprintf("&speed=max&from=%d&executionId=%s", from, execution))
+		},
+		"WebSocket": func() replayed {
+			return s.replayWS(session, fmt.Sprintf(`,"speed":"max","from":%d,"executionId":%q`, from, execution))
+		},
+		"gRPC": func() replayed {
+			no := false
+			return s.replayRPC(&spoolv1.ReplayEventsRequest{SessionId: session, Speed: "max", From: &from, ExecutionId: execution, Metadata: &no})
+		},
+	}
+}
+
+// A replay of one execution has the events and the text of this execution alone, up to its end.
+func TestReplay_OfOneExecution(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, other := w.session("default"), w.session("default")
+	exes, blocks := []string{}, []string{}
+	list := []turn{}
+	for i := range 3 {
+		x, block := newID(t, events.KindExecution), newID(t, events.KindBlock)
+		exes, blocks = append(exes, x), append(blocks, block)
+		ev := func(source events.Source, p events.Payload) {
+			list = append(list, turn{events: []events.Event{{ExecutionID: x, ConversationID: events.MainConversation, Source: source, Data: p}}})
+		}
+		ev(events.FromServer, events.MessageAccepted{BlockID: "blk_" + x, Content: "q"})
+		ev(events.FromRunner, events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}})
+		list = append(list, turn{block: block, text: "one "})
+		if i == 1 { // a message that waits comes amid the turn, and so does its withdrawal
+			w := turn{events: []events.Event{{ExecutionID: newID(t, events.KindExecution), Source: events.FromServer, Data: events.MessageAccepted{BlockID: "waits", Content: "later"}}}}
+			list = append(list, w, turn{events: []events.Event{{ExecutionID: w.events[0].ExecutionID, Source: events.FromServer, Data: events.ExecutionWithdrawn{}}}})
+		}
+		list = append(list, turn{block: block, text: "two"})
+		ev(events.FromRunner, events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Content: "one two"}})
+		ev(events.FromRunner, events.ExecutionCompleted{Result: "one two"})
+		ev(events.FromServer, events.ModelCalled{}) // metered late
+	}
+	w.record("default", id, 30*time.Millisecond, list)
+	w.turn("default", other, "one", "answer")
+	var want []string
+	var last uint32
+	for i, s := range w.stored(id) {
+		var e events.Wire
+		must(t, json.Unmarshal([]byte(s), &e))
+		if e.ExecutionID == exes[1] && last == 0 {
+			want = append(want, s)
+			if events.Terminal(e.Type) {
+				last = uint32(i + 1)
+			}
+		}
+	}
+	var first events.Wire
+	must(t, json.Unmarshal([]byte(want[0]), &first))
+	for name, open := range g.ofExecution(id, exes[1], 1) {
+		kept, text, notices := split(all(t, open()))
+		if !slices.Equal(kept, want) {
+			t.Errorf("%s: replayed\n%s\nwant\n%s", name, strings.Join(kept, "\n"), strings.Join(want, "\n"))
+		}
+		ends := []sentPiece{
+			{"replay_started", fmt.Sprintf(`{"from":%d,"to":%d,"tip":%d,"speed":"max"}`, first.Seq, last, w.tip(id))},
+			{"replay_ended", fmt.Sprintf(`{"seq":%d}`, last)},
+		}
+		if !slices.Equal(notices, ends) {
+			t.Errorf("%s: notices %v, want %v", name, notices, ends)
+		}
+		if len(text) != 2 || !strings.Contains(string(text[0].Data)+string(text[1].Data), blocks[1]) || strings.Contains(string(text[0].Data)+string(text[1].Data), blocks[0]) {
+			t.Errorf("%s: text %v", name, text)
+		}
+	}
+	// From within its block: the text that came before is sent, that of no other execution.
+	for name, open := range g.ofExecution(id, exes[1], first.Seq+2) {
+		kept, text, _ := split(all(t, open()))
+		if !slices.Equal(kept, want[2:]) || len(text) != 2 {
+			t.Errorf("%s, from the block's middle: %d events, %d pieces of text", name, len(kept), len(text))
+		}
+	}
+	path := "/api/sessions/" + id + "/events/stream?replay=1&executionId="
+	g.get(path+exes[1]+fmt.Sprint("&from=", last+1)).wantProblem(t, 400, "INVALID_REQUEST", "executionId")
+	g.get(path+exes[1]+fmt.Sprint("&to=", first.Seq-1)).wantProblem(t, 400, "INVALID_REQUEST", "executionId")
+	g.get(path+exes[1], header("Last-Event-ID", fmt.Sprint(last))).want(t, 204)
+	g.get(path+"x").wantProblem(t, 400, "INVALID_REQUEST", "executionId")
+	g.get(path).wantProblem(t, 400, "INVALID_REQUEST", "executionId")
+	g.get("/api/sessions/"+id+"/events/stream?executionId="+exes[1]).wantProblem(t, 400, "INVALID_REQUEST", "executionId")
+	// An execution of another session is one that there is not.
+	g.get("/api/sessions/"+other+"/events/stream?replay=1&executionId="+exes[1]).wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
+	s := g.dial()
+	s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"executionId":%q}`, other, exes[1]))
+	s.wantError("EXECUTION_NOT_FOUND", "executionId")
+	st, err := spoolv1.NewEventsClient(g.conn()).ReplayEvents(t.Context(), &spoolv1.ReplayEventsRequest{SessionId: other, ExecutionId: exes[1]})
+	must(t, err)
+	_, err = st.Recv()
+	wantCode(t, err, codes.NotFound, "EXECUTION_NOT_FOUND", "executionId")
+}
+
+// A call that its client cancels, and one whose deadline passes, gives back what it holds.
+func TestReplay_EndsWithItsCall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	var list []events.Event
+	for i := range 5000 {
+		list = append(list, events.Event{Time: recordedAt.Add(time.Duration(i) * time.Hour), Data: events.Log{}})
+	}
+	w.emit("default", id, list...)
+	client := spoolv1.NewEventsClient(g.conn())
+	for name, limit := range map[codes.Code]func() (context.Context, context.CancelFunc){
+		codes.Canceled:         func() (context.Context, context.CancelFunc) { return context.WithCancel(t.Context()) },
+		codes.DeadlineExceeded: func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 3*time.Second) },
+	} {
+		ctx, cancel := limit()
+		st, err := client.ReplayEvents(ctx, &spoolv1.ReplayEventsRequest{SessionId: id, Speed: slow})
+		must(t, err)
+		_, err = st.Recv()
+		if err == nil {
+			g.wantMetric(t, `spool_gateway_readers 1`)
+		}
+		if name == codes.Canceled {
+			cancel()
+		}
+		for err == nil {
+			_, err = st.Recv()
+		}
+		if status.Code(err) != name {
+			t.Errorf("got %v, want %s", err, name)
+		}
+		cancel()
+		g.wantMetric(t, `spool_gateway_readers 0`)
+		g.wantMetric(t, `spool_gateway_held_bytes 0`)
+	}
+}
+
 // A key that is limited to agents replays their sessions alone.
 func TestReplay_OfAnotherAgent(t *testing.T) {
 	t.Parallel()
@@ -520,7 +786,7 @@ func TestReplay_Ends(t *testing.T) {
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
-	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 2})
+	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 3})
 	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
 	mine := g.as(made.text("key"))
 	other := g.as(g.as(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key"))
@@ -562,8 +828,8 @@ func TestReplay_Ends(t *testing.T) {
 	}
 	id := long()
 	list := begin(mine, id)
-	g.wantStreams(root, 2)
-	g.wantHeld(root, func(n float64) bool { return n >= 2*768<<10 })
+	g.wantStreams(root, 3)
+	g.wantHeld(root, func(n float64) bool { return n >= 3*768<<10 })
 	other.get("/api/sessions/"+id+"/events/stream?replay=1").wantProblem(t, 429, "TOO_MANY_STREAMS", "")
 
 	// One that is left can be joined again.
@@ -594,10 +860,10 @@ func TestReplay_Ends(t *testing.T) {
 	}
 	list = begin(other, id)
 	g.stop()
-	for _, c := range list[:1] { // a WebSocket is closed with a code
+	list[1].close() // a WebSocket is closed with a code
+	for _, c := range []replayed{list[0], list[2]} {
 		ends(c, "UNAVAILABLE")
 	}
-	list[1].close()
 }
 
 // Without DELTAS nobody can say which text is no longer kept: the replay ends with a reason that may pass.
@@ -637,12 +903,15 @@ func TestReplay_StalledClient(t *testing.T) {
 	defer stalled.close()
 	raw := rawSSE(t, g, id, "?replay=1&speed=max")
 	defer func() { _ = raw.Close() }()
+	call := g.replayRPC(&spoolv1.ReplayEventsRequest{SessionId: id, Speed: "max"})
+	defer call.close()
 	kept, _, _ := split(all(t, g.replaySSE(id, "&speed=max")))
 	if len(kept) != int(w.tip(id)) {
 		t.Errorf("a client beside them had %d events", len(kept))
 	}
 	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="ws"} 1`)
 	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="sse"} 1`)
+	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="grpc"} 1`)
 	g.wantMetric(t, `spool_gateway_held_bytes 0`)
 	g.wantMetric(t, `spool_gateway_readers 0`)
 }

@@ -227,7 +227,7 @@ func TestFiles_AtEvents(t *testing.T) {
 	if state.field("files", "available") != false || state.number("files", "oldestSeq") != 4 {
 		t.Errorf("state at 3: %s", state)
 	}
-	if d := g.get(at+"/diff?from=3&to=4").want(t, 200); !strings.HasPrefix(d.text("files", "summary"), "The files cannot be compared: ") {
+	if d := g.get(at+"/diff?from=3&to=4").want(t, 200); !strings.HasPrefix(d.text("files", "summary"), "The files cannot be compared: ") || d.field("files", "snapshotGone") != true {
 		t.Errorf("diff: %s", d)
 	}
 }

@@ -19,7 +19,11 @@ type State struct {
 	Count      uint32         `json:"executionCount"`
 	Blocks     []events.Block `json:"blocks"`
 	BlockCount uint32         `json:"blockCount"`
-	Todos      []struct {
+	Incomplete []struct {
+		BlockID string `json:"blockId"`
+		Shown   uint32 `json:"shownBytes"`
+	} `json:"incompleteText"`
+	Todos []struct {
 		ConversationID string            `json:"conversationId"`
 		Items          []events.TodoItem `json:"items"`
 	} `json:"todos"`
@@ -65,13 +69,13 @@ type Total struct {
 func (c *Client) State(ctx context.Context, session string, at *uint32) (Doc[State], error) {
 	q := AsOf{At: at}.into(url.Values{"pageSize": {"200"}})
 	var all map[string]json.RawMessage
-	blocks := []json.RawMessage{}
+	blocks, incomplete := []json.RawMessage{}, []json.RawMessage{}
 	for {
 		var page map[string]json.RawMessage
-		var list []json.RawMessage
+		var list, without []json.RawMessage
 		var next string
 		err := c.get(ctx, &page, q, "api", "sessions", session, "state")
-		for field, into := range map[string]any{"blocks": &list, "nextPageToken": &next} {
+		for field, into := range map[string]any{"blocks": &list, "incompleteText": &without, "nextPageToken": &next} {
 			if err == nil && page[field] != nil {
 				err = json.Unmarshal(page[field], into)
 			}
@@ -82,7 +86,7 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (Doc[Sta
 		if all == nil {
 			all = page
 		}
-		blocks = append(blocks, list...)
+		blocks, incomplete = append(blocks, list...), append(incomplete, without...)
 		if next == "" {
 			break
 		}
@@ -91,8 +95,10 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (Doc[Sta
 	delete(all, "nextPageToken")
 	var out Doc[State]
 	var err error
-	if all["blocks"], err = encode(blocks); err != nil {
-		return out, err
+	for field, list := range map[string][]json.RawMessage{"blocks": blocks, "incompleteText": incomplete} {
+		if all[field], err = encode(list); err != nil {
+			return out, err
+		}
 	}
 	raw, err := encode(all)
 	if err != nil {
@@ -123,7 +129,14 @@ type Diff struct {
 		Files   []FileDiff `json:"files"`
 		Count   uint32     `json:"fileCount"`
 		Cut     bool       `json:"cut"`
+		// SnapshotGone says that the files could not be compared.
+		SnapshotGone bool `json:"snapshotGone"`
 	} `json:"files"`
+}
+
+// Equal reports whether the diff shows no difference. Files that could not be compared count as one.
+func (d Diff) Equal() bool {
+	return len(d.Statuses) == 0 && d.BlockCount == 0 && d.Reported == Total{} && d.Metered == Total{} && d.Files.Count == 0 && !d.Files.SnapshotGone
 }
 
 // FileDiff is a file that differs.

@@ -15,6 +15,16 @@ type diffCommand struct {
 	of
 	From string `arg:"" name:"from" help:"Seq of the first event, or another session's id."`
 	To   string `arg:"" name:"to" optional:"" help:"Seq of the second event."`
+
+	ExitCode bool `name:"exit-code" help:"Exit with 1 if there is a difference, as git diff does."`
+}
+
+// exit returns what the command ends with.
+func (c *diffCommand) exit(equal bool) error {
+	if c.ExitCode && !equal {
+		return &exitError{code: ExitFailed}
+	}
+	return nil
 }
 
 // Run compares two events of a session, or two sessions.
@@ -39,9 +49,14 @@ func (c *diffCommand) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			err = a.json(doc)
+		} else {
+			err = showDiff(a, doc.Value)
 		}
-		return showDiff(a, doc.Value)
+		if err != nil {
+			return err
+		}
+		return c.exit(doc.Value.Equal())
 	})
 }
 
@@ -61,7 +76,10 @@ func (c *diffCommand) sessions(ctx context.Context, a *app, cl *client.Client) e
 		return err
 	}
 	if c.JSON {
-		return a.json(doc)
+		if err := a.json(doc); err != nil {
+			return err
+		}
+		return c.exit(doc.Value.Equal)
 	}
 	d := doc.Value
 	fmt.Fprintln(a.Out, terminal.Line(d.Summary))
@@ -76,7 +94,7 @@ func (c *diffCommand) sessions(ctx context.Context, a *app, cl *client.Client) e
 			fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, side.e.Seq, terminal.Line(string(side.e.Type)), summary(*side.e))
 		}
 	}
-	return nil
+	return c.exit(d.Equal)
 }
 
 func showDiff(a *app, d client.Diff) error {

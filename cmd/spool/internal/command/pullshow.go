@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -65,7 +68,15 @@ func (p *pullRun) difference(c *change) string {
 	if err != nil || !isText(here) || !isText(there) {
 		return ""
 	}
-	return udiff.Unified("a/"+c.Path, "b/"+c.Path, string(here), string(there))
+	return udiff.Unified(quotedName("a/"+c.Path), quotedName("b/"+c.Path), string(here), string(there))
+}
+
+// quotedName returns the name of a file as a unified diff has it: in quotes where it could be read as lines of the diff.
+func quotedName(name string) string {
+	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
+		return strconv.Quote(name)
+	}
+	return name
 }
 
 func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }

@@ -67,6 +67,11 @@ func showState(a *app, s client.State) error {
 		if err := blockLine(a, "", b); err != nil {
 			return err
 		}
+		for _, text := range s.Incomplete {
+			if text.BlockID == b.ID {
+				fmt.Fprintf(a.Out, "          its text is no longer kept as it was then, but for the first %d bytes\n", text.Shown)
+			}
+		}
 	}
 	return nil
 }

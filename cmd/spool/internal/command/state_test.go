@@ -30,7 +30,12 @@ func serveHistory(t *testing.T) (url string, asked func() string) {
 				"todos":[{"conversationId":"main","items":[{"content":"write it","status":"pending"}]}],"reported":{"inputTokens":7,"costUsd":0.5},"metered":{"requests":2},
 				"resolved":{"agent":"a@1","skills":["s@2"]},"files":{"summary":"The last snapshot is that of event 2.","changes":[{"seq":3,"type":"file_created","path":"x\u001b[2J","size":5}],"changeCount":2},"extra":7}`, ses, exe)
 		case strings.HasSuffix(r.URL.Path, "/state"):
-			fmt.Fprint(w, `{"seq":3,"blocks":[{"id":"b2","kind":"tool_use","status":"pending","timestamp":"2026-01-02T03:04:05Z","toolName":"bash"}],"blockCount":2,"nextPageToken":""}`)
+			fmt.Fprint(w, `{"seq":3,"blocks":[{"id":"b2","kind":"tool_use","status":"pending","timestamp":"2026-01-02T03:04:05Z","toolName":"bash"},
+				{"id":"b3","kind":"assistant_text","status":"pending","timestamp":"2026-01-02T03:04:05Z","content":"half"}],"incompleteText":[{"blockId":"b3","shownBytes":4}],"blockCount":2,"nextPageToken":""}`)
+		case strings.HasSuffix(r.URL.Path, "/diff") && r.URL.Query().Get("from") == "2":
+			fmt.Fprintf(w, `{"from":2,"to":2,"blocks":[],"blockCount":0,"statuses":[],"reported":{"inputTokens":0},"metered":{"requests":0},"files":{"summary":"x","files":[],"fileCount":0,"cut":false,"snapshotGone":%t}}`, r.URL.Query().Get("to") == "4")
+		case strings.HasSuffix(r.URL.Path, "/compare") && r.URL.Query().Get("with") == ses:
+			fmt.Fprint(w, `{"equal":true,"equalEvents":4,"summary":"The sessions do not differ: 4 events are alike."}`)
 		case strings.HasSuffix(r.URL.Path, "/diff"):
 			fmt.Fprint(w, `{"from":1,"to":3,"blocks":[{"change":"added","block":{"id":"b1","kind":"user_message","status":"complete","timestamp":"2026-01-02T03:04:05Z","content":"first"}}],"blockCount":5,
 				"statuses":[{"kind":"session","id":"s","from":"open","to":"closed"}],"reported":{"inputTokens":7},"metered":{},
@@ -53,7 +58,7 @@ func TestState_PrintsAllPages(t *testing.T) {
 	url, asked := serveHistory(t)
 	got := spool(t, world(t), "state", ses, "--at", "3", "--url", url)
 	for _, want := range []string{"event 3, ", exe + ", running", "pending: write it", "a@1", "s@2", "7 tokens in, 0 out, $0.5000", "2 requests", "1m1.5s, $0.2500",
-		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash"} {
+		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash", "half\n          its text is no longer kept as it was then, but for the first 4 bytes\n"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
@@ -62,7 +67,7 @@ func TestState_PrintsAllPages(t *testing.T) {
 		t.Errorf("%+v, asked %s", got, asked())
 	}
 	got = spool(t, world(t), "state", ses, "--json", "--url", url)
-	if strings.Count(got.out, "\n") != 1 || !strings.Contains(got.out, `"extra":7`) || !strings.Contains(got.out, `"b1"`) || !strings.Contains(got.out, `"b2"`) || strings.Contains(got.out, "nextPageToken") {
+	if strings.Count(got.out, "\n") != 1 || !strings.Contains(got.out, `"extra":7`) || !strings.Contains(got.out, `"b1"`) || !strings.Contains(got.out, `"b2"`) || !strings.Contains(got.out, `"incompleteText":[{"blockId":"b3"`) || strings.Contains(got.out, "nextPageToken") {
 		t.Errorf("--json: %s", got.out)
 	}
 	if got := spool(t, world(t), "state", ses, "--at", "9", "--url", url); got.code != ExitFailed || got.err != "spool: at: the session has no event 9 yet: its last is 3 (CURSOR_AHEAD)\n" {
@@ -105,6 +110,33 @@ func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 	for _, bad := range [][]string{{"1"}, {"x", "3"}, {"1", "4294967296"}, {"-1", "2"}} {
 		if got := spool(t, world(t), append(append([]string{"diff", ses}, bad...), "--url", url)...); got.code != ExitUsage {
 			t.Errorf("%v: %+v", bad, got)
+		}
+	}
+}
+
+// With --exit-code a diff that shows a difference ends with 1 and prints nothing more; without it, with 0.
+func TestDiff_ExitCode(t *testing.T) {
+	t.Parallel()
+	url, _ := serveHistory(t)
+	other := "ses_" + strings.Repeat("0", 26)
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+	}{
+		{"two events that differ", []string{"1", "3"}, ExitFailed},
+		{"two events without a difference", []string{"2", "2"}, ExitDone},
+		{"two events whose files cannot be compared", []string{"2", "4"}, ExitFailed},
+		{"two sessions that differ", []string{other}, ExitFailed},
+		{"two sessions that are alike", []string{ses}, ExitDone},
+	} {
+		for _, json := range [][]string{nil, {"--json"}} {
+			args := append(append([]string{"diff", ses, "--url", url}, c.args...), json...)
+			plain := spool(t, world(t), args...)
+			got := spool(t, world(t), append(args, "--exit-code")...)
+			if plain.code != ExitDone || got.code != c.code || got.out != plain.out || got.err != "" {
+				t.Errorf("%s %v: %+v, without --exit-code %+v", c.name, json, got, plain)
+			}
 		}
 	}
 }

@@ -2547,7 +2547,7 @@ type GetSessionStateRequest struct {
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Seq of the event; absent means the last one.
 	At *uint32 `protobuf:"varint,2,opt,name=at,proto3,oneof" json:"at,omitempty"`
-	// Of blocks: 1 to 200; 0 means 50.
+	// Of blocks: 1 to 200; 0 means 50. A page also ends at 2 MiB.
 	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// nextPageToken of the page before. It holds the event, and at may be left out.
 	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -2654,10 +2654,12 @@ type SessionState struct {
 	// What requests to models took so far, as the egress proxy metered them.
 	Metered *UsageTotal `protobuf:"bytes,14,opt,name=metered,proto3" json:"metered,omitempty"`
 	// What the last execution that was resolved referred to; absent before.
-	Resolved      *ResolvedVersions `protobuf:"bytes,15,opt,name=resolved,proto3" json:"resolved,omitempty"`
-	Files         *WorkspaceState   `protobuf:"bytes,16,opt,name=files,proto3" json:"files,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Resolved *ResolvedVersions `protobuf:"bytes,15,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	Files    *WorkspaceState   `protobuf:"bytes,16,opt,name=files,proto3" json:"files,omitempty"`
+	// Blocks of this page that were open, and whose text is not all here: it is no longer kept, or was never stored.
+	IncompleteText []*IncompleteText `protobuf:"bytes,17,rep,name=incomplete_text,json=incompleteText,proto3" json:"incomplete_text,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SessionState) Reset() {
@@ -2802,6 +2804,67 @@ func (x *SessionState) GetFiles() *WorkspaceState {
 	return nil
 }
 
+func (x *SessionState) GetIncompleteText() []*IncompleteText {
+	if x != nil {
+		return x.IncompleteText
+	}
+	return nil
+}
+
+// A block that was open, without all of the text that had come by then.
+type IncompleteText struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	BlockId string                 `protobuf:"bytes,1,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
+	// Bytes of the text that are here, from its beginning.
+	ShownBytes    uint32 `protobuf:"varint,2,opt,name=shown_bytes,json=shownBytes,proto3" json:"shown_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IncompleteText) Reset() {
+	*x = IncompleteText{}
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IncompleteText) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IncompleteText) ProtoMessage() {}
+
+func (x *IncompleteText) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IncompleteText.ProtoReflect.Descriptor instead.
+func (*IncompleteText) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *IncompleteText) GetBlockId() string {
+	if x != nil {
+		return x.BlockId
+	}
+	return ""
+}
+
+func (x *IncompleteText) GetShownBytes() uint32 {
+	if x != nil {
+		return x.ShownBytes
+	}
+	return 0
+}
+
 type TodoList struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	ConversationId string                 `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
@@ -2812,7 +2875,7 @@ type TodoList struct {
 
 func (x *TodoList) Reset() {
 	*x = TodoList{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +2887,7 @@ func (x *TodoList) String() string {
 func (*TodoList) ProtoMessage() {}
 
 func (x *TodoList) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2900,7 @@ func (x *TodoList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoList.ProtoReflect.Descriptor instead.
 func (*TodoList) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TodoList) GetConversationId() string {
@@ -2872,7 +2935,7 @@ type UsageTotal struct {
 
 func (x *UsageTotal) Reset() {
 	*x = UsageTotal{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2947,7 @@ func (x *UsageTotal) String() string {
 func (*UsageTotal) ProtoMessage() {}
 
 func (x *UsageTotal) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2960,7 @@ func (x *UsageTotal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageTotal.ProtoReflect.Descriptor instead.
 func (*UsageTotal) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UsageTotal) GetInputTokens() float64 {
@@ -2968,7 +3031,7 @@ type ResolvedVersions struct {
 
 func (x *ResolvedVersions) Reset() {
 	*x = ResolvedVersions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3043,7 @@ func (x *ResolvedVersions) String() string {
 func (*ResolvedVersions) ProtoMessage() {}
 
 func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3056,7 @@ func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolvedVersions.ProtoReflect.Descriptor instead.
 func (*ResolvedVersions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResolvedVersions) GetSeq() uint32 {
@@ -3075,7 +3138,7 @@ type WorkspaceState struct {
 
 func (x *WorkspaceState) Reset() {
 	*x = WorkspaceState{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3087,7 +3150,7 @@ func (x *WorkspaceState) String() string {
 func (*WorkspaceState) ProtoMessage() {}
 
 func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3100,7 +3163,7 @@ func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceState.ProtoReflect.Descriptor instead.
 func (*WorkspaceState) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WorkspaceState) GetSummary() string {
@@ -3197,7 +3260,7 @@ type FileChange struct {
 
 func (x *FileChange) Reset() {
 	*x = FileChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3272,7 @@ func (x *FileChange) String() string {
 func (*FileChange) ProtoMessage() {}
 
 func (x *FileChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3285,7 @@ func (x *FileChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChange.ProtoReflect.Descriptor instead.
 func (*FileChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FileChange) GetSeq() uint32 {
@@ -3281,7 +3344,7 @@ type DiffSessionRequest struct {
 
 func (x *DiffSessionRequest) Reset() {
 	*x = DiffSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3356,7 @@ func (x *DiffSessionRequest) String() string {
 func (*DiffSessionRequest) ProtoMessage() {}
 
 func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3369,7 @@ func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffSessionRequest.ProtoReflect.Descriptor instead.
 func (*DiffSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DiffSessionRequest) GetSessionId() string {
@@ -3342,7 +3405,7 @@ type SessionDiff struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	From  uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
 	To    uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
-	// The first 200 blocks that began, or changed, in the order they are shown.
+	// The first 200 blocks that began, or changed, up to 2 MiB, in the order they are shown.
 	Blocks []*BlockChange `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// All of them.
 	BlockCount uint32 `protobuf:"varint,4,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
@@ -3358,7 +3421,7 @@ type SessionDiff struct {
 
 func (x *SessionDiff) Reset() {
 	*x = SessionDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3433,7 @@ func (x *SessionDiff) String() string {
 func (*SessionDiff) ProtoMessage() {}
 
 func (x *SessionDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3446,7 @@ func (x *SessionDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionDiff.ProtoReflect.Descriptor instead.
 func (*SessionDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SessionDiff) GetFrom() uint32 {
@@ -3454,7 +3517,7 @@ type BlockChange struct {
 
 func (x *BlockChange) Reset() {
 	*x = BlockChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3529,7 @@ func (x *BlockChange) String() string {
 func (*BlockChange) ProtoMessage() {}
 
 func (x *BlockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3542,7 @@ func (x *BlockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockChange.ProtoReflect.Descriptor instead.
 func (*BlockChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BlockChange) GetChange() string {
@@ -3510,7 +3573,7 @@ type StatusChange struct {
 
 func (x *StatusChange) Reset() {
 	*x = StatusChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3585,7 @@ func (x *StatusChange) String() string {
 func (*StatusChange) ProtoMessage() {}
 
 func (x *StatusChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3598,7 @@ func (x *StatusChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusChange.ProtoReflect.Descriptor instead.
 func (*StatusChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatusChange) GetKind() string {
@@ -3583,13 +3646,15 @@ type FilesDiff struct {
 	// The sessions that the snapshots are of, if they are of ancestors.
 	FromSnapshotSession *string `protobuf:"bytes,7,opt,name=from_snapshot_session,json=fromSnapshotSession,proto3,oneof" json:"from_snapshot_session,omitempty"`
 	ToSnapshotSession   *string `protobuf:"bytes,8,opt,name=to_snapshot_session,json=toSnapshotSession,proto3,oneof" json:"to_snapshot_session,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// A snapshot was removed, so that the files could not be compared.
+	SnapshotGone  bool `protobuf:"varint,9,opt,name=snapshot_gone,json=snapshotGone,proto3" json:"snapshot_gone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FilesDiff) Reset() {
 	*x = FilesDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3601,7 +3666,7 @@ func (x *FilesDiff) String() string {
 func (*FilesDiff) ProtoMessage() {}
 
 func (x *FilesDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3614,7 +3679,7 @@ func (x *FilesDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesDiff.ProtoReflect.Descriptor instead.
 func (*FilesDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FilesDiff) GetSummary() string {
@@ -3673,6 +3738,13 @@ func (x *FilesDiff) GetToSnapshotSession() string {
 	return ""
 }
 
+func (x *FilesDiff) GetSnapshotGone() bool {
+	if x != nil {
+		return x.SnapshotGone
+	}
+	return false
+}
+
 type FileDiff struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -3691,7 +3763,7 @@ type FileDiff struct {
 
 func (x *FileDiff) Reset() {
 	*x = FileDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3775,7 @@ func (x *FileDiff) String() string {
 func (*FileDiff) ProtoMessage() {}
 
 func (x *FileDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3788,7 @@ func (x *FileDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileDiff.ProtoReflect.Descriptor instead.
 func (*FileDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FileDiff) GetPath() string {
@@ -3778,7 +3850,7 @@ type FileVersion struct {
 
 func (x *FileVersion) Reset() {
 	*x = FileVersion{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +3862,7 @@ func (x *FileVersion) String() string {
 func (*FileVersion) ProtoMessage() {}
 
 func (x *FileVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +3875,7 @@ func (x *FileVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileVersion.ProtoReflect.Descriptor instead.
 func (*FileVersion) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FileVersion) GetKind() string {
@@ -3853,7 +3925,7 @@ type CompareSessionsRequest struct {
 
 func (x *CompareSessionsRequest) Reset() {
 	*x = CompareSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +3937,7 @@ func (x *CompareSessionsRequest) String() string {
 func (*CompareSessionsRequest) ProtoMessage() {}
 
 func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +3950,7 @@ func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareSessionsRequest.ProtoReflect.Descriptor instead.
 func (*CompareSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CompareSessionsRequest) GetSessionId() string {
@@ -3925,7 +3997,7 @@ type SessionComparison struct {
 
 func (x *SessionComparison) Reset() {
 	*x = SessionComparison{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4009,7 @@ func (x *SessionComparison) String() string {
 func (*SessionComparison) ProtoMessage() {}
 
 func (x *SessionComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4022,7 @@ func (x *SessionComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionComparison.ProtoReflect.Descriptor instead.
 func (*SessionComparison) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SessionComparison) GetEqual() bool {
@@ -4033,7 +4105,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4045,7 +4117,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4130,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -4170,7 +4242,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4182,7 +4254,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4195,7 +4267,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -4254,7 +4326,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4338,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4279,7 +4351,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -4392,7 +4464,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4476,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4489,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -4459,7 +4531,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4471,7 +4543,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4484,7 +4556,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -4511,7 +4583,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4523,7 +4595,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4536,7 +4608,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -4611,7 +4683,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4695,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4708,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -4874,7 +4946,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4886,7 +4958,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4899,7 +4971,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -4985,7 +5057,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4997,7 +5069,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5010,7 +5082,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -5050,7 +5122,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5062,7 +5134,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5075,7 +5147,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -5094,7 +5166,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5106,7 +5178,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5119,7 +5191,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -5138,7 +5210,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5150,7 +5222,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5163,7 +5235,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -5182,7 +5254,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5194,7 +5266,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5207,7 +5279,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -5226,7 +5298,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5310,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5323,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -5270,7 +5342,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5282,7 +5354,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5295,7 +5367,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -5314,7 +5386,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5326,7 +5398,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5339,7 +5411,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -5358,7 +5430,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5370,7 +5442,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5383,7 +5455,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -5411,7 +5483,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5423,7 +5495,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5436,7 +5508,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -5494,7 +5566,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5506,7 +5578,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5519,7 +5591,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5557,7 +5629,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5569,7 +5641,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5582,7 +5654,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -5628,7 +5700,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +5712,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +5725,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -5696,7 +5768,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5708,7 +5780,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5721,7 +5793,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -5752,7 +5824,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5764,7 +5836,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5777,7 +5849,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -5820,7 +5892,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5832,7 +5904,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5845,7 +5917,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -5874,7 +5946,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5886,7 +5958,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5899,7 +5971,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -5948,7 +6020,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5960,7 +6032,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5973,7 +6045,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -6067,7 +6139,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6079,7 +6151,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6092,7 +6164,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -6122,7 +6194,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +6206,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +6219,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -6184,7 +6256,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6196,7 +6268,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6209,7 +6281,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -6265,7 +6337,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6277,7 +6349,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6290,7 +6362,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -6307,6 +6379,470 @@ func (x *Lag) GetLagMs() uint32 {
 	return 0
 }
 
+type ReplayEventsRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the first event; absent means 1.
+	From *uint32 `protobuf:"varint,2,opt,name=from,proto3,oneof" json:"from,omitempty"`
+	// Seq of the last event; absent means the session's last event when the replay begins.
+	To *uint32 `protobuf:"varint,3,opt,name=to,proto3,oneof" json:"to,omitempty"`
+	// How many times faster than it happened: a positive number, or max, at which nothing waits. Empty means 1.
+	Speed string `protobuf:"bytes,4,opt,name=speed,proto3" json:"speed,omitempty"`
+	// Only the events of this execution, up to its end; empty means all.
+	ExecutionId string `protobuf:"bytes,5,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// false leaves metadata out of the events; absent means true.
+	Metadata      *bool `protobuf:"varint,6,opt,name=metadata,proto3,oneof" json:"metadata,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayEventsRequest) Reset() {
+	*x = ReplayEventsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayEventsRequest) ProtoMessage() {}
+
+func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
+func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *ReplayEventsRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ReplayEventsRequest) GetFrom() uint32 {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return 0
+}
+
+func (x *ReplayEventsRequest) GetTo() uint32 {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return 0
+}
+
+func (x *ReplayEventsRequest) GetSpeed() string {
+	if x != nil {
+		return x.Speed
+	}
+	return ""
+}
+
+func (x *ReplayEventsRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ReplayEventsRequest) GetMetadata() bool {
+	if x != nil && x.Metadata != nil {
+		return *x.Metadata
+	}
+	return false
+}
+
+type ReplayEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ReplayEventsResponse_Event
+	//	*ReplayEventsResponse_Started
+	//	*ReplayEventsResponse_GapShortened
+	//	*ReplayEventsResponse_BlockWhole
+	//	*ReplayEventsResponse_Ended
+	Message       isReplayEventsResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayEventsResponse) Reset() {
+	*x = ReplayEventsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayEventsResponse) ProtoMessage() {}
+
+func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
+func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ReplayEventsResponse) GetEvent() *Event {
+	if x != nil {
+		if x, ok := x.Message.(*ReplayEventsResponse_Event); ok {
+			return x.Event
+		}
+	}
+	return nil
+}
+
+func (x *ReplayEventsResponse) GetStarted() *ReplayStarted {
+	if x != nil {
+		if x, ok := x.Message.(*ReplayEventsResponse_Started); ok {
+			return x.Started
+		}
+	}
+	return nil
+}
+
+func (x *ReplayEventsResponse) GetGapShortened() *GapShortened {
+	if x != nil {
+		if x, ok := x.Message.(*ReplayEventsResponse_GapShortened); ok {
+			return x.GapShortened
+		}
+	}
+	return nil
+}
+
+func (x *ReplayEventsResponse) GetBlockWhole() *BlockWhole {
+	if x != nil {
+		if x, ok := x.Message.(*ReplayEventsResponse_BlockWhole); ok {
+			return x.BlockWhole
+		}
+	}
+	return nil
+}
+
+func (x *ReplayEventsResponse) GetEnded() *ReplayEnded {
+	if x != nil {
+		if x, ok := x.Message.(*ReplayEventsResponse_Ended); ok {
+			return x.Ended
+		}
+	}
+	return nil
+}
+
+type isReplayEventsResponse_Message interface {
+	isReplayEventsResponse_Message()
+}
+
+type ReplayEventsResponse_Event struct {
+	Event *Event `protobuf:"bytes,1,opt,name=event,proto3,oneof"`
+}
+
+type ReplayEventsResponse_Started struct {
+	Started *ReplayStarted `protobuf:"bytes,2,opt,name=started,proto3,oneof"`
+}
+
+type ReplayEventsResponse_GapShortened struct {
+	GapShortened *GapShortened `protobuf:"bytes,3,opt,name=gap_shortened,json=gapShortened,proto3,oneof"`
+}
+
+type ReplayEventsResponse_BlockWhole struct {
+	BlockWhole *BlockWhole `protobuf:"bytes,4,opt,name=block_whole,json=blockWhole,proto3,oneof"`
+}
+
+type ReplayEventsResponse_Ended struct {
+	Ended *ReplayEnded `protobuf:"bytes,5,opt,name=ended,proto3,oneof"`
+}
+
+func (*ReplayEventsResponse_Event) isReplayEventsResponse_Message() {}
+
+func (*ReplayEventsResponse_Started) isReplayEventsResponse_Message() {}
+
+func (*ReplayEventsResponse_GapShortened) isReplayEventsResponse_Message() {}
+
+func (*ReplayEventsResponse_BlockWhole) isReplayEventsResponse_Message() {}
+
+func (*ReplayEventsResponse_Ended) isReplayEventsResponse_Message() {}
+
+// The first message of a replay.
+type ReplayStarted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of the first event.
+	From uint32 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	// Seq of the last event.
+	To uint32 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Seq of the session's last event when the replay began.
+	Tip           uint32 `protobuf:"varint,3,opt,name=tip,proto3" json:"tip,omitempty"`
+	Speed         string `protobuf:"bytes,4,opt,name=speed,proto3" json:"speed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayStarted) Reset() {
+	*x = ReplayStarted{}
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayStarted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayStarted) ProtoMessage() {}
+
+func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
+func (*ReplayStarted) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ReplayStarted) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ReplayStarted) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *ReplayStarted) GetTip() uint32 {
+	if x != nil {
+		return x.Tip
+	}
+	return 0
+}
+
+func (x *ReplayStarted) GetSpeed() string {
+	if x != nil {
+		return x.Speed
+	}
+	return ""
+}
+
+// The wait that follows is shorter than it was.
+type GapShortened struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the last event before the wait.
+	Seq uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Milliseconds, as recorded: a whole number.
+	GapMs float64 `protobuf:"fixed64,2,opt,name=gap_ms,json=gapMs,proto3" json:"gap_ms,omitempty"`
+	// Milliseconds of them that are left out: a whole number.
+	LeftOutMs     float64 `protobuf:"fixed64,3,opt,name=left_out_ms,json=leftOutMs,proto3" json:"left_out_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GapShortened) Reset() {
+	*x = GapShortened{}
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GapShortened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GapShortened) ProtoMessage() {}
+
+func (x *GapShortened) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
+func (*GapShortened) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *GapShortened) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *GapShortened) GetGapMs() float64 {
+	if x != nil {
+		return x.GapMs
+	}
+	return 0
+}
+
+func (x *GapShortened) GetLeftOutMs() float64 {
+	if x != nil {
+		return x.LeftOutMs
+	}
+	return 0
+}
+
+// The event that follows completes a block whose text in flight is no longer kept, or not all of it.
+type BlockWhole struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the event that completes the block.
+	Seq     uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	BlockId string `protobuf:"bytes,2,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
+	// Bytes of the block's text that were replayed in flight.
+	ShownBytes    uint32 `protobuf:"varint,3,opt,name=shown_bytes,json=shownBytes,proto3" json:"shown_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockWhole) Reset() {
+	*x = BlockWhole{}
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockWhole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockWhole) ProtoMessage() {}
+
+func (x *BlockWhole) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
+func (*BlockWhole) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *BlockWhole) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *BlockWhole) GetBlockId() string {
+	if x != nil {
+		return x.BlockId
+	}
+	return ""
+}
+
+func (x *BlockWhole) GetShownBytes() uint32 {
+	if x != nil {
+		return x.ShownBytes
+	}
+	return 0
+}
+
+// The last message of a replay.
+type ReplayEnded struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the last event that was replayed.
+	Seq           uint32 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayEnded) Reset() {
+	*x = ReplayEnded{}
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayEnded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayEnded) ProtoMessage() {}
+
+func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
+func (*ReplayEnded) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ReplayEnded) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
 type ListBlocksRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -6319,7 +6855,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6331,7 +6867,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6344,7 +6880,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -6379,7 +6915,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6391,7 +6927,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6404,7 +6940,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -6476,7 +7012,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +7024,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +7037,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Block) GetId() string {
@@ -6691,7 +7227,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6703,7 +7239,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6716,7 +7252,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -6753,7 +7289,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6765,7 +7301,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6778,7 +7314,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -6837,7 +7373,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6849,7 +7385,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6862,7 +7398,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -6940,7 +7476,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6952,7 +7488,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6965,7 +7501,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -6993,7 +7529,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7005,7 +7541,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7018,7 +7554,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -7061,7 +7597,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7073,7 +7609,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7086,7 +7622,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -7170,7 +7706,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7182,7 +7718,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7195,7 +7731,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -7244,7 +7780,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7256,7 +7792,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7269,7 +7805,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -7308,7 +7844,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7320,7 +7856,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7333,7 +7869,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -7412,7 +7948,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7424,7 +7960,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7437,7 +7973,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -7498,7 +8034,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7510,7 +8046,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7523,7 +8059,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -7542,7 +8078,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7554,7 +8090,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7567,7 +8103,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -7586,7 +8122,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7598,7 +8134,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7611,7 +8147,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -7630,7 +8166,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7642,7 +8178,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7655,7 +8191,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -7674,7 +8210,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7686,7 +8222,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7699,7 +8235,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -7719,7 +8255,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7731,7 +8267,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7744,7 +8280,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -7763,7 +8299,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7775,7 +8311,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7788,7 +8324,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -7820,7 +8356,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7832,7 +8368,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7845,7 +8381,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Key) GetKeyId() string {
@@ -7922,7 +8458,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7934,7 +8470,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7947,7 +8483,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -7976,7 +8512,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7988,7 +8524,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8001,7 +8537,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -8039,7 +8575,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8051,7 +8587,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8064,7 +8600,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -8099,7 +8635,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8111,7 +8647,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8124,7 +8660,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -8158,7 +8694,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8170,7 +8706,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8183,7 +8719,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -8202,7 +8738,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8214,7 +8750,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8227,7 +8763,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -8257,7 +8793,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8269,7 +8805,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8282,7 +8818,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -8346,7 +8882,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8358,7 +8894,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8371,7 +8907,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -8399,7 +8935,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8411,7 +8947,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8424,7 +8960,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -8477,7 +9013,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8489,7 +9025,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8502,7 +9038,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -8587,7 +9123,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8599,7 +9135,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8612,7 +9148,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -8639,7 +9175,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8651,7 +9187,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8664,7 +9200,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -8691,7 +9227,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8703,7 +9239,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8716,7 +9252,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -8739,7 +9275,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8751,7 +9287,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8764,7 +9300,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -8798,7 +9334,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8810,7 +9346,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8823,7 +9359,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -8843,7 +9379,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8855,7 +9391,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8868,7 +9404,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -8902,7 +9438,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8914,7 +9450,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8927,7 +9463,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Reference) GetScope() string {
@@ -8973,7 +9509,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8985,7 +9521,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8998,7 +9534,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -9043,7 +9579,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9055,7 +9591,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9068,7 +9604,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -9101,7 +9637,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9113,7 +9649,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9126,7 +9662,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -9150,7 +9686,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9162,7 +9698,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9175,7 +9711,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -9210,7 +9746,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9222,7 +9758,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9235,7 +9771,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -9263,7 +9799,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9275,7 +9811,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9288,7 +9824,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -9321,7 +9857,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9333,7 +9869,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9346,7 +9882,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -9395,7 +9931,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9407,7 +9943,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9420,7 +9956,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -9458,7 +9994,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9470,7 +10006,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9483,7 +10019,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -9518,7 +10054,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9530,7 +10066,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9543,7 +10079,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -9571,7 +10107,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9583,7 +10119,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9596,7 +10132,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -9629,7 +10165,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9641,7 +10177,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9654,7 +10190,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -9703,7 +10239,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9715,7 +10251,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9728,7 +10264,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -9766,7 +10302,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9778,7 +10314,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9791,7 +10327,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -9826,7 +10362,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9838,7 +10374,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9851,7 +10387,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -9879,7 +10415,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9891,7 +10427,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9904,7 +10440,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -9937,7 +10473,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9949,7 +10485,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9962,7 +10498,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -10011,7 +10547,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10023,7 +10559,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10036,7 +10572,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -10074,7 +10610,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10086,7 +10622,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10099,7 +10635,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -10135,7 +10671,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10147,7 +10683,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10160,7 +10696,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -10189,7 +10725,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10201,7 +10737,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10214,7 +10750,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -10245,7 +10781,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10257,7 +10793,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10270,7 +10806,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -10312,7 +10848,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10324,7 +10860,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10337,7 +10873,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -10365,7 +10901,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10377,7 +10913,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10390,7 +10926,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -10423,7 +10959,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10435,7 +10971,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10448,7 +10984,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -10510,7 +11046,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10522,7 +11058,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10535,7 +11071,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -10616,7 +11152,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10628,7 +11164,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10641,7 +11177,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -10692,7 +11228,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10704,7 +11240,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10717,7 +11253,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -11019,7 +11555,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x12!\n" +
 	"\fmin_position\x18\x05 \x01(\tR\vminPositionB\x05\n" +
-	"\x03_at\"\xca\x05\n" +
+	"\x03_at\"\x8d\x06\n" +
 	"\fSessionState\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\tR\bposition\x12.\n" +
@@ -11040,7 +11576,12 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\breported\x18\r \x01(\v2\x14.spool.v1.UsageTotalR\breported\x12.\n" +
 	"\ametered\x18\x0e \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x126\n" +
 	"\bresolved\x18\x0f \x01(\v2\x1a.spool.v1.ResolvedVersionsR\bresolved\x12.\n" +
-	"\x05files\x18\x10 \x01(\v2\x18.spool.v1.WorkspaceStateR\x05files\"]\n" +
+	"\x05files\x18\x10 \x01(\v2\x18.spool.v1.WorkspaceStateR\x05files\x12A\n" +
+	"\x0fincomplete_text\x18\x11 \x03(\v2\x18.spool.v1.IncompleteTextR\x0eincompleteText\"L\n" +
+	"\x0eIncompleteText\x12\x19\n" +
+	"\bblock_id\x18\x01 \x01(\tR\ablockId\x12\x1f\n" +
+	"\vshown_bytes\x18\x02 \x01(\rR\n" +
+	"shownBytes\"]\n" +
 	"\bTodoList\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12(\n" +
 	"\x05items\x18\x02 \x03(\v2\x12.spool.v1.TodoItemR\x05items\"\xfd\x01\n" +
@@ -11113,7 +11654,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\tR\x02to\"\xf4\x02\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\x99\x03\n" +
 	"\tFilesDiff\x12\x18\n" +
 	"\asummary\x18\x01 \x01(\tR\asummary\x12*\n" +
 	"\x11from_snapshot_seq\x18\x02 \x01(\rR\x0ffromSnapshotSeq\x12&\n" +
@@ -11123,7 +11664,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"file_count\x18\x05 \x01(\rR\tfileCount\x12\x10\n" +
 	"\x03cut\x18\x06 \x01(\bR\x03cut\x127\n" +
 	"\x15from_snapshot_session\x18\a \x01(\tH\x00R\x13fromSnapshotSession\x88\x01\x01\x123\n" +
-	"\x13to_snapshot_session\x18\b \x01(\tH\x01R\x11toSnapshotSession\x88\x01\x01B\x18\n" +
+	"\x13to_snapshot_session\x18\b \x01(\tH\x01R\x11toSnapshotSession\x88\x01\x01\x12#\n" +
+	"\rsnapshot_gone\x18\t \x01(\bR\fsnapshotGoneB\x18\n" +
 	"\x16_from_snapshot_sessionB\x16\n" +
 	"\x14_to_snapshot_session\"\xd5\x01\n" +
 	"\bFileDiff\x12\x12\n" +
@@ -11373,7 +11915,43 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\amessage\"6\n" +
 	"\x03Lag\x12\x18\n" +
 	"\alagging\x18\x01 \x01(\bR\alagging\x12\x15\n" +
-	"\x06lag_ms\x18\x02 \x01(\rR\x05lagMs\"~\n" +
+	"\x06lag_ms\x18\x02 \x01(\rR\x05lagMs\"\xd9\x01\n" +
+	"\x13ReplayEventsRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x17\n" +
+	"\x04from\x18\x02 \x01(\rH\x00R\x04from\x88\x01\x01\x12\x13\n" +
+	"\x02to\x18\x03 \x01(\rH\x01R\x02to\x88\x01\x01\x12\x14\n" +
+	"\x05speed\x18\x04 \x01(\tR\x05speed\x12!\n" +
+	"\fexecution_id\x18\x05 \x01(\tR\vexecutionId\x12\x1f\n" +
+	"\bmetadata\x18\x06 \x01(\bH\x02R\bmetadata\x88\x01\x01B\a\n" +
+	"\x05_fromB\x05\n" +
+	"\x03_toB\v\n" +
+	"\t_metadata\"\xa6\x02\n" +
+	"\x14ReplayEventsResponse\x12'\n" +
+	"\x05event\x18\x01 \x01(\v2\x0f.spool.v1.EventH\x00R\x05event\x123\n" +
+	"\astarted\x18\x02 \x01(\v2\x17.spool.v1.ReplayStartedH\x00R\astarted\x12=\n" +
+	"\rgap_shortened\x18\x03 \x01(\v2\x16.spool.v1.GapShortenedH\x00R\fgapShortened\x127\n" +
+	"\vblock_whole\x18\x04 \x01(\v2\x14.spool.v1.BlockWholeH\x00R\n" +
+	"blockWhole\x12-\n" +
+	"\x05ended\x18\x05 \x01(\v2\x15.spool.v1.ReplayEndedH\x00R\x05endedB\t\n" +
+	"\amessage\"[\n" +
+	"\rReplayStarted\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\x12\x10\n" +
+	"\x03tip\x18\x03 \x01(\rR\x03tip\x12\x14\n" +
+	"\x05speed\x18\x04 \x01(\tR\x05speed\"W\n" +
+	"\fGapShortened\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x15\n" +
+	"\x06gap_ms\x18\x02 \x01(\x01R\x05gapMs\x12\x1e\n" +
+	"\vleft_out_ms\x18\x03 \x01(\x01R\tleftOutMs\"Z\n" +
+	"\n" +
+	"BlockWhole\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x19\n" +
+	"\bblock_id\x18\x02 \x01(\tR\ablockId\x12\x1f\n" +
+	"\vshown_bytes\x18\x03 \x01(\rR\n" +
+	"shownBytes\"\x1f\n" +
+	"\vReplayEnded\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\"~\n" +
 	"\x11ListBlocksRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12'\n" +
@@ -11769,11 +12347,12 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel\x12\x84\x01\n" +
 	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
 	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
-	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate2\xcb\x04\n" +
+	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate2\x9c\x05\n" +
 	"\x06Events\x12r\n" +
 	"\n" +
 	"ListEvents\x12\x1b.spool.v1.ListEventsRequest\x1a\x1c.spool.v1.ListEventsResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/events\x12O\n" +
-	"\fStreamEvents\x12\x1d.spool.v1.StreamEventsRequest\x1a\x1e.spool.v1.StreamEventsResponse0\x01\x12v\n" +
+	"\fStreamEvents\x12\x1d.spool.v1.StreamEventsRequest\x1a\x1e.spool.v1.StreamEventsResponse0\x01\x12O\n" +
+	"\fReplayEvents\x12\x1d.spool.v1.ReplayEventsRequest\x1a\x1e.spool.v1.ReplayEventsResponse0\x01\x12v\n" +
 	"\vListHistory\x12\x1c.spool.v1.ListHistoryRequest\x1a\x1d.spool.v1.ListHistoryResponse\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/history\x12\x8f\x01\n" +
 	"\x11ListHistoryBlocks\x12\".spool.v1.ListHistoryBlocksRequest\x1a#.spool.v1.ListHistoryBlocksResponse\"1\x82\xd3\xe4\x93\x02+\x12)/api/sessions/{session_id}/history/blocks\x12r\n" +
 	"\n" +
@@ -11835,7 +12414,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 147)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 154)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -11871,125 +12450,132 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*Conversation)(nil),                 // 31: spool.v1.Conversation
 	(*GetSessionStateRequest)(nil),       // 32: spool.v1.GetSessionStateRequest
 	(*SessionState)(nil),                 // 33: spool.v1.SessionState
-	(*TodoList)(nil),                     // 34: spool.v1.TodoList
-	(*UsageTotal)(nil),                   // 35: spool.v1.UsageTotal
-	(*ResolvedVersions)(nil),             // 36: spool.v1.ResolvedVersions
-	(*WorkspaceState)(nil),               // 37: spool.v1.WorkspaceState
-	(*FileChange)(nil),                   // 38: spool.v1.FileChange
-	(*DiffSessionRequest)(nil),           // 39: spool.v1.DiffSessionRequest
-	(*SessionDiff)(nil),                  // 40: spool.v1.SessionDiff
-	(*BlockChange)(nil),                  // 41: spool.v1.BlockChange
-	(*StatusChange)(nil),                 // 42: spool.v1.StatusChange
-	(*FilesDiff)(nil),                    // 43: spool.v1.FilesDiff
-	(*FileDiff)(nil),                     // 44: spool.v1.FileDiff
-	(*FileVersion)(nil),                  // 45: spool.v1.FileVersion
-	(*CompareSessionsRequest)(nil),       // 46: spool.v1.CompareSessionsRequest
-	(*SessionComparison)(nil),            // 47: spool.v1.SessionComparison
-	(*StartExecutionRequest)(nil),        // 48: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 49: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 50: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 51: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 52: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 53: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 54: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 55: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 56: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 57: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 58: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 59: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 60: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 61: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 62: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 63: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 64: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 65: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 66: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 67: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 68: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 69: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 70: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 71: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 72: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 73: spool.v1.Event
-	(*EventMetadata)(nil),                // 74: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 75: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 76: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 77: spool.v1.Lag
-	(*ListBlocksRequest)(nil),            // 78: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 79: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 80: spool.v1.Block
-	(*TodoItem)(nil),                     // 81: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 82: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 83: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 84: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 85: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 86: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 87: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 88: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 89: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 90: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 91: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 92: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 93: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 94: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 95: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 96: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 97: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 98: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 99: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 100: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 101: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 102: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 103: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 104: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 105: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 106: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 107: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 108: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 109: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 110: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 111: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 112: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 113: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 114: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 115: spool.v1.Reference
-	(*Definition)(nil),                   // 116: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 117: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 118: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 119: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 120: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 121: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 122: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 123: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 124: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 125: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 126: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 127: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 128: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 129: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 130: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 131: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 132: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 133: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 134: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 135: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 136: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 137: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 138: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 139: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 140: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 141: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 142: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 143: spool.v1.RemoveSkillRequest
-	nil,                                  // 144: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 145: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 146: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 147: google.protobuf.Timestamp
+	(*IncompleteText)(nil),               // 34: spool.v1.IncompleteText
+	(*TodoList)(nil),                     // 35: spool.v1.TodoList
+	(*UsageTotal)(nil),                   // 36: spool.v1.UsageTotal
+	(*ResolvedVersions)(nil),             // 37: spool.v1.ResolvedVersions
+	(*WorkspaceState)(nil),               // 38: spool.v1.WorkspaceState
+	(*FileChange)(nil),                   // 39: spool.v1.FileChange
+	(*DiffSessionRequest)(nil),           // 40: spool.v1.DiffSessionRequest
+	(*SessionDiff)(nil),                  // 41: spool.v1.SessionDiff
+	(*BlockChange)(nil),                  // 42: spool.v1.BlockChange
+	(*StatusChange)(nil),                 // 43: spool.v1.StatusChange
+	(*FilesDiff)(nil),                    // 44: spool.v1.FilesDiff
+	(*FileDiff)(nil),                     // 45: spool.v1.FileDiff
+	(*FileVersion)(nil),                  // 46: spool.v1.FileVersion
+	(*CompareSessionsRequest)(nil),       // 47: spool.v1.CompareSessionsRequest
+	(*SessionComparison)(nil),            // 48: spool.v1.SessionComparison
+	(*StartExecutionRequest)(nil),        // 49: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 50: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 51: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 52: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 53: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 54: spool.v1.GetExecutionRequest
+	(*Execution)(nil),                    // 55: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 56: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 57: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 58: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 59: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 60: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 61: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 62: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 63: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 64: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 65: spool.v1.TerminateExecutionResponse
+	(*ListEventsRequest)(nil),            // 66: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 67: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 68: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 69: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 70: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 71: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 72: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 73: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 74: spool.v1.Event
+	(*EventMetadata)(nil),                // 75: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 76: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 77: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 78: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 79: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 80: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 81: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 82: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 83: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 84: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 85: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 86: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 87: spool.v1.Block
+	(*TodoItem)(nil),                     // 88: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 89: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 90: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 91: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 92: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 93: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 94: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 95: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 96: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 97: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 98: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 99: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 100: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 101: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 102: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 103: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 104: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 105: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 106: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 107: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 108: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 109: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 110: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 111: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 112: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 113: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 114: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 115: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 116: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 117: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 118: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 119: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 120: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 121: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 122: spool.v1.Reference
+	(*Definition)(nil),                   // 123: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 124: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 125: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 126: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 127: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 128: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 129: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 130: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 131: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 132: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 133: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 134: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 135: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 136: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 137: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 138: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 139: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 140: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 141: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 142: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 143: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 144: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 145: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 146: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 147: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 148: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 149: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 150: spool.v1.RemoveSkillRequest
+	nil,                                  // 151: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 152: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 153: spool.v1.StartExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 154: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	144, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	151, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -11998,239 +12584,247 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	147, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	147, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	154, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	154, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	147, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	154, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	147, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	147, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	154, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	154, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	145, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	152, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	31,  // 24: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	147, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	147, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	147, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	154, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	154, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	154, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	13,  // 28: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	54,  // 29: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	80,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
-	34,  // 31: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	55,  // 29: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	87,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	35,  // 31: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	31,  // 32: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
-	35,  // 33: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
-	35,  // 34: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
-	36,  // 35: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
-	37,  // 36: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
-	81,  // 37: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	147, // 38: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
-	38,  // 39: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	147, // 40: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
-	41,  // 41: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
-	42,  // 42: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
-	35,  // 43: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
-	35,  // 44: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
-	43,  // 45: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	80,  // 46: spool.v1.BlockChange.block:type_name -> spool.v1.Block
-	44,  // 47: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
-	45,  // 48: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
-	45,  // 49: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	73,  // 50: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	73,  // 51: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
-	1,   // 52: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 53: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 54: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 55: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	146, // 56: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	54,  // 57: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	56,  // 58: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 59: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	147, // 60: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	147, // 61: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	147, // 62: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	147, // 63: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	55,  // 64: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 65: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	147, // 66: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	56,  // 67: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	73,  // 68: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	73,  // 69: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	69,  // 70: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	72,  // 71: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	80,  // 72: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	147, // 73: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 74: spool.v1.Event.data:type_name -> spool.v1.Json
-	74,  // 75: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 76: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 77: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	73,  // 78: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	77,  // 79: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	80,  // 80: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	147, // 81: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 82: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 83: spool.v1.Block.input:type_name -> spool.v1.Json
-	81,  // 84: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	147, // 85: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 86: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	147, // 87: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	89,  // 88: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	147, // 89: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	90,  // 90: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	98,  // 91: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	147, // 92: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	147, // 93: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	147, // 94: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 95: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	105, // 96: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 97: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 98: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	147, // 99: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	108, // 100: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	108, // 101: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	108, // 102: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	115, // 103: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 104: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	147, // 105: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	115, // 106: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	115, // 107: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 108: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	116, // 109: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	115, // 110: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 111: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	116, // 112: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	115, // 113: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 114: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	116, // 115: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	137, // 116: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	136, // 117: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	141, // 118: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	115, // 119: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	147, // 120: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 121: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 122: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 123: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 124: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 125: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 126: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 127: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 128: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 129: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 130: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 131: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 132: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 133: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 134: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	39,  // 135: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	46,  // 136: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	48,  // 137: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	50,  // 138: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	53,  // 139: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	51,  // 140: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	57,  // 141: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	59,  // 142: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	61,  // 143: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	63,  // 144: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	65,  // 145: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	75,  // 146: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	67,  // 147: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	70,  // 148: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	78,  // 149: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	82,  // 150: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	96,  // 151: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	99,  // 152: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	109, // 153: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	111, // 154: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	113, // 155: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	101, // 156: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	103, // 157: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	106, // 158: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	84,  // 159: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	91,  // 160: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	92,  // 161: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	94,  // 162: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	87,  // 163: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	119, // 164: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	120, // 165: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	122, // 166: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	123, // 167: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	124, // 168: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	125, // 169: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	127, // 170: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	128, // 171: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	129, // 172: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	130, // 173: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	132, // 174: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	133, // 175: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	134, // 176: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	138, // 177: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	140, // 178: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	142, // 179: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	143, // 180: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 181: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 182: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 183: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 184: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 185: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 186: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 187: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 188: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 189: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 190: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 191: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 192: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	40,  // 193: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	47,  // 194: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	49,  // 195: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	52,  // 196: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	54,  // 197: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	52,  // 198: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	58,  // 199: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	60,  // 200: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	62,  // 201: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	64,  // 202: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	66,  // 203: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	76,  // 204: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	68,  // 205: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	71,  // 206: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	79,  // 207: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	83,  // 208: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	97,  // 209: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	100, // 210: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	110, // 211: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	112, // 212: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	114, // 213: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	102, // 214: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	104, // 215: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	107, // 216: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	85,  // 217: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	86,  // 218: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	93,  // 219: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	95,  // 220: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	88,  // 221: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	117, // 222: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	121, // 223: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	116, // 224: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	118, // 225: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	117, // 226: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	126, // 227: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	116, // 228: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	118, // 229: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	117, // 230: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	131, // 231: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	116, // 232: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	118, // 233: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	135, // 234: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	139, // 235: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	141, // 236: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	117, // 237: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	118, // 238: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	181, // [181:239] is the sub-list for method output_type
-	123, // [123:181] is the sub-list for method input_type
-	123, // [123:123] is the sub-list for extension type_name
-	123, // [123:123] is the sub-list for extension extendee
-	0,   // [0:123] is the sub-list for field type_name
+	36,  // 33: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	36,  // 34: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	37,  // 35: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	38,  // 36: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	34,  // 37: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
+	88,  // 38: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	154, // 39: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	39,  // 40: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	154, // 41: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	42,  // 42: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	43,  // 43: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	36,  // 44: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	36,  // 45: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	44,  // 46: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	87,  // 47: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	45,  // 48: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	46,  // 49: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	46,  // 50: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	74,  // 51: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	74,  // 52: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 53: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 54: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 55: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 56: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	153, // 57: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	55,  // 58: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	57,  // 59: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 60: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	154, // 61: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	154, // 62: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	154, // 63: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	154, // 64: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	56,  // 65: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 66: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	154, // 67: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	57,  // 68: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	74,  // 69: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	74,  // 70: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	70,  // 71: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	73,  // 72: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	87,  // 73: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	154, // 74: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 75: spool.v1.Event.data:type_name -> spool.v1.Json
+	75,  // 76: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 77: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 78: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	74,  // 79: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	78,  // 80: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	74,  // 81: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	81,  // 82: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	82,  // 83: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	83,  // 84: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	84,  // 85: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	87,  // 86: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	154, // 87: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 88: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 89: spool.v1.Block.input:type_name -> spool.v1.Json
+	88,  // 90: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	154, // 91: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	93,  // 92: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	154, // 93: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	96,  // 94: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	154, // 95: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	97,  // 96: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	105, // 97: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	154, // 98: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	154, // 99: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	154, // 100: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 101: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	112, // 102: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 103: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 104: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	154, // 105: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	115, // 106: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	115, // 107: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	115, // 108: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	122, // 109: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 110: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	154, // 111: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	122, // 112: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	122, // 113: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 114: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	123, // 115: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	122, // 116: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 117: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	123, // 118: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	122, // 119: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 120: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	123, // 121: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	144, // 122: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	143, // 123: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	148, // 124: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	122, // 125: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	154, // 126: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 127: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 128: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 129: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 130: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 131: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 132: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 133: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 134: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 135: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 136: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 137: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 138: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 139: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 140: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 141: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 142: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 143: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 144: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 145: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 146: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 147: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	60,  // 148: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	62,  // 149: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	64,  // 150: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	66,  // 151: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	76,  // 152: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	79,  // 153: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	68,  // 154: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	71,  // 155: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	85,  // 156: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	89,  // 157: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	103, // 158: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	106, // 159: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	116, // 160: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	118, // 161: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	120, // 162: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	108, // 163: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	110, // 164: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	113, // 165: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	91,  // 166: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	98,  // 167: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	99,  // 168: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	101, // 169: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	94,  // 170: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	126, // 171: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	127, // 172: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	129, // 173: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	130, // 174: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	131, // 175: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	132, // 176: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	134, // 177: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	135, // 178: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	136, // 179: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	137, // 180: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	139, // 181: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	140, // 182: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	141, // 183: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	145, // 184: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	147, // 185: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	149, // 186: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	150, // 187: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 188: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 189: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 190: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 191: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 192: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 193: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 194: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 195: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 196: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 197: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 198: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 199: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 200: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 201: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 202: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 203: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	55,  // 204: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 205: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 206: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	61,  // 207: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	63,  // 208: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	65,  // 209: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	67,  // 210: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	77,  // 211: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	80,  // 212: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	69,  // 213: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	72,  // 214: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	86,  // 215: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	90,  // 216: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	104, // 217: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	107, // 218: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	117, // 219: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	119, // 220: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	121, // 221: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	109, // 222: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	111, // 223: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	114, // 224: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	92,  // 225: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	93,  // 226: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	100, // 227: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	102, // 228: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	95,  // 229: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	124, // 230: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	128, // 231: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	123, // 232: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	125, // 233: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	124, // 234: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	133, // 235: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	123, // 236: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	125, // 237: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	124, // 238: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	138, // 239: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	123, // 240: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	125, // 241: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	142, // 242: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	146, // 243: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	148, // 244: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	124, // 245: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	125, // 246: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	188, // [188:247] is the sub-list for method output_type
+	129, // [129:188] is the sub-list for method input_type
+	129, // [129:129] is the sub-list for extension type_name
+	129, // [129:129] is the sub-list for extension extendee
+	0,   // [0:129] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -12248,36 +12842,44 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[21].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[36].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[37].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[38].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[43].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[39].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[44].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[54].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[65].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[73].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[75].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[66].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[74].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[77].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[137].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[141].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{
+		(*ReplayEventsResponse_Event)(nil),
+		(*ReplayEventsResponse_Started)(nil),
+		(*ReplayEventsResponse_GapShortened)(nil),
+		(*ReplayEventsResponse_BlockWhole)(nil),
+		(*ReplayEventsResponse_Ended)(nil),
+	}
+	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[93].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[96].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[105].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[144].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   147,
+			NumMessages:   154,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

@@ -74,7 +74,8 @@ type SessionsClient interface {
 	TerminateEnvironment(ctx context.Context, in *TerminateEnvironmentRequest, opts ...grpc.CallOption) (*TerminateEnvironmentResponse, error)
 	// Lists the conversations of a session: the agent's own, main, and those of its sub-agents.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
-	// Reads what a session was after one of its events. The text of blocks that were open then is not in the log, and so not here.
+	// Reads what a session was after one of its events. Blocks that were open then have the text that came before the next event, as
+	// long as text in flight is kept: 7 days.
 	GetSessionState(ctx context.Context, in *GetSessionStateRequest, opts ...grpc.CallOption) (*SessionState, error)
 	// Compares what a session was after two of its events: blocks, statuses, usage and files.
 	DiffSession(ctx context.Context, in *DiffSessionRequest, opts ...grpc.CallOption) (*SessionDiff, error)
@@ -264,7 +265,8 @@ type SessionsServer interface {
 	TerminateEnvironment(context.Context, *TerminateEnvironmentRequest) (*TerminateEnvironmentResponse, error)
 	// Lists the conversations of a session: the agent's own, main, and those of its sub-agents.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
-	// Reads what a session was after one of its events. The text of blocks that were open then is not in the log, and so not here.
+	// Reads what a session was after one of its events. Blocks that were open then have the text that came before the next event, as
+	// long as text in flight is kept: 7 days.
 	GetSessionState(context.Context, *GetSessionStateRequest) (*SessionState, error)
 	// Compares what a session was after two of its events: blocks, statuses, usage and files.
 	DiffSession(context.Context, *DiffSessionRequest) (*SessionDiff, error)
@@ -1057,6 +1059,7 @@ var Executions_ServiceDesc = grpc.ServiceDesc{
 const (
 	Events_ListEvents_FullMethodName        = "/spool.v1.Events/ListEvents"
 	Events_StreamEvents_FullMethodName      = "/spool.v1.Events/StreamEvents"
+	Events_ReplayEvents_FullMethodName      = "/spool.v1.Events/ReplayEvents"
 	Events_ListHistory_FullMethodName       = "/spool.v1.Events/ListHistory"
 	Events_ListHistoryBlocks_FullMethodName = "/spool.v1.Events/ListHistoryBlocks"
 	Events_ListBlocks_FullMethodName        = "/spool.v1.Events/ListBlocks"
@@ -1073,6 +1076,10 @@ type EventsClient interface {
 	// Streams a session's events from a cursor: each kept event once, in order, with the text in flight between them.
 	// Over HTTP the same stream is GET /api/sessions/{sessionId}/events/stream (SSE) and GET /api/ws (WebSocket).
 	StreamEvents(ctx context.Context, in *StreamEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamEventsResponse], error)
+	// Replays what happened in a session: its kept events with their original times, as far apart as they happened or faster, and between
+	// them the text in flight that is still kept. The stream ends after the last event.
+	// Over HTTP the same replay is GET /api/sessions/{sessionId}/events/stream?replay=1 (SSE) and a join with "replay":true on GET /api/ws (WebSocket).
+	ReplayEvents(ctx context.Context, in *ReplayEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReplayEventsResponse], error)
 	// Lists the kept events that a fork has from its ancestors, from the first event of the oldest one on: each with the session that it
 	// is of, and its seq there. Of a session that is no fork there are none.
 	ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error)
@@ -1119,6 +1126,25 @@ func (c *eventsClient) StreamEvents(ctx context.Context, in *StreamEventsRequest
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Events_StreamEventsClient = grpc.ServerStreamingClient[StreamEventsResponse]
 
+func (c *eventsClient) ReplayEvents(ctx context.Context, in *ReplayEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReplayEventsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Events_ServiceDesc.Streams[1], Events_ReplayEvents_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReplayEventsRequest, ReplayEventsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Events_ReplayEventsClient = grpc.ServerStreamingClient[ReplayEventsResponse]
+
 func (c *eventsClient) ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListHistoryResponse)
@@ -1160,6 +1186,10 @@ type EventsServer interface {
 	// Streams a session's events from a cursor: each kept event once, in order, with the text in flight between them.
 	// Over HTTP the same stream is GET /api/sessions/{sessionId}/events/stream (SSE) and GET /api/ws (WebSocket).
 	StreamEvents(*StreamEventsRequest, grpc.ServerStreamingServer[StreamEventsResponse]) error
+	// Replays what happened in a session: its kept events with their original times, as far apart as they happened or faster, and between
+	// them the text in flight that is still kept. The stream ends after the last event.
+	// Over HTTP the same replay is GET /api/sessions/{sessionId}/events/stream?replay=1 (SSE) and a join with "replay":true on GET /api/ws (WebSocket).
+	ReplayEvents(*ReplayEventsRequest, grpc.ServerStreamingServer[ReplayEventsResponse]) error
 	// Lists the kept events that a fork has from its ancestors, from the first event of the oldest one on: each with the session that it
 	// is of, and its seq there. Of a session that is no fork there are none.
 	ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error)
@@ -1182,6 +1212,9 @@ func (UnimplementedEventsServer) ListEvents(context.Context, *ListEventsRequest)
 }
 func (UnimplementedEventsServer) StreamEvents(*StreamEventsRequest, grpc.ServerStreamingServer[StreamEventsResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamEvents not implemented")
+}
+func (UnimplementedEventsServer) ReplayEvents(*ReplayEventsRequest, grpc.ServerStreamingServer[ReplayEventsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ReplayEvents not implemented")
 }
 func (UnimplementedEventsServer) ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHistory not implemented")
@@ -1241,6 +1274,17 @@ func _Events_StreamEvents_Handler(srv interface{}, stream grpc.ServerStream) err
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Events_StreamEventsServer = grpc.ServerStreamingServer[StreamEventsResponse]
+
+func _Events_ReplayEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReplayEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EventsServer).ReplayEvents(m, &grpc.GenericServerStream[ReplayEventsRequest, ReplayEventsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Events_ReplayEventsServer = grpc.ServerStreamingServer[ReplayEventsResponse]
 
 func _Events_ListHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListHistoryRequest)
@@ -1324,6 +1368,11 @@ var Events_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "StreamEvents",
 			Handler:       _Events_StreamEvents_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ReplayEvents",
+			Handler:       _Events_ReplayEvents_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -21,6 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/quota"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
+	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
 // Limits of what an application may send, in bytes.
@@ -50,6 +51,7 @@ type Server struct {
 	Reads   *reads.Store
 	Send    *commands.Sender
 	Live    *live.Hub
+	Player  *replay.Player
 	Objects *objects.Store // of workspaces
 	Files   *livefiles.Client
 	Skills  *objects.Store // ZIPs
@@ -67,11 +69,11 @@ type Server struct {
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader
-	WriteTimeout time.Duration // how long a client of StreamEvents may take for one message
+	WriteTimeout time.Duration // how long a client of StreamEvents or ReplayEvents may take for what is sent at once
 	Counts       Counts
 }
 
-// Counts is what StreamEvents counts.
+// Counts is what StreamEvents and ReplayEvents count.
 type Counts interface {
 	Stream(kind string) (done func())
 	Sent(kind string, bytes int)

@@ -8,13 +8,19 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/history"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// comparePage is how many events of a session are in memory at once.
-const comparePage = 100
+const (
+	// comparePage and comparePageBytes bound the events of a session that are in memory at once.
+	comparePage      = 100
+	comparePageBytes = 256 << 10
+	// compareCost is what a comparison takes of the gateway's bytes: a page of each session, with an event as large as a commit, and both decoded.
+	compareCost = 6 << 20
+)
 
 // CompareSessions finds the first event at which two sessions differ. A fork is compared with what its parent did after the fork, two
 // others from their first messages on.
@@ -24,6 +30,9 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 		return nil, err
 	}
 	if err := s.comparable(ctx, tenant, r.GetWith()); err != nil {
+		return nil, err
+	}
+	if err := admission.From(ctx).Take(compareCost); err != nil {
 		return nil, err
 	}
 	a, err := s.runOf(ctx, tenant, r.GetSessionId())
@@ -155,26 +164,37 @@ func (r *run) next(ctx context.Context) (*step, error) {
 		if r.read >= r.tip {
 			return nil, nil
 		}
-		before := r.read
-		err := r.reads.Each(ctx, r.tenant, r.id, r.read, r.tip, nil, comparePage, func(w events.Wire) error {
-			r.read = w.Seq
-			r.begun = r.begun || w.Type == (events.MessageAccepted{}).EventType()
-			if !r.begun || w.Seq <= r.after {
-				return nil
-			}
-			if is, ok := r.as.Comparable(w); ok {
-				r.waiting = append(r.waiting, step{w, is})
-			}
-			return nil
-		})
+		page, err := r.reads.Events(ctx, r.tenant, r.id, reads.Query{After: r.read, Limit: int(min(comparePage, r.tip-r.read)), Bytes: comparePageBytes})
 		if err != nil {
 			return nil, err
 		}
-		if r.read == before {
-			return nil, problem.Gone()
+		if len(page.Events) == 0 {
+			return nil, r.reads.UnlessFolding(ctx, r.id, problem.Gone())
+		}
+		for _, kept := range page.Events {
+			if err := r.take(kept); err != nil {
+				return nil, err
+			}
 		}
 	}
 	first := r.waiting[0]
 	r.waiting = r.waiting[1:]
 	return &first, nil
+}
+
+// take takes an event that was read.
+func (r *run) take(kept reads.Kept) error {
+	var w events.Wire
+	if err := json.Unmarshal(kept.JSON, &w); err != nil {
+		return problem.From(fmt.Errorf("event %d of %s: %w", kept.Seq, r.id, err))
+	}
+	r.read = kept.Seq
+	r.begun = r.begun || w.Type == (events.MessageAccepted{}).EventType()
+	if !r.begun || w.Seq <= r.after {
+		return nil
+	}
+	if is, ok := r.as.Comparable(w); ok {
+		r.waiting = append(r.waiting, step{w, is})
+	}
+	return nil
 }

@@ -129,7 +129,13 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, reader, out, unlessFalse(r.Metadata))
+	err = s.stream(ctx, reader, unlessFalse(r.Metadata), func(f live.Frame, metadata bool) error {
+		m, err := response(f, metadata)
+		if err != nil {
+			return err
+		}
+		return out.Send(m)
+	})
 	if out.Context().Err() == nil {
 		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
 	}
@@ -138,17 +144,23 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 
 const kindGRPC = "grpc"
 
-// stream sends until it cannot, and says why. Send waits for a slow client without an end, and only returns when the
+// source is what a stream sends: a live.Reader or a replay.
+type source interface {
+	Next(ctx context.Context) ([]live.Frame, error)
+	Cursor() uint32
+}
+
+// stream sends until it cannot, and says why. send waits for a slow client without an end, and only returns when the
 // call is over; so it waits in a goroutine of its own, and the call ends without it.
-func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse], metadata bool) error {
-	cursor := reader.Cursor()
+func (s *Server) stream(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
+	cursor := from.Cursor()
 	for {
-		frames, err := reader.Next(ctx)
+		frames, err := from.Next(ctx)
 		if err != nil {
 			return err
 		}
 		sent := make(chan error, 1)
-		go func() { sent <- s.sendAll(frames, out, metadata) }()
+		go func() { sent <- s.sendAll(frames, metadata, send) }()
 		slow := time.NewTimer(s.WriteTimeout)
 		select {
 		case err = <-sent:
@@ -161,20 +173,18 @@ func (s *Server) stream(ctx context.Context, reader *live.Reader, out grpc.Serve
 		if err != nil {
 			return err
 		}
-		cursor = reader.Cursor()
+		cursor = from.Cursor()
 	}
 }
 
-func (s *Server) sendAll(frames []live.Frame, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse], metadata bool) error {
+func (s *Server) sendAll(frames []live.Frame, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	for _, f := range frames {
-		m, err := response(f, metadata)
-		if err == nil {
-			err = out.Send(m)
-		}
-		if err != nil {
+		if err := send(f, metadata); err != nil {
 			return err
 		}
-		s.Counts.Sent(kindGRPC, f.Len(metadata))
+		if f.JSON != nil {
+			s.Counts.Sent(kindGRPC, f.Len(metadata))
+		}
 	}
 	return nil
 }
@@ -185,15 +195,17 @@ func response(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error
 			Lag: &spoolv1.Lag{Lagging: f.Lag.Lagging, LagMs: f.Lag.LagMs},
 		}}, nil
 	}
+	e, err := event(f, metadata)
+	return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Event{Event: e}}, err
+}
+
+// event dresses an event, or text in flight, for the API.
+func event(f live.Frame, metadata bool) (*spoolv1.Event, error) {
 	kept := reads.Kept{Seq: f.Seq, Type: f.Type, JSON: f.JSON}
 	if metadata {
 		kept.Metadata = f.Metadata
 	}
-	e, err := kept.Event()
-	if err != nil {
-		return nil, err
-	}
-	return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Event{Event: e}}, nil
+	return kept.Event()
 }
 
 // ListBlocks lists a session's blocks.

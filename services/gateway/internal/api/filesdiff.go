@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -70,7 +72,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.F
 		w, err := s.openSnapshot(ctx, side.past, side.field)
 		var removed *problem.Error
 		if errors.As(err, &removed) && removed.Code == problem.SnapshotGone {
-			out.Summary = "The files cannot be compared: " + removed.Detail + "."
+			out.SnapshotGone, out.Summary = true, "The files cannot be compared: "+removed.Detail+"."
 			return out, nil
 		}
 		if err == nil {
@@ -192,7 +194,7 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	if !isText(before) || !isText(after) {
 		return omittedBinary, d.sums(ctx, f, a, b)
 	}
-	text := udiff.Unified("a/"+f.Path, "b/"+f.Path, string(before), string(after))
+	text := udiff.Unified(quoted("a/"+f.Path), quoted("b/"+f.Path), string(before), string(after))
 	if len(text) > d.text {
 		d.text = 0
 		return omittedCut, nil
@@ -201,6 +203,14 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	d.text -= len(text)
 	f.Text = &text
 	return "", nil
+}
+
+// quoted returns the name of a file as a unified diff has it: in quotes where it could be read as lines of the diff.
+func quoted(name string) string {
+	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
+		return strconv.Quote(name)
+	}
+	return name
 }
 
 func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }

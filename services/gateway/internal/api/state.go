@@ -3,11 +3,16 @@ package api
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
@@ -61,6 +66,9 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	if next != nil {
 		out.NextPageToken = next.String()
 	}
+	if out.IncompleteText, err = s.textAt(ctx, p, out.Blocks); err != nil {
+		return nil, err
+	}
 	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.Past{}, maxExecutionsAt); err != nil {
 		return nil, err
 	}
@@ -69,6 +77,42 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	}
 	out.Files, err = s.filesAt(ctx, p)
 	return out, err
+}
+
+// textAt fills in the text in flight that open blocks had before the event that followed, and lists those of which it is not all there.
+func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
+	byID := map[string]*spoolv1.Block{}
+	for _, b := range blocks {
+		if b.Status == string(events.StatusPending) {
+			byID[b.Id] = b
+		}
+	}
+	if len(byID) == 0 {
+		return nil, nil
+	}
+	open, err := s.Reads.OpenTexts(ctx, p, slices.Sorted(maps.Keys(byID)))
+	if err != nil || len(open) == 0 {
+		return nil, err
+	}
+	var before *time.Time
+	err = s.Reads.Each(ctx, p.Tenant, p.ID, p.Seq, p.Seq+1, nil, 1, func(w events.Wire) error {
+		before = &w.Time
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.Player.TextOf(ctx, p.Tenant, p.ID, open, before, admission.From(ctx).Take)
+	for _, t := range list {
+		if len(t.Known) > 0 {
+			text := strings.ToValidUTF8(string(t.Known), "\ufffd") // pieces may overlap amid a character
+			byID[t.ID].Content = &text
+		}
+		if !t.Whole {
+			incomplete = append(incomplete, &spoolv1.IncompleteText{BlockId: t.ID, ShownBytes: uint32(len(t.Known))}) //nolint:gosec // offsets have 32 bits
+		}
+	}
+	return incomplete, err
 }
 
 // filesAt says what is known of the workspace after an event.

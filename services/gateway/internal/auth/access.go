@@ -36,7 +36,7 @@ var needs = map[string]need{
 	"Executions/StartExecution": use(), "Executions/ListExecutions": use(), "Executions/ListSessionExecutions": use(), "Executions/GetExecution": use(),
 	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
 
-	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ListBlocks": use(),
+	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ReplayEvents": use(), "Events/ListBlocks": use(),
 	"Events/ListHistory": use(), "Events/ListHistoryBlocks": use(),
 
 	"Keys/CreateKey": admin(), "Keys/ListKeys": admin(), "Keys/RevokeKey": admin(),

@@ -3,6 +3,7 @@ package reads
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -41,7 +42,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 				for _, piece := range text(b.ID, "", "", offsets, texts).Pieces {
 					t.Add(piece)
 				}
-				b.Content = t.Known
+				b.Content = strings.ToValidUTF8(t.Known, "\ufffd") // pieces may overlap amid a character
 			}
 			if take != nil {
 				if err := take(int64(len(*stored) + len(b.Content))); err != nil {

@@ -21,7 +21,7 @@ type Kept struct {
 	Metadata *Metadata // that the event shows; nil for none
 }
 
-// maxPageBytes is where a page of events ends if Query.Bytes is 0.
+// maxPageBytes is where a page of events ends if Query.Bytes is 0, and where one of the blocks at an event does.
 const maxPageBytes = 2 << 20
 
 // Page is a run of kept events.
@@ -82,9 +82,9 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		case !found:
 			return s.missing(ctx, tenant, session)
 		case q.After > p.Tip:
-			return Ahead(q.After, p.Tip)
+			return s.UnlessFolding(ctx, session, ahead(p.Tip))
 		case q.After < p.Tip && first != int64(q.After)+1:
-			return expired(q.After, p.Tip)
+			return s.UnlessFolding(ctx, session, expired("after", p.Tip))
 		}
 		cut := size > q.Bytes || len(p.Events) == q.Limit
 		if q.Metadata {
@@ -115,15 +115,15 @@ func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
 	return list, false
 }
 
-// Ahead is a cursor from the future.
-func Ahead(after, tip uint32) error {
+// ahead is a cursor from the future.
+func ahead(tip uint32) error {
 	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which tip gives")
 	e.Tip = &tip
 	return e
 }
 
-func expired(after, tip uint32) error {
-	e := problem.New(problem.CursorExpired, "after", "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
+func expired(field string, tip uint32) error {
+	e := problem.New(problem.CursorExpired, field, "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
 	e.Tip = &tip
 	return e
 }
@@ -151,8 +151,9 @@ func Event(w events.Wire) *spoolv1.Event {
 
 // OpenBlock is a block whose text is in flight at some event.
 type OpenBlock struct {
-	ID    string
-	Start time.Time // when the block began
+	ID          string
+	ExecutionID string
+	Start       time.Time // when the block began
 }
 
 // OpenBlocks reads which blocks with text began before an event of a session and ended with it or later.
@@ -167,12 +168,52 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 		if err := json.Unmarshal([]byte(stored), &block); err != nil {
 			return unreadable(err)
 		}
-		b.Start = block.Time
+		b.ExecutionID, b.Start = block.ExecutionID, block.Time
 		list = append(list, b)
 		return nil
 	}, `
 		SELECT id, block FROM blocks WHERE tenant = $1 AND session = $2 AND first_seq < $3 AND (last_seq >= $3 OR status = 'pending')
 		   AND kind IN ('assistant_text', 'thinking')`, tenant, session, int64(seq))
+	return list, err
+}
+
+// OpenText is a block with text that was open at some event, and what is known of its text by now.
+type OpenText struct {
+	ID    string
+	Start time.Time // when the block began
+	End   time.Time // when it was complete; zero for a block that is open
+	Bytes int       // of its text
+}
+
+// OpenTexts reads what is known of the blocks with text that were open at an event, of those with some ids.
+func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []OpenText, err error) {
+	err = s.rows(ctx, func(r row) error {
+		var text, status string
+		var inFlight int
+		var completed *string
+		if err := r.Scan(&text, &status, &inFlight, &completed); err != nil {
+			return err
+		}
+		var b events.Block
+		if err := json.Unmarshal([]byte(text), &b); err != nil {
+			return unreadable(err)
+		}
+		open := OpenText{ID: b.ID, Start: b.Time, Bytes: inFlight}
+		if events.BlockStatus(status) != events.StatusPending {
+			open.Bytes = len(b.Content)
+			if completed != nil {
+				if open.End, err = time.Parse(time.RFC3339Nano, *completed); err != nil {
+					return unreadable(err)
+				}
+			}
+		}
+		list = append(list, open)
+		return nil
+	}, `
+		SELECT b.block, b.status, coalesce((SELECT max("offset" + octet_length(text)) FROM text_in_flight WHERE tenant = b.tenant AND session = b.session AND block = b.id), 0),
+		       (SELECT event::json->>'time' FROM events WHERE tenant = b.tenant AND session = b.session AND seq = b.last_seq)
+		  FROM blocks b WHERE b.tenant = $1 AND b.session = $2 AND b.id = ANY ($3) AND b.kind IN ('assistant_text', 'thinking') AND (b.last_seq > $4 OR b.status = 'pending')`,
+		p.Tenant, p.ID, ids, int64(p.Seq))
 	return list, err
 }
 

@@ -129,6 +129,30 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 	return read()
 }
 
+// Span returns the seq of the first event of a session's execution, and of the event that ends it: 0 if none does yet.
+// EXECUTION_NOT_FOUND says that the session has no such execution.
+func (s *Store) Span(ctx context.Context, tenant, session, execution string) (first, last uint32, err error) {
+	ends := []string{}
+	for _, e := range events.Catalogue() {
+		if events.Terminal(e.Type) {
+			ends = append(ends, string(e.Type))
+		}
+	}
+	err = s.await(ctx, s.executionIn(tenant, execution), func() error {
+		var begin, end int64
+		found, err := s.one(ctx, []any{&begin, &end}, `
+			SELECT x.first_seq, coalesce((SELECT seq FROM events WHERE tenant = x.tenant AND session = x.session AND seq >= x.first_seq
+			         AND type = ANY ($4) AND event::json->>'executionId' = x.id ORDER BY seq LIMIT 1), 0)
+			  FROM executions x WHERE x.tenant = $1 AND x.session = $2 AND x.id = $3`, tenant, session, execution, ends)
+		if err == nil && !found {
+			return noExecution()
+		}
+		first, last = uint32(begin), uint32(end) //nolint:gosec // seqs
+		return err
+	})
+	return first, last, err
+}
+
 // Executions lists a tenant's executions as the filter says: a page, and the token of the next.
 func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Execution, string, error) {
 	size, err := PageSize(size)

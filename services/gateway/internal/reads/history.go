@@ -114,7 +114,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 		h.Total += a.Effective
 	}
 	if after > h.Total {
-		return h, Ahead(after, h.Total)
+		return h, ahead(h.Total)
 	}
 	h.Next = after
 	size, skip := 0, after

@@ -54,7 +54,7 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 		case !found:
 			return s.missing(ctx, tenant, session)
 		case wanted > tip:
-			return s.aheadOf(ctx, session, field, wanted, uint32(tip))
+			return s.UnlessFolding(ctx, session, notYet(field, wanted, uint32(tip)))
 		case wanted == 0:
 			wanted = tip
 		}
@@ -64,7 +64,7 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 				return unreadable(err)
 			}
 		}
-		return s.fold(ctx, &p, uint32(wanted))
+		return s.fold(ctx, &p, field, uint32(wanted))
 	})
 	if err == nil && forked != "" {
 		p.Parent, err = readForked(forked)
@@ -75,8 +75,8 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 	return p, err
 }
 
-// fold folds the events after a state, up to one.
-func (s *Store) fold(ctx context.Context, p *Past, to uint32) error {
+// fold folds the events after a state, up to one. field is the parameter that this one comes from.
+func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) error {
 	var last events.Wire
 	for p.Seq < to || last.Seq == 0 {
 		from := p.Seq
@@ -94,11 +94,23 @@ func (s *Store) fold(ctx context.Context, p *Past, to uint32) error {
 			return err
 		}
 		if last.Seq != p.Seq || p.Seq == from && from != to {
-			return expired(p.Seq, to)
+			return s.lost(ctx, *p, field, to)
 		}
 	}
 	p.Position = last.Position
 	return nil
+}
+
+// lost is the error of events that were not found, although the session had them a moment ago: they were deleted with it, or are folded anew.
+func (s *Store) lost(ctx context.Context, p Past, field string, to uint32) error {
+	found, err := s.one(ctx, []any{new(string)}, "SELECT id FROM sessions WHERE tenant = $1 AND id = $2", p.Tenant, p.ID)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		return s.missing(ctx, p.Tenant, p.ID)
+	}
+	return s.UnlessFolding(ctx, p.ID, expired(field, to))
 }
 
 // Each calls f for the kept events after one up to another one, in order, of some types (nil for all), and for no more than limit.
@@ -121,8 +133,9 @@ func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint
 		tenant, session, int64(after), int64(to), names, limit)
 }
 
-// aheadOf is an event that the read models do not hold: the session may have it, as long as they are folded from the log's beginning.
-func (s *Store) aheadOf(ctx context.Context, session, field string, at int64, tip uint32) error {
+// UnlessFolding returns an error that says that a session has no such event. As long as the read models are folded from the log's
+// beginning the session may have it: the error is then UNAVAILABLE.
+func (s *Store) UnlessFolding(ctx context.Context, session string, missing error) error {
 	var caughtUp bool
 	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(session)); err != nil {
 		return err
@@ -130,6 +143,10 @@ func (s *Store) aheadOf(ctx context.Context, session, field string, at int64, ti
 	if !caughtUp {
 		return folding()
 	}
+	return missing
+}
+
+func notYet(field string, at int64, tip uint32) error {
 	e := problem.New(problem.CursorAhead, field, fmt.Sprintf("the session has no event %d yet: its last is %d", at, tip))
 	e.Tip = &tip
 	return e
@@ -140,19 +157,18 @@ func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uin
 	var last BlockToken
 	more := false
 	err = s.rows(ctx, func(r row) error {
-		b, at, err := p.scanBlock(r)
+		b, at, cut, err := p.scanBlock(r)
 		switch {
 		case err != nil:
 			return err
-		case uint32(len(list)) == size:
+		case cut || uint32(len(list)) == size:
 			more = true
 			return nil
 		}
 		list, last = append(list, Block(b)), at
 		return nil
-	}, "SELECT block, execution_ord, first_seq, last_seq FROM blocks WHERE tenant = $1 AND session = $2 AND (execution_ord, first_seq) > ($3, $4) "+
-		"AND execution_ord < $5 AND first_seq <= $6 ORDER BY execution_ord, first_seq LIMIT $7",
-		p.Tenant, p.ID, after.Ord, after.FirstSeq, max(1, int64(p.Count.Executions)), int64(p.Seq), size+1)
+	}, blocksUpTo("(execution_ord, first_seq) > ($3, $4) AND execution_ord < $5 AND first_seq <= $6", "$7", "$8"),
+		p.Tenant, p.ID, after.Ord, after.FirstSeq, max(1, int64(p.Count.Executions)), int64(p.Seq), size+1, maxPageBytes)
 	if more {
 		last.Seq = p.Seq
 		next = &last
@@ -160,24 +176,32 @@ func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uin
 	return list, next, err
 }
 
-// scanBlock reads a row of blocks as the block was at the event: what was open then is in the state.
-func (p Past) scanBlock(r row) (b events.Block, at BlockToken, err error) {
+// blocksUpTo is the query of the first blocks that a condition selects, for scanBlock. Rows after the one that passes a number of bytes have no block.
+func blocksUpTo(where, limit, bytes string) string {
+	return `SELECT CASE WHEN before <= ` + bytes + ` THEN block END, execution_ord, first_seq, last_seq FROM (
+	  SELECT *, sum(octet_length(block)) OVER (ORDER BY execution_ord, first_seq) - octet_length(block) AS before FROM (
+	    SELECT block, execution_ord, first_seq, last_seq FROM blocks WHERE tenant = $1 AND session = $2 AND ` + where + `
+	     ORDER BY execution_ord, first_seq LIMIT ` + limit + `) first) page ORDER BY execution_ord, first_seq`
+}
+
+// scanBlock reads a row of blocks as the block was at the event: what was open then is in the state. cut reports that the row has no block.
+func (p Past) scanBlock(r row) (b events.Block, at BlockToken, cut bool, err error) {
 	var text []byte
 	var last int64
-	if err := r.Scan(&text, &at.Ord, &at.FirstSeq, &last); err != nil {
-		return b, at, err
+	if err := r.Scan(&text, &at.Ord, &at.FirstSeq, &last); err != nil || text == nil {
+		return b, at, err == nil, err
 	}
 	if err := json.Unmarshal(text, &b); err != nil {
-		return b, at, unreadable(err)
+		return b, at, false, unreadable(err)
 	}
 	if last <= int64(p.Seq) {
-		return b, at, nil
+		return b, at, false, nil
 	}
 	i := slices.IndexFunc(p.Blocks, func(open history.Block) bool { return open.Block.ID == b.ID })
 	if i < 0 {
-		return b, at, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, which the events up to there do not say", b.ID, p.Seq))
+		return b, at, false, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, which the events up to there do not say", b.ID, p.Seq))
 	}
-	return p.Blocks[i].Block, at, nil
+	return p.Blocks[i].Block, at, false, nil
 }
 
 // BlocksSince reads the first blocks that began after an earlier event, or changed, as they are after a later one, and counts them all.
@@ -190,12 +214,13 @@ func (s *Store) BlocksSince(ctx context.Context, from, to Past, limit uint32) (l
 		}
 	}
 	err = s.rows(ctx, func(r row) error {
-		b, _, err := to.scanBlock(r)
-		list = append(list, Block(b))
+		b, _, cut, err := to.scanBlock(r)
+		if err == nil && !cut {
+			list = append(list, Block(b))
+		}
 		return err
-	}, "SELECT block, execution_ord, first_seq, last_seq FROM blocks WHERE tenant = $1 AND session = $2 AND execution_ord < $3 AND first_seq <= $4 "+
-		"AND (first_seq > $5 OR first_seq = ANY ($6)) ORDER BY execution_ord, first_seq LIMIT $7",
-		to.Tenant, to.ID, max(1, int64(to.Count.Executions)), int64(to.Seq), int64(from.Seq), changed, limit)
+	}, blocksUpTo("execution_ord < $3 AND first_seq <= $4 AND (first_seq > $5 OR first_seq = ANY ($6))", "$7", "$8"),
+		to.Tenant, to.ID, max(1, int64(to.Count.Executions)), int64(to.Seq), int64(from.Seq), changed, limit, maxPageBytes)
 	return list, to.Count.Blocks - from.Count.Blocks + uint32(len(changed)), err
 }
 
@@ -243,11 +268,40 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) (
 	for _, x := range list {
 		// Of a request to a model the log may say only after the execution's end.
 		x.Metered, x.MeteredCostUsd = nil, 0
+		if x.Resolved != nil {
+			text, err := withoutValues(x.Resolved.Text)
+			if err != nil {
+				return nil, unreadable(err)
+			}
+			x.Resolved = wirejson.Raw(text)
+		}
 		if i := slices.IndexFunc(p.Executions, func(open history.Execution) bool { return open.ID == x.ExecutionId }); i >= 0 {
 			p.unfinished(x, p.Executions[i])
 		}
 	}
 	return list, nil
+}
+
+// withoutValues returns what an execution resolved, of variables their names and origins alone.
+func withoutValues(resolved string) (string, error) {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(resolved), &all); err != nil || all["variables"] == nil {
+		return resolved, err
+	}
+	var variables []map[string]json.RawMessage
+	if err := json.Unmarshal(all["variables"], &variables); err != nil {
+		return "", err
+	}
+	for _, v := range variables {
+		delete(v, "value")
+		delete(v, "sealed")
+	}
+	var err error
+	if all["variables"], err = json.Marshal(variables); err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(all)
+	return string(text), err
 }
 
 // unfinished makes of an execution's row what it was while it had not ended.

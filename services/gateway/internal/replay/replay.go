@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,8 +28,10 @@ const (
 	cost = 768 << 10
 	// maxBatch is where what Next returns ends, in bytes.
 	maxBatch = 256 << 10
-	// readers is how many replays of a gateway read Postgres and NATS at once, so that other reads find room.
-	readers = 8
+	// readers is how many replays of a gateway read Postgres and NATS at once, so that other reads find room; tenantReaders is how
+	// many of them are of one tenant, so that other tenants do not wait behind all of its replays.
+	readers       = 8
+	tenantReaders = readers / 2
 )
 
 // Config of a Player. Every field is required.
@@ -43,10 +46,21 @@ type Config struct {
 type Player struct {
 	cfg   Config
 	slots chan struct{}
+
+	mu      sync.Mutex
+	tenants map[string]*share // that read, or wait for their turn
+}
+
+// share is one tenant's part of the slots.
+type share struct {
+	slots chan struct{}
+	users int // that hold a slot or wait for one
 }
 
 // New returns a Player.
-func New(cfg Config) *Player { return &Player{cfg, make(chan struct{}, readers)} }
+func New(cfg Config) *Player {
+	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*share{}}
+}
 
 // Request says what is replayed, to whom.
 type Request struct {
@@ -56,6 +70,8 @@ type Request struct {
 	From    uint32  // seq of the first event, at least 1
 	To      *uint32 // seq of the last event; nil means the session's last event now
 	Speed   pace.Speed
+	// Execution is the only execution whose events are replayed, from its first one to its end; empty for all events.
+	Execution string
 }
 
 // Replay is one replay for one client. Its methods are for one goroutine.
@@ -71,7 +87,7 @@ type Replay struct {
 	page  []reads.Kept
 	read  uint32 // seq of the last event that was read
 	texts texts
-	open  map[string]int // blocks that are open here, to the bytes of their text that were replayed
+	open  map[string]int // blocks with text that are open here, to the bytes of their text that were replayed
 
 	sent     uint32    // seq of the last event that Next returned
 	position string    // of that event
@@ -112,10 +128,16 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 		return err
 	}
 	r.tip = r.place.Tip()
-	if err := r.between(r.tip); err != nil {
+	if err := r.between(ctx, r.tip); err != nil {
 		return err
 	}
-	r.texts = texts{nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session)}
+	if err := r.within(ctx); err != nil {
+		return err
+	}
+	r.texts = texts{
+		nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session),
+		remedy: "replay again from the event after the last one that came",
+	}
 	if err := r.goBefore(ctx, r.ask.From-1); err != nil {
 		return err
 	}
@@ -124,7 +146,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 }
 
 // between checks which events are asked for.
-func (r *Replay) between(tip uint32) error {
+func (r *Replay) between(ctx context.Context, tip uint32) error {
 	r.last = tip
 	if r.ask.To != nil {
 		r.last = *r.ask.To
@@ -132,7 +154,7 @@ func (r *Replay) between(tip uint32) error {
 	ahead := func(field string) error {
 		e := problem.New(problem.CursorAhead, field, "it is greater than the seq of the session's last event, which tip gives")
 		e.Tip = &tip
-		return e
+		return r.player.cfg.Reads.UnlessFolding(ctx, r.ask.Session, e)
 	}
 	switch {
 	case r.ask.From == 0:
@@ -149,6 +171,35 @@ func (r *Replay) between(tip uint32) error {
 	return nil
 }
 
+// ErrExecutionEnded is the cause of the error of Open for an execution that ended before the first event that is asked for.
+var ErrExecutionEnded = errors.New("the execution ended before")
+
+// within narrows the replay to its execution, if it has one.
+func (r *Replay) within(ctx context.Context) error {
+	if r.ask.Execution == "" {
+		return nil
+	}
+	first, last, err := r.player.cfg.Reads.Span(ctx, r.ask.Tenant, r.ask.Session, r.ask.Execution)
+	switch {
+	case err != nil:
+		return err
+	case first > r.last:
+		return problem.Invalid("executionId", "the execution begins with event %d, which comes after those that are asked for", first)
+	case last > 0 && last < r.ask.From:
+		return problem.Invalid("executionId", "the execution ends with event %d, which comes before those that are asked for", last).Because(ErrExecutionEnded)
+	}
+	r.ask.From = max(r.ask.From, first)
+	if last > 0 {
+		r.last = min(r.last, last)
+	}
+	return nil
+}
+
+// has reports whether the replay sends an event, or the text of a block, of an execution.
+func (r *Replay) has(execution string) bool {
+	return r.ask.Execution == "" || execution == r.ask.Execution
+}
+
 // goBefore reads the event that precedes the first one, and the blocks that are open there: their text is replayed from its
 // beginning. The read also reports whether the events are still kept.
 func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
@@ -163,7 +214,7 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	r.page = r.page[1:]
 	r.position = before.Position
 	r.reach(before)
-	release, err := r.player.slot(ctx)
+	release, err := r.player.slot(ctx, r.ask.Tenant)
 	if err != nil {
 		return err
 	}
@@ -171,6 +222,9 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	list, err := r.player.cfg.Reads.OpenBlocks(ctx, r.ask.Tenant, r.ask.Session, r.ask.From)
 	since := before.Time
 	for _, b := range list {
+		if !r.has(b.ExecutionID) {
+			continue
+		}
 		r.open[b.ID] = 0
 		if b.Start.Before(since) {
 			since = b.Start
@@ -263,7 +317,7 @@ func (r *Replay) wait(ctx context.Context, d time.Duration) error {
 	return r.place.Over()
 }
 
-// look finds the next step and when it is due, or the end of the replay.
+// look finds the next step and when it is due, or the end of the replay. It finds neither where it leaves an event out.
 func (r *Replay) look(ctx context.Context) error {
 	if err := r.place.Over(); err != nil {
 		return err
@@ -284,6 +338,11 @@ func (r *Replay) look(ctx context.Context) error {
 	s := step{kept: &r.page[0]}
 	if err := json.Unmarshal(s.kept.JSON, &s.event); err != nil {
 		return unreadable(err)
+	}
+	if !r.has(s.event.ExecutionID) {
+		r.reach(s.event)
+		r.page = r.page[1:]
+		return nil
 	}
 	text, err := r.textBefore(ctx, s.event)
 	if err != nil {
@@ -308,7 +367,7 @@ func (r *Replay) look(ctx context.Context) error {
 // by one clock. Text of a block that is not open waits for the block's start, until an event of the runner is later.
 func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
 	for {
-		d, ok, err := r.textHead(ctx)
+		d, ok, err := r.player.head(ctx, r.ask.Tenant, &r.texts)
 		if !ok || err != nil {
 			return nil, err
 		}
@@ -324,17 +383,6 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
 		return &d, nil
 	}
-}
-
-func (r *Replay) textHead(ctx context.Context) (events.Delta, bool, error) {
-	if len(r.texts.page) == 0 && !r.texts.done {
-		release, err := r.player.slot(ctx)
-		if err != nil {
-			return events.Delta{}, false, err
-		}
-		defer release()
-	}
-	return r.texts.head(ctx)
 }
 
 // take returns the frame of the next step, which is due. What has to be told before it goes first: take is then called again.
@@ -353,7 +401,8 @@ func (r *Replay) take() (live.Frame, error) {
 			}}}, nil
 		}
 	}
-	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) {
+	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
+		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // others have no text in flight
 		r.open[b.Block.ID] = 0
 	}
 	r.reach(s.event)
@@ -380,7 +429,7 @@ func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
 
 // readPage reads the next events.
 func (r *Replay) readPage(ctx context.Context) error {
-	release, err := r.player.slot(ctx)
+	release, err := r.player.slot(ctx, r.ask.Tenant)
 	if err != nil {
 		return err
 	}
@@ -399,7 +448,8 @@ func (r *Replay) readPage(ctx context.Context) error {
 		return err
 	}
 	if len(page.Events) == 0 {
-		return problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.ask.Session))
+		err := problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.ask.Session))
+		return r.player.cfg.Reads.UnlessFolding(ctx, r.ask.Session, err)
 	}
 	r.page, r.read = page.Events, page.Events[len(page.Events)-1].Seq
 	return nil
@@ -433,12 +483,61 @@ func unreadable(err error) error {
 	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
 }
 
-// slot waits for its turn to read.
-func (p *Player) slot(ctx context.Context) (release func(), err error) {
+// head is texts.head, in its turn where it reads.
+func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delta, bool, error) {
+	if len(t.page) == 0 && !t.done {
+		release, err := p.slot(ctx, tenant)
+		if err != nil {
+			return events.Delta{}, false, err
+		}
+		defer release()
+	}
+	return t.head(ctx)
+}
+
+// slot waits for a tenant's turn to read.
+func (p *Player) slot(ctx context.Context, tenant string) (release func(), err error) {
+	s := p.join(tenant)
+	select {
+	case s.slots <- struct{}{}:
+	case <-ctx.Done():
+		p.leave(tenant, s)
+		return nil, context.Cause(ctx)
+	}
+	giveUp := func() {
+		<-s.slots
+		p.leave(tenant, s)
+	}
 	select {
 	case p.slots <- struct{}{}:
-		return func() { <-p.slots }, nil
 	case <-ctx.Done():
+		giveUp()
 		return nil, context.Cause(ctx)
+	}
+	return func() {
+		<-p.slots
+		giveUp()
+	}, nil
+}
+
+// join returns the share of a tenant, for one user more.
+func (p *Player) join(tenant string) *share {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.tenants[tenant]
+	if s == nil {
+		s = &share{slots: make(chan struct{}, tenantReaders)}
+		p.tenants[tenant] = s
+	}
+	s.users++
+	return s
+}
+
+// leave takes a user from a share, and forgets a share without users.
+func (p *Player) leave(tenant string, s *share) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users--; s.users == 0 {
+		delete(p.tenants, tenant)
 	}
 }

@@ -28,10 +28,12 @@ const (
 type texts struct {
 	nc      *nats.Conn
 	subject string
+	remedy  string    // what the client can do if a read fails
 	since   time.Time // the first read begins here; the zero time means at the stream's beginning
 	next    uint64    // stream sequence of the next read; 0 before the first
 	page    []events.Delta
 	done    bool // the stream holds nothing more
+	bytes   int  // of the messages that were read
 }
 
 // getRequest asks JetStream for the first messages of a subject, from a sequence or a time on.
@@ -50,7 +52,7 @@ func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
 			if ctx.Err() != nil {
 				return d, false, context.Cause(ctx)
 			}
-			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; replay again from the event after the last one that came").Because(err)
+			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; "+t.remedy).Because(err)
 		}
 	}
 	if len(t.page) == 0 {
@@ -118,6 +120,7 @@ func (t *texts) take(m *nats.Msg) (end bool, err error) {
 		return true, fmt.Errorf("read %s: the answer has no sequence: %w", t.subject, err)
 	}
 	t.next = seq + 1
+	t.bytes += len(m.Data)
 	var d events.Delta
 	if json.Unmarshal(m.Data, &d) == nil { // what cannot be read is a copy of a part of its block, which says that text is missing
 		t.page = append(t.page, d)

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
@@ -39,6 +40,8 @@ type request struct {
 	Speed  json.RawMessage `json:"speed"`  // of a replay: a number, or "max"; nil means 1
 	From   *uint32         `json:"from"`   // of a replay: seq of the first event; nil means 1
 	To     *uint32         `json:"to"`     // of a replay: seq of the last event; nil means the session's last event
+	// ExecutionID is of a replay: the only execution whose events are sent; nil means all events.
+	ExecutionID *string `json:"executionId"`
 }
 
 // metadata reports whether the events of a join bring their metadata.
@@ -47,7 +50,7 @@ func (r request) metadata() bool { return r.Metadata == nil || *r.Metadata }
 // replayOf returns the replay that a join asks for; nil for a join that follows.
 func (r request) replayOf() (*replay.Request, error) {
 	if !r.Replay {
-		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil} {
+		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil, "executionId": r.ExecutionID != nil} {
 			if given {
 				return nil, problem.Invalid(name, "the field is of a replay; add \"replay\":true")
 			}
@@ -60,6 +63,12 @@ func (r request) replayOf() (*replay.Request, error) {
 	ask := &replay.Request{Session: r.SessionID, From: 1, To: r.To, Speed: 1}
 	if r.From != nil {
 		ask.From = *r.From
+	}
+	if r.ExecutionID != nil {
+		ask.Execution = *r.ExecutionID
+		if err := reads.CheckExecution(ask.Execution); err != nil {
+			return nil, err
+		}
 	}
 	if r.Speed == nil {
 		return ask, nil
@@ -111,7 +120,7 @@ func parse(data []byte) (request, error) {
 	case errors.As(err, &wrong):
 		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
 	case err != nil:
-		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from and to, and no others")
+		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from, to and executionId, and no others")
 	case len(r.RequestID) > maxRequestID:
 		r.RequestID = ""
 		return r, problem.Invalid("requestId", "it is longer than %d bytes", maxRequestID)

@@ -119,8 +119,8 @@ func parameters(r *http.Request) (url.Values, error) {
 	q := r.URL.Query()
 	for name, values := range q {
 		switch {
-		case !slices.Contains([]string{"after", "metadata", "replay", "speed", "from", "to"}, name):
-			return nil, problem.Invalid(name, "there is no such parameter; there are after, metadata, replay, speed, from and to")
+		case !slices.Contains([]string{"after", "metadata", "replay", "speed", "from", "to", "executionId"}, name):
+			return nil, problem.Invalid(name, "there is no such parameter; there are after, metadata, replay, speed, from, to and executionId")
 		case len(values) > 1:
 			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}
@@ -138,7 +138,7 @@ func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, a
 		}
 	}
 	if !again {
-		for _, name := range []string{"speed", "from", "to"} {
+		for _, name := range []string{"speed", "from", "to", "executionId"} {
 			if q.Has(name) {
 				return nil, problem.Invalid(name, "the parameter is of a replay; add replay=1")
 			}
@@ -181,6 +181,12 @@ func replayOf(r *http.Request, q url.Values) (replay.Request, error) {
 		}
 		ask.To = &to
 	}
+	if q.Has("executionId") {
+		ask.Execution = q.Get("executionId")
+		if err := reads.CheckExecution(ask.Execution); err != nil {
+			return ask, err
+		}
+	}
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		n, err := wirejson.ParseCursor("Last-Event-ID", last)
 		if err != nil {
@@ -201,6 +207,9 @@ func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (so
 	}
 	from, err := h.cfg.Player.Open(ctx, ask)
 	if p := (*problem.Error)(nil); back && errors.As(err, &p) && p.Code == problem.CursorAhead && *p.Tip+1 == ask.From {
+		return nil, errReplayed
+	}
+	if back && errors.Is(err, replay.ErrExecutionEnded) {
 		return nil, errReplayed
 	}
 	if err != nil {

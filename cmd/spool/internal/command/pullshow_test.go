@@ -1,0 +1,31 @@
+package command
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A file's name cannot write lines of its own into the diff that a user accepts.
+func TestDifference_QuotesNamesOfFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = root.Close() }()
+	const name = "x\n+++ evil"
+	staged := filepath.Join(t.TempDir(), "staged")
+	if err := root.WriteFile(name, []byte("old\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(staged, []byte("new\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &pullRun{root: root}
+	got := p.difference(&change{Path: name, Change: changeModified, Kind: kindFile, local: &entry{Kind: kindFile}, staged: staged})
+	if want := "--- \"a/x\\n+++ evil\"\n+++ \"b/x\\n+++ evil\"\n@@ -1 +1 @@\n-old\n+new\n"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}

@@ -1,0 +1,93 @@
+package replay
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// maxTextRead is how much of DELTAS TextOf reads, in bytes.
+const maxTextRead = 32 << 20
+
+// Text is the text in flight that a block had at some event.
+type Text struct {
+	reads.OpenText
+	Known []byte // from the block's beginning, without a hole
+	Whole bool   // Known is all of it
+
+	later bool // text that came after the event was read
+	lost  bool // text was read that lies behind a hole
+}
+
+// TextOf reads the text in flight that blocks of a session had before a time, as a replay sends it; nil for the text so far. It reads
+// DELTAS from the beginning of the oldest block on. take is called with the bytes of the text before they are held, and its error ends
+// the read.
+func (p *Player) TextOf(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
+	if len(open) == 0 {
+		return nil, nil
+	}
+	since := open[0].Start
+	var list []*Text
+	for _, o := range open {
+		if list = append(list, &Text{OpenText: o}); o.Start.Before(since) {
+			since = o.Start
+		}
+	}
+	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-textEarlier)}
+	var at time.Time // of the piece that was read last
+	waits := func(t *Text) bool { return t.waits(at) }
+	for from.bytes < maxTextRead && slices.ContainsFunc(list, waits) {
+		d, ok, err := p.head(ctx, tenant, &from)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			break
+		}
+		at = d.Time
+		from.drop()
+		if i := slices.IndexFunc(list, func(t *Text) bool { return t.ID == d.BlockID }); i >= 0 {
+			if err := list[i].add(d, before, take); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, t := range list {
+		t.Whole = !t.lost && (t.later || len(t.Known) >= t.Bytes)
+	}
+	return list, nil
+}
+
+// waits reports whether text that came after a time may be of the block, and before the event. What was in flight of a block that is
+// complete may be longer than its text.
+func (t *Text) waits(at time.Time) bool {
+	if t.End.IsZero() {
+		return !t.later && !t.lost && len(t.Known) < t.Bytes
+	}
+	return !t.later && !t.lost && !at.After(t.End)
+}
+
+// add adds a piece of the block's text, unless it lies behind a hole or came later.
+func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) error) error {
+	skip := len(t.Known) - int(d.Offset)
+	switch {
+	case skip < 0:
+		t.lost = true // pieces come in order
+		return nil
+	case t.lost || t.later:
+		return nil
+	case before != nil && d.Time.After(*before):
+		t.later = true
+		return nil
+	case skip >= len(d.Text):
+		return nil
+	}
+	if err := take(int64(len(d.Text) - skip)); err != nil {
+		return err
+	}
+	t.Known = append(t.Known, d.Text[skip:]...)
+	return nil
+}

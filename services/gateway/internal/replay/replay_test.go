@@ -1,0 +1,50 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+// Replays of one tenant take half of the reads at most; a tenant that reads nothing any more is forgotten.
+func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
+	t.Parallel()
+	p := New(Config{})
+	ended, end := context.WithCancel(t.Context())
+	end()
+	var releases []func()
+	take := func(tenant string, n int) {
+		t.Helper()
+		for range n {
+			release, err := p.slot(t.Context(), tenant)
+			if err != nil {
+				t.Fatal(err)
+			}
+			releases = append(releases, release)
+		}
+	}
+	waits := func(tenant string) {
+		t.Helper()
+		// A select between a free slot and an ended context takes either: with a free slot, one of many goes through.
+		for range 100 {
+			if release, err := p.slot(ended, tenant); err == nil {
+				release()
+				t.Fatalf("another read of %s does not wait", tenant)
+			} else if !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+		}
+	}
+	take("one", tenantReaders)
+	waits("one")
+	take("other", readers-tenantReaders)
+	waits("other")
+	waits("third") // all reads of the gateway are taken
+	for _, release := range releases {
+		release()
+	}
+	if len(p.tenants) != 0 || len(p.slots) != 0 {
+		t.Errorf("%d tenants and %d slots are held", len(p.tenants), len(p.slots))
+	}
+	take("one", tenantReaders)
+}

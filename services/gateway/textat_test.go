@@ -1,0 +1,222 @@
+package gateway_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway"
+)
+
+// shows returns the blocks that a client has, a line each.
+func (w *watcher) shows() string {
+	var s strings.Builder
+	for _, b := range w.view.Blocks() {
+		fmt.Fprintf(&s, "%s %s %q\n", b.ID, b.Status, b.Content)
+	}
+	return s.String()
+}
+
+// stateAt returns the blocks of a state, as watcher.shows, and the blocks whose text is incomplete; at is 0 for the last event.
+func (s *served) stateAt(session string, at uint32) (shown string, incomplete map[string]float64) {
+	s.t.Helper()
+	path := "/api/sessions/" + session + "/state?pageSize=200"
+	if at > 0 {
+		path += fmt.Sprint("&at=", at)
+	}
+	a := s.get(path).want(s.t, 200)
+	for i := 0; a.text("blocks", fmt.Sprint(i), "id") != ""; i++ {
+		shown += fmt.Sprintf("%s %s %q\n", a.text("blocks", fmt.Sprint(i), "id"), a.text("blocks", fmt.Sprint(i), "status"), a.text("blocks", fmt.Sprint(i), "content"))
+	}
+	incomplete = map[string]float64{}
+	for i := 0; a.text("incompleteText", fmt.Sprint(i), "blockId") != ""; i++ {
+		incomplete[a.text("incompleteText", fmt.Sprint(i), "blockId")] = a.number("incompleteText", fmt.Sprint(i), "shownBytes")
+	}
+	return shown, incomplete
+}
+
+// follow plays a run as a runner and a projector do, text on DELTAS too, for a client that follows it. It calls seen each time the client has all
+// that there is, and returns what the client had when each event was followed by the next.
+func (w *world) follow(g *served, session string, list []turn, seen func(c *watcher)) (had map[uint32]string) {
+	w.t.Helper()
+	client, s := newWatcher(), g.ws(session, 0)
+	defer s.close()
+	had = map[uint32]string{}
+	until := func(enough func() bool) {
+		for !enough() {
+			e, err := s.next()
+			must(w.t, err)
+			must(w.t, client.take(e))
+			had[client.seq] = client.shows()
+		}
+		seen(client)
+	}
+	at, offsets := recordedAt, map[string]int{}
+	for _, p := range list {
+		at = at.Add(30 * time.Millisecond)
+		for i := range p.events {
+			p.events[i].Time = at
+		}
+		if p.events != nil {
+			w.emit("default", session, p.events...)
+			until(func() bool { return client.seq == w.tip(session) })
+			continue
+		}
+		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
+		_, err := w.js.Publish(w.t.Context(), events.DeltaSubject("default", session), encode(w.t, d))
+		must(w.t, err)
+		w.say("default", session, p.block, p.text)
+		offsets[p.block] += len(p.text)
+		until(func() bool { return int(client.text[p.block]) >= offsets[p.block] })
+	}
+	return had
+}
+
+// A state has the text that a client that followed the session had before the next event: while the text is in flight, and afterwards.
+func TestState_HasTheTextInFlight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, list := w.session("default"), play(t)
+	same := func(what, got, want string, incomplete map[string]float64) {
+		t.Helper()
+		if got != want || len(incomplete) > 0 {
+			t.Errorf("%s:\n%s\nincomplete %v, a client had\n%s", what, got, incomplete, want)
+		}
+	}
+	had := w.follow(g, id, list, func(c *watcher) {
+		got, incomplete := g.stateAt(id, 0)
+		same(fmt.Sprint("in flight, after event ", c.seq), got, c.shows(), incomplete)
+	})
+	withText := 0
+	for at := uint32(1); at <= w.tip(id); at++ {
+		got, incomplete := g.stateAt(id, at)
+		same(fmt.Sprint("at event ", at), got, had[at], incomplete)
+		if strings.Contains(had[at], `pending "`) && !strings.Contains(had[at], `pending ""`) {
+			withText++
+		}
+		rpc, err := spoolv1.NewSessionsClient(g.conn()).GetSessionState(t.Context(), &spoolv1.GetSessionStateRequest{SessionId: id, At: &at, PageSize: 200})
+		must(t, err)
+		over := ""
+		for _, b := range rpc.Blocks {
+			over += fmt.Sprintf("%s %s %q\n", b.Id, b.Status, b.GetContent())
+		}
+		same(fmt.Sprint("over gRPC, at event ", at), over, had[at], nil)
+	}
+	if withText < 4 {
+		t.Errorf("only %d states had text in flight", withText)
+	}
+}
+
+// A state names the open blocks whose text is no longer kept, and how much of it there is.
+func TestState_SaysWhichTextIsGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, list := w.session("default"), play(t)
+	w.record("default", id, 30*time.Millisecond, list)
+	stream, err := w.js.Stream(t.Context(), topology.StreamDeltas)
+	must(t, err)
+	var blocks []string
+	for _, p := range list {
+		if p.block != "" && !slices.Contains(blocks, p.block) {
+			blocks = append(blocks, p.block)
+		}
+	}
+	// Event 7 is followed by the second block's completion: "well" and " and <more>" came before that.
+	const opened, answers = 6, 7
+	if shown, incomplete := g.stateAt(id, answers); len(incomplete) > 0 || !strings.Contains(shown, `pending "hm, well"`) || !strings.Contains(shown, `pending "é and <more>"`) {
+		t.Errorf("before the purge: %s, incomplete %v", shown, incomplete)
+	}
+	if shown, incomplete := g.stateAt(id, opened); len(incomplete) > 0 || !strings.Contains(shown, `pending "hm, "`) {
+		t.Errorf("before the purge: %s, incomplete %v", shown, incomplete)
+	}
+	must(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(2))) // the first piece of the first block
+	if shown, incomplete := g.stateAt(id, answers); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{blocks[0]: 0}) || !strings.Contains(shown, `pending "é and <more>"`) {
+		t.Errorf("after the first piece was lost: %s, incomplete %v", shown, incomplete)
+	}
+	must(t, stream.Purge(t.Context()))
+	if shown, incomplete := g.stateAt(id, answers); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{blocks[0]: 0, blocks[1]: 0}) || !strings.Contains(shown, blocks[0]+` pending ""`) {
+		t.Errorf("without any text: %s, incomplete %v", shown, incomplete)
+	}
+	// A block that is open still, of whose text the read models know the length.
+	open := newID(t, events.KindBlock)
+	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: events.MainConversation, Source: events.FromRunner,
+		Data: events.BlockStart{Block: events.Block{ID: open, Kind: events.KindAssistantText}}})
+	if _, incomplete := g.stateAt(id, 0); len(incomplete) > 0 {
+		t.Errorf("of a block that has no text yet, %v is incomplete", incomplete)
+	}
+	w.say("default", id, open, "text")
+	if shown, incomplete := g.stateAt(id, 0); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{open: 0}) {
+		t.Errorf("of an open block: %s, incomplete %v", shown, incomplete)
+	}
+}
+
+// A block that ended with less text than was in flight shows what was in flight before.
+func TestState_OfABlockThatLostText(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, x, block := w.session("default"), newID(t, events.KindExecution), newID(t, events.KindBlock)
+	ev := func(p events.Payload) turn {
+		return turn{events: []events.Event{{ExecutionID: x, ConversationID: events.MainConversation, Source: events.FromRunner, Data: p}}}
+	}
+	w.record("default", id, 30*time.Millisecond, []turn{
+		ev(events.BlockStart{Block: events.Block{ID: block, Kind: events.KindThinking}}),
+		{block: block, text: "secret "}, {block: block, text: "thought"},
+		ev(events.Log{Message: "amid the text"}),
+		ev(events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindThinking, Content: "-"}}),
+	})
+	if shown, incomplete := g.stateAt(id, 2); !strings.Contains(shown, `pending "secret thought"`) || len(incomplete) > 0 {
+		t.Errorf("got %s, incomplete %v", shown, incomplete)
+	}
+}
+
+// Without DELTAS nobody can say which text is no longer kept: a state with open blocks is refused with a reason that passes.
+func TestState_WithoutDELTAS(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	w.record("default", id, 30*time.Millisecond, play(t))
+	must(t, w.js.DeleteStream(t.Context(), topology.StreamDeltas))
+	if a := g.get("/api/sessions/"+id+"/state?at=7").wantProblem(t, 503, "UNAVAILABLE", ""); !strings.HasSuffix(a.text("detail"), "; try again") {
+		t.Errorf("got %s", a)
+	}
+	g.get("/api/sessions/"+id+"/state?at=3").want(t, 200) // no block is open
+}
+
+// Pieces of text that overlap amid a character do not make a text that no client can read.
+func TestBlocks_OfPiecesThatOverlapAmidACharacter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id, block := w.session("default"), newID(t, events.KindBlock)
+	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: events.MainConversation, Source: events.FromRunner, Time: recordedAt,
+		Data: events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}}})
+	for i, text := range []string{"ab", "éz"} {
+		d := events.Delta{BlockID: block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(i), Text: text, Time: recordedAt}
+		_, err := w.js.Publish(t.Context(), events.DeltaSubject("default", id), encode(t, d))
+		must(t, err)
+		w.exec(`INSERT INTO text_in_flight (tenant, session, block, "offset", grp, execution, conversation, at, text) VALUES ('default', $1, $2, $3, 0, '', 'main', now(), $4)`, id, block, i, text)
+	}
+	const want = "ab\ufffdz"
+	conn := g.conn()
+	list, err := spoolv1.NewEventsClient(conn).ListBlocks(t.Context(), &spoolv1.ListBlocksRequest{SessionId: id})
+	must(t, err)
+	state, err := spoolv1.NewSessionsClient(conn).GetSessionState(t.Context(), &spoolv1.GetSessionStateRequest{SessionId: id})
+	must(t, err)
+	if list.Blocks[0].GetContent() != want || state.Blocks[0].GetContent() != want {
+		t.Errorf("blocks have %q, the state %q", list.Blocks[0].GetContent(), state.Blocks[0].GetContent())
+	}
+	if a := g.get("/api/sessions/"+id+"/blocks").want(t, 200); a.text("blocks", "0", "content") != want {
+		t.Errorf("got %s", a)
+	}
+}
