@@ -94,7 +94,7 @@ func serve(dir string) (*server, error) {
 		return nil, err
 	}
 	s := &server{said: &bytes.Buffer{}}
-	s.cmd = exec.Command(bin["mockmodal"], "serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--data", dir, "--token", "ak-test:as-test")
+	s.cmd = exec.Command(bin["mockmodal"], "serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--data", dir, "--until-parent-ends", "--token", "ak-test:as-test")
 	s.cmd.Stderr = s.said
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
