@@ -33,7 +33,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-var matrixTable = flag.String("matrix", "", "run TestMatrix and TestReplay_InATerminal for every agent, and write the table of TestMatrix to this file")
+var matrixTable = flag.String("matrix", "", "run TestMatrix, TestReplay_InATerminal and TestFork_AmidTurn for every agent, and write the table of TestMatrix to this file")
 
 // agentCase is an agent in a kind of sandbox.
 type agentCase struct {
