@@ -158,18 +158,23 @@ func (p *Provider) named(ctx context.Context, name string) (*sdk.Image, error) {
 // install makes the image of a base image and the runner, and publishes it. The name of the helper
 // sandbox is the lock among executors: nil when another one has it.
 func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, name string) (_ *sdk.Image, err error) {
+	ctx, cancel := context.WithTimeout(ctx, helperWithin)
+	defer cancel()
 	helper, err := call(ctx, p, createWithin, "prepare an image", func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, base, &sdk.SandboxCreateParams{
-			Name: name, Command: []string{"sleep", strconv.Itoa(int(prepareWithin / time.Second))}, Timeout: prepareWithin,
-			BlockNetwork: true, Regions: p.regions(), Tags: map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper},
+			Name: name, Command: []string{"sleep", strconv.Itoa(int(helperWithin / time.Second))}, Timeout: helperWithin,
+			BlockNetwork: true, Regions: p.regions(), Tags: map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper, tagOwner: p.owner},
 		})
 	})
 	var exists sdk.AlreadyExistsError
 	if errors.As(err, &exists) {
-		return nil, nil //nolint:nilnil // another one is at it
+		helper, err = p.ownHelper(ctx, name)
 	}
 	if err != nil {
 		return nil, p.refused(err)
+	}
+	if helper == nil {
+		return nil, nil //nolint:nilnil // another one is at it
 	}
 	p.cfg.Logger.Info("prepare an image with the runner", "image", name)
 	defer func() {
@@ -181,6 +186,16 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 		return nil, err
 	}
 	return p.snapshot(ctx, helper, name, imageTTL)
+}
+
+// ownHelper finds the helper sandbox of that name if this provider made it, and the answer was lost: the SDK then asked a second time.
+// It returns nil if another provider's helper has the name.
+func (p *Provider) ownHelper(ctx context.Context, name string) (*sdk.Sandbox, error) {
+	sb, tags, err := p.byName(ctx, name)
+	if isNotFound(err) || err == nil && tags[tagOwner] != p.owner {
+		return nil, nil //nolint:nilnil // see above
+	}
+	return sb, err
 }
 
 // putRunner runs prepareScript.

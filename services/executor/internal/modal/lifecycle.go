@@ -27,6 +27,7 @@ const (
 	tagSecret   = "spool-secret" // what executors prove to the runner; nobody inside sees it
 	tagOrigin   = "spool-origin" // the sandbox whose workspace this one took over
 	tagImage    = "spool-image"  // the key of the prepared image that it descends from
+	tagOwner    = "spool-owner"  // of a helper: the provider that made it
 
 	roleSandbox = "sandbox"
 	roleHelper  = "helper" // prepares an image
@@ -167,14 +168,7 @@ func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 	if _, err := p.theApp(ctx); err != nil {
 		return nil, err
 	}
-	var tags map[string]string
-	sb, err := call(ctx, p, callWithin, "find sandbox "+id, func(ctx context.Context) (*sdk.Sandbox, error) {
-		sb, err := p.client.Sandboxes.FromName(ctx, p.cfg.App, id, &sdk.SandboxFromNameParams{Environment: p.cfg.Environment})
-		if err == nil {
-			tags, err = sb.GetTags(ctx, nil)
-		}
-		return sb, err
-	})
+	sb, tags, err := p.byName(ctx, id)
 	if isNotFound(err) || err == nil && (tags[tagEngine] != p.cfg.Engine || tags[tagSandbox] != id) {
 		return nil, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
@@ -183,6 +177,18 @@ func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 	}
 	origin := value(tags, tagOrigin)
 	return &handle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
+}
+
+// byName finds a running sandbox of the app by its name, with its tags. An error for which isNotFound is true says that there is none.
+func (p *Provider) byName(ctx context.Context, name string) (sb *sdk.Sandbox, tags map[string]string, err error) {
+	sb, err = call(ctx, p, callWithin, "find sandbox "+name, func(ctx context.Context) (*sdk.Sandbox, error) {
+		sb, err := p.client.Sandboxes.FromName(ctx, p.cfg.App, name, &sdk.SandboxFromNameParams{Environment: p.cfg.Environment})
+		if err == nil {
+			tags, err = sb.GetTags(ctx, nil)
+		}
+		return sb, err
+	})
+	return sb, tags, err
 }
 
 // current returns a sandbox that runs; sandbox.ErrNotFound otherwise.

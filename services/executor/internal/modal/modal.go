@@ -25,6 +25,7 @@ package modal
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -91,6 +92,8 @@ const (
 	createWithin = 3 * time.Minute
 	// prepareWithin bounds the preparation of an image, waiting for other executors included.
 	prepareWithin = 15 * time.Minute
+	// helperWithin bounds the life of the sandbox in which an image is prepared. As long do others wait for an executor that died there.
+	helperWithin = 5 * time.Minute
 	// readyWithin bounds how long a runner may take to listen.
 	readyWithin = 30 * time.Second
 	// snapshotWithin bounds the snapshot of a file system.
@@ -153,6 +156,7 @@ type Provider struct {
 	cfg    Config
 	client *sdk.Client
 	digest func() (string, error) // of the runner's binary, SHA-256 in hexadecimal
+	owner  string                 // names this provider in the tags of its helpers
 
 	conn     atomic.Pointer[grpc.ClientConn] // of the SDK's client, once it was used
 	app      once[*sdk.App]
@@ -180,7 +184,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Provider{cfg: cfg, handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]prepared{}}}
+	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]prepared{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
 	if p.client, err = p.connect(); err != nil {

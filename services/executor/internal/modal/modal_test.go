@@ -85,6 +85,18 @@ func TestPrepare_ByTwoExecutorsAtOnceIsOneImage(t *testing.T) {
 	}
 }
 
+func TestPrepare_AfterLostAnswerUsesItsHelper(t *testing.T) {
+	t.Parallel()
+	s := ownServer(t)
+	cfg := s.config(t)
+	p := provide(t, cfg)
+	s.ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "UNAVAILABLE", "message": "injected", "count": 1, "after": true}, nil)
+	create(t, p, newSpec(t, cfg))
+	if n := s.calls(t, "SandboxGetFromNameV2"); n == 0 {
+		t.Error("the helper was not looked for: no answer was lost")
+	}
+}
+
 func TestCreate_AfterLostAnswerFindsTheSandbox(t *testing.T) {
 	t.Parallel()
 	s := ownServer(t)
