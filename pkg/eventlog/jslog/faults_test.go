@@ -270,14 +270,15 @@ func (c cuttable) sent(ctx context.Context, t *testing.T, seq uint64) bool {
 		t.Fatal(err)
 	}
 	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); {
-		list := stream.ListConsumers(ctx)
-		for info := range list.Info() {
-			if info.Delivered.Consumer > 0 && info.Delivered.Stream >= seq {
-				return true
-			}
+		list, sent := stream.ListConsumers(ctx), false
+		for info := range list.Info() { // to its end: the lister's goroutine waits until all were taken
+			sent = sent || info.Delivered.Consumer > 0 && info.Delivered.Stream >= seq
 		}
 		if list.Err() != nil {
 			t.Fatal(list.Err())
+		}
+		if sent {
+			return true
 		}
 	}
 	return false
