@@ -403,7 +403,7 @@ func (f *follower) finish(ctx context.Context) error {
 		Before:  d.Events,
 	})
 	if err == nil {
-		f.acknowledge(ctx, f.agent.link, f.l.Run.Sandbox.N)
+		f.acknowledge(f.agent.link, f.l.Run.Sandbox.N)
 	}
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
@@ -83,17 +82,15 @@ func (f *follower) commit() {
 	f.waiting.Go(func() {
 		stored, err := f.appendEvents(f.base, l, list)
 		if err == nil {
-			f.acknowledge(f.base, lnk, stored.Run.Sandbox.N)
+			f.acknowledge(lnk, stored.Run.Sandbox.N)
 		}
 		f.appended <- commitResult{stored, err}
 	})
 }
 
 // acknowledge lets the runner forget the journal up to line n, which the log holds.
-func (f *follower) acknowledge(ctx context.Context, l *link.Link, n uint64) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
-	defer cancel()
-	if err := l.Send(ctx, runner.Command{Op: runner.OpAck, Epoch: f.epoch, Ack: n}); err != nil {
+func (f *follower) acknowledge(l *link.Link, n uint64) {
+	if err := l.Acknowledge(f.epoch, n); err != nil {
 		f.log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }

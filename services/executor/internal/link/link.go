@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/runner"
@@ -28,6 +29,12 @@ var (
 // helloWithin bounds how long a runner may take to introduce itself.
 const helloWithin = 10 * time.Second
 
+// Bounds of acknowledgements that wait for the next command.
+const (
+	ackWithin = time.Second
+	ackBytes  = 1 << 20 // of lines that came meanwhile: the runner's journal has a limit
+)
+
 // codeFenced is the code of a refusal of a lower epoch.
 const codeFenced = "FENCED"
 
@@ -41,6 +48,9 @@ type Link struct {
 
 	lines *queue
 	out   chan []byte
+	acked chan struct{} // signalled when ack was set
+	came  atomic.Int64  // bytes of lines since an acknowledgement was sent
+	late  time.Duration // ackWithin, but in tests
 	done  chan struct{} // closed when nothing more will be queued
 	stop  chan struct{} // closed by Close
 	once  sync.Once
@@ -49,7 +59,8 @@ type Link struct {
 	mu      sync.Mutex
 	calls   map[uint64]chan runner.Reply
 	lastID  uint64
-	refused error // why the runner ended the stream, if it said so
+	ack     []byte // the acknowledgement that waits for the next command; nil for none
+	refused error  // why the runner ended the stream, if it said so
 }
 
 // Open attaches to the runner in a sandbox and waits for its hello. Lines with a
@@ -94,7 +105,7 @@ func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *s
 		return nil, err
 	}
 	l := &Link{
-		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newQueue(), out: make(chan []byte, 16),
+		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newQueue(), out: make(chan []byte, 16), acked: make(chan struct{}, 1), late: ackWithin,
 		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
 	}
 	if sb.Secret() == "" {
@@ -191,10 +202,21 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 	}
 }
 
-// Send sends a command that wants no reply.
-func (l *Link) Send(ctx context.Context, c runner.Command) error {
-	c.ID = 0
-	return l.send(ctx, c)
+// Acknowledge lets the runner forget its journal up to a line; it does not block. The acknowledgement travels with the next command, or after
+// a second at the latest: on a stream to a far engine a command that follows another one waits until that has arrived.
+func (l *Link) Acknowledge(epoch, line uint64) error {
+	raw, err := encode(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.ack = raw // it covers those before
+	l.mu.Unlock()
+	select {
+	case l.acked <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // Close ends the stream and waits until nothing of it is left. The runner goes on.
@@ -209,13 +231,19 @@ func (l *Link) Close() {
 	l.all.Wait()
 }
 
-func (l *Link) send(ctx context.Context, v any) error {
-	raw, err := json.Marshal(v)
+func encode(c runner.Command) ([]byte, error) {
+	raw, err := json.Marshal(c)
+	return append(raw, '\n'), err
+}
+
+// send hands a command to the goroutine that writes.
+func (l *Link) send(ctx context.Context, c runner.Command) error {
+	raw, err := encode(c)
 	if err != nil {
 		return err
 	}
 	select {
-	case l.out <- append(raw, '\n'):
+	case l.out <- raw:
 		return nil
 	case <-l.stop:
 		return ErrClosed
@@ -226,21 +254,53 @@ func (l *Link) send(ctx context.Context, v any) error {
 	}
 }
 
+// write writes commands, and acknowledgements together with them.
 func (l *Link) write() {
 	defer l.proc.Stdin().Close() //nolint:errcheck // the stream is over
+	late := time.NewTimer(l.late)
+	late.Stop() // until an acknowledgement waits
+	defer late.Stop()
+	waits := false // an acknowledgement does
 	for {
+		var command []byte
 		select {
-		case raw := <-l.out:
-			if _, err := l.in.Write(raw); err != nil {
-				l.log.Debug("write to the runner", "error", err)
-				return
+		case command = <-l.out:
+		case <-l.acked:
+			if !waits {
+				late.Reset(l.late)
 			}
+			if waits = true; l.came.Load() < ackBytes {
+				continue
+			}
+		case <-late.C:
 		case <-l.stop:
 			return
 		case <-l.done:
 			return
 		}
+		waits = false
+		late.Stop()
+		if err := l.flush(command); err != nil {
+			l.log.Debug("write to the runner", "error", err)
+			return
+		}
 	}
+}
+
+// flush writes the acknowledgement that waits, if there is one, and then a command.
+func (l *Link) flush(command []byte) error {
+	l.mu.Lock()
+	raw := append(l.ack, command...)
+	if l.ack != nil {
+		l.ack = nil
+		l.came.Store(0)
+	}
+	l.mu.Unlock()
+	if len(raw) == 0 {
+		return nil
+	}
+	_, err := l.in.Write(raw)
+	return err
 }
 
 func (l *Link) drainErrors() {
@@ -295,6 +355,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		l.reply(*m.Reply)
 		return true
 	case m.Line != nil:
+		l.came.Add(int64(len(raw)))
 		return l.lines.push(Item{Line: m.Line}, len(raw))
 	}
 	return l.lines.push(Item{Garbage: clip(raw)}, len(raw))
