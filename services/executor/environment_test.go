@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -493,9 +495,11 @@ func TestEgressAway(t *testing.T) {
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
+	b.metrics = prometheus.NewRegistry()
 	b.run(func(c *executor.Config) { c.WarmEvery = 20 * time.Millisecond })
 	s := b.session(short(events.Options{HealthIntervalMs: 1}))
 	s.ended(s.post("one"))
+	b.until("the agent rests", func() bool { return gathered(t, b.metrics, "spool_executor_agents", "resting") == 1 })
 	b.provider.only().runner.die()
 	b.until("it is said", func() bool { return len(of[events.SandboxHealth](s)) == 1 })
 	if h := of[events.SandboxHealth](s)[0]; h.Status != events.Unhealthy || h.Reason == "" {

@@ -23,7 +23,7 @@ func TestEverySettingIsTested(t *testing.T) {
 	settingstest.Covered(t, gateway.Config{}, map[string]string{
 		"SPOOL_LISTEN": "TestSettingOfTheProcess", "SPOOL_GRPC_LISTEN": "TestSettingOfTheProcess", "SPOOL_AUTH": "TestKeys", "SPOOL_ROOT_KEY": "TestKeys",
 		"SPOOL_ALLOWED_ORIGINS": "TestRESTOriginsAndHosts", "SPOOL_COMMAND_TIMEOUT": "TestOutcomeUnknown", "SPOOL_WRITE_TIMEOUT": "TestStalledClientIsCut",
-		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
+		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_MAX_TRANSCRIPT": "TestTranscriptThatDoesNotEnd", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
 		"SPOOL_SHUTDOWN_GRACE": "TestShutdownGrace", "SPOOL_MAX_BYTES": "TestBytesInFlight", "SPOOL_MAX_TENANT_BYTES": "TestBytesInFlight",
 		"SPOOL_MAX_TENANT_STREAMS": "TestMaxTenantStreams", "SPOOL_MAX_TENANT_REQUESTS": "TestRateLimit_RefusesOneTenant", "SPOOL_MAX_TENANT_BURST": "TestRateLimit_RefusesOneTenant",
 		"SPOOL_MAX_TENANT_SESSIONS": "TestSessionLimit_HoldsForManyRequestsAtOnce", "SPOOL_MAX_TENANT_STORAGE": "TestStorageLimit_RefusesAnUpload", "SPOOL_MAX_CONNECTIONS": "TestMaxConnections", "SPOOL_MAX_ADDRESS_CONNECTIONS": "TestMaxConnections",

@@ -200,6 +200,21 @@ func TestStorageLimit_CountsUploadsThatWereAccepted(t *testing.T) {
 	g.do("PUT", path+"c", "x").wantProblem(t, 429, "TENANT_STORAGE", "")
 }
 
+// TestStorageLimit_AnswersAClientThatIsStillSending: an upload that is refused before any of it was read is answered, whatever the client has
+// sent by then.
+func TestStorageLimit_AnswersAClientThatIsStillSending(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.serveSkills()
+	g := w.gateway(gateway.Config{MaxTenantStorage: 1000})
+	path := "/api/sessions/" + w.session("default") + "/files/a"
+	zip := pack(t, "# PDF", 8<<20)
+	for range 10 {
+		g.do("PUT", path, bytesOf(8<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
+		g.push("", zip).wantProblem(t, 429, "TENANT_STORAGE", "")
+	}
+}
+
 // TestStorageLimit_OfSkills: the upload of a skill that was only checked counts until it is removed, and that of one that was kept
 // does not count beside the skill, as long as all such uploads stay below the limit.
 func TestStorageLimit_OfSkills(t *testing.T) {

@@ -149,10 +149,7 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
-	if in.err != nil {
-		return in.problem()
-	}
-	if err != nil {
+	if err := in.outcome(r, err); err != nil {
 		return err
 	}
 	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
@@ -199,6 +196,26 @@ func (b *watched) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// outcome returns why the body did not arrive, or else the error with which it was refused. Of a refused body the rest is read, if it is not too
+// large: a client that is still sending would not see the answer, since its connection would be reset. Of a body of unknown length a part
+// is read. A client that waits for 100 Continue sends nothing.
+func (b *watched) outcome(r *http.Request, refused error) error {
+	switch {
+	case b.err != nil:
+		return b.problem()
+	case refused == nil:
+		return nil
+	}
+	rest := int64(maxDrain)
+	if r.ContentLength < 0 {
+		rest = maxBody
+	}
+	if sends := b.moved > 0 || r.Header.Get("Expect") == ""; sends && r.ContentLength <= rest {
+		_, _ = io.CopyN(io.Discard, b, rest)
+	}
+	return refused
 }
 
 // problem returns why the body ended early.

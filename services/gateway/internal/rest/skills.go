@@ -64,10 +64,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
-	if in.err != nil {
-		return in.problem()
-	}
-	if err != nil {
+	if err := in.outcome(r, err); err != nil {
 		return err
 	}
 	status := http.StatusCreated

@@ -1,7 +1,6 @@
 package rest
 
 import (
-	"io"
 	"net/http"
 	"time"
 
@@ -29,15 +28,7 @@ func (h *Handler) putTranscript(w *answer, r *http.Request) error {
 	control := http.NewResponseController(w)
 	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	out, err := h.cfg.API.PutTranscript(r.Context(), in, r.ContentLength, h.cfg.MaxTranscript)
-	if err != nil && in.err == nil && in.moved > 0 {
-		// A client that is still sending would not see the answer: its connection would be reset.
-		_, _ = io.CopyN(io.Discard, in, maxDrain)
-		in.err = nil
-	}
-	if in.err != nil {
-		return in.problem()
-	}
-	if err != nil {
+	if err := in.outcome(r, err); err != nil {
 		return err
 	}
 	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
