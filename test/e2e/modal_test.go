@@ -65,10 +65,11 @@ func (k *talk) modalContainer() string {
 // noKeyInside looks for the models' keys in the processes' variables and arguments, and in the files of the sandbox, as root.
 func (k *talk) noKeyInside() {
 	k.t.Helper()
-	const look = `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c -e "$0"; grep -rslF -e "$0" /workspace /spool/state /spool/run /home /tmp /etc /root /run; echo looked`
-	// The search's own arguments have the key too: they are counted before.
-	out := harness.Docker(k.t, "exec", "-u", "0", k.modalContainer(), "sh", "-c", look, harness.RealKey)
-	if out != "1\nlooked" {
+	// The search's own processes have the key in two pieces.
+	const look = `printf '%s%s' "$0" "$1" > /dev/shm/key; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -cF -f /dev/shm/key; ` +
+		`grep -rslF -f /dev/shm/key /workspace /spool/state /spool/run /home /tmp /etc /root /run; rm /dev/shm/key; echo looked`
+	half := len(harness.RealKey) / 2
+	if out := harness.Docker(k.t, "exec", "-u", "0", k.modalContainer(), "sh", "-c", look, harness.RealKey[:half], harness.RealKey[half:]); out != "0\nlooked" {
 		k.t.Errorf("the models' key is inside: %s", out)
 	}
 }
