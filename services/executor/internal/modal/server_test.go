@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	code := m.Run()
-	if sharedUsed {
+	if sharedUsed.Load() {
 		if s, err := shared(); err == nil {
 			err = s.stop()
 			if err != nil {
@@ -59,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-var sharedUsed bool
+var sharedUsed atomic.Bool
 
 func build() (map[string]string, error) {
 	out := map[string]string{}
@@ -200,7 +201,7 @@ func (s *server) running(t testing.TB, engine string) []listed {
 // sharedServer is one that the test must leave as it is.
 func sharedServer(t testing.TB) *server {
 	t.Helper()
-	sharedUsed = true
+	sharedUsed.Store(true)
 	s, err := shared()
 	if err != nil {
 		t.Fatal(err)
