@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,11 +137,12 @@ func TestSettingCommitWindow(t *testing.T) {
 	t.Parallel()
 	const lines, apart = 5, 400 * time.Millisecond
 	for _, window := range []time.Duration{time.Millisecond, apart} {
+		var said atomic.Pointer[talk]
 		b := newBench(t, func(t *fakeTurn) {
 			t.Start()
 			for n := range lines { // each is in the log before the next is said
 				t.Say("log", events.Log{Level: "info", Message: fmt.Sprint("line ", n)})
-				for t.r.acknowledged() < uint64(n+2) {
+				for said.Load().load().Run.Sandbox.N < uint64(n+2) {
 					time.Sleep(time.Millisecond)
 				}
 			}
@@ -148,6 +150,7 @@ func TestSettingCommitWindow(t *testing.T) {
 		})
 		b.run(func(c *executor.Config) { c.CommitWindow = window })
 		s := b.session()
+		said.Store(s)
 		s.ended(s.post("x"))
 		var at []time.Time
 		for rec, err := range b.log.Read(b.ctx, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: s.id}}) {
