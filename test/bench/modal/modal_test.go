@@ -18,7 +18,7 @@ import (
 const (
 	turns  = 30
 	oneWay = 25 * time.Millisecond
-	// pause is the time between two turns. A message that comes at once waits until Modal has acknowledged what was sent before it.
+	// pause is the time between two turns.
 	pause = 500 * time.Millisecond
 	// slack is for what differs by chance, from one run to the next: the machine is not idle.
 	slack = 15 * time.Millisecond
