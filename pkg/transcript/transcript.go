@@ -30,7 +30,7 @@ const (
 	MaxEntries = 500_000
 )
 
-// Info is what a transcript says of itself.
+// Info describes a transcript.
 type Info struct {
 	Architecture   string `json:"architecture"`
 	AgentSessionID string `json:"agentSessionId"` // the agent's own session, or thread
@@ -54,7 +54,7 @@ func refuse(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// unknown is what is none of the three.
+// unknown is the refusal of a file that has none of the three forms.
 const unknown = "it is no transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
 
 // Check reads a transcript to its end. The error is an *Error, or one of r.

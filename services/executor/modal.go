@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"strings"
+	"time"
 
+	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/modal"
@@ -97,4 +100,28 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 	}
 	found, err := p.Prove(ctx)
 	return found, errors.Join(err, p.Close())
+}
+
+// checkPrice reports whether the price of Modal sandboxes is one.
+func (c Config) checkPrice() error {
+	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {
+		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars from 0 on", p)
+	}
+	return nil
+}
+
+// rate returns what sandboxes cost. Those of Modal are metered, with a price or without.
+func (c Config) rate() run.Rate {
+	if c.Sandbox != Modal {
+		return run.Rate{}
+	}
+	return run.Rate{Provider: Modal, USDPerSecond: c.ModalSandboxPrice}
+}
+
+// sandboxLife returns after which time the provider ends a sandbox; 0 is never.
+func (c Config) sandboxLife() time.Duration {
+	if c.Sandbox != Modal {
+		return 0
+	}
+	return c.ModalTimeout
 }

@@ -1,4 +1,4 @@
-// Package account gives up the rights of root where a sandbox provider starts every program as root.
+// Package account changes the runner's user from root to another one, for sandbox providers that start every program as root.
 package account
 
 import (

@@ -9,7 +9,7 @@ import (
 )
 
 // Become makes this process, and every program that it starts, that user's for good: no program, whatever
-// its mode, gives the rights of root back. "" changes nothing, and so does a process that is not root's.
+// its mode, can become root again. An empty user changes nothing, and a process that is not root's stays what it is.
 func Become(user string) error {
 	if user == "" || os.Geteuid() != 0 {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// importFile is what `opencode import` is given.
+// importFile is the path of the file that `opencode import` reads, below the state folder.
 const importFile = agent.Unkept + "/opencode-import.json"
 
 // importing returns the command that first has the CLI import the conversation of a transcript that came from outside; plugin.js forks it then, as it forks
@@ -47,7 +47,7 @@ func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
 // members are those of a JSON object; values that are not looked at stay as they are.
 type members = map[string]json.RawMessage
 
-// exported is what `opencode export` prints.
+// exported is the JSON that `opencode export` prints.
 type exported struct {
 	Info     members   `json:"info"`
 	Messages []message `json:"messages"`

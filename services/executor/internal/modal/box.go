@@ -23,7 +23,7 @@ type box struct {
 // ID is sbx_….
 func (b *box) ID() string { return b.id }
 
-// Secret is what executors prove to the runner.
+// Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
 // Kept is true for a sandbox that started from a snapshot of the one before, and for one that was found by Attach.
@@ -41,7 +41,7 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// ready waits until the runner listens, and gives it the sandbox's secret.
+// ready blocks until the runner listens, and sends it the sandbox's secret.
 func (b *box) ready(ctx context.Context) error {
 	out, err := guest.Start(b.command).Run(ctx, func(w io.Writer) error {
 		_, err := io.WriteString(w, b.secret)

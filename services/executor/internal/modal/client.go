@@ -91,7 +91,7 @@ func (p *Provider) keepConn(ctx context.Context, method string, req, reply any, 
 // api is Modal's API on the SDK's connection, with its credentials and retries. theApp comes before it.
 func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
 
-// call makes one call of Modal's API, bounded in time, and gives its error a meaning.
+// call makes one call of Modal's API, bounded in time. Its error has a code where meaning knows one.
 func call[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -102,14 +102,14 @@ func call[T any](ctx context.Context, p *Provider, within time.Duration, what st
 	return v, p.meaning(ctx, what, err)
 }
 
-// do is call for what gives no value.
+// do is call for a function that returns no value.
 func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := call(ctx, p, callWithin, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
 }
 
-// meaning gives an error of the SDK a code where it has one. ctx is the caller's: its own end is the
-// caller's to know.
+// meaning returns an error of the SDK as a *sandbox.Error where there is a code for it. ctx is the caller's
+// context: when it has ended, the error wraps its cause.
 func (p *Provider) meaning(ctx context.Context, what string, err error) error {
 	var typed *sandbox.Error
 	switch {

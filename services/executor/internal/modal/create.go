@@ -136,8 +136,8 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 	return h, p.refused(err)
 }
 
-// refused gives Modal's refusal of a sandbox its code. Modal has no call that lists its regions, and no
-// code of its own for one that it does not know.
+// refused returns Modal's refusal of a sandbox with its code. Modal has no call that lists its regions, and no
+// gRPC code of its own for an unknown region, so the message decides.
 func (p *Provider) refused(err error) error {
 	if p.cfg.Region != "" && hasCode(err, codes.InvalidArgument, codes.NotFound) && strings.Contains(strings.ToLower(err.Error()), "region") {
 		return &sandbox.Error{Code: sandbox.CodeRegionUnknown, Err: err, Message: fmt.Sprintf(

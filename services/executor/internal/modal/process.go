@@ -70,7 +70,7 @@ func (p *Provider) start(ctx context.Context, h *handle, what string, args []str
 	return proc, nil
 }
 
-// notStarted tells a sandbox that has ended from one that cannot be reached.
+// notStarted returns sandbox.ErrNotFound for a sandbox that has ended, and err for one that cannot be reached.
 func (p *Provider) notStarted(ctx context.Context, h *handle, sb *sdk.Sandbox, what string, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -114,9 +114,9 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr is the command's.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait gives the exit code: -1 for a signal, which is what codes from 129 to 192
-// are taken for, for a command whose sandbox has ended, and for one of the
-// runner's own that Kill has left to itself. It may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code. Codes from 129 to 192 stand for signals, and
+// are returned as -1; so is the end of a command whose sandbox has ended, and of a command of the runner that Kill
+// did not wait for. Wait may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
