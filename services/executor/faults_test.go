@@ -347,18 +347,13 @@ func TestSandboxBegun(t *testing.T) {
 	gone := mint(t, events.KindExecutor)
 	s.claimAs(gone)
 	id := mint(t, events.KindSandbox)
-	l := s.load()
 	m := events.NewMint(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
 	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.sessions.AppendRun(b.ctx, &l, events.Actor{Kind: "executor", ID: gone}, mint(t, events.KindCommit), d); err != nil {
-		t.Fatal(err)
-	}
+	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l eventlog.Loaded) run.Command {
+		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}
+	})
 	b.run()
-	if l = s.ended(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
+	if l := s.ended(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
 		t.Errorf("sandbox %s, epoch %d", l.Run.Sandbox.ID, l.Run.Epoch)
 	}
 }
@@ -493,20 +488,10 @@ func TestAbandoned(t *testing.T) {
 	first := s.post("hang")
 	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
 	a.wire.kill()
-	l := s.load()
-	d, err := run.Decide(l.Run, run.Abandon{
-		Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
-		ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.sessions.AppendRun(b.ctx, &l, events.Actor{Kind: "service", ID: "session"}, mint(t, events.KindCommit), d); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(first)
 	b.run()
 	second := s.post("next")
-	l = s.ended(second)
+	l := s.ended(second)
 	if l.Run.Phase != run.Completed || b.provider.made != 1 {
 		t.Errorf("after the abandoned one: %+v", l.Run)
 	}

@@ -603,16 +603,32 @@ func (s *talk) last(execution string) events.Payload {
 // claimAs claims as an executor that is no more.
 func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
-	l := s.load()
-	d, err := run.Decide(l.Run, run.Claim{
-		Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
-		ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
+	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l eventlog.Loaded) run.Command {
+		return run.Claim{
+			Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
+			ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
+		}
 	})
-	if err != nil {
-		s.b.t.Fatal(err)
-	}
-	if err := s.b.sessions.AppendRun(s.b.ctx, &l, events.Actor{Kind: "executor", ID: executor}, mint(s.b.t, events.KindCommit), d); err != nil {
-		s.b.t.Fatal(err)
+}
+
+// decide appends what a command decides. As services do, it decides again if another commit came
+// first: the last append of an executor that is cut off may still be on its way.
+func (s *talk) decide(actor events.Actor, command func(eventlog.Loaded) run.Command) {
+	s.b.t.Helper()
+	for {
+		l := s.load()
+		d, err := run.Decide(l.Run, command(l))
+		if err != nil {
+			s.b.t.Fatal(err)
+		}
+		err = s.b.sessions.AppendRun(s.b.ctx, &l, actor, mint(s.b.t, events.KindCommit), d)
+		if conflict := (*eventlog.ConflictError)(nil); errors.As(err, &conflict) {
+			continue
+		}
+		if err != nil {
+			s.b.t.Fatal(err)
+		}
+		return
 	}
 }
 

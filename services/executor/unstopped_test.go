@@ -147,17 +147,12 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 // lose has the execution end as the session service ends one whose executor is gone.
 func (s *talk) lose(execution string) {
 	s.b.t.Helper()
-	l := s.load()
-	d, err := run.Decide(l.Run, run.Abandon{
-		Meta: events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
-		Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
+	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l eventlog.Loaded) run.Command {
+		return run.Abandon{
+			Meta: events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
+			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
+		}
 	})
-	if err != nil {
-		s.b.t.Fatal(err)
-	}
-	if err := s.b.sessions.AppendRun(s.b.ctx, &l, events.Actor{Kind: "service", ID: "session/one"}, mint(s.b.t, events.KindCommit), d); err != nil {
-		s.b.t.Fatal(err)
-	}
 }
 
 // An agent whose execution was ended while no executor held it is stopped by the sweep.

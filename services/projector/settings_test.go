@@ -93,7 +93,11 @@ func TestSettingLockRetry(t *testing.T) {
 	w := newWorld(t, 1)
 	start := func(retry time.Duration) (stop func(), leads func() float64) {
 		registry := prometheus.NewRegistry()
-		stop = w.start(func(c *projector.Config, d *projector.Deps) { c.LockRetry, d.Metrics = retry, registry })
+		stop = w.start(func(c *projector.Config, d *projector.Deps) {
+			c.LockRetry, d.Metrics = retry, registry
+			// In this mode a connection that is idle after a statement has run it; in others it may have prepared it only.
+			c.DatabaseURL += "&default_query_exec_mode=exec"
+		})
 		return stop, func() float64 { return gathered(t, registry, "spool_projector_leads", "") }
 	}
 	all := func(what string, leads func() float64) {
