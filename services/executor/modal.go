@@ -102,6 +102,17 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 	return found, errors.Join(err, p.Close())
 }
 
+// CheckEgressListener returns an error that names the setting if the egress proxy would have no TLS listener, to which
+// sandboxes on Modal connect. getenv returns the proxy's settings by the names of their variables.
+func CheckEgressListener(getenv func(string) string) error {
+	for _, name := range []string{"SPOOL_EGRESS_LISTEN_TLS", "SPOOL_EGRESS_TLS_CERTIFICATE", "SPOOL_EGRESS_TLS_KEY"} {
+		if getenv(name) == "" {
+			return fmt.Errorf("%s: it is empty, and sandboxes on Modal connect to the egress proxy's TLS listener: set it as \"Egress proxy\" in docs/modal.md says", name)
+		}
+	}
+	return nil
+}
+
 // checkPrice reports whether the price of Modal sandboxes is one.
 func (c Config) checkPrice() error {
 	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {

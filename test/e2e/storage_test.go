@@ -37,7 +37,7 @@ rules:
 func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	t.Parallel()
 	const rootKey = "the-root-key-of-the-storage-test-000"
-	c := harness.New(t, harness.Options{MaxStore: natsserver.MinStore, Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, Script: untilFile})
+	c := harness.New(t, harness.Options{MaxStore: natsserver.MinStore, Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, Script: untilFile, KeepLogs: true})
 	root := withKey(t, c, rootKey)
 	hog, ours := root.tenant("hog"), root.tenant("ours")
 	spool := map[string]any{"architecture": "spool"}
@@ -56,7 +56,7 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	big := create(hog)
 	hog.fills(c, big)
 	sink(t, c)
-	time.Sleep(3 * time.Second) // what the executor knows of the store may be a second old
+	awaitLowStore(t, c, 1)
 
 	for _, r := range []behindRequest{
 		{"a message", "POST", "/api/sessions/" + ending + "/messages", ask},
@@ -70,6 +70,7 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	c.StartSession("while-full")
 	c.StartExecutor()
 	c.StartGateway()
+	awaitLowStore(t, c, 2)
 	if code, raw := ours.asks("POST", "/api/executions/"+cancels+"/cancel", nil); code/100 != 2 {
 		t.Errorf("cancel: %d %s", code, raw)
 	}
@@ -140,6 +141,27 @@ func sink(t *testing.T, c *harness.Cluster) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// awaitLowStore blocks until n executors have read that only the reserve of the store is left. Each reads the figures once a
+// second, and logs when that has changed.
+func awaitLowStore(t *testing.T, c *harness.Cluster, n int) {
+	t.Helper()
+	harness.Eventually(t, fmt.Sprintf("%d executors know that the store is full", n), func() bool {
+		low := map[any]bool{} // by the executor's id
+		for _, r := range c.Logs() {
+			if r["part"] == "executor" && r["msg"] == "the store of NATS" {
+				low[r["executor"]] = r["only the reserve is left"] == true
+			}
+		}
+		count := 0
+		for _, is := range low {
+			if is {
+				count++
+			}
+		}
+		return count == n
+	})
 }
 
 func (k keyHolder) phase(execution string) string {

@@ -36,6 +36,11 @@ func (s *Stack) egress(ctx, run context.Context) error {
 	if cfg.Sandbox != executor.Docker && cfg.Sandbox != executor.Modal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
 		return nil
 	}
+	if cfg.Sandbox == executor.Modal {
+		if err := executor.CheckEgressListener(os.Getenv); err != nil {
+			return err
+		}
+	}
 	binary, err := beside("egress")
 	if err != nil {
 		return err
@@ -65,8 +70,13 @@ func (s *Stack) egress(ctx, run context.Context) error {
 		close(s.proxy.exited)
 	}()
 	s.group.Go(func() error { return s.proxy.watch(run) })
-	if err := listens(ctx, admin, run.Done()); err != nil {
-		return fmt.Errorf("the egress proxy does not listen: %w", err)
+	if err := listens(ctx, admin, s.proxy.exited); err != nil {
+		select {
+		case <-s.proxy.exited:
+			return s.proxy.ended()
+		default:
+			return fmt.Errorf("the egress proxy does not listen: %w", err)
+		}
 	}
 	cfg.EgressAdmin = admin
 	if cfg.Sandbox == executor.Docker {
@@ -112,6 +122,11 @@ func (p *proxy) watch(run context.Context) error {
 		return nil
 	case <-p.exited:
 	}
+	return p.ended()
+}
+
+// ended returns the error of a proxy that has exited by itself, with the last line that it printed.
+func (p *proxy) ended() error {
 	err := p.err
 	if err == nil {
 		err = errors.New("exit status 0")
@@ -162,7 +177,8 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-func listens(ctx context.Context, socket string, over <-chan struct{}) error {
+// listens blocks until a process listens on a Unix socket, or has exited, which closes exited.
+func listens(ctx context.Context, socket string, exited <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, egressWithin)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -174,8 +190,8 @@ func listens(ctx context.Context, socket string, over <-chan struct{}) error {
 		}
 		select {
 		case <-tick.C:
-		case <-over:
-			return errors.New("the stack ended")
+		case <-exited:
+			return errors.New("the process exited")
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)
 		}

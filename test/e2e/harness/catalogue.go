@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -69,6 +70,18 @@ func (c *Cluster) Written() map[string][]byte {
 		}))
 	}
 	return out
+}
+
+// Logs returns what the services logged as records of slog's JSON format, oldest first. It needs Options.KeepLogs.
+func (c *Cluster) Logs() (records []map[string]any) {
+	c.T.Helper()
+	for line := range bytes.Lines(c.said.bytes()) {
+		var r map[string]any
+		if json.Unmarshal(line, &r) == nil { // the egress proxy may have written half a line by now
+			records = append(records, r)
+		}
+	}
+	return records
 }
 
 // record keeps what is logged.

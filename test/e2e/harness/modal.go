@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -139,25 +141,102 @@ func (m *Modal) Runs(t testing.TB, sandbox string) bool {
 	return false
 }
 
+// tlsListener holds the settings of the egress proxy's TLS listener: an address and paths of PEM files.
+type tlsListener struct{ address, certificate, key, authority string }
+
+// listener returns settings of a listener that sandboxes on m reach. It issues the certificate into dir.
+func (m *Modal) listener(t testing.TB, dir string) tlsListener {
+	t.Helper()
+	// A port of the gateway that was free a moment ago.
+	l, err := net.Listen("tcp", net.JoinHostPort(m.Gateway, "0"))
+	must(t, err)
+	must(t, l.Close())
+	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
+	must(t, err)
+	pair, trusted := filepath.Join(dir, "egress"), filepath.Join(dir, "ca.pem")
+	_, err = authority.Issue(pair, []string{m.Gateway})
+	must(t, err)
+	must(t, authority.Trust(trusted))
+	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
+}
+
+// Up is the command line of `spool up --sandbox modal` and the settings of a new user's shell.
+type Up struct {
+	t   testing.TB
+	dir string
+	env []string
+}
+
+// NewUp returns an Up whose sandboxes are made on m.
+func (m *Modal) NewUp(t testing.TB) *Up {
+	t.Helper()
+	runner, err := buildRunner()
+	must(t, err)
+	egress, err := buildEgress()
+	must(t, err)
+	dir := t.TempDir()
+	l := m.listener(t, filepath.Join(dir, "certificates"))
+	id, secret, _ := strings.Cut(ModalToken, ":")
+	return &Up{t: t, dir: dir, env: append(os.Environ(),
+		"PATH="+filepath.Dir(egress)+":"+os.Getenv("PATH"), "SPOOL_DATA_DIR="+filepath.Join(dir, "data"), "SPOOL_RUNNER="+runner,
+		"SPOOL_LISTEN=127.0.0.1:0", "SPOOL_GRPC_LISTEN=127.0.0.1:0", "SPOOL_SANDBOX="+executor.Modal,
+		"SPOOL_MODAL_TOKEN_ID="+id, "SPOOL_MODAL_TOKEN_SECRET="+secret, "SPOOL_MODAL_SERVER_URL="+m.URL, "SPOOL_MODAL_IMAGE="+SandboxImage,
+		"SPOOL_EGRESS_SERVER="+l.address, "SPOOL_EGRESS_AUTHORITY="+l.authority,
+		"SPOOL_EGRESS_LISTEN_TLS="+l.address, "SPOOL_EGRESS_TLS_CERTIFICATE="+l.certificate, "SPOOL_EGRESS_TLS_KEY="+l.key,
+	)}
+}
+
+// command returns a command of spool. variables replace settings.
+func (u *Up) command(variables []string, args ...string) *exec.Cmd {
+	u.t.Helper()
+	bin, err := buildCLI()
+	must(u.t, err)
+	cmd := exec.CommandContext(u.t.Context(), bin, args...)
+	cmd.Dir, cmd.Env = u.dir, append(slices.Clone(u.env), variables...)
+	return cmd
+}
+
+// Run runs a command of spool and returns its exit code and everything that it printed.
+func (u *Up) Run(variables []string, args ...string) (code int, printed string) {
+	u.t.Helper()
+	cmd := u.command(variables, args...)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		u.t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
+// While runs `spool up` with a scripted model server, calls f when it is ready, and stops it. It fails the test if spool does not exit with 0.
+func (u *Up) While(variables []string, f func()) {
+	u.t.Helper()
+	cmd := u.command(variables, "up", "--mock-llm")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.Stderr = testWriter{u.t, "spool up"}
+	out, err := cmd.StdoutPipe()
+	must(u.t, err)
+	must(u.t, cmd.Start())
+	defer func() {
+		check(u.t, cmd.Process.Signal(syscall.SIGTERM))
+		check(u.t, cmd.Wait())
+	}()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "ready ") {
+		u.t.Errorf("spool up printed %q: %v", line, err)
+		return
+	}
+	f()
+}
+
 // startModal makes sandboxes those of mockmodal, which reach the egress proxy on this machine by TLS, and nothing else.
 func (c *Cluster) startModal() {
 	c.Modal = StartModal(c.T)
-	// A port of the gateway that was free a moment ago.
-	l, err := net.Listen("tcp", net.JoinHostPort(c.Modal.Gateway, "0"))
-	must(c.T, err)
-	listen := l.Addr().String()
-	must(c.T, l.Close())
-	certificates := filepath.Join(c.dir, "certificates")
-	authority, err := certificate.OpenAuthority(filepath.Join(certificates, "authority"), certificate.Validity{For: time.Hour}, time.Now())
-	must(c.T, err)
-	pair, trusted := filepath.Join(certificates, "egress"), filepath.Join(certificates, "ca.pem")
-	_, err = authority.Issue(pair, []string{c.Modal.Gateway})
-	must(c.T, err)
-	must(c.T, authority.Trust(trusted))
-	c.startEgress("--listen-tls", listen, "--tls-cert", filepath.Join(pair, certificate.CertificateFile), "--tls-key", filepath.Join(pair, certificate.KeyFile))
+	l := c.Modal.listener(c.T, filepath.Join(c.dir, "certificates"))
+	c.startEgress("--listen-tls", l.address, "--tls-cert", l.certificate, "--tls-key", l.key)
 
 	e := &c.opts.Executor
-	e.Sandbox, e.EgressSockets, e.EgressServer, e.EgressAuthority = executor.Modal, "", listen, trusted
+	e.Sandbox, e.EgressSockets, e.EgressServer, e.EgressAuthority = executor.Modal, "", l.address, l.authority
 	e.Engine = "modal-" + strings.ToLower(rand.Text()[:12])
 	c.opts.Session.Providers = []string{executor.Modal}
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}

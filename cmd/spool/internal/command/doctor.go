@@ -317,6 +317,9 @@ func (x *examination) runner(context.Context) finding {
 
 // diskLimit tries what enforces the disk limits of Docker sandboxes.
 func (x *examination) diskLimit(ctx context.Context) finding {
+	if x.Sandbox == executor.Modal {
+		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
+	}
 	if x.Sandbox != executor.Docker {
 		return ok("%s sandboxes have none; Docker sandboxes have", x.Sandbox)
 	}
@@ -331,7 +334,7 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 	return ok("enforced by %s, which was tried on the engine", mode)
 }
 
-// modal has Modal try the settings of its sandboxes.
+// modal reports whether Modal accepts the settings of its sandboxes. It starts a sandbox and ends it.
 func (x *examination) modal(ctx context.Context) finding {
 	var cfg executor.Config
 	parser, err := kong.New(&cfg, kong.Exit(func(int) {}))
@@ -341,10 +344,16 @@ func (x *examination) modal(ctx context.Context) finding {
 	if err != nil {
 		return failed(err.Error(), "")
 	}
+	const remedy = "docs/modal.md has the settings"
+	if cfg.EgressAdmin == "" { // spool up starts the proxy
+		if err := executor.CheckEgressListener(x.environ); err != nil {
+			return failed(err.Error(), remedy)
+		}
+	}
 	cfg.Runner, cfg.EgressAdmin = x.Runner, cmp.Or(cfg.EgressAdmin, "started by spool up")
 	found, err := cfg.ProveModal(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return failed(strings.Join(append(found, err.Error()), "; "), "docs/modal.md has the settings")
+		return failed(strings.Join(append(found, err.Error()), "; "), remedy)
 	}
 	return ok("%s", strings.Join(found, "; "))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/docker/docker/api/types/filters"
 	dockersystem "github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/client"
+	"github.com/docker/go-connections/nat"
 
 	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/readmodel"
@@ -267,6 +268,7 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 				}
 				published := fmt.Sprintf("%s %s at %s", service(c), port, net.JoinHostPort(b.HostIP, b.HostPort))
 				switch {
+				case isEgressListener(c, port):
 				case service(c) != "gateway":
 					inner = append(inner, published)
 				case variable(c, "SPOOL_TLS_CERT") != "":
@@ -286,7 +288,19 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 	case len(proxied) > 0:
 		return note("SPOOL_BEHIND_TLS_PROXY is set, and whoever reaches these speaks to the gateway without TLS: "+strings.Join(proxied, ", "), "let the proxy alone reach them, by a firewall or a network of their own")
 	}
-	return ok("beyond loopback gateways with TLS at most")
+	return ok("beyond loopback gateways with TLS, and the egress proxy's TLS listener, at most")
+}
+
+// isEgressListener reports whether a container's port is the TLS listener of the egress proxy, which sandboxes on Modal reach.
+func isEgressListener(c container.InspectResponse, port nat.Port) bool {
+	_, listens, err := net.SplitHostPort(variable(c, "SPOOL_EGRESS_LISTEN_TLS"))
+	return err == nil && service(c) == "egress" && port == nat.Port(listens+"/tcp")
+}
+
+// usesModal reports whether all executors of the project make their sandboxes at Modal.
+func (x *securityExamination) usesModal() bool {
+	providers := x.setting("SPOOL_SANDBOX", "executor")
+	return len(providers) > 0 && !slices.ContainsFunc(providers, func(p string) bool { return p != executor.Modal })
 }
 
 // servicesConfined checks that each container still has the restrictions of deploy/compose.yaml.
@@ -325,15 +339,23 @@ func (x *securityExamination) socketHolders(context.Context) finding {
 		return f
 	}
 	var others []string
+	held := false
 	for _, c := range x.containers {
 		for _, m := range c.Mounts {
-			if service(c) != "executor" && (m.Destination == engineSocket || strings.HasSuffix(m.Source, "/docker.sock")) {
+			if m.Destination != engineSocket && !strings.HasSuffix(m.Source, "/docker.sock") {
+				continue
+			}
+			held = true
+			if service(c) != "executor" {
 				others = append(others, service(c))
 			}
 		}
 	}
 	if len(others) > 0 {
 		return failed(strings.Join(others, ", ")+": whoever has the engine's socket has the machine", "mount it into executors alone")
+	}
+	if !held {
+		return ok("no container has it")
 	}
 	return ok("executors alone have it; whoever takes one over has the machine")
 }
@@ -366,6 +388,9 @@ func (x *securityExamination) sandboxRuntime(context.Context) finding {
 	if f, there := x.ofProject("executor"); !there {
 		return f
 	}
+	if x.usesModal() {
+		return ok("sandboxes run at Modal, not on this machine")
+	}
 	runtimes := slices.DeleteFunc(x.setting("SPOOL_SANDBOX_RUNTIME", "executor"), func(r string) bool { return r == "" || r == "runc" })
 	if len(runtimes) == 0 {
 		return note("sandboxes share the machine's kernel", "for agents that you do not trust install gVisor, and set SPOOL_SANDBOX_RUNTIME=runsc")
@@ -376,6 +401,9 @@ func (x *securityExamination) sandboxRuntime(context.Context) finding {
 func (x *securityExamination) projectDiskLimit(context.Context) finding {
 	if f, there := x.ofProject("executor"); !there {
 		return f
+	}
+	if x.usesModal() {
+		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
 	}
 	for _, mode := range x.setting("SPOOL_SANDBOX_DISK_LIMIT", "executor") {
 		if mode == executor.DiskWatch {

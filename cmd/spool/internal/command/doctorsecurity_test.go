@@ -112,17 +112,26 @@ func TestDoctorSecurity(t *testing.T) {
 		check, status, says string
 		answers             int
 	}{
-		"clear text from afar":      {change: func(_ *testing.T, x *securityExamination) { x.URL = "http://spool.example.com" }, check: "transport", status: "failed", says: "neither TLS nor loopback"},
-		"TLS from afar":             {change: func(_ *testing.T, x *securityExamination) { x.URL = "https://user:pass@spool.example.com" }, check: "transport", status: "ok", says: "https://user:xxxxx@"},
-		"no key":                    {answers: 200, check: "keys required", status: "note", says: "whoever is on this machine"},
-		"a server that fails":       {answers: 503, check: "keys required", status: "note", says: "503"},
-		"open metrics":              {answers: 200, check: "metrics closed", status: "note", says: "/metrics"},
-		"passwords for all":         {change: file(".env", 0o644), check: "secret files", status: "failed", says: ".env (0644)"},
-		"passwords for one":         {change: file(".env", 0o600), check: "secret files", status: "ok", says: "for their owner alone"},
-		"keys of the log for all":   {change: file("log.keys", 0o640), check: "secret files", status: "failed", says: "log.keys (0640)"},
-		"a gateway that may write":  {change: env("gateway", "SPOOL_DATABASE_URL=postgres://spool:x@postgres/spool"), check: "database roles", status: "note", says: "connect as spool"},
-		"NATS from afar":            {change: host("nats", publish("4222/tcp", "")), check: "published ports", status: "failed", says: "nats 4222/tcp"},
-		"NATS on loopback":          {change: host("nats", publish("4222/tcp", "127.0.0.1")), check: "published ports", status: "ok"},
+		"clear text from afar":       {change: func(_ *testing.T, x *securityExamination) { x.URL = "http://spool.example.com" }, check: "transport", status: "failed", says: "neither TLS nor loopback"},
+		"TLS from afar":              {change: func(_ *testing.T, x *securityExamination) { x.URL = "https://user:pass@spool.example.com" }, check: "transport", status: "ok", says: "https://user:xxxxx@"},
+		"no key":                     {answers: 200, check: "keys required", status: "note", says: "whoever is on this machine"},
+		"a server that fails":        {answers: 503, check: "keys required", status: "note", says: "503"},
+		"open metrics":               {answers: 200, check: "metrics closed", status: "note", says: "/metrics"},
+		"passwords for all":          {change: file(".env", 0o644), check: "secret files", status: "failed", says: ".env (0644)"},
+		"passwords for one":          {change: file(".env", 0o600), check: "secret files", status: "ok", says: "for their owner alone"},
+		"keys of the log for all":    {change: file("log.keys", 0o640), check: "secret files", status: "failed", says: "log.keys (0640)"},
+		"a gateway that may write":   {change: env("gateway", "SPOOL_DATABASE_URL=postgres://spool:x@postgres/spool"), check: "database roles", status: "note", says: "connect as spool"},
+		"NATS from afar":             {change: host("nats", publish("4222/tcp", "")), check: "published ports", status: "failed", says: "nats 4222/tcp"},
+		"NATS on loopback":           {change: host("nats", publish("4222/tcp", "127.0.0.1")), check: "published ports", status: "ok"},
+		"the egress proxy from afar": {change: host("egress", publish("7443/tcp", "0.0.0.0")), check: "published ports", status: "failed", says: "egress 7443/tcp"},
+		"the egress proxy's TLS listener": {change: func(t *testing.T, x *securityExamination) {
+			env("egress", "SPOOL_EGRESS_LISTEN_TLS=0.0.0.0:7443")(t, x)
+			host("egress", publish("7443/tcp", "0.0.0.0"))(t, x)
+		}, check: "published ports", status: "ok"},
+		"another port of an egress proxy with TLS": {change: func(t *testing.T, x *securityExamination) {
+			env("egress", "SPOOL_EGRESS_LISTEN_TLS=0.0.0.0:7443")(t, x)
+			host("egress", publish("9090/tcp", "0.0.0.0"))(t, x)
+		}, check: "published ports", status: "failed", says: "egress 9090/tcp"},
 		"a gateway without TLS":     {change: host("gateway", publish("7700/tcp", "0.0.0.0")), check: "published ports", status: "failed", says: "without TLS"},
 		"privileged":                {change: host("session", func(h *container.HostConfig) { h.Privileged = true }), check: "services confined", status: "failed", says: "session: privileged"},
 		"capabilities":              {change: host("session", func(h *container.HostConfig) { h.CapDrop = nil }), check: "services confined", status: "failed", says: "keeps capabilities"},
@@ -131,12 +140,18 @@ func TestDoctorSecurity(t *testing.T) {
 		"the machine's network":     {change: host("session", func(h *container.HostConfig) { h.NetworkMode = "host" }), check: "services confined", status: "failed", says: "in the network of the machine"},
 		"no seccomp":                {change: host("session", func(h *container.HostConfig) { h.SecurityOpt = append(h.SecurityOpt, "seccomp=unconfined") }), check: "services confined", status: "failed", says: "without a seccomp profile"},
 		"a socket of another":       {change: func(_ *testing.T, x *securityExamination) { x.of("gateway").Mounts = x.of("executor").Mounts }, check: "engine's socket", status: "failed", says: "gateway"},
+		"no socket":                 {change: func(_ *testing.T, x *securityExamination) { x.of("executor").Mounts = nil }, check: "engine's socket", status: "ok", says: "no container has it"},
 		"an engine without seccomp": {change: func(_ *testing.T, x *securityExamination) { x.engine.SecurityOptions = nil }, check: "engine", status: "failed", says: "no seccomp"},
 		"an engine without more":    {change: func(_ *testing.T, x *securityExamination) { x.engine.SecurityOptions = []string{"name=seccomp"} }, check: "engine", status: "note", says: "AppArmor"},
 		"an engine without TLS": {change: func(_ *testing.T, x *securityExamination) {
 			x.environ = func(name string) string { return map[string]string{"DOCKER_HOST": "tcp://10.0.0.9:2375"}[name] }
 		}, check: "engine", status: "failed", says: "without TLS"},
 		"the machine's kernel": {change: env("executor", "SPOOL_SANDBOX_RUNTIME="), check: "sandbox runtime", status: "note", says: "runsc"},
+		"sandboxes at Modal": {change: func(t *testing.T, x *securityExamination) {
+			env("executor", "SPOOL_SANDBOX_RUNTIME=")(t, x)
+			env("executor", "SPOOL_SANDBOX=modal")(t, x)
+		}, check: "sandbox runtime", status: "ok", says: "at Modal"},
+		"disk limits at Modal": {change: env("executor", "SPOOL_SANDBOX=modal"), check: "disk limits of sandboxes", status: "ok", says: "the runner enforces them"},
 		"any image":            {change: env("executor", "SPOOL_SANDBOX_IMAGES=spool/agents,*"), check: "image allowlist", status: "failed", says: "pull any image"},
 		"any image of the engine": {change: func(t *testing.T, x *securityExamination) {
 			env("executor", "SPOOL_SANDBOX_IMAGES=*")(t, x)

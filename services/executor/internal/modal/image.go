@@ -139,7 +139,11 @@ func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.
 	})
 	var refused sdk.RemoteError
 	if errors.As(err, &refused) {
-		return nil, failed(sandbox.CodeImageNotFound, fmt.Sprintf("Modal cannot make an image of %q: check its name, and that its registry lets Modal pull it", ref), err)
+		source := fieldImage
+		if ref == p.cfg.Image {
+			source = "SPOOL_MODAL_IMAGE: "
+		}
+		return nil, failed(sandbox.CodeImageNotFound, fmt.Sprintf("%sModal cannot make an image of %q: check its name, and that its registry lets Modal pull it", source, ref), err)
 	}
 	return base, err
 }
@@ -163,7 +167,7 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 	helper, err := call(ctx, p, createWithin, "prepare an image", func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, base, &sdk.SandboxCreateParams{
 			Name: name, Command: []string{"sleep", strconv.Itoa(int(helperWithin / time.Second))}, Timeout: helperWithin,
-			BlockNetwork: true, Regions: p.regions(), Tags: map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper, tagOwner: p.owner},
+			BlockNetwork: true, Regions: p.regions(), Tags: p.helperTags(),
 		})
 	})
 	var exists sdk.AlreadyExistsError
@@ -186,6 +190,11 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 		return nil, err
 	}
 	return p.snapshot(ctx, helper, name, imageTTL)
+}
+
+// helperTags returns the tags of a sandbox that no session uses. The sweep leaves such a sandbox alone.
+func (p *Provider) helperTags() map[string]string {
+	return map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper, tagOwner: p.owner}
 }
 
 // ownHelper finds the helper sandbox of that name if this provider made it, and the answer was lost: the SDK then asked a second time.

@@ -33,6 +33,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,6 +41,7 @@ import (
 	sdk "github.com/modal-labs/modal-client/go"
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -98,6 +100,8 @@ const (
 	readyWithin = 30 * time.Second
 	// snapshotWithin bounds the snapshot of a file system.
 	snapshotWithin = 2 * time.Minute
+	// trialTimeout ends the sandbox that Prove makes, if Prove cannot end it.
+	trialTimeout = time.Minute
 )
 
 // nameFormat is what Modal accepts as the name of an app or an environment.
@@ -206,7 +210,8 @@ func (p *Provider) Close() error {
 	return err
 }
 
-// Prove is Verify with the image, and says what it found, in one sentence each.
+// Prove is Verify, and it also resolves the image and starts a sandbox of it, with the limits and the region of
+// the settings and without a network. It ends that sandbox and returns one sentence for each step that succeeded.
 func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	app, err := p.theApp(ctx)
 	if err != nil {
@@ -218,10 +223,23 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 		return found, err
 	}
 	found = append(found, fmt.Sprintf("image %s is %s", p.cfg.Image, image.ImageID))
-	if p.cfg.Region != "" {
-		found = append(found, fmt.Sprintf("region %s is tried when a sandbox is made", p.cfg.Region))
+	params := p.params(sandbox.Spec{})
+	params.Name, params.Command, params.Workdir, params.Env = "", []string{"sleep", strconv.Itoa(int(trialTimeout / time.Second))}, "", nil
+	params.Timeout, params.Tags = trialTimeout, p.helperTags()
+	trial, err := call(ctx, p, createWithin, "create a sandbox", func(ctx context.Context) (*sdk.Sandbox, error) {
+		return p.client.Sandboxes.Create(ctx, app, image, params)
+	})
+	if err != nil {
+		return found, p.refused(err)
 	}
-	return found, nil
+	if err := errors.Join(p.end(context.WithoutCancel(ctx), trial), trial.Detach()); err != nil {
+		return found, err
+	}
+	where := "any region"
+	if p.cfg.Region != "" {
+		where = "region " + p.cfg.Region
+	}
+	return append(found, "a sandbox was started in "+where+" and ended"), nil
 }
 
 // Verify reports whether Modal accepts the settings: the token, the environment and the app. An
@@ -237,9 +255,16 @@ func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
 		app, err := call(ctx, p, callWithin, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
 			return p.client.Apps.FromName(ctx, p.cfg.App, &sdk.AppFromNameParams{Environment: p.cfg.Environment, CreateIfMissing: true})
 		})
-		if isNotFound(err) {
+		switch {
+		case isNotFound(err):
 			return nil, &sandbox.Error{Code: sandbox.CodeSandboxFailed, Err: err, Message: fmt.Sprintf(
 				"Modal has no environment %q: set SPOOL_MODAL_ENVIRONMENT to one of the workspace (%v)", p.cfg.Environment, err)}
+		case p.cfg.ServerURL != "" && hasCode(err, codes.Unimplemented): // gRPC's code for status 404 of any web server
+			return nil, &sandbox.Error{Code: sandbox.CodeSandboxFailed, Err: err, Message: fmt.Sprintf(
+				"%s is not Modal's API: correct SPOOL_MODAL_SERVER_URL, or leave it empty (%v)", p.cfg.ServerURL, err)}
+		case p.cfg.ServerURL != "" && isUnavailable(err):
+			return nil, &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
+				"SPOOL_MODAL_SERVER_URL is %s: %v", p.cfg.ServerURL, err)}
 		}
 		return app, err
 	})

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -486,13 +488,11 @@ func TestCreate_TellsModalTheLimits(t *testing.T) {
 	}
 }
 
-func TestVerify(t *testing.T) {
+func TestVerify_ReturnsTheCodeOfAWrongSetting(t *testing.T) {
 	t.Parallel()
-	s := sharedServer(t)
-	good := s.config(t)
-	found, err := provide(t, good).Prove(t.Context())
-	if err != nil || len(found) != 2 || !strings.Contains(found[0], "accepts the token") || !strings.Contains(found[1], testImage) {
-		t.Errorf("%q, %v", found, err)
+	good := sharedServer(t).config(t)
+	if err := provide(t, good).Verify(t.Context()); err != nil {
+		t.Error(err)
 	}
 	for code, change := range map[string]func(*Config){
 		sandbox.CodeCredentialsRefused: func(c *Config) { c.TokenID = "ak-other" },
@@ -503,10 +503,55 @@ func TestVerify(t *testing.T) {
 		change(&cfg)
 		wantCode(t, provide(t, cfg).Verify(t.Context()), code)
 	}
-	cfg := good
-	cfg.Image = "spool.invalid/none:1"
-	_, err = provide(t, cfg).Prove(t.Context())
-	wantCode(t, err, sandbox.CodeImageNotFound)
+}
+
+func TestProve_StartsAndEndsASandbox(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	for _, where := range []string{"", region} {
+		cfg := s.config(t)
+		cfg.Region = where
+		found, err := provide(t, cfg).Prove(t.Context())
+		if err != nil || len(found) != 3 || !strings.Contains(found[0], "accepts the token") || !strings.Contains(found[1], testImage) || !strings.Contains(found[2], "any region") == (where == "") {
+			t.Errorf("%q, %v", found, err)
+		}
+		if left := s.running(t, cfg.Engine); len(left) != 0 {
+			t.Errorf("left on the server: %+v", left)
+		}
+	}
+}
+
+func TestProve_NamesTheWrongSetting(t *testing.T) {
+	t.Parallel()
+	s := sharedServer(t)
+	web := httptest.NewUnstartedServer(http.NotFoundHandler())
+	web.Config.Protocols = new(http.Protocols)
+	web.Config.Protocols.SetUnencryptedHTTP2(true)
+	web.Start()
+	defer web.Close()
+	for name, c := range map[string]struct {
+		change  func(*Config)
+		code    string
+		setting string
+	}{
+		"a token that Modal refuses": {func(c *Config) { c.TokenSecret = "as-other" }, sandbox.CodeCredentialsRefused, "SPOOL_MODAL_TOKEN_SECRET"},
+		"no such environment":        {func(c *Config) { c.Environment = "nowhere" }, sandbox.CodeSandboxFailed, "SPOOL_MODAL_ENVIRONMENT"},
+		"no server":                  {func(c *Config) { c.ServerURL = "http://127.0.0.1:1" }, sandbox.CodeEngineUnavailable, "SPOOL_MODAL_SERVER_URL"},
+		"another server":             {func(c *Config) { c.ServerURL = web.URL }, sandbox.CodeSandboxFailed, "SPOOL_MODAL_SERVER_URL"},
+		"no such image":              {func(c *Config) { c.Image = "spool.invalid/none:1" }, sandbox.CodeImageNotFound, "SPOOL_MODAL_IMAGE"},
+		"no such region":             {func(c *Config) { c.Region = "atlantis-1" }, sandbox.CodeRegionUnknown, "SPOOL_MODAL_REGION"},
+	} {
+		cfg := s.config(t)
+		c.change(&cfg)
+		_, err := provide(t, cfg).Prove(t.Context())
+		wantCode(t, err, c.code)
+		if err == nil || !strings.Contains(err.Error(), c.setting) {
+			t.Errorf("%s: %v, want an error that names %s", name, err, c.setting)
+		}
+		if left := s.running(t, cfg.Engine); len(left) != 0 {
+			t.Errorf("%s: left on the server: %+v", name, left)
+		}
+	}
 }
 
 // A sandbox with a token reaches the egress proxy's address and no other.

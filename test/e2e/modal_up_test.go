@@ -1,0 +1,56 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+// TestModal_UpAndDoctor runs the commands of a new user: spool doctor with right and with wrong settings, spool up and a turn, and a
+// turn in a region that does not exist. Nothing runs on Modal afterwards.
+func TestModal_UpAndDoctor(t *testing.T) {
+	harness.NeedDocker(t)
+	m := harness.StartModal(t)
+	u := m.NewUp(t)
+	empty := func(after string) {
+		t.Helper()
+		for _, s := range m.Running(t) {
+			t.Errorf("%s: left on Modal: %+v", after, s)
+		}
+	}
+	if code, printed := u.Run(nil, "doctor"); code != 0 || !strings.Contains(printed, "a sandbox was started in any region and ended") {
+		t.Errorf("spool doctor ended with %d:\n%s", code, printed)
+	}
+	const region = "SPOOL_MODAL_REGION"
+	for setting, wrong := range map[string]string{
+		"SPOOL_MODAL_TOKEN_SECRET": "as-wrong", region: "atlantis-1", "SPOOL_MODAL_SERVER_URL": "http://127.0.0.1:1", "SPOOL_EGRESS_LISTEN_TLS": "",
+	} {
+		variables := []string{setting + "=" + wrong}
+		code, printed := u.Run(variables, "doctor")
+		if code == 0 || !strings.Contains(printed, setting) || !strings.Contains(printed, "1 of these must be put right") {
+			t.Errorf("spool doctor with %q ended with %d:\n%s", variables, code, printed)
+		}
+	}
+	empty("doctor")
+	query := []string{"run", "--architecture", "spool", "--model", "mock", "--json", "Write a program that prints the first ten primes and run it."}
+	u.While(nil, func() {
+		if code, printed := u.Run(nil, query...); code != 0 || !strings.Contains(printed, "29") {
+			t.Errorf("spool run ended with %d:\n%s", code, printed)
+		}
+	})
+	empty("spool up")
+	u.While([]string{region + "=atlantis-1"}, func() {
+		code, printed := u.Run(nil, query...)
+		failed := ""
+		for line := range strings.Lines(printed) {
+			if strings.Contains(line, `"execution_failed"`) {
+				failed = line
+			}
+		}
+		if code == 0 || !strings.Contains(failed, `"REGION_UNKNOWN"`) || !strings.Contains(failed, region) {
+			t.Errorf("spool run ended with %d:\n%s", code, printed)
+		}
+	})
+	empty("an unknown region")
+}
