@@ -1,0 +1,128 @@
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// ignoredFiles are files that pages name and that git ignores: deploy/env makes them.
+var ignoredFiles = []string{"deploy/.env", "deploy/egress.env"}
+
+// TestPages_NameWhatExists checks every page. Decisions and the changelog speak
+// of the past: only their links are checked.
+func TestPages_NameWhatExists(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile(root + "/Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := testNames(t)
+	checked := map[Kind]int{}
+	for _, page := range files(t, ".md") {
+		past := strings.HasPrefix(page, "docs/adr/") || page == "CHANGELOG.md"
+		for _, r := range References(read(t, page)) {
+			if past && r.Kind != Link {
+				continue
+			}
+			checked[r.Kind]++
+			if problem := missing(t, page, r, string(makefile), tests); problem != "" {
+				t.Errorf("%s:%d: %s %q: %s", page, r.Line, r.Kind, r.Target, problem)
+			}
+		}
+	}
+	for kind, atLeast := range map[Kind]int{Link: 100, Path: 100, MakeTarget: 30, TestName: 50} {
+		if checked[kind] < atLeast {
+			t.Errorf("checked %d references of kind %s, want at least %d", checked[kind], kind, atLeast)
+		}
+	}
+}
+
+// missing returns what is wrong with a reference, "" for nothing.
+func missing(t *testing.T, page string, r Reference, makefile string, tests []string) string {
+	t.Helper()
+	switch r.Kind {
+	case MakeTarget:
+		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(r.Target) + `:`).MatchString(makefile) {
+			return "the Makefile has no such target"
+		}
+	case TestName:
+		if !slices.ContainsFunc(tests, func(name string) bool { return strings.HasPrefix(name, r.Target) }) {
+			return "there is no such test"
+		}
+	case Path:
+		if _, err := os.Stat(filepath.Join(root, r.Target)); err != nil && !slices.Contains(ignoredFiles, r.Target) {
+			return "there is no such file or folder"
+		}
+	case Link:
+		target, anchor, _ := strings.Cut(r.Target, "#")
+		if target = filepath.Join(filepath.Dir(page), target); strings.HasPrefix(r.Target, "#") {
+			target = page
+		}
+		if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+			return "there is no such file or folder"
+		}
+		if anchor != "" && !slices.Contains(Anchors(read(t, target)), anchor) {
+			return "the page has no such heading"
+		}
+	}
+	return ""
+}
+
+// testNames returns the names of all test functions of the repository.
+func testNames(t *testing.T) []string {
+	t.Helper()
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	var list []string
+	for _, path := range files(t, "_test.go") {
+		for _, m := range function.FindAllStringSubmatch(read(t, path), -1) {
+			list = append(list, m[1])
+		}
+	}
+	return list
+}
+
+// read returns the content of a file of the repository.
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestReferences_OfPage(t *testing.T) {
+	t.Parallel()
+	page := strings.Join([]string{
+		"See [a](b.md#c), [web](https://example.com) and `[no](link.md)`.",
+		"`pkg/events` and `./pkg/bus/...`, not `pkg/*`, `/pkg/x` or pkg/prose; `make verify`, not make prose; `TestX_Y`.",
+		"```sh",
+		"make race ARGS=\"-run TestZ\" # make nothing",
+		"cd cmd && go test ./cmd/spool/... && scripts/lint",
+		"```",
+		"```yaml",
+		"path: pkg/other",
+		"```",
+	}, "\n")
+	want := []Reference{
+		{1, Link, "b.md#c"},
+		{2, Path, "pkg/events"}, {2, Path, "pkg/bus"}, {2, MakeTarget, "verify"}, {2, TestName, "TestX_Y"},
+		{4, MakeTarget, "race"}, {4, TestName, "TestZ"},
+		{5, Path, "cmd/spool"}, {5, Path, "scripts/lint"},
+	}
+	if got := References(page); !slices.Equal(got, want) {
+		t.Errorf("references are\n%v, want\n%v", got, want)
+	}
+}
+
+func TestAnchors_OfHeadings(t *testing.T) {
+	t.Parallel()
+	got := Anchors("# Go back in time\ntext\n### Of `spool up`\n## TLS, and open ports\n")
+	if want := []string{"go-back-in-time", "of-spool-up", "tls-and-open-ports"}; !slices.Equal(got, want) {
+		t.Errorf("anchors are %q, want %q", got, want)
+	}
+}
