@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// folder is an authority and one certificate for localhost in a folder of the test.
+// folder holds an authority and one certificate for localhost in a temporary folder.
 type folder struct {
 	t         *testing.T
 	dir       string
@@ -30,7 +30,7 @@ func newFolder(t *testing.T) *folder {
 	return &folder{t: t, dir: dir, cert: filepath.Join(dir, "server", CertificateFile), key: filepath.Join(dir, "server", KeyFile), ca: filepath.Join(dir, "ca.pem")}
 }
 
-// issue makes another certificate, as if it were the time now.
+// issue writes another certificate, using now as the present time.
 func (f *folder) issue(now time.Time, valid time.Duration) {
 	f.t.Helper()
 	a, err := OpenAuthority(filepath.Join(f.dir, "authority"), Validity{For: valid, RenewBefore: 1 << 60}, now)
@@ -54,7 +54,7 @@ func (f *folder) client() *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-// logText is a log that is read while it is written.
+// logText is a log that may be read while it is written.
 type logText struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -82,7 +82,7 @@ func (f *folder) open() (*Pair, *logText) {
 	return p, log
 }
 
-// echo serves a pair until the test ends, and returns its address.
+// echo runs an echo server that serves a pair until the test ends, and returns its address.
 func echo(t *testing.T, p *Pair) string {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", p.TLS())
@@ -152,7 +152,7 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 		t.Errorf("it expires at %s, %v, and before at %s", second, err, first)
 	}
 
-	// A key that belongs to another certificate, and then none.
+	// First the key of another certificate, then no key file.
 	good, err := os.ReadFile(f.key)
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		}
 	}
 
-	// What a crash between the two writes leaves.
+	// A crash between the two writes leaves files that do not match.
 	other := newFolder(t)
 	other.issue(now, time.Hour)
 	for _, files := range [][2]string{{other.key, f.key}, {filepath.Join(other.dir, "authority", KeyFile), filepath.Join(f.dir, "authority", KeyFile)}} {
@@ -293,7 +293,8 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		}
 	}
 
-	// Nine years and ten months later there is another authority. Clients trust both while servers still show the former certificate.
+	// Nine years and ten months later there is a new authority. Clients trust both, because servers may still use the
+	// former certificate.
 	former, err := readPair(server)
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func serve(t *testing.T, url string) *nats.Conn {
 	return nc
 }
 
-// ask requests a consumer as a user, and returns JetStream's answer or the gate's.
+// ask requests a consumer as a user, and returns the response of JetStream or of the gate.
 func ask(t *testing.T, nc *nats.Conn, path, body string) jetstream.APIError {
 	t.Helper()
 	m, err := nc.Request("$JS.API.CONSUMER.CREATE."+path, []byte(body), patience)
@@ -71,7 +71,8 @@ func TestServe_RefusesWhatJetStreamWouldTake(t *testing.T) {
 	}
 }
 
-// TestServe_SeveralShareTheRequests: while one gate is left, services can read, and when there is none the client is told at once.
+// TestServe_SeveralShareTheRequests tests that services can read while one gate is left, and that a client gets an
+// error at once when there is none.
 func TestServe_SeveralShareTheRequests(t *testing.T) {
 	t.Parallel()
 	url := natstest.RunWithoutGate(t)

@@ -62,7 +62,7 @@ func TestResolve_RefusesWhatNoSessionMayWorkIn(t *testing.T) {
 	}
 }
 
-// resolveVar makes the test binary resolve the folder that it names.
+// resolveVar makes the test binary resolve the folder in its value.
 const resolveVar = "HOSTPATH_TEST_RESOLVE"
 
 func TestMain(m *testing.M) {

@@ -11,7 +11,7 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		rules   string
-		ignored string // a trailing slash makes a folder
+		ignored string // a trailing slash marks a folder
 		kept    string
 	}{
 		{"", "", "a .b c/d"},

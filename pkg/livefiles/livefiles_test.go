@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// source gives what open says and counts the bytes that were read.
+// source is a Source whose open function determines the content. It counts the bytes that are read.
 type source struct {
 	open func(livefiles.Request) (io.Reader, int64, error)
 
@@ -48,7 +48,7 @@ func (c *counted) Read(p []byte) (int, error) {
 
 func (c *counted) Close() error { close(c.s.closed); return nil }
 
-// bench is a gateway's client and an executor's server, each with its own NATS user's rights.
+// bench has a gateway's client and an executor's server, each connected as its own NATS user.
 func bench(t *testing.T, s *source) *livefiles.Client {
 	t.Helper()
 	s.closed = make(chan struct{})

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// buckets opens the bucket as the gateway, an executor and the session service may.
+// buckets opens the bucket with the NATS rights of the gateway, an executor and the session service.
 func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
@@ -127,7 +127,7 @@ func TestForget(t *testing.T) {
 		}
 		keys[x] = append(keys[x], key)
 	}
-	for range 2 { // the second time there is nothing left
+	for range 2 { // the second call finds nothing
 		if err := secret.Forget(ctx, session, "acme", one); err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestRefused(t *testing.T) {
 	if _, err := made(t, in, out, k.Recipient(), k).Open(gone, "acme", key); !errors.Is(err, secret.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a bucket that does not answer: %v", err)
 	}
-	// What somebody moves, or plants, is found out.
+	// A value that was moved to another key, or planted by somebody else, is detected.
 	entry, err := out.Get(ctx, key)
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRotation seals to a new key and opens both, then seals the old ones anew.
+// TestReseal_MovesSecretsToANewKey seals to a new key, opens secrets of both keys, and then reseals the old ones.
 func TestRotation(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

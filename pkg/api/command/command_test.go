@@ -129,7 +129,7 @@ func TestCheckOptions(t *testing.T) {
 	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: named, Model: "m"}), "")
 }
 
-// Every option can be set, is kept when it is not named, and can be given back.
+// TestMerge_SetsKeepsAndClearsEveryOption tests that every option can be set, is kept when it is not named, and can be reset.
 func TestMerge(t *testing.T) {
 	t.Parallel()
 	full := events.Options{

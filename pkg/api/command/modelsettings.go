@@ -12,17 +12,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
-// The placeholders of model settings.
+// The placeholders that model settings may contain.
 const (
 	PlaceholderModel   = "MODEL"
 	PlaceholderBaseURL = "MODEL_BASE_URL"
 	PlaceholderKey     = "MODEL_KEY"
 )
 
-// MaxModelVariables bounds the variables of model settings.
+// MaxModelVariables is the largest number of variables in model settings.
 const MaxModelVariables = 64
 
-// checkModelSettings reports the first model setting that no session can have.
+// checkModelSettings returns an error for the first invalid model setting.
 func checkModelSettings(s events.ModelSettings) error {
 	const at = "sessionOptions.modelSettings."
 	if _, ok := architecture.FindPreset(s.Preset); s.Preset != "" && !ok {
@@ -37,7 +37,8 @@ func checkModelSettings(s events.ModelSettings) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := at + "env." + name
-		// Elsewhere Spool alone sets these; here is where users say how.
+		// Everywhere else only Spool may set these variables. Model settings are the place where users choose their
+		// values.
 		if !slices.Contains([]string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"}, name) {
 			if err := layers.CheckName(name); err != nil {
 				return invalid(field, "%v", err)
@@ -62,7 +63,7 @@ func checkModelSettings(s events.ModelSettings) error {
 	return nil
 }
 
-// checkTemplate reports a value that is too long, no text, or has a placeholder that stands for nothing.
+// checkTemplate returns an error if the value is too long, is not text, or contains an unknown placeholder.
 func checkTemplate(field, s string) error {
 	if len(s) > MaxArgument {
 		return invalid(field, "it has %d bytes; at most %d are taken", len(s), MaxArgument)
@@ -81,8 +82,8 @@ func checkTemplate(field, s string) error {
 	return nil
 }
 
-// CheckModelSettings reports an error unless a session's architecture, model and
-// model provider go with its model settings.
+// CheckModelSettings returns an error unless the session's model settings are compatible with its architecture
+// (runs), model and model provider.
 func CheckModelSettings(runs string, o events.Options) error {
 	s := o.ModelSettings
 	if s.Preset == "" && len(s.Env)+len(s.Args) == 0 {
