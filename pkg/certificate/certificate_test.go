@@ -143,7 +143,7 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 	f.issue(time.Now(), 48*time.Hour)
 	after := dial(t, addr, f.client())
 	if serial(before) == serial(after) {
-		t.Error("a new connection is served the former certificate")
+		t.Error("a new connection gets the former certificate")
 	}
 	if err := errors.Join(exchange(before), exchange(after)); err != nil {
 		t.Errorf("a connection broke at the renewal: %v", err)
@@ -164,26 +164,26 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 	}
 	for _, c := range []*tls.Conn{dial(t, addr, f.client()), dial(t, addr, f.client())} {
 		if serial(c) != serial(after) {
-			t.Error("another certificate than the last good one is served")
+			t.Error("the last valid certificate is not served any more")
 		}
 	}
 	if _, err := p.Expiry(); err == nil || !strings.Contains(err.Error(), f.key) {
-		t.Errorf("the files do not belong together: %v", err)
+		t.Errorf("with files that do not match: %v", err)
 	}
-	if n := strings.Count(log.String(), "the former one is served"); n != 1 {
+	if n := strings.Count(log.String(), "the former one stays in use"); n != 1 {
 		t.Errorf("one change is logged %d times:\n%s", n, log)
 	}
 	if err := os.Remove(f.key); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Expiry(); err == nil || !strings.Contains(err.Error(), "tls-key: ") {
-		t.Errorf("the key is gone: %v", err)
+		t.Errorf("without the key file: %v", err)
 	}
 	if err := os.WriteFile(f.key, good, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Expiry(); err != nil {
-		t.Errorf("the key is there again: %v", err)
+		t.Errorf("after the key was restored: %v", err)
 	}
 }
 
@@ -199,14 +199,14 @@ func TestPair_ServesAnExpiredCertificate(t *testing.T) {
 	_, err := tls.Dial("tcp", addr, f.client())
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
-		t.Errorf("a client is told %v", err)
+		t.Errorf("error of a client: %v", err)
 	}
 	f.issue(time.Now(), time.Hour)
 	if err := exchange(dial(t, addr, f.client())); err != nil {
 		t.Error(err)
 	}
 	if n := strings.Count(log.String(), " expired at "); n != 1 {
-		t.Errorf("it is logged %d times that the certificate expired:\n%s", n, log)
+		t.Errorf("the expiry is logged %d times:\n%s", n, log)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestOpenPair_NamesTheSetting(t *testing.T) {
 	}
 }
 
-func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
+func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	now := time.Now()
@@ -264,7 +264,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		return made
 	}
 	if !issue(now, "nats", "10.0.0.1").Renewed {
-		t.Error("nothing was made")
+		t.Error("no certificate was issued")
 	}
 	if issue(now.Add(69*24*time.Hour), "nats", "10.0.0.1").Renewed {
 		t.Error("a certificate that is valid for 31 days was renewed")
@@ -289,7 +289,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !issue(now.Add(72*24*time.Hour), "nats").Renewed {
-			t.Errorf("%s is of another certificate", files[1])
+			t.Errorf("%s belongs to another certificate", files[1])
 		}
 	}
 
@@ -305,7 +305,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := former.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: former.Leaf.NotBefore.Add(2 * time.Hour)}); err != nil {
-		t.Errorf("the former authority is forgotten: %v", err)
+		t.Errorf("the former authority is not trusted any more: %v", err)
 	}
 	if current, err := readPair(server); err != nil || bytes.Equal(current.Leaf.AuthorityKeyId, former.Leaf.AuthorityKeyId) {
 		t.Errorf("the same authority signs: %v", err)

@@ -18,7 +18,7 @@ type Collector struct {
 func NewCollector(prefix string) *Collector {
 	return &Collector{
 		expiry: prometheus.NewDesc(prefix+"certificate_expiry_seconds", "Seconds until the certificate of tls-cert expires; negative once it has.", nil, nil),
-		failed: prometheus.NewDesc(prefix+"certificate_reload_failed", "1 while tls-cert or tls-key have changed and cannot be used: the former certificate is served.", nil, nil),
+		failed: prometheus.NewDesc(prefix+"certificate_reload_failed", "1 while the changed tls-cert or tls-key cannot be used and the former certificate is served.", nil, nil),
 	}
 }
 

@@ -91,10 +91,10 @@ func (p *Pair) refresh() *tls.Certificate {
 		p.read = versions
 		next, err := p.load()
 		if p.failed = err; err != nil {
-			p.logger.Error("the changed certificate cannot be used: the former one is served", "error", err, "expires", p.current.Leaf.NotAfter)
+			p.logger.Error("read changed certificate: the former one stays in use", "error", err, "expires", p.current.Leaf.NotAfter)
 		} else {
 			p.current, p.expired = next, false
-			p.logger.Info("the certificate was read again", "file", p.certFile, "expires", next.Leaf.NotAfter)
+			p.logger.Info("certificate reloaded", "file", p.certFile, "expires", next.Leaf.NotAfter)
 		}
 	}
 	p.warn()
@@ -107,7 +107,7 @@ func (p *Pair) warn() {
 		return
 	}
 	p.expired = true
-	p.logger.Error("clients will refuse the certificate", "error", &ExpiredError{p.certFile, p.current.Leaf.NotAfter})
+	p.logger.Error("certificate expired: clients will refuse it", "error", &ExpiredError{p.certFile, p.current.Leaf.NotAfter})
 }
 
 func (p *Pair) versions() (v [2]fileVersion) {

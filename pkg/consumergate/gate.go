@@ -66,12 +66,12 @@ type gate struct {
 func (g *gate) handle(m *nats.Msg) {
 	// NATS remaps every reply subject except those of acknowledgements, and the gate may not publish to those.
 	if !strings.HasPrefix(m.Reply, topology.ReplyPrefix) {
-		g.log.Warn("a request for a consumer has no reply subject of NATS", "subject", m.Subject, "reply", m.Reply)
+		g.log.Warn("consumer request ignored: its reply subject is not one of NATS", "subject", m.Subject, "reply", m.Reply)
 		return
 	}
 	body, err := check(m.Subject, m.Data)
 	if err != nil {
-		g.log.Warn("a request for a consumer was refused", "subject", m.Subject, "error", err)
+		g.log.Warn("consumer request refused", "subject", m.Subject, "error", err)
 		g.answer(m, refusal(http.StatusForbidden, 0, err))
 		return
 	}
@@ -87,7 +87,7 @@ func (g *gate) pass(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
 	got, err := g.nc.Request(api+rest, body, patience)
 	if err != nil {
-		g.log.Warn("JetStream did not answer a request for a consumer", "subject", m.Subject, "error", err)
+		g.log.Warn("JetStream did not answer a consumer request", "subject", m.Subject, "error", err)
 		g.answer(m, refusal(http.StatusServiceUnavailable, codeUnavailable, err))
 		return
 	}
@@ -96,7 +96,7 @@ func (g *gate) pass(m *nats.Msg, body []byte) {
 
 func (g *gate) answer(m *nats.Msg, data []byte) {
 	if err := g.nc.Publish(m.Reply, data); err != nil {
-		g.log.Warn("a request for a consumer was not answered", "subject", m.Subject, "error", err)
+		g.log.Warn("answer consumer request", "subject", m.Subject, "error", err)
 	}
 }
 
@@ -106,7 +106,7 @@ func check(subject string, data []byte) ([]byte, error) {
 	user, rest, _ := strings.Cut(strings.TrimPrefix(subject, topology.GatePrefix), ".")
 	path, ok := strings.CutPrefix(rest, create)
 	if !ok {
-		return nil, fmt.Errorf("%s is not a request for a consumer", subject)
+		return nil, fmt.Errorf("%s is not a consumer request", subject)
 	}
 	tokens := strings.SplitN(path, ".", 3)
 	if len(tokens) < 2 {
@@ -114,7 +114,7 @@ func check(subject string, data []byte) ([]byte, error) {
 	}
 	var r request
 	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("the body cannot be read: %w", err)
+		return nil, fmt.Errorf("decode body: %w", err)
 	}
 	if r.Stream != tokens[0] {
 		return nil, fmt.Errorf("the body names stream %.64q, the subject %q", r.Stream, tokens[0])
@@ -134,7 +134,7 @@ func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error
 		return fmt.Errorf("the body names consumer %.64q and durable %.64q, the subject %q", c.Name, c.Durable, name)
 	}
 	if owner := topology.DurableOwner(stream, name); owner != user && (owner != "" || c.Durable != "") {
-		return fmt.Errorf("durable %s of stream %s is not of user %s", name, stream, user)
+		return fmt.Errorf("durable %s of stream %s does not belong to user %s", name, stream, user)
 	}
 	if len(tokens) == 3 && (c.FilterSubject != tokens[2] || len(c.FilterSubjects) != 0) {
 		return fmt.Errorf("the body has the filters %.64q %.64q, the subject %q", c.FilterSubject, c.FilterSubjects, tokens[2])

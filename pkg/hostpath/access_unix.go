@@ -13,7 +13,7 @@ import (
 func fileID(info fs.FileInfo) (string, error) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return "", fmt.Errorf("no inode is known: %w", fs.ErrInvalid)
+		return "", fmt.Errorf("file has no inode: %w", fs.ErrInvalid)
 	}
 	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
 }

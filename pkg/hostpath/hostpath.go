@@ -20,7 +20,7 @@ const MaxPath = 4096
 const None = "none"
 
 // ErrOff is returned for every path when no roots are set.
-var ErrOff = errors.New("this server takes no folders of its machine: work on a copy (spool run --copy), or have the operator set SPOOL_HOST_PATHS")
+var ErrOff = errors.New("this server does not allow folders of its machine: work on a copy (spool run --copy), or ask the operator to set SPOOL_HOST_PATHS")
 
 // Policy decides which folders sessions may work in. The zero value allows none.
 type Policy struct {

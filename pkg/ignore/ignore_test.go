@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-func TestRules(t *testing.T) {
+func TestIgnores_FollowsGitignore(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		rules   string

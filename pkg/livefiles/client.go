@@ -74,7 +74,7 @@ func (f *file) next(within time.Duration) (*nats.Msg, error) {
 	case m := <-f.messages:
 		return m, nil
 	case <-timer.C:
-		return nil, fmt.Errorf("%w: nothing came for %s", errBroken, within)
+		return nil, fmt.Errorf("%w: no message for %s", errBroken, within)
 	case <-f.ctx.Done():
 		return nil, f.ctx.Err()
 	}
@@ -98,7 +98,7 @@ func (f *file) head() (h head, err error) {
 		return h, h.Error
 	}
 	if h.Size < 0 || h.Size > MaxFile {
-		return h, fmt.Errorf("%w: it is to have %d bytes", errBroken, h.Size)
+		return h, fmt.Errorf("%w: invalid size of %d bytes", errBroken, h.Size)
 	}
 	return h, nil
 }

@@ -68,7 +68,7 @@ func (s *Server) Close() error {
 func (s *Server) handle(msg *nats.Msg) {
 	var r Request
 	if err := json.Unmarshal(msg.Data, &r); err != nil || topology.CheckToken("transfer", r.Transfer) != nil {
-		s.log.Warn("a request for files cannot be read", "error", err)
+		s.log.Warn("decode file request", "error", err)
 		return
 	}
 	// The request's own reply subject cannot be used: NATS remaps it between the accounts and lets only one message
@@ -88,7 +88,7 @@ func (s *Server) handle(msg *nats.Msg) {
 	s.running.Go(func() {
 		defer func() { <-s.slots }()
 		if err := s.transfer(r, to); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("a file of a sandbox was not sent whole", "session", r.Session, "error", err)
+			s.log.Warn("send file of a sandbox", "session", r.Session, "error", err)
 		}
 	})
 }
@@ -100,7 +100,7 @@ func (s *Server) refuse(reply string, e *Error) {
 		err = s.send(reply, headerHead, raw)
 	}
 	if err != nil {
-		s.log.Warn("a request for files cannot be answered", "error", err)
+		s.log.Warn("answer file request", "error", err)
 	}
 }
 
@@ -115,7 +115,7 @@ func (s *Server) transfer(r Request, reply string) error {
 	if err != nil {
 		var refused *Error
 		if !errors.As(err, &refused) {
-			s.log.Warn("a file of a sandbox cannot be read", "session", r.Session, "error", err)
+			s.log.Warn("open file of a sandbox", "session", r.Session, "error", err)
 			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log says why"}
 		}
 		s.refuse(reply, refused)
@@ -177,7 +177,7 @@ func (s *Server) acked(acks <-chan *nats.Msg, last int) (int, error) {
 		}
 		n, err := strconv.Atoi(string(m.Data))
 		if err != nil {
-			return last, fmt.Errorf("%w: an acknowledgement cannot be read", errBroken)
+			return last, fmt.Errorf("%w: invalid acknowledgement", errBroken)
 		}
 		return max(n, last), nil
 	case <-timer.C:

@@ -165,7 +165,7 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 	}
 	var s sealed
 	if err := json.Unmarshal(plain, &s); err != nil {
-		return nil, 0, errors.New("open a secret: what was sealed is not one") // the error of json could quote the value
+		return nil, 0, errors.New("open a secret: invalid plaintext") // the error of json could quote the value
 	}
 	if s.Key != key {
 		return nil, 0, ErrForeign

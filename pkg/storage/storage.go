@@ -37,7 +37,7 @@ func (r Room) Fits(more int64) bool { return r.Limit <= 0 || r.Used+more <= r.Li
 type ReservedError struct{ Room }
 
 func (e *ReservedError) Error() string {
-	return fmt.Sprintf("the store of NATS holds %d of %d bytes, and the last %d are kept for ends, controls and deletions", e.Used, e.Limit, e.Reserve)
+	return fmt.Sprintf("the NATS store uses %d of %d bytes, and the last %d are reserved for ends, controls and deletions", e.Used, e.Limit, e.Reserve)
 }
 
 // Config configures a Watch. JetStream and Logger are required.
@@ -77,8 +77,8 @@ func (w *Watch) Collectors() []prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_store_" + name, Help: help}, func() float64 { return float64(value(w.Room())) })
 	}
 	return []prometheus.Collector{
-		gauge("limit_bytes", "Bytes that the streams of NATS may take on disk; 0 or less where their account has no limit.", func(r Room) int64 { return r.Limit }),
-		gauge("used_bytes", "Bytes that the streams of NATS take on disk.", func(r Room) int64 { return r.Used }),
+		gauge("limit_bytes", "Bytes that the NATS streams may use on disk; 0 or less if their account has no limit.", func(r Room) int64 { return r.Limit }),
+		gauge("used_bytes", "Bytes that the NATS streams use on disk.", func(r Room) int64 { return r.Used }),
 		gauge("reserve_bytes", "Bytes of the limit that are kept free for ends, controls and deletions.", func(r Room) int64 { return r.Reserve }),
 	}
 }
@@ -89,7 +89,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
-			w.cfg.Logger.Debug("the room in the store of NATS cannot be read", "error", err)
+			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -114,7 +114,7 @@ func (w *Watch) look(ctx context.Context) error {
 	defer w.mu.Unlock()
 	if low := !room.Fits(0); low != w.low {
 		w.low = low
-		w.cfg.Logger.Warn("the store of NATS", "only the reserve is left", low, "used", room.Used, "limit", room.Limit, "reserve", room.Reserve)
+		w.cfg.Logger.Warn("fill level of the NATS store changed", "reserveOnly", low, "used", room.Used, "limit", room.Limit, "reserve", room.Reserve)
 	}
 	w.room, w.at = room, time.Now()
 	return nil
@@ -142,7 +142,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	w.mu.Unlock()
 	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > lookEvery {
 		if err := w.look(ctx); err != nil {
-			w.cfg.Logger.Debug("the room in the store of NATS cannot be read", "error", err)
+			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		room = w.Room()
 	}

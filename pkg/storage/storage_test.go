@@ -25,7 +25,7 @@ func TestReserveOf(t *testing.T) {
 
 // TestCheck_KeepsTheReserveFree tests that every service's NATS user can read the fill level, and that Check refuses
 // writes into the reserve, even if the last read saw room, and accepts them again once there is room.
-func TestWatch_SeesTheReserve(t *testing.T) {
+func TestCheck_KeepsTheReserveFree(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true, Relaxed: true, MaxStore: natsserver.MinStore})
 	admin, err := srv.ConnectAs(topology.UserAdmin)
@@ -72,7 +72,7 @@ func TestWatch_SeesTheReserve(t *testing.T) {
 			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.Low())
 		}
 		if err := w.Check(t.Context(), natsserver.MinStore/2); err == nil {
-			t.Errorf("%s: more than the room was taken", user)
+			t.Errorf("%s: a write larger than the room was accepted", user)
 		}
 	}
 }

@@ -145,7 +145,7 @@ func TestHandshake_ClosesTheConnectionWhenItFails(t *testing.T) {
 		served <- err
 	}()
 	if _, err := tlsconn.Client(t.Context(), dialed, client); err == nil {
-		t.Error("a certificate of nobody is taken")
+		t.Error("a certificate of an unknown authority is accepted")
 	}
 	if err := <-served; err == nil {
 		t.Error("the server's handshake is complete")

@@ -33,7 +33,7 @@ func checkModelSettings(s events.ModelSettings) error {
 		return invalid(at+"preset", "there is no preset %.64q; there are %s", s.Preset, strings.Join(names, ", "))
 	}
 	if len(s.Env) > MaxModelVariables {
-		return invalid(at+"env", "there are %d variables; at most %d are taken", len(s.Env), MaxModelVariables)
+		return invalid(at+"env", "there are %d variables; the limit is %d", len(s.Env), MaxModelVariables)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := at + "env." + name
@@ -49,7 +49,7 @@ func checkModelSettings(s events.ModelSettings) error {
 		}
 	}
 	if len(s.Args) > MaxArguments {
-		return invalid(at+"args", "there are %d; at most %d are taken", len(s.Args), MaxArguments)
+		return invalid(at+"args", "there are %d arguments; the limit is %d", len(s.Args), MaxArguments)
 	}
 	for i, arg := range s.Args {
 		field := fmt.Sprintf("%sargs[%d]", at, i)
@@ -57,7 +57,7 @@ func checkModelSettings(s events.ModelSettings) error {
 			return err
 		}
 		if slices.Contains(layers.Placeholders(arg), PlaceholderKey) {
-			return invalid(field, "${%s} stands in an argument, which other processes can read: give the key by a variable", PlaceholderKey)
+			return invalid(field, "${%s} is in an argument, which other processes can read: pass the key in a variable", PlaceholderKey)
 		}
 	}
 	return nil
@@ -76,7 +76,7 @@ func checkTemplate(field, s string) error {
 	}
 	for _, name := range layers.Placeholders(s) {
 		if name != PlaceholderModel && name != PlaceholderBaseURL && name != PlaceholderKey {
-			return invalid(field, "${%.64s} stands for nothing here: there are ${%s}, ${%s} and ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
+			return invalid(field, "${%.64s} is not a known placeholder: use ${%s}, ${%s} or ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
 		}
 	}
 	return nil
@@ -93,11 +93,11 @@ func CheckModelSettings(runs string, o events.Options) error {
 		return invalid("sessionOptions.modelSettings", "only architecture acp takes model settings, and this session has %s", runs)
 	}
 	if p, ok := architecture.FindPreset(s.Preset); ok && o.ModelProvider != "" && !slices.Contains(p.Providers, o.ModelProvider) {
-		return invalid("sessionOptions.modelProvider", "preset %s does not speak the API of %.64s; it speaks that of %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
+		return invalid("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
 	}
 	for _, arg := range s.Args {
 		if o.Model == "" && slices.Contains(layers.Placeholders(arg), PlaceholderModel) {
-			return invalid("sessionOptions.model", "the arguments of the model settings name ${%s}, and there is no model", PlaceholderModel)
+			return invalid("sessionOptions.model", "the arguments of the model settings contain ${%s}, but no model is set", PlaceholderModel)
 		}
 	}
 	return nil

@@ -38,7 +38,7 @@ const FieldHostPath = "sessionOptions.hostPath"
 // CheckUnchanged returns an error if changes contains an option that is fixed for a session's whole life.
 func CheckUnchanged(changes *events.Options) error {
 	if changes != nil && changes.HostPath != "" {
-		return invalid(FieldHostPath, "a session keeps the folder that it was created with; create another session")
+		return invalid(FieldHostPath, "the folder of a session cannot be changed; create another session")
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func CheckOptions(o events.Options) error {
 		return err
 	}
 	if len(o.Egress) > MaxEgress {
-		return invalid("sessionOptions.egress", "there are %d entries; at most %d are taken", len(o.Egress), MaxEgress)
+		return invalid("sessionOptions.egress", "there are %d entries; the limit is %d", len(o.Egress), MaxEgress)
 	}
 	if _, err := egress.ParseAllowlist(o.Egress); err != nil {
 		field := "sessionOptions.egress"
@@ -100,10 +100,10 @@ func CheckBudget(field string, b events.Budget) error {
 // request.
 func CheckTenantLimits(field string, l events.TenantLimits) error {
 	if l == (events.TenantLimits{}) {
-		return invalid(field, "every field is empty: give at least one, or remove the limits")
+		return invalid(field, "all fields are empty: set at least one, or remove the limits")
 	}
 	if l.RequestsPerSecond < 0 || math.IsNaN(l.RequestsPerSecond) || math.IsInf(l.RequestsPerSecond, 0) {
-		return invalid(field+".requestsPerSecond", "it is not a number from 0 on")
+		return invalid(field+".requestsPerSecond", "value is not a number of 0 or more")
 	}
 	return nil
 }
@@ -114,13 +114,13 @@ var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za
 
 func checkCommand(list []string) error {
 	if len(list) > MaxArguments {
-		return invalid("sessionOptions.command", "it has %d parts; at most %d are taken", len(list), MaxArguments)
+		return invalid("sessionOptions.command", "command has %d parts; the limit is %d", len(list), MaxArguments)
 	}
 	for i, arg := range list {
 		field := fmt.Sprintf("sessionOptions.command[%d]", i)
 		switch {
 		case i == 0 && strings.TrimSpace(arg) == "":
-			return invalid(field, "the first part is the agent's program, and it is empty")
+			return invalid(field, "the first part must be the agent's program, but it is empty")
 		case len(arg) > MaxArgument:
 			return invalid(field, "it has %d bytes; at most %d are taken", len(arg), MaxArgument)
 		case strings.ContainsRune(arg, 0) || !utf8.ValidString(arg):
@@ -173,7 +173,7 @@ func Merge(o events.Options, changes *events.Options, clear []string) (events.Op
 	for i, name := range clear {
 		empty, ok := clearable[name]
 		if !ok {
-			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is no field of sessionOptions", name)
+			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is not a field of sessionOptions", name)
 		}
 		empty(&o)
 	}
