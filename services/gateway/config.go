@@ -14,13 +14,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
 )
 
-// How a gateway decides who is let in.
+// Values of Config.Auth: how a gateway authenticates clients.
 const (
-	AuthOff  = "off"  // without a key, as tenant default; on loopback alone
-	AuthKeys = "keys" // with an API key, or the root key
+	AuthOff  = "off"  // clients need no key and act as tenant default; allowed on loopback only
+	AuthKeys = "keys" // clients need an API key or the root key
 )
 
-// Config of a gateway: flags, and SPOOL_* variables of the same names. Its zero value works, on loopback.
+// Config configures a gateway: flags, and SPOOL_* environment variables of the same names. The zero value is valid
+// and listens on loopback.
 type Config struct {
 	Listen               string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
 	GRPCListen           string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
@@ -54,7 +55,7 @@ type Config struct {
 	ShutdownGrace        time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
 }
 
-// validate fills in the defaults and reports the first setting that is wrong, by its name.
+// validate sets the defaults and returns an error that begins with the name of the first invalid setting.
 func (c *Config) validate() error {
 	for _, s := range []struct {
 		value *string
@@ -102,7 +103,7 @@ func (c *Config) validate() error {
 	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
 		return err
 	}
-	// A gateway whose max-request was raised before there was such a limit goes on to take such requests.
+	// A gateway whose max-request was raised before this limit existed must still accept such requests.
 	c.MaxTenantBytes = max(c.MaxTenantBytes, c.MaxRequest+1<<20)
 	c.MaxBytes = max(c.MaxBytes, c.MaxTenantBytes)
 	for _, n := range []struct {
@@ -144,14 +145,14 @@ func (c *Config) validate() error {
 	return errors.Join(c.checkListen("listen", c.Listen), c.checkListen("grpc-listen", c.GRPCListen))
 }
 
-// proxies returns who is believed to name the client's address.
+// proxies returns the proxies whose X-Forwarded-For is used.
 func (c *Config) proxies() (auth.Proxies, error) {
 	p, err := auth.ParseProxies(c.TrustedProxies)
 	p.Any = c.BehindTLSProxy && len(c.TrustedProxies) == 0
 	return p, err
 }
 
-// checkListen refuses to serve beyond this machine those without a key, and anybody without TLS.
+// checkListen refuses to serve other machines without API keys, or without TLS.
 func (c *Config) checkListen(name, addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

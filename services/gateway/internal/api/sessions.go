@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// making is what CreateSession and StartExecution share.
+// createRequest is a request that creates a session: CreateSession or StartExecution.
 type making interface {
 	GetArchitecture() string
 	GetSandbox() string
@@ -28,16 +28,16 @@ type making interface {
 	referringTo
 }
 
-// aliased is a request whose agent may be given as agentProfileRef.
+// aliased is a createRequest whose agent may come from agentProfileRef.
 type aliased struct {
 	making
 	agent string
 }
 
-// GetAgent returns the agent, by whichever name it was given.
+// GetAgent returns the agent from either field.
 func (a aliased) GetAgent() string { return a.agent }
 
-// alias reads agentProfileRef, which is another name of agent.
+// alias evaluates agentProfileRef, which is an alias of agent.
 func alias(r making) (aliased, error) {
 	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
@@ -57,7 +57,7 @@ func alias(r making) (aliased, error) {
 
 const fieldProfile = "agentProfileRef"
 
-// named writes the refusal of an agent under the name by which the request gave it.
+// named returns a problem about the agent with the name of the field that the request used.
 func named(r making, err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
@@ -97,7 +97,7 @@ func creation(request making) (command.CreateSession, error) {
 	}, nil
 }
 
-// checkJSON checks metadata, which over gRPC comes as text that nobody has parsed.
+// checkJSON validates metadata. Over gRPC, metadata arrives as unparsed text.
 func checkJSON(field string, m *spoolv1.Json) error {
 	if m == nil {
 		return nil
@@ -111,7 +111,7 @@ func checkJSON(field string, m *spoolv1.Json) error {
 	return nil
 }
 
-// CreateSession makes a session.
+// CreateSession creates a session.
 func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequest) (*spoolv1.CreateSessionResponse, error) {
 	body, err := creation(r)
 	if err != nil {
@@ -133,10 +133,11 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
 }
 
-// forkPatience is how long a fork may take: the parent's log is read, and maybe a snapshot waited for.
+// forkPatience bounds how long a fork may take. It includes reading the parent's log and possibly waiting for a
+// snapshot.
 const forkPatience = 45 * time.Second
 
-// ForkSession makes a session that goes on from an event of another one.
+// ForkSession creates a session that continues after an event of another session.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -176,7 +177,7 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
 }
 
-// filtering is what ListSessions and ListExecutions share.
+// filterRequest is a request with the filters of ListSessions and ListExecutions.
 type filtering interface {
 	GetAgent() string
 	GetArchitecture() string
@@ -198,7 +199,7 @@ func filterOf(p auth.Principal, state string, r filtering, metadataValue *string
 	}
 }
 
-// GetSession reads a session.
+// GetSession returns a session.
 func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (*spoolv1.Session, error) {
 	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
@@ -233,7 +234,7 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 	return &spoolv1.UpdateSessionResponse{SessionId: r.GetSessionId(), Position: a.Position}, nil
 }
 
-// DeleteSession ends a session for good.
+// DeleteSession deletes a session permanently.
 func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequest) (*spoolv1.DeleteSessionResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -245,7 +246,7 @@ func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequ
 	return &spoolv1.DeleteSessionResponse{SessionId: r.GetSessionId(), Position: a.Position}, nil
 }
 
-// posting is what PostMessage and StartExecution share.
+// messageRequest is a request with a message: PostMessage or StartExecution.
 type posting interface {
 	GetContent() string
 	GetParts() []*spoolv1.Part
@@ -288,7 +289,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 		return nil, err
 	}
 	if len(files.refs)+len(vars.secrets) > 0 {
-		// Nothing is stored for a session that is not there.
+		// Store nothing for a session that does not exist.
 		if _, _, err := s.existing(ctx, r.GetSessionId()); err != nil {
 			return nil, err
 		}

@@ -1,4 +1,4 @@
-// Package metrics is what a gateway counts, for Prometheus.
+// Package metrics defines the Prometheus metrics of a gateway.
 package metrics
 
 import (
@@ -16,10 +16,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 )
 
-// Metrics of one gateway; it has a registry of its own, so that several live in one process.
+// Metrics are the metrics of one gateway. They have their own registry, so that several gateways can run in one
+// process.
 type Metrics struct {
 	registry *prometheus.Registry
-	also     prometheus.Registerer // nil for none
+	also     prometheus.Registerer // second registry; nil for none
 
 	requests *prometheus.CounterVec
 	inFlight prometheus.Gauge
@@ -36,11 +37,11 @@ type Metrics struct {
 	rereads  *prometheus.CounterVec
 	held     atomic.Pointer[func() int64]
 
-	// Certificate shows the certificate of the listeners, once it is told its source.
+	// Certificate exports the certificate of the listeners, after Watch was called on it.
 	Certificate *certificate.Collector
 }
 
-// New makes the metrics, and registers them with another registry too, unless that is nil.
+// New creates the metrics. If also is not nil, they are registered there too.
 func New(also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
@@ -84,7 +85,7 @@ func New(also prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Register adds metrics of other parts of the gateway, to the other registry too.
+// Register adds metrics of other parts of the gateway to both registries.
 func (m *Metrics) Register(list ...prometheus.Collector) {
 	m.registry.MustRegister(list...)
 	if m.also != nil {
@@ -92,21 +93,21 @@ func (m *Metrics) Register(list ...prometheus.Collector) {
 	}
 }
 
-// Handler serves the metrics.
+// Handler returns an HTTP handler that serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Held shows how many bytes requests hold that are being answered, as bytes returns it.
+// Held sets the function that returns the bytes held by requests in progress.
 func (m *Metrics) Held(bytes func() int64) { m.held.Store(&bytes) }
 
-// Begin counts an HTTP request that came; the function that it gives counts its end.
+// Begin counts an HTTP request that has begun; done must be called at its end.
 func (m *Metrics) Begin() (done func()) {
 	m.inFlight.Inc()
 	return m.inFlight.Dec
 }
 
-// Request counts an answered HTTP request. How long a stream was open says nothing of speed.
+// Request counts an answered HTTP request. The duration of streams is not recorded.
 func (m *Metrics) Request(method, route string, status int, took time.Duration, stream bool) {
 	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
 	if stream {
@@ -126,7 +127,7 @@ func (m *Metrics) Command(t command.Type, outcome string) {
 // Refused counts a request without a valid key.
 func (m *Metrics) Refused() { m.refused.Inc() }
 
-// Stream counts a connection of a kind (ws, sse, grpc) that opened; the function that it gives counts its end.
+// Stream counts an open connection of a kind (ws, sse, grpc); done must be called at its end.
 func (m *Metrics) Stream(kind string) (done func()) {
 	g := m.streams.WithLabelValues(kind)
 	g.Inc()
@@ -142,7 +143,7 @@ func (m *Metrics) Sent(kind string, bytes int) {
 // Cut counts a stream that was ended with an error.
 func (m *Metrics) Cut(kind, code string) { m.cut.WithLabelValues(kind, code).Inc() }
 
-// Live is what the hub counts.
+// Live returns the metrics of the hub.
 func (m *Metrics) Live() live.Metrics {
 	return live.Metrics{
 		Feeds:   func(n int) { m.feeds.Add(float64(n)) },

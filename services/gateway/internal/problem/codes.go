@@ -8,10 +8,10 @@ import (
 
 //go:generate go run ./gen ../../../../docs/errors.md
 
-// Code is a stable name of what went wrong. It is the same on REST, SSE, WebSocket and gRPC.
+// Code is a stable error code. It is the same for REST, SSE, WebSocket and gRPC.
 type Code string
 
-// The codes. Table says what each means.
+// The codes. Table documents them.
 const (
 	InvalidRequest      Code = "INVALID_REQUEST"
 	Unauthenticated     Code = "UNAUTHENTICATED"
@@ -80,17 +80,17 @@ const (
 	ReadModelBehind     Code = "READ_MODEL_BEHIND"
 )
 
-// Entry is a line of the table of codes.
+// Entry is a row of the table of codes.
 type Entry struct {
 	Code   Code
-	Status int        // of HTTP; 0 for a code that only streams have
-	GRPC   codes.Code // of gRPC
-	Title  string     // short and the same each time
-	Doc    string     // what it means and what to do, for docs/errors.md
-	Field  string     // the field at fault where it is always the same, else ""
+	Status int        // HTTP status; 0 for a code that only streams use
+	GRPC   codes.Code // gRPC status code
+	Title  string     // short title, constant for the code
+	Doc    string     // meaning and remedy, for docs/errors.md
+	Field  string     // the invalid field, if it is always the same
 }
 
-// Table lists every code, in the order of docs/errors.md.
+// Table returns all codes, in the order of docs/errors.md.
 func Table() []Entry {
 	return []Entry{
 		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names what is at fault, `detail` says why. Correct it; the same request fails again.", ""},
@@ -161,7 +161,7 @@ func Table() []Entry {
 	}
 }
 
-// byCode is the table by code; it is filled once and never changed.
+// byCode maps codes to their rows; it is never changed.
 var byCode = func() map[Code]Entry {
 	m := map[Code]Entry{}
 	for _, e := range Table() {
@@ -170,7 +170,7 @@ var byCode = func() map[Code]Entry {
 	return m
 }()
 
-// Lookup finds a code's line.
+// Lookup returns the row of a code.
 func Lookup(c Code) (Entry, bool) {
 	e, ok := byCode[c]
 	return e, ok
