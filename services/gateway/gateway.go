@@ -154,7 +154,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
 		}),
-		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
+		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
 		},
 		SessionLimit: func(tenant string) int {
@@ -319,7 +319,7 @@ func (g *Gateway) stop() {
 	wg.Go(func() { g.grpc.Stop(ctx) })
 	wg.Go(func() {
 		if err := g.http.Shutdown(ctx); err != nil {
-			g.deps.Logger.Warn("requests were cut off at the end of the grace", "error", err)
+			g.deps.Logger.Warn("requests aborted at the end of the shutdown grace", "error", err)
 			_ = g.http.Close() // closes the remaining connections; an error changes nothing
 		}
 	})

@@ -150,16 +150,16 @@ func (r *Request) take(n int64) error {
 	switch {
 	case r.stream && held.sent+n > a.limits.TenantBytes/2:
 		a.forget(r.tenant)
-		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("what the tenant's streams send, and clients have not read, has %d bytes; at most %d are taken (half of --max-tenant-bytes)", held.sent, a.limits.TenantBytes/2))
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's streams hold %d bytes that clients have not read; the limit is %d (half of --max-tenant-bytes)", held.sent, a.limits.TenantBytes/2))
 	case r.stream && a.sent+n > a.limits.Bytes/2:
 		a.forget(r.tenant)
-		return problem.New(problem.Overloaded, "", "what the streams of this gateway send, and clients have not read, holds all the memory that there is for it; try again")
+		return problem.New(problem.Overloaded, "", "the streams of this gateway use all the memory for data that clients have not read; try again")
 	case held.bytes+n > a.limits.TenantBytes:
 		a.forget(r.tenant)
-		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests and streams hold %d bytes; at most %d are taken (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests and streams hold %d bytes; the limit is %d (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
 	case a.bytes+n > a.limits.Bytes:
 		a.forget(r.tenant)
-		return problem.New(problem.Overloaded, "", "the requests and streams of this gateway hold all the memory that it has for them; try again")
+		return problem.New(problem.Overloaded, "", "the requests and streams of this gateway use all the memory reserved for them; try again")
 	}
 	r.count(n)
 	return nil

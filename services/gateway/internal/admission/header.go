@@ -38,7 +38,7 @@ func (h *headers) take(n int) bool {
 	return true
 }
 
-func (h *headers) giveBack(n int) {
+func (h *headers) release(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.held -= n
@@ -79,7 +79,7 @@ func (c *limitedConn) headerRead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inHeader = false
-	c.headers.giveBack(c.held)
+	c.headers.release(c.held)
 	c.held = 0
 }
 

@@ -88,7 +88,7 @@ func TestWait_Ends(t *testing.T) {
 		}
 		wantCode(t, <-large, problem.TooMuchInFlight)
 		if err := <-small; err != nil {
-			t.Errorf("who waited behind got %v", err)
+			t.Errorf("the request behind got %v", err)
 		}
 		_, all := wait(a, "other", 50)
 		wantCode(t, <-all, problem.Overloaded)

@@ -27,7 +27,7 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
 // ListAgents lists the tenant's agents and the platform's.
@@ -67,7 +67,7 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 	if err != nil {
 		return nil, err
 	}
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
 // ListInstances lists the tenant's agent instances and the platform's.

@@ -60,10 +60,10 @@ type Server struct {
 	Quota   *quota.Quota
 
 	// AwaitBudget blocks until the services that enforce a tenant's budget have received it.
-	BudgetTold func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	AwaitBudget func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
 	// SessionLimit returns how many sessions a tenant may have; 0 means no limit.
 	SessionLimit func(tenant string) int
-	made         newSessions
+	newSessions  newSessions
 	// AwaitLimits blocks until the services that enforce a tenant's limits have received them.
 	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
 	Watch        *auth.Watch
@@ -87,13 +87,13 @@ func idempotencyKey(ctx context.Context) (string, error) {
 	case len(list) == 0:
 		return "", nil
 	case len(list) > 1 || list[0] == "":
-		return "", problem.Invalid("Idempotency-Key", "it must be given once and not be empty")
+		return "", problem.Invalid("Idempotency-Key", "the header must be set once and not be empty")
 	}
 	return list[0], nil
 }
 
 // create sends a command that creates something, under the request's Idempotency-Key.
-func (s *Server) make(ctx context.Context, r commands.Request) (command.Answer, error) {
+func (s *Server) create(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err

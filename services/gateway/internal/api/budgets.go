@@ -36,7 +36,7 @@ func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetReques
 }
 
 // awaitTimeout bounds the wait for the services that enforce a budget or limits to receive a change.
-const toldWithin = 5 * time.Second
+const awaitTimeout = 5 * time.Second
 
 // changeBudget sends a command about a tenant's budget. Only the root key may do so, because a tenant must not raise
 // its own budget.
@@ -59,9 +59,9 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err != nil {
 		return "", "", err
 	}
-	told, cancel := context.WithTimeout(ctx, toldWithin)
+	told, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.BudgetTold(told, of, period, limit)); err != nil {
+	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(told, of, period, limit)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but the former budget counts until the projector has caught up; list the budgets to see when").Because(err)
 	}
 	return of, a.Position, nil

@@ -98,13 +98,13 @@ func parseReferences(field string, list []string) ([]events.Reference, error) {
 }
 
 // entryRequest is a request that names a catalogue entry in its path.
-type locating interface {
+type entryRequest interface {
 	GetSlug() string
 	GetScope() string
 	GetOrg() string
 }
 
-func located(r locating, version string) (events.Reference, error) {
+func located(r entryRequest, version string) (events.Reference, error) {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {
 		return ref, badReference("", err)
@@ -126,14 +126,14 @@ func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 }
 
 // applyRequest is a request to create a version.
-type applying interface {
+type applyRequest interface {
 	GetRef() *spoolv1.Reference
 	GetTags() []string
 	GetSpec() *spoolv1.Json
 }
 
 // applied validates a request to create a version, and decodes its definition into spec.
-func applied(p auth.Principal, r applying, spec any) (events.Reference, error) {
+func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
 		return events.Reference{}, problem.Invalid("ref", "it is missing: give at least ref.slug")
@@ -182,14 +182,14 @@ func about(n noun, p auth.Principal, ref events.Reference, r commands.Request) c
 }
 
 // answered converts the answer to a command about an entry.
-func answered(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
+func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
 	if a.Ref != nil {
 		ref = *a.Ref
 	}
-	return &spoolv1.ApplyResponse{Ref: dressRef(ref), Position: a.Position, Same: a.Same}
+	return &spoolv1.ApplyResponse{Ref: referenceMessage(ref), Position: a.Position, Same: a.Same}
 }
 
-func dressRef(ref events.Reference) *spoolv1.Reference {
+func referenceMessage(ref events.Reference) *spoolv1.Reference {
 	ref = reads.Named(ref)
 	out := &spoolv1.Reference{Scope: string(ref.Scope), Slug: ref.Slug}
 	if ref.Org != "" {
@@ -255,18 +255,18 @@ func visible(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error
 	return true, nil
 }
 
-func dressDefinition(v reads.Version) *spoolv1.Definition {
-	return &spoolv1.Definition{Ref: dressRef(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
+func definitionMessage(v reads.Version) *spoolv1.Definition {
+	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
 }
 
 // versionRequest is a request for one version.
-type getting interface {
-	locating
+type versionRequest interface {
+	entryRequest
 	GetVersion() string
 	GetMinPosition() string
 }
 
-func (s *Server) definition(ctx context.Context, n noun, r getting) (*spoolv1.Definition, error) {
+func (s *Server) definition(ctx context.Context, n noun, r versionRequest) (*spoolv1.Definition, error) {
 	ref, err := located(r, r.GetVersion())
 	if err != nil {
 		return nil, err
@@ -275,16 +275,16 @@ func (s *Server) definition(ctx context.Context, n noun, r getting) (*spoolv1.De
 	if err != nil {
 		return nil, err
 	}
-	return dressDefinition(v), nil
+	return definitionMessage(v), nil
 }
 
 // pageRequest is a request for a list.
-type paged interface {
+type pageRequest interface {
 	GetPageToken() string
 	GetPageSize() uint32
 }
 
-func (s *Server) versions(ctx context.Context, n noun, r paged) ([]reads.Version, string, error) {
+func (s *Server) versions(ctx context.Context, n noun, r pageRequest) ([]reads.Version, string, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, "", err
@@ -292,11 +292,11 @@ func (s *Server) versions(ctx context.Context, n noun, r paged) ([]reads.Version
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-func (s *Server) definitions(ctx context.Context, n noun, r paged) ([]*spoolv1.Definition, string, error) {
+func (s *Server) definitions(ctx context.Context, n noun, r pageRequest) ([]*spoolv1.Definition, string, error) {
 	list, next, err := s.versions(ctx, n, r)
 	var out []*spoolv1.Definition
 	for _, v := range list {
-		out = append(out, dressDefinition(v))
+		out = append(out, definitionMessage(v))
 	}
 	return out, next, err
 }

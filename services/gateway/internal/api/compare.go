@@ -36,13 +36,13 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	if err := admission.From(ctx).Take(compareCost); err != nil {
 		return nil, err
 	}
-	a, err := s.runOf(ctx, tenant, r.GetSessionId())
+	a, err := s.newRun(ctx, tenant, r.GetSessionId())
 	if err != nil {
 		return nil, err
 	}
-	b, err := s.runOf(ctx, tenant, r.GetWith())
+	b, err := s.newRun(ctx, tenant, r.GetWith())
 	if err != nil {
-		return nil, asWith(err)
+		return nil, refusalOfWith(err)
 	}
 	out := &spoolv1.SessionComparison{}
 	switch {
@@ -84,11 +84,11 @@ func (s *Server) comparable(ctx context.Context, tenant, with string) error {
 	if err = reads.CheckSession(with); err == nil {
 		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
 	}
-	return asWith(err)
+	return refusalOfWith(err)
 }
 
 // refusalOfWith returns a problem about the other session, with the field "with".
-func asWith(err error) error {
+func refusalOfWith(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -139,7 +139,7 @@ type step struct {
 }
 
 // newRun returns a run at the beginning of a session.
-func (s *Server) runOf(ctx context.Context, tenant, id string) (*run, error) {
+func (s *Server) newRun(ctx context.Context, tenant, id string) (*run, error) {
 	one, err := s.Reads.Session(ctx, tenant, id)
 	if err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (r *run) next(ctx context.Context) (*step, error) {
 			return nil, err
 		}
 		if len(page.Events) == 0 {
-			return nil, r.reads.UnlessFolding(ctx, r.id, problem.Gone())
+			return nil, r.reads.UnlessFolding(ctx, r.id, problem.NoSuchSession())
 		}
 		for _, kept := range page.Events {
 			if err := r.take(kept); err != nil {

@@ -46,7 +46,7 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 	var after uint64
 	if token := r.GetPageToken(); token != "" {
 		if after, err = strconv.ParseUint(token, 10, 64); err != nil {
-			return nil, problem.Invalid("pageToken", "%.64q is no nextPageToken of this list", token)
+			return nil, problem.Invalid("pageToken", "%.64q is not the nextPageToken of a page of this list", token)
 		}
 	}
 	list, next, err := s.Dead.List(ctx, reader, after, n)
@@ -106,7 +106,7 @@ func (s *Server) dead(ctx context.Context, id string) (topology.DeadLetter, auth
 	}
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil || n == 0 {
-		return topology.DeadLetter{}, p, problem.Invalid("id", "%.64q is no id of a dead letter: a number from 1", id)
+		return topology.DeadLetter{}, p, problem.Invalid("id", "%.64q is not the id of a dead letter, which is a number of 1 or more", id)
 	}
 	d, err := s.Dead.Get(ctx, reader, n)
 	return d, p, err

@@ -21,7 +21,7 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 		return nil, err
 	}
 	if r.GetFrom() > r.GetTo() && r.GetTo() > 0 {
-		return nil, problem.Invalid("to", "it is before from: a diff goes from an event to a later one")
+		return nil, problem.Invalid("to", "to must not be before from")
 	}
 	var from, to reads.Past
 	if from, err = s.Reads.Past(ctx, tenant, r.GetSessionId(), "from", &r.From); err != nil {

@@ -40,7 +40,7 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	}
 	// The version is applied; if the read models contain it only later, that is not an error.
 	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
 // ListEnvironments lists the tenant's environments, and the platform's.
@@ -78,7 +78,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	}
 	merged, err := layers.Merge(agent.Environment, list, nil)
 	if err != nil {
-		return nil, unmerged(err)
+		return nil, mergeError(err)
 	}
 	hosts, err := union(agent, list)
 	if err != nil {
@@ -113,7 +113,7 @@ func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced,
 
 // layersOf returns the agent that the request refers to, and its environments in order.
 func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
-	ref, refs, err := s.chosen(ctx, p, r)
+	ref, refs, err := s.selected(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
 	}
@@ -147,14 +147,14 @@ func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 }
 
 // fieldReference is a reference and the request field that contains it.
-type placed struct {
+type fieldReference struct {
 	ref   events.Reference
 	field string
 }
 
 // selected returns the agent and the environments that a request refers to. The environments of the instance come
 // first.
-func (s *Server) chosen(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []placed, err error) {
+func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
 	agent, instance, list, err := referring(r)
 	if err != nil {
 		return agent, nil, err
@@ -176,29 +176,29 @@ func (s *Server) chosen(ctx context.Context, p auth.Principal, r *spoolv1.Explai
 		}
 		agent = spec.Agent
 		for _, e := range spec.Environments {
-			out = append(out, placed{own(e), "instance"})
+			out = append(out, fieldReference{own(e), "instance"})
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
 		return agent, nil, agents().absent("agent")
 	}
 	for i, e := range list {
-		out = append(out, placed{e, fmt.Sprintf("environments[%d]", i)})
+		out = append(out, fieldReference{e, fmt.Sprintf("environments[%d]", i)})
 	}
 	return agent, out, nil
 }
 
 // referencesRequest is a request that refers to an agent or an instance, and to environments.
-type referringTo interface {
+type referencesRequest interface {
 	GetAgent() string
 	GetInstance() string
 	GetEnvironments() []string
 }
 
 // referring parses the references of a request; absent ones are zero.
-func referring(r referringTo) (agent, instance events.Reference, list []events.Reference, err error) {
+func referring(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
 	if r.GetAgent() != "" && r.GetInstance() != "" {
-		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance says which agent it is of")
+		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance names its agent")
 	}
 	if agent, err = parseReference("agent", r.GetAgent()); err != nil {
 		return agent, instance, nil, err
@@ -211,7 +211,7 @@ func referring(r referringTo) (agent, instance events.Reference, list []events.R
 }
 
 // mergeError combines all conflicts of variables into one problem with the code of the first.
-func unmerged(err error) error {
+func mergeError(err error) error {
 	var first *layers.Error
 	if !errors.As(err, &first) {
 		return problem.From(err)

@@ -37,7 +37,7 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	list, err := dressed(page.Events)
+	list, err := eventMessages(page.Events)
 	return &spoolv1.ListEventsResponse{Events: list, Tip: page.Tip, Next: page.Next}, err
 }
 
@@ -52,7 +52,7 @@ func pageLimit(asked uint32) (int, error) {
 	return int(asked), nil
 }
 
-func dressed(list []reads.Kept) ([]*spoolv1.Event, error) {
+func eventMessages(list []reads.Kept) ([]*spoolv1.Event, error) {
 	var out []*spoolv1.Event
 	for _, kept := range list {
 		e, err := kept.Event()
@@ -83,7 +83,7 @@ func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest)
 	for _, a := range h.Ancestors {
 		out.Ancestors = append(out.Ancestors, &spoolv1.Ancestor{SessionId: a.Session, Effective: a.Effective})
 	}
-	out.Events, err = dressed(h.Events)
+	out.Events, err = eventMessages(h.Events)
 	return out, err
 }
 

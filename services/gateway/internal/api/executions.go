@@ -13,7 +13,7 @@ import (
 
 // StartExecution creates a session and posts its first message.
 func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRequest) (*spoolv1.StartExecutionResponse, error) {
-	create, err := creation(r)
+	create, err := createCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -30,13 +30,13 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return nil, err
 	}
 	post.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution}, files)
-	request = vars.into(s, request, func(all map[string]events.Variable) any {
+	request, stored := s.withFiles(commands.Request{Type: command.TypeStartExecution}, files)
+	request = vars.withSecrets(s, request, func(all map[string]events.Variable) any {
 		post.Environment = all
 		return command.StartExecution{Create: create, Post: post}
 	})
-	request, done := s.limited(s.beginning(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
-	a, err := s.make(ctx, request)
+	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
+	a, err := s.create(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {

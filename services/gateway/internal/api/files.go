@@ -22,7 +22,7 @@ import (
 )
 
 // filesRequest is a request with workspace files.
-type bringing interface {
+type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
 
@@ -33,7 +33,7 @@ type files struct {
 }
 
 // workspaceFiles validates and decodes the files of a request.
-func workspaceFiles(r bringing) (files, error) {
+func workspaceFiles(r filesRequest) (files, error) {
 	out := files{contents: map[string][]byte{}}
 	at := map[string]bool{}
 	for i, f := range r.GetWorkspaceFiles() {
@@ -235,7 +235,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 		}
 	}
 	if w.Manifest, err = workspace.Open(ctx, s.Objects, tenant, session, id); err != nil {
-		return w, unreadable(err)
+		return w, snapshotError(err)
 	}
 	return w, nil
 }
@@ -273,7 +273,7 @@ func (s *Server) settled(ctx context.Context, tenant, session string) (*spoolv1.
 
 // snapshotError converts an error of reading a snapshot to a problem: a damaged snapshot is INTERNAL, an object store
 // that does not respond is UNAVAILABLE.
-func unreadable(err error) error {
+func snapshotError(err error) error {
 	var refused *problem.Error
 	var corrupt *workspace.CorruptError
 	switch {
@@ -318,7 +318,7 @@ func (w Workspace) Below(dir string) ([]workspace.Entry, error) {
 func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadCloser, error) {
 	r, err := w.Reader(ctx, s.Objects, path)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, snapshotError(err)
 	}
 	return r, nil
 }

@@ -118,7 +118,7 @@ func (d *filesDiff) run(ctx context.Context) error {
 			b, d.after = &d.after[0], d.after[1:]
 		}
 		if err := d.entry(ctx, a, b); err != nil {
-			return unreadable(err)
+			return snapshotError(err)
 		}
 	}
 	return nil

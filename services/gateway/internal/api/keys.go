@@ -147,9 +147,9 @@ func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*s
 	}
 	err = s.Reads.WaitPosition(ctx, about, a.Position)
 	out := &spoolv1.RevokeKeyResponse{KeyId: r.GetKeyId(), Position: a.Position}
-	for _, made := range a.Revoked {
-		out.Revoked = append(out.Revoked, made.KeyID)
-		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, made.KeyID), made.Position))
+	for _, descendant := range a.Revoked {
+		out.Revoked = append(out.Revoked, descendant.KeyID)
+		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, descendant.KeyID), descendant.Position))
 	}
 	if err != nil {
 		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").Because(err)

@@ -32,7 +32,7 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 	defer content.Close() //nolint:errcheck // it was read to its end, or the error was returned
 	raw := make([]byte, size)
 	if _, err := io.ReadFull(content, raw); err != nil {
-		return nil, notLive(err, "dir")
+		return nil, liveFileError(err, "dir")
 	}
 	list := []livefiles.Entry{}
 	if err := json.Unmarshal(raw, &list); err != nil {
@@ -62,7 +62,7 @@ func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (i
 	}
 	content, size, err := s.Files.Open(ctx, box.GetProvider(), box.GetEngine(), r)
 	if err != nil {
-		return nil, 0, notLive(err, field)
+		return nil, 0, liveFileError(err, field)
 	}
 	return content, size, nil
 }
@@ -74,7 +74,7 @@ var liveCodes = map[livefiles.Code]problem.Code{
 }
 
 // liveFileError converts an error of a transfer to a problem that names the invalid field.
-func notLive(err error, field string) error {
+func liveFileError(err error, field string) error {
 	var refused *livefiles.Error
 	switch {
 	case errors.As(err, &refused):

@@ -33,7 +33,7 @@ const (
 // canSeal returns an error if the server has no key to encrypt secrets with.
 func (s *Server) canSeal(field string) error {
 	if s.Sealer == nil {
-		return problem.New(problem.SecretsUnavailable, field, "this server takes no secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
+		return problem.New(problem.SecretsUnavailable, field, "this server does not accept secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
 	}
 	return nil
 }
@@ -60,7 +60,7 @@ func (s *Server) seal(ctx context.Context, tenant, execution, field, value strin
 }
 
 // variablesRequest is a request with variables of one execution.
-type bringingVariables interface {
+type variablesRequest interface {
 	GetEnvironment() map[string]*spoolv1.RunVariable
 }
 
@@ -71,7 +71,7 @@ type variables struct {
 }
 
 // runVariables validates the variables of a request.
-func (s *Server) runVariables(r bringingVariables) (variables, error) {
+func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	given := r.GetEnvironment()
 	out := variables{}
 	if len(given) > maxVariables {
@@ -117,7 +117,7 @@ func checkVariable(field, value string) error {
 
 // withSecrets returns a command request that seals the secrets once the execution's id is known. body returns the
 // command's body for the given variables.
-func (v variables) into(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
+func (v variables) withSecrets(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
 	r.Body = body(v.public)
 	if len(v.secrets) == 0 {
 		return r

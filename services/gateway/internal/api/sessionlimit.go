@@ -20,30 +20,30 @@ const forgetAfter = 10 * time.Minute
 // it. The zero value is empty.
 type newSessions struct {
 	mu      sync.Mutex
-	tenants map[string]*newOf
+	tenants map[string]*tenantSessions
 }
 
 // tenantSessions are the new sessions of one tenant.
-type newOf struct {
+type tenantSessions struct {
 	mu  sync.Mutex // held during a count
 	ids map[string]time.Time
 }
 
-func (n *newSessions) of(tenant string) *newOf {
+func (n *newSessions) of(tenant string) *tenantSessions {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants == nil {
-		n.tenants = map[string]*newOf{}
+		n.tenants = map[string]*tenantSessions{}
 	}
 	if n.tenants[tenant] == nil {
-		n.tenants[tenant] = &newOf{ids: map[string]time.Time{}}
+		n.tenants[tenant] = &tenantSessions{ids: map[string]time.Time{}}
 	}
 	return n.tenants[tenant]
 }
 
 // withSessionLimit returns a command request that is refused with TENANT_SESSIONS if the tenant has reached its limit
 // of sessions. done must be called with the outcome of the command.
-func (s *Server) limited(r commands.Request) (_ commands.Request, done func(error)) {
+func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done func(error)) {
 	prepare := r.Prepare
 	var tenant, counted string // the counted session and its tenant; "" for none
 	r.Prepare = func(ctx context.Context, of, session string) error {
@@ -61,14 +61,14 @@ func (s *Server) limited(r commands.Request) (_ commands.Request, done func(erro
 	return r, func(err error) {
 		var p *problem.Error
 		if counted != "" && errors.As(err, &p) && p.Code != problem.Unavailable {
-			s.made.of(tenant).remove(counted)
+			s.newSessions.of(tenant).remove(counted)
 		}
 	}
 }
 
 // count adds a session to the new ones, unless the tenant has reached its limit.
 func (s *Server) count(ctx context.Context, tenant, session string, most int) error {
-	n := s.made.of(tenant)
+	n := s.newSessions.of(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := s.Now()
@@ -97,7 +97,7 @@ func (s *Server) count(ctx context.Context, tenant, session string, most int) er
 	return nil
 }
 
-func (n *newOf) remove(session string) {
+func (n *tenantSessions) remove(session string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.ids, session)

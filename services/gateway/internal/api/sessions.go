@@ -18,19 +18,19 @@ import (
 )
 
 // createRequest is a request that creates a session: CreateSession or StartExecution.
-type making interface {
+type createRequest interface {
 	GetArchitecture() string
 	GetSandbox() string
 	GetModel() string
 	GetSessionOptions() *spoolv1.SessionOptions
 	GetMetadata() *spoolv1.Json
 	GetAgentProfileRef() string
-	referringTo
+	referencesRequest
 }
 
 // aliased is a createRequest whose agent may come from agentProfileRef.
 type aliased struct {
-	making
+	createRequest
 	agent string
 }
 
@@ -38,7 +38,7 @@ type aliased struct {
 func (a aliased) GetAgent() string { return a.agent }
 
 // alias evaluates agentProfileRef, which is an alias of agent.
-func alias(r making) (aliased, error) {
+func alias(r createRequest) (aliased, error) {
 	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
 		return aliased{r, r.GetAgent()}, err
@@ -50,7 +50,7 @@ func alias(r making) (aliased, error) {
 	case agent != (events.Reference{}) && agent != given:
 		return aliased{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
 	case r.GetInstance() != "":
-		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance says which agent it is of")
+		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
 	}
 	return aliased{r, given.String()}, nil
 }
@@ -58,7 +58,7 @@ func alias(r making) (aliased, error) {
 const fieldProfile = "agentProfileRef"
 
 // named returns a problem about the agent with the name of the field that the request used.
-func named(r making, err error) error {
+func named(r createRequest, err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
 		p.Field = fieldProfile
@@ -66,7 +66,7 @@ func named(r making, err error) error {
 	return err
 }
 
-func creation(request making) (command.CreateSession, error) {
+func createCommand(request createRequest) (command.CreateSession, error) {
 	r, err := alias(request)
 	if err != nil {
 		return command.CreateSession{}, err
@@ -113,7 +113,7 @@ func checkJSON(field string, m *spoolv1.Json) error {
 
 // CreateSession creates a session.
 func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequest) (*spoolv1.CreateSessionResponse, error) {
-	body, err := creation(r)
+	body, err := createCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -122,9 +122,9 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 		return nil, err
 	}
 	body.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
-	request, done := s.limited(s.beginning(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
-	a, err := s.make(ctx, request)
+	request, stored := s.withFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
+	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
+	a, err := s.create(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
@@ -156,8 +156,8 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 	if agent != (events.Reference{}) {
 		body.Agent = agent.String()
 	}
-	request, done := s.limited(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
-	a, err := s.make(ctx, request)
+	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
+	a, err := s.create(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 }
 
 // filterRequest is a request with the filters of ListSessions and ListExecutions.
-type filtering interface {
+type filterRequest interface {
 	GetAgent() string
 	GetArchitecture() string
 	GetMetadataKey() string
@@ -191,7 +191,7 @@ type filtering interface {
 	GetOrder() string
 }
 
-func filterOf(p auth.Principal, state string, r filtering, metadataValue *string) reads.Filter {
+func filterOf(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
 		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
@@ -247,13 +247,13 @@ func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequ
 }
 
 // messageRequest is a request with a message: PostMessage or StartExecution.
-type posting interface {
+type messageRequest interface {
 	GetContent() string
 	GetParts() []*spoolv1.Part
 	GetMetadata() *spoolv1.Json
 }
 
-func message(r posting) (command.PostMessage, error) {
+func message(r messageRequest) (command.PostMessage, error) {
 	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
 	size := len(m.Content)
 	for _, p := range r.GetParts() {
@@ -295,8 +295,8 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 		}
 	}
 	body.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
-	a, err := s.make(ctx, vars.into(s, request,
+	request, stored := s.withFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
+	a, err := s.create(ctx, vars.withSecrets(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body

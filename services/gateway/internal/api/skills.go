@@ -101,7 +101,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 // pushStored has the skills service check an uploaded ZIP.
 func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillSource, body command.PushSkill) (command.Answer, error) {
 	if from.SHA256 != "" && from.SHA256 != body.SHA256 {
-		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the SHA-256 of what came is %s", body.SHA256))
+		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
 	}
 	r.Body, r.Reserved = body, true
 	return s.change(ctx, r)
@@ -151,7 +151,7 @@ func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (
 	}
 	out := &spoolv1.ListSkillsResponse{NextPageToken: next}
 	for _, v := range list {
-		one, err := dressSkill(v)
+		one, err := skillMessage(v)
 		if err != nil {
 			return nil, err
 		}
@@ -170,20 +170,20 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	out, err := dressSkill(v)
+	out, err := skillMessage(v)
 	if err == nil {
 		out.Document = &v.Document
 	}
 	return out, err
 }
 
-func dressSkill(v reads.Version) (*spoolv1.Skill, error) {
+func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	var d reads.Skill
 	if err := json.Unmarshal([]byte(v.Spec), &d); err != nil {
 		return nil, problem.New(problem.Internal, "", "a skill in the read models cannot be read").Because(err)
 	}
 	return &spoolv1.Skill{
-		Ref: dressRef(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
+		Ref: referenceMessage(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
 		CreatedAt: wirejson.Time(v.CreatedAt),
 	}, nil
 }
@@ -213,7 +213,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
 // RemoveSkill hides a skill, or one version of it.
@@ -244,7 +244,7 @@ func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition 
 	if err != nil {
 		return Archive{}, err
 	}
-	one, err := dressSkill(v)
+	one, err := skillMessage(v)
 	if err != nil {
 		return Archive{}, err
 	}

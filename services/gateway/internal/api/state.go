@@ -135,7 +135,7 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 			return nil, problem.From(err)
 		}
 		if out.Available, err = s.Objects.Has(ctx, name); err != nil {
-			return nil, unreadable(err)
+			return nil, snapshotError(err)
 		}
 		if !out.Available {
 			if out.OldestSeq, err = s.oldestSnapshot(ctx, p); err != nil {
@@ -210,7 +210,7 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, erro
 	})
 	switch {
 	case err != nil:
-		return 0, unreadable(err)
+		return 0, snapshotError(err)
 	case i == len(list):
 		return 0, nil
 	}
@@ -255,7 +255,7 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (
 	}
 	has, err := s.Objects.Has(ctx, name)
 	if err != nil {
-		return w, unreadable(err)
+		return w, snapshotError(err)
 	}
 	if !has {
 		oldest, err := s.oldestSnapshot(ctx, p)
@@ -265,7 +265,7 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (
 		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEvent(p), left(oldest)))
 	}
 	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, w.Session, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
-		return w, unreadable(err)
+		return w, snapshotError(err)
 	}
 	return w, nil
 }

@@ -32,7 +32,7 @@ const keptFor = 75 * time.Minute
 
 // withFiles returns a command request that stores its files, within the tenant's storage limit. done must be called
 // with the outcome of the command.
-func (s *Server) storing(r commands.Request, f files) (_ commands.Request, done func(command.Answer, error)) {
+func (s *Server) withFiles(r commands.Request, f files) (_ commands.Request, done func(command.Answer, error)) {
 	if len(f.refs) == 0 {
 		return r, func(command.Answer, error) {}
 	}

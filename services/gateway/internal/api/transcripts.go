@@ -35,7 +35,7 @@ type TranscriptAccepted struct {
 }
 
 // infoObject returns the name of the object that describes a transcript object.
-func found(object string) string { return object + "-found" }
+func infoObject(object string) string { return object + "-found" }
 
 // PutTranscript stores a transcript and checks it while it is received. It stops reading when the transcript is
 // refused. A negative length means unknown.
@@ -75,7 +75,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	if err != nil {
 		return out, problem.From(err)
 	}
-	return out, s.Objects.Keep(ctx, found(object), raw)
+	return out, s.Objects.Keep(ctx, infoObject(object), raw)
 }
 
 // unclaimed returns a function that reports whether an upload need not be counted any more: either a session has
@@ -123,7 +123,7 @@ func transcriptTooLarge(what string, limit int64) error {
 
 // withTranscript returns a request for a session that begins with the referenced transcript; "" means none. The
 // transcript is looked up only if the request is not a repeat. It is stored in into before body is called.
-func (s *Server) beginning(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
+func (s *Server) withTranscript(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
 	if reference == "" {
 		return r
 	}
@@ -148,12 +148,12 @@ func (s *Server) provided(ctx context.Context, tenant, reference string) (*event
 		return nil, missing
 	}
 	object := command.TranscriptObject(tenant, reference)
-	r, err := s.Objects.Get(ctx, found(object))
+	r, err := s.Objects.Get(ctx, infoObject(object))
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, missing
 	}
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, snapshotError(err)
 	}
 	defer r.Close() //nolint:errcheck // it is only read
 	var t TranscriptAccepted

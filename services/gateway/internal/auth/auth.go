@@ -90,7 +90,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 		return Principal{}, err
 	}
 	if !ok {
-		return Principal{}, refused("the API key is not valid: it was revoked, has expired, or was never made here")
+		return Principal{}, refused("the API key is not valid: it was revoked, has expired, or was not created on this server")
 	}
 	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
@@ -119,7 +119,7 @@ func (a *Authenticator) inspect(header string) (p Principal, hash string, err er
 		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	if !WellFormed(key) {
-		return p, "", refused("the API key is not valid: it is mistyped or none of Spool's")
+		return p, "", refused("the API key is not valid: it is mistyped or not a Spool key")
 	}
 	return p, hash, nil
 }
@@ -135,7 +135,7 @@ type contextKey struct{}
 // FORBIDDEN. All protocols (REST, SSE, WebSocket, gRPC) call With before the handler.
 func With(ctx context.Context, p Principal, manages bool) (context.Context, error) {
 	if p.KeyID == RootKeyID && !manages {
-		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key only manages API keys, limits and budgets: make a key with it (spool keys create NAME, or POST /api/keys) and send that key")
+		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key can only manage API keys, limits and budgets: create a key with it (spool keys create NAME, or POST /api/keys) and send that key")
 	}
 	return context.WithValue(ctx, contextKey{}, p), nil
 }

@@ -81,7 +81,7 @@ func (w *Watch) look(ctx context.Context) {
 	refusals, err := w.keys.KeyRefusals(ctx, ids)
 	if err != nil {
 		// Without Postgres no new events are streamed either; the next check decides.
-		w.logger.Warn("the keys of open streams could not be looked at", "error", err)
+		w.logger.Warn("check keys of open streams", "error", err)
 		return
 	}
 	w.mu.Lock()

@@ -205,7 +205,7 @@ func (s *Sender) settle(ctx context.Context, name string, kept record, answer co
 		err = s.keys.settle(ctx, name, kept)
 	}
 	if err != nil {
-		s.cfg.Logger.Warn("the answer to a request with an Idempotency-Key was not kept; a repeat asks the session again", "error", err)
+		s.cfg.Logger.Warn("store answer for Idempotency-Key: a repeat will be sent to the session service again", "error", err)
 	}
 }
 
@@ -217,7 +217,7 @@ func (s *Sender) forget(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepFor)
 	defer cancel()
 	if err := s.keys.release(ctx, name); err != nil {
-		s.cfg.Logger.Warn("the Idempotency-Key of a request that was not sent is still taken", "error", err)
+		s.cfg.Logger.Warn("release Idempotency-Key of a request that was not sent", "error", err)
 	}
 }
 
@@ -268,7 +268,7 @@ func (s *Sender) namesCommand(key string) bool {
 
 // pbkdf2Iterations is the number of PBKDF2 iterations that a guess at a secret costs a reader of the idempotency bucket, about
 // 30 ms.
-const stretch = 100_000
+const pbkdf2Iterations = 100_000
 
 // requestDigest returns a hash that is equal for repeats of a request only. name is the name of the record and used
 // as salt.
@@ -278,7 +278,7 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 		parts = append(parts, []byte(r.Principal.User))
 	}
 	if len(r.Secrets) > 0 {
-		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), stretch, sha256.Size)
+		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), pbkdf2Iterations, sha256.Size)
 		if err != nil {
 			return "", err
 		}
@@ -294,13 +294,13 @@ func mint(c *command.Command) (err error) {
 		if c.SessionID != "" { // its transcript is already stored in the session's folder
 			break
 		}
-		if c.SessionID, err = follow(events.KindSession, c.Tenant, c.ID); err != nil {
+		if c.SessionID, err = deriveID(events.KindSession, c.Tenant, c.ID); err != nil {
 			return err
 		}
 	}
 	switch c.Type {
 	case command.TypePostMessage, command.TypeStartExecution:
-		c.ExecutionID, err = follow(events.KindExecution, c.Tenant, c.ID)
+		c.ExecutionID, err = deriveID(events.KindExecution, c.Tenant, c.ID)
 	}
 	return err
 }
@@ -341,7 +341,7 @@ func (s *Sender) refused(r Request, cmd command.Command, body []byte, err error)
 	case errors.Is(err, bus.ErrOutcomeUnknown):
 		return s.unknown(r, cmd, body).Because(err)
 	case errors.Is(err, bus.ErrTooLarge):
-		return problem.New(problem.PayloadTooLarge, "", "the request is larger than NATS takes; send less at once").Because(err)
+		return problem.New(problem.PayloadTooLarge, "", "the request is too large for NATS; send less at once").Because(err)
 	case errors.Is(err, bus.ErrFull):
 		return problem.New(problem.Unavailable, "", "too many commands wait already; nothing was done, try again").Because(err)
 	case errors.Is(err, bus.ErrNoStream):
@@ -377,7 +377,7 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 			_, err = s.keys.claim(ctx, name, record{Request: request, Command: cmd.ID})
 		}
 		if err != nil {
-			s.cfg.Logger.Info("the key of a command whose outcome is unknown was not kept", "command", cmd.ID, "error", err)
+			s.cfg.Logger.Info("store key of a command with unknown outcome", "command", cmd.ID, "error", err)
 		}
 	}
 	e := problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown; repeat the request with header Idempotency-Key: "+key+" and it takes effect once")

@@ -130,7 +130,7 @@ func CheckKey(key string) error {
 		ok = key[j] > ' ' && key[j] < 0x7f
 	}
 	if !ok {
-		return problem.Invalid("Idempotency-Key", "it must be 1 to %d printable ASCII characters without spaces", maxKey)
+		return problem.Invalid("Idempotency-Key", "the key must be 1 to %d printable ASCII characters without spaces", maxKey)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func digest(parts ...[]byte) string {
 
 // deriveID derives an id from a command's id and time. A client that retries under the command's id therefore sends the
 // same ids, and ids are ordered by time.
-func follow(kind events.Kind, tenant, commandID string) (string, error) {
+func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
 	at, ok := reads.MintedAt(commandID)
 	if !ok {
 		return "", fmt.Errorf("command id %q holds no time", commandID)

@@ -23,7 +23,7 @@ type Guard struct {
 // Check returns an error for a request of a foreign origin, unless it is a plain read.
 func (g Guard) Check(r *http.Request) error {
 	if g.Loopback && !loopback(r.Host) {
-		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only localhost is served, not host %+q", clip(r.Host)))
+		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", clip(r.Host)))
 	}
 	origin := r.Header.Get("Origin")
 	if origin == "" || g.allowed(origin) || own(origin, r.Host) {

@@ -51,26 +51,26 @@ func New(also prometheus.Registerer) *Metrics {
 	}
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), also: also,
-		requests: counter("http_requests_total", "HTTP requests that were answered.", "method", "route", "status"),
-		inFlight: gauge("http_requests_in_flight", "HTTP requests that are being answered, SSE streams too."),
+		requests: counter("http_requests_total", "Answered HTTP requests.", "method", "route", "status"),
+		inFlight: gauge("http_requests_in_flight", "HTTP requests in progress, including SSE streams."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "spool_gateway_http_request_seconds", Help: "Time to answer an HTTP request, streams apart.",
+			Name: "spool_gateway_http_request_seconds", Help: "Seconds to answer an HTTP request, except streams.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"method", "route"}),
-		calls:    counter("grpc_calls_total", "gRPC calls that were answered.", "method", "code"),
-		commands: counter("commands_total", "Commands by their outcome: ok, or an error's code.", "type", "outcome"),
+		calls:    counter("grpc_calls_total", "Answered gRPC calls.", "method", "code"),
+		commands: counter("commands_total", "Commands by outcome: ok, or the error code.", "type", "outcome"),
 		refused:  prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_gateway_unauthenticated_total", Help: "Requests without a valid API key."}),
 		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "spool_gateway_streams", Help: "Connections that are open to be streamed to.",
+			Name: "spool_gateway_streams", Help: "Open streaming connections.",
 		}, []string{"kind"}),
-		frames:  counter("frames_total", "Events and pieces of text that were sent to clients.", "kind"),
-		bytes:   counter("frame_bytes_total", "Bytes of what was sent to clients, without their framing.", "kind"),
-		cut:     counter("clients_cut_total", "Streams that this gateway ended, by an error's code.", "kind", "code"),
-		feeds:   gauge("feeds", "Sessions that are followed."),
-		readers: gauge("readers", "Clients' places in sessions."),
-		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
+		frames:  counter("frames_total", "Events and text deltas sent to clients.", "kind"),
+		bytes:   counter("frame_bytes_total", "Bytes of events and text deltas sent to clients, without framing.", "kind"),
+		cut:     counter("clients_cut_total", "Streams that this gateway ended, by error code.", "kind", "code"),
+		feeds:   gauge("feeds", "Sessions with at least one streaming client."),
+		readers: gauge("readers", "Streaming clients, counted once for each session."),
+		rereads: counter("rereads_total", "Reads of Postgres to bring a streamed session up to date, by cause.", "why"),
 	}
-	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes that requests hold which are being answered, and streams for what they send, of max-bytes."}, func() float64 {
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes of max-bytes that are held by requests in progress and by unsent stream data."}, func() float64 {
 		if bytes := m.held.Load(); bytes != nil {
 			return float64((*bytes)())
 		}

@@ -59,7 +59,7 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	defer cancel()
 	b, err := natsstore.Open(ctx, s.cfg.JetStream, s.cfg.Bucket)
 	if err != nil {
-		return nil, away(err)
+		return nil, unavailable(err)
 	}
 	b.CheckRoom(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
 	s.bucket = b
@@ -70,17 +70,17 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 // size.
 func (s *Store) CheckRoom(ctx context.Context, more int64) error {
 	if err := s.cfg.Room.Check(ctx, max(more, 0)); err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	return nil
 }
 
-func away(err error) error {
+func unavailable(err error) error {
 	var reserved *storage.ReservedError
 	if errors.As(err, &reserved) {
 		return problem.StorageIsFull().Because(err)
 	}
-	return problem.New(problem.Unavailable, "", "NATS does not take the content; nothing was done, try again").Because(err)
+	return problem.New(problem.Unavailable, "", "NATS does not accept the content; nothing was done, try again").Because(err)
 }
 
 // Keep stores content under a name that is derived from it. Content that exists is stored again, because the janitor
@@ -93,7 +93,7 @@ func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 		return err
 	}
 	if err := b.Put(ctx, name, bytes.NewReader(data)); err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	return nil
 }
@@ -117,7 +117,7 @@ func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int6
 	if err != nil {
 		return Stored{}, err
 	}
-	in := &intake{ctx: ctx, from: r, left: limit, take: take, sum: sha256.New()}
+	in := &uploadReader{ctx: ctx, from: r, left: limit, take: take, sum: sha256.New()}
 	err = b.Put(context.WithoutCancel(ctx), name, in)
 	switch {
 	case in.err != nil:
@@ -125,14 +125,14 @@ func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int6
 	case err != nil && ctx.Err() != nil:
 		return Stored{}, problem.From(ctx.Err())
 	case err != nil:
-		return Stored{}, away(err)
+		return Stored{}, unavailable(err)
 	}
 	return Stored{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
 }
 
 // uploadReader counts and hashes the bytes that are read. On an error it reports the end of the content instead: otherwise
 // the object store's client would purge the chunks, which this NATS user may not do, and leave them without a name.
-type intake struct {
+type uploadReader struct {
 	ctx  context.Context
 	from io.Reader
 	left int64
@@ -143,7 +143,7 @@ type intake struct {
 }
 
 // Read implements io.Reader.
-func (i *intake) Read(p []byte) (n int, err error) {
+func (i *uploadReader) Read(p []byte) (n int, err error) {
 	if want := i.left + 1; int64(len(p)) > want { // one byte over the limit is enough to detect it
 		p = p[:want]
 	}
@@ -193,7 +193,7 @@ func (s *Store) Gone(name string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		has, err := s.Has(ctx, name)
 		if err != nil {
-			return false, away(err)
+			return false, unavailable(err)
 		}
 		return !has, nil
 	}

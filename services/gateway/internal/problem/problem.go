@@ -51,7 +51,7 @@ func New(code Code, field, detail string) *Error {
 
 // StorageIsFull returns the error for a request that needs room while only the reserve of the store is left.
 func StorageIsFull() *Error {
-	return New(StorageFull, "", "the store of NATS is full but for its reserve: delete sessions, or have its limit raised, and try again")
+	return New(StorageFull, "", "only the reserve of the NATS store is left: delete sessions, or ask the operator to raise the limit, and try again")
 }
 
 // Invalid returns the error for a request with an invalid field.
@@ -61,7 +61,7 @@ func Invalid(field, format string, args ...any) *Error {
 
 // NoSuchSession returns the error for a session that does not exist, was deleted, or belongs to another tenant. Clients cannot
 // distinguish these cases.
-func Gone() *Error { return New(SessionNotFound, "", "there is no such session") }
+func NoSuchSession() *Error { return New(SessionNotFound, "", "there is no such session") }
 
 // Because sets the cause, which is logged and not sent to the client, and returns the error.
 func (e *Error) Because(err error) *Error {
@@ -102,7 +102,7 @@ func From(err error) *Error {
 	if s, ok := status.FromError(err); ok && s.Code() == codes.InvalidArgument {
 		return New(InvalidRequest, "", s.Message())
 	}
-	return New(Internal, "", "something went wrong inside the server; its log says what").Because(err)
+	return New(Internal, "", "an error occurred in the server; its log has the details").Because(err)
 }
 
 // Status returns the HTTP status.

@@ -22,7 +22,7 @@ const (
 	// maxLeftovers is the largest number of separate leftovers; the oldest ones are merged.
 	maxLeftovers = 100
 	// mergeSpan is the time span whose leftovers are merged into one.
-	together = time.Minute
+	mergeSpan = time.Minute
 )
 
 // Config configures a Quota. Every field is required.
@@ -201,16 +201,16 @@ func prune(ctx context.Context, list []leftover) ([]leftover, error) {
 // add appends a leftover to a list that is sorted by time, or merges it into the last one.
 func (q *Quota) add(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
 	now := q.cfg.Now()
-	if n := len(list); n > 0 && now.Sub(list[n-1].since) < together {
+	if n := len(list); n > 0 && now.Sub(list[n-1].since) < mergeSpan {
 		list[n-1].bytes += bytes
 		list[n-1].gone = gone
 		return list
 	}
-	return apart(list, leftover{now, bytes, gone})
+	return appendLeftover(list, leftover{now, bytes, gone})
 }
 
 // appendLeftover appends a leftover without merging it.
-func apart(list []leftover, x leftover) []leftover {
+func appendLeftover(list []leftover, x leftover) []leftover {
 	if len(list) == maxLeftovers {
 		list[1].bytes += list[0].bytes
 		list = list[1:]
@@ -312,7 +312,7 @@ func (h *Hold) Waiting(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
 		delete(h.l.holds, h)
 		if h.taken > 0 {
-			h.l.refused = apart(h.l.refused, leftover{h.q.cfg.Now(), h.taken, gone})
+			h.l.refused = appendLeftover(h.l.refused, leftover{h.q.cfg.Now(), h.taken, gone})
 		}
 	})
 }

@@ -48,7 +48,7 @@ func TestCheck_WithoutReadModels(t *testing.T) {
 
 // TestReserve_IgnoresAnswersThatWereOvertaken tests that the answer to an earlier query, which lacks an upload, is ignored after a
 // later answer that includes it.
-func TestReserve_OfAnswersThatCross(t *testing.T) {
+func TestReserve_IgnoresAnswersThatWereOvertaken(t *testing.T) {
 	t.Parallel()
 	asked, release := make(chan struct{}), make(chan struct{})
 	slow := make(chan bool, 1)
