@@ -31,7 +31,7 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
 			return
 		case <-tick.C:
 			h.look(ctx, "behind", func(*feed) bool { return true })
-			h.tellLag(ctx)
+			h.updateLag(ctx)
 		case msg := <-started:
 			h.projectorStarted(ctx, msg.Data)
 		}
@@ -42,7 +42,7 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
 func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
 	var s readmodel.Started
 	if err := json.Unmarshal(data, &s); err != nil {
-		h.cfg.Logger.Warn("a projector's announcement cannot be read; all sessions are looked at", "error", err)
+		h.cfg.Logger.Warn("decode projector announcement: comparing all sessions with Postgres", "error", err)
 		h.look(ctx, "projector", func(*feed) bool { return true })
 		return
 	}
@@ -60,7 +60,7 @@ func (h *Hub) look(ctx context.Context, why string, which func(*feed) bool) {
 			reaches, err := h.cfg.Source.Reaches(ctx, tenant, ids)
 			if err != nil {
 				if ctx.Err() == nil {
-					h.cfg.Logger.Warn("open streams could not be compared with Postgres; the next look tries again", "error", err)
+					h.cfg.Logger.Warn("compare open streams with Postgres: will retry", "error", err)
 				}
 				return
 			}
@@ -110,7 +110,7 @@ func (f *feed) compare(reach reads.Reach, found bool, why string) {
 		low = min(low, r.cursor)
 	}
 	if n, _ := slices.BinarySearchFunc(f.ring, low+1, func(frame Frame, seq uint32) int { return int(int64(frame.Seq) - int64(seq)) }); n > 0 {
-		f.drop(n)
+		f.evict(n)
 		if len(f.ring) == 0 {
 			f.ring = nil
 		}

@@ -57,7 +57,7 @@ func (f *feed) start(ctx context.Context) {
 	if f.hub.cfg.NATS.IsConnected() {
 		flush, cancel := context.WithTimeout(ctx, time.Second)
 		if err := f.hub.cfg.NATS.FlushWithContext(flush); err != nil {
-			f.hub.cfg.Logger.Info("a feed starts before NATS has confirmed its subscription", "session", f.session, "error", err)
+			f.hub.cfg.Logger.Info("feed starts before NATS confirmed its subscription", "session", f.session, "error", err)
 		}
 		cancel()
 	}
@@ -109,7 +109,7 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 func (f *feed) live(data []byte) {
 	var m announced
 	if err := json.Unmarshal(data, &m); err != nil {
-		f.hub.cfg.Logger.Error("a message on LIVE cannot be read; the session is read from Postgres", "session", f.session, "error", err)
+		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 		m = announced{}
 	}
 	f.mu.Lock()
@@ -135,11 +135,11 @@ func (f *feed) take(m announced) (changed bool, why string) {
 	for _, raw := range m.Events {
 		switch took, err := f.append(raw, nil); {
 		case err != nil:
-			f.hub.cfg.Logger.Error("an event on LIVE cannot be read; the session is read from Postgres", "session", f.session, "error", err)
+			f.hub.cfg.Logger.Error("decode event of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 			return changed, "hole"
 		case took == gap:
 			return changed, "hole"
-		case took == undressed:
+		case took == noMetadata:
 			return changed, "metadata"
 		case took == taken:
 			changed = true
@@ -166,10 +166,10 @@ func (f *feed) take(m announced) (changed bool, why string) {
 type appended int
 
 const (
-	known appended = iota // the feed has the event already
+	alreadyKnown appended = iota // the feed has the event already
 	taken
 	gap       // an event before it is missing
-	undressed // the metadata of its execution is not known
+	noMetadata // the metadata of its execution is not known
 )
 
 // append adds the next event. An event of LIVE has no metadata: stored is nil, and the feed derives the metadata from
@@ -177,11 +177,11 @@ const (
 func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
-		return known, err
+		return alreadyKnown, err
 	}
 	switch {
 	case w.Seq <= f.tip:
-		return known, nil
+		return alreadyKnown, nil
 	case w.Seq != f.tip+1:
 		return gap, nil
 	}
@@ -189,11 +189,11 @@ func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
 	if stored != nil {
 		f.metadata.stored(w.ExecutionID, stored.Metadata)
 	} else {
-		f.metadata.learn(e)
+		f.metadata.observe(e)
 	}
 	shown, ok := f.metadata.of(w.ExecutionID)
 	if !ok {
-		return undressed, nil
+		return noMetadata, nil
 	}
 	f.tip, f.position = w.Seq, w.Position
 	frame := Frame{Seq: w.Seq, Type: w.Type, JSON: bytes.Clone(raw), Metadata: shown}
@@ -203,14 +203,14 @@ func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
 	}
 	f.ring = append(f.ring, frame)
 	for len(f.ring) > f.hub.cfg.RingEvents || f.bytes > f.hub.cfg.RingBytes && len(f.ring) > 1 {
-		f.drop(1)
+		f.evict(1)
 	}
 	f.track(e)
 	return taken, nil
 }
 
 // evict removes the n oldest events from the ring. mu must be held.
-func (f *feed) drop(n int) {
+func (f *feed) evict(n int) {
 	for i, frame := range f.ring[:n] {
 		f.bytes -= len(frame.JSON)
 		if i+1 == len(f.ring) || f.ring[i+1].Metadata != frame.Metadata {
@@ -270,7 +270,7 @@ func (f *feed) read(ctx context.Context) {
 			err = nil
 		}
 		if err != nil && ctx.Err() == nil {
-			f.hub.cfg.Logger.Warn("a session could not be read from Postgres; the next look tries again", "session", f.session, "error", err)
+			f.hub.cfg.Logger.Warn("read session from Postgres: will retry", "session", f.session, "error", err)
 		}
 		if err != nil || f.ended != nil || !more && !f.again {
 			f.reading, f.again = false, false
@@ -345,6 +345,6 @@ func (f *feed) fail(err error) {
 // wakeAll wakes every Reader. mu must be held.
 func (f *feed) wakeAll() {
 	for r := range f.readers {
-		r.nudge()
+		r.wakeUp()
 	}
 }

@@ -264,6 +264,6 @@ func (h *Hub) forget(f *feed) {
 	delete(h.feeds, subject)
 	h.cfg.Metrics.Feeds(-1)
 	if err := f.sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
-		h.cfg.Logger.Warn("a subscription to LIVE could not be ended", "subject", subject, "error", err)
+		h.cfg.Logger.Warn("unsubscribe from LIVE", "subject", subject, "error", err)
 	}
 }

@@ -42,7 +42,7 @@ func (h *Hub) Wrote(id, position string) {
 }
 
 // updateLag passes the lag of each group to its feeds.
-func (h *Hub) tellLag(ctx context.Context) {
+func (h *Hub) updateLag(ctx context.Context) {
 	progress, err := h.cfg.Source.Progress(ctx)
 	if ctx.Err() != nil {
 		return

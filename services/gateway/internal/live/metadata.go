@@ -26,7 +26,7 @@ type execution struct {
 }
 
 // observe updates the metadata from an event that sets it.
-func (m *metadata) learn(e events.Event) {
+func (m *metadata) observe(e events.Event) {
 	if session, ok := reads.SetsMetadata(e); ok {
 		m.set(session)
 	}

@@ -66,13 +66,13 @@ type Reader struct {
 	feed   *feed
 	cursor uint32        // seq of the last event that Next returned; guarded by the feed's mu
 	wake   chan struct{} // has a buffer of one signal
-	sent   []given       // returned text of the open blocks
+	sent   []sentText       // returned text of the open blocks
 	lagged bool          // the last Lag that Next returned
 	close  sync.Once
 }
 
 // sentText is how much of an open block's text Next has returned.
-type given struct {
+type sentText struct {
 	block  string
 	offset int
 }
@@ -265,16 +265,16 @@ func (r *Reader) take(size int) (frames []Frame, err error) {
 // text returns the text of the open blocks that was not returned yet. The feed's mu must be held.
 func (r *Reader) text(room int) (frames []Frame, err error) {
 	f := r.feed
-	r.sent = slices.DeleteFunc(r.sent, func(g given) bool {
+	r.sent = slices.DeleteFunc(r.sent, func(g sentText) bool {
 		return !slices.ContainsFunc(f.open, func(b *inFlight) bool { return b.block == g.block })
 	})
 	for _, b := range f.open {
-		i := slices.IndexFunc(r.sent, func(g given) bool { return g.block == b.block })
+		i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == b.block })
 		if i < 0 {
 			if len(b.text) == 0 {
 				continue
 			}
-			r.sent = append(r.sent, given{block: b.block})
+			r.sent = append(r.sent, sentText{block: b.block})
 			i = len(r.sent) - 1
 		}
 		for g := &r.sent[i]; g.offset < len(b.text) && room > 0; {
@@ -334,7 +334,7 @@ func (r *Reader) page(ctx context.Context) ([]Frame, error) {
 }
 
 // wakeUp wakes the Reader. Signals that arrive before the Reader runs are merged.
-func (r *Reader) nudge() {
+func (r *Reader) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
 	default:

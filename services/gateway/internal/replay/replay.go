@@ -153,15 +153,15 @@ func (r *Replay) between(ctx context.Context, tip uint32) error {
 		r.last = *r.ask.To
 	}
 	ahead := func(field string) error {
-		e := problem.New(problem.CursorAhead, field, "it is greater than the seq of the session's last event, which tip gives")
+		e := problem.New(problem.CursorAhead, field, "value is greater than the seq of the session's last event, which is tip")
 		e.Tip = &tip
 		return r.player.cfg.Reads.UnlessFolding(ctx, r.ask.Session, e)
 	}
 	switch {
 	case r.ask.From == 0:
-		return problem.Invalid("from", "it is the seq of an event, at least 1")
+		return problem.Invalid("from", "value must be the seq of an event, at least 1")
 	case r.last == 0:
-		return problem.Invalid("to", "it is the seq of an event, at least 1")
+		return problem.Invalid("to", "value must be the seq of an event, at least 1")
 	case r.ask.From > tip:
 		return ahead("from")
 	case r.last > tip:

@@ -63,7 +63,7 @@ func (b *body) onlyBody(v any) error {
 	for name := range b.inPath {
 		fd := m.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 		if fd != nil && m.ProtoReflect().Has(fd) {
-			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "it stands in the path and not in the body"}
+			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "the field must be in the path and not in the body"}
 		}
 	}
 	return nil

@@ -100,7 +100,7 @@ func only(r *http.Request, known ...string) (url.Values, error) { return onlyBut
 func onlyBut(r *http.Request, many string, known ...string) (url.Values, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, problem.Invalid("", "the query of the URL cannot be read")
+		return nil, problem.Invalid("", "the query of the URL is not valid")
 	}
 	for name, values := range q {
 		switch {
@@ -123,7 +123,7 @@ func (h *Handler) putFile(w *answer, r *http.Request, session, file string) erro
 	if m := q.Get("mode"); m != "" {
 		n, err := strconv.ParseUint(m, 8, 32)
 		if err != nil || n == 0 || n > 0o777 {
-			return problem.Invalid("mode", "%+q is no permission bits: write them in octal, as 644 or 755", clip(m))
+			return problem.Invalid("mode", "%+q is not a valid mode: write it in octal, such as 644 or 755", clip(m))
 		}
 		f.Mode = uint32(n)
 	}
@@ -222,7 +222,7 @@ func (b *watched) outcome(r *http.Request, refused error) error {
 
 // problem returns the problem for a body that ended early.
 func (b *watched) problem() error {
-	return problem.Invalid("", "the body did not arrive: it ended too early, nothing came for %s, or it came slower than %d bytes a second", stall, minRate).Because(b.err)
+	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stall, minRate).Because(b.err)
 }
 
 func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) error {
@@ -294,7 +294,7 @@ func (h *Handler) broken(r *http.Request, err error) {
 		return
 	}
 	if r.Context().Err() == nil {
-		h.cfg.Logger.Warn("an answer with files was cut off", "path", r.URL.Path, "error", err)
+		h.cfg.Logger.Warn("file response aborted", "path", r.URL.Path, "error", err)
 	}
 	panic(http.ErrAbortHandler)
 }

@@ -26,7 +26,7 @@ func isLive(q url.Values) (bool, error) {
 		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", clip(v))
 	}
 	if q.Has("minPosition") {
-		return false, problem.Invalid("minPosition", "what is read live is newer than any position; leave it out")
+		return false, problem.Invalid("minPosition", "a live read is newer than any position; leave minPosition out")
 	}
 	return true, nil
 }
@@ -72,7 +72,7 @@ func (h *Handler) getLive(w *answer, r *http.Request, session, file string) erro
 	kind := mime.TypeByExtension(path.Ext(file))
 	first := make([]byte, min(size, 512))
 	if _, err := io.ReadFull(content, first); err != nil {
-		return problem.New(problem.Unavailable, "", "the file broke off; try again").Because(err)
+		return problem.New(problem.Unavailable, "", "the transfer of the file was interrupted; try again").Because(err)
 	}
 	if kind == "" {
 		kind = http.DetectContentType(first)

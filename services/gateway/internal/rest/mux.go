@@ -193,7 +193,7 @@ func checkKey(r *http.Request) error {
 	case len(keys) == 0:
 		return nil
 	case len(keys) > 1:
-		return problem.Invalid("Idempotency-Key", "it is given more than once")
+		return problem.Invalid("Idempotency-Key", "the header is set more than once")
 	default:
 		return commands.CheckKey(keys[0])
 	}
@@ -237,7 +237,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.
 		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and larger files go by PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
 	}
 	if err != nil {
-		return nil, problem.Invalid("", "the body did not arrive: it ended too early or took longer than %s", timeout)
+		return nil, problem.Invalid("", "the body is incomplete: it ended early or took longer than %s", timeout)
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	return &body{Reader: bytes.NewReader(data), data: data}, nil

@@ -70,7 +70,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 				panic(v)
 			}
-			h.cfg.Logger.Error("a request made the gateway panic", "method", r.Method, "path", r.URL.Path, "panic", v)
+			h.cfg.Logger.Error("panic in request", "method", r.Method, "path", r.URL.Path, "panic", v)
 			h.refuse(out, r, fmt.Errorf("panic: %v", v))
 		}
 		h.cfg.Metrics.Request(method(r.Method), out.route, out.code(), time.Since(began), strings.HasSuffix(out.route, streamSuffix))
@@ -95,9 +95,9 @@ func (h *Handler) refuse(w *answer, r *http.Request, err error) {
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
-		h.cfg.Logger.Error("a request failed", "method", r.Method, "path", r.URL.Path, "error", p)
+		h.cfg.Logger.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", p)
 	case problem.Unavailable:
-		h.cfg.Logger.Warn("a request could not be served", "method", r.Method, "path", r.URL.Path, "error", p)
+		h.cfg.Logger.Warn("request refused: not available", "method", r.Method, "path", r.URL.Path, "error", p)
 	case problem.Unauthenticated:
 		h.cfg.Metrics.Refused()
 	}
@@ -265,7 +265,7 @@ func checkHeader(r *http.Request) error {
 		}
 	}
 	if total > MaxHeader {
-		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; at most %d are taken", total, largest, MaxHeader)
+		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; the limit is %d", total, largest, MaxHeader)
 	}
 	return nil
 }
@@ -275,7 +275,7 @@ func checkHeader(r *http.Request) error {
 func (h *Handler) checkOperator(r *http.Request) error {
 	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
 	if err == nil && !p.Admin {
-		err = problem.New(problem.Forbidden, "Authorization", "metrics are the operator's: send the root key, or ask the address of SPOOL_METRICS_LISTEN")
+		err = problem.New(problem.Forbidden, "Authorization", "metrics require the root key; they are also served on the address of SPOOL_METRICS_LISTEN")
 	}
 	return err
 }

@@ -45,7 +45,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 		return err
 	}
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeZIP {
-		return problem.Invalid("Content-Type", "a skill comes as a ZIP, with Content-Type %s", typeZIP)
+		return problem.Invalid("Content-Type", "a skill must be a ZIP, with Content-Type %s", typeZIP)
 	}
 	from := api.SkillSource{
 		Ref: events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: q.Get("slug")}, Tags: q["tag"], SHA256: q.Get("sha256"), Length: r.ContentLength,

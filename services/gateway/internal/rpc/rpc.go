@@ -184,14 +184,14 @@ func (i *interceptor) settle(method string, err error) error {
 		return err
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = problem.Invalid("", "the call ended before its message had come")
+		err = problem.Invalid("", "the call ended before its message had arrived")
 	}
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
-		i.Logger.Error("a call failed", "method", method, "error", p)
+		i.Logger.Error("gRPC call failed", "method", method, "error", p)
 	case problem.Unavailable:
-		i.Logger.Warn("a call could not be served", "method", method, "error", p)
+		i.Logger.Warn("gRPC call refused: not available", "method", method, "error", p)
 	case problem.Unauthenticated:
 		i.Metrics.Refused()
 	}

@@ -180,7 +180,7 @@ func (c *conn) notJoined(ctx context.Context, r request, err error) {
 	}
 	p := problem.From(err)
 	if p.Code == problem.Internal {
-		c.handler.cfg.Logger.Error("a session could not be joined", "session", r.SessionID, "error", p)
+		c.handler.cfg.Logger.Error("join session", "session", r.SessionID, "error", p)
 	}
 	if c.send(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
