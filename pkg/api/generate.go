@@ -1,5 +1,5 @@
-// Package api holds the public API: spool/v1, generated from spool.proto, and
-// command, which gateways and services speak among themselves.
+// Package api contains the public API, spool/v1, which is generated from spool.proto, and command, the protocol
+// between gateways and services.
 package api
 
 //go:generate go run ./gen

@@ -1,6 +1,5 @@
-// Package budget tells services the limits of tenants, what they may take, and what they have taken:
-// what the projector keeps in the bucket budgets, out of the one counter that the
-// read models have across sessions.
+// Package budget lets services read the limits, budgets and usage of tenants. The projector folds them from the log
+// across all sessions and writes them to the bucket budgets; this package watches that bucket.
 package budget
 
 import (
@@ -18,26 +17,26 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Tenant is what the bucket holds under a tenant; one without limits of its own and without a budget has no entry.
+// Tenant is the value of a tenant's key in the bucket. A tenant without own limits and without budgets has no key.
 type Tenant struct {
 	Budgets []Budget            `json:"budgets"`
 	Limits  events.TenantLimits `json:"limits,omitzero"`
-	Used    Used                `json:"used,omitzero"` // of limits of events; nothing where there are none
+	Used    Used                `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
 }
 
-// Used is what a tenant's sessions have added to the log on a day.
+// Used is what a tenant's sessions have appended to the log on one day.
 type Used struct {
 	Day    string        `json:"day"` // in UTC, as 2026-01-31
 	Logged events.Output `json:"logged"`
 }
 
-// LimitsEvents reports whether the tenant has a limit of what its sessions add to the log on a day.
+// LimitsEvents reports whether the tenant has a daily limit on the events that its sessions append to the log.
 func (t Tenant) LimitsEvents() bool {
 	return t.Limits.EventsPerDay > 0 || t.Limits.EventBytesPerDay > 0
 }
 
-// EventsExceeded says in a sentence which limit of events of a day is reached, "" for none. On a day that the entry does not
-// know of yet nothing has been added.
+// EventsExceeded returns a sentence that names the daily event limit that is reached, or "" if none is. If the entry
+// is from an earlier day, nothing has been appended on the present day.
 func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
 	today, _ := events.PeriodDay.Span(now)
 	if t.Used.Day < today {
@@ -53,20 +52,20 @@ func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// Empty reports whether the tenant needs no entry.
+// Empty reports whether the tenant needs no key in the bucket.
 func (t Tenant) Empty() bool { return len(t.Budgets) == 0 && t.Limits == (events.TenantLimits{}) }
 
-// Budget is what a tenant may take in a period, and what it has taken.
+// Budget is the limit of a tenant for a period, and the usage in that period.
 type Budget struct {
 	Period events.Period `json:"period"`
-	From   string        `json:"from,omitempty"` // the period's first day in UTC, as 2026-01-31; "" for ever
-	Until  time.Time     `json:"until,omitzero"` // when the next one begins; zero for never
+	From   string        `json:"from,omitempty"` // the period's first day in UTC, as 2026-01-31; "" if the period has no beginning
+	Until  time.Time     `json:"until,omitzero"` // when the next period begins; zero if the period has no end
 	Limit  events.Budget `json:"limit"`
-	Spent  events.Spent  `json:"spent"` // from From on
+	Spent  events.Spent  `json:"spent"` // usage since From
 }
 
-// At is the budget in the period that holds a time: in one that the entry does
-// not know of yet nothing has been taken.
+// At returns the budget in the period that contains now. If the entry is from an earlier period, nothing has been
+// used in the present one.
 func (b Budget) At(now time.Time) Budget {
 	if b.Until.IsZero() || now.Before(b.Until) {
 		return b
@@ -76,7 +75,7 @@ func (b Budget) At(now time.Time) Budget {
 	return b
 }
 
-// Whose is who has the budget, as in sentences of events.Budget.Exceeded.
+// Whose returns the owner of the budget as events.Budget.Exceeded expects it in its sentence.
 func (b Budget) Whose(tenant string) string {
 	switch b.Period {
 	case events.PeriodDay:
@@ -87,7 +86,7 @@ func (b Budget) Whose(tenant string) string {
 	return "tenant " + tenant
 }
 
-// Exceeded says in a sentence what of a tenant's budgets is used up, "" for nothing.
+// Exceeded returns a sentence that names the tenant's first exhausted budget, or "" if none is exhausted.
 func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	for _, b := range t.Budgets {
 		b = b.At(now)
@@ -98,10 +97,11 @@ func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// awaitEvery is how often await looks.
+// awaitEvery is the interval at which await polls the bucket.
 const awaitEvery = 10 * time.Millisecond
 
-// Await blocks until services are told a tenant's budget for a period as it was set, or, of a zero limit, that there is none.
+// Await blocks until the bucket holds limit as the tenant's budget for the period. A zero limit waits until the
+// budget is removed.
 func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.Period, limit events.Budget) error {
 	return await(ctx, js, tenant, func(t Tenant) bool {
 		var told events.Budget
@@ -114,12 +114,12 @@ func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.
 	})
 }
 
-// AwaitLimits blocks until services are told a tenant's limits as they were set; zero limits are none.
+// AwaitLimits blocks until the bucket holds limits for the tenant. Zero limits wait until the limits are removed.
 func AwaitLimits(ctx context.Context, js jetstream.JetStream, tenant string, limits events.TenantLimits) error {
 	return await(ctx, js, tenant, func(t Tenant) bool { return t.Limits == limits })
 }
 
-// await blocks until the bucket's entry of a tenant is as wanted.
+// await blocks until wanted returns true for the tenant's value in the bucket.
 func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted func(Tenant) bool) error {
 	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
@@ -147,19 +147,19 @@ func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted fu
 	}
 }
 
-// Watch follows the bucket. It is safe for concurrent use.
+// Watch keeps a copy of the bucket up to date. It is safe for concurrent use.
 type Watch struct {
 	js     jetstream.JetStream
 	logger *slog.Logger
 
-	ready chan struct{} // closed once all that is there was seen
+	ready chan struct{} // closed after the first read of the whole bucket
 	once  sync.Once
 
 	mu      sync.Mutex
 	tenants map[string]Tenant
 }
 
-// NewWatch makes a Watch; Run feeds it.
+// NewWatch returns a Watch that is empty until Run has read the bucket.
 func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
 	return &Watch{js: js, logger: logger, ready: make(chan struct{}), tenants: map[string]Tenant{}}
 }
@@ -167,7 +167,8 @@ func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
 // rewatch is the pause before the bucket is watched again after a failure.
 const rewatch = time.Second
 
-// Run follows the bucket until ctx ends. While it cannot, what was seen last counts.
+// Run keeps the copy up to date until ctx ends. While the bucket cannot be watched, the last known values stay in
+// use.
 func (w *Watch) Run(ctx context.Context) error {
 	for {
 		err := w.follow(ctx)
@@ -201,7 +202,7 @@ func (w *Watch) follow(ctx context.Context) error {
 			switch {
 			case !ok:
 				return errors.New("the watch ended")
-			case entry == nil: // all that was there
+			case entry == nil: // the initial values are complete
 				w.forgetOthers(seen)
 				w.once.Do(func() { close(w.ready) })
 				seen = nil
@@ -232,14 +233,15 @@ func (w *Watch) see(entry jetstream.KeyValueEntry) {
 	w.tenants[entry.Key()] = t
 }
 
-// Limits returns a tenant's own limits, as they were told last. It does not wait: before the first sight of the bucket a tenant has none.
+// Limits returns the tenant's own limits as last read. It does not block: before the first read of the bucket, a
+// tenant has no limits.
 func (w *Watch) Limits(tenant string) events.TenantLimits {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.tenants[tenant].Limits
 }
 
-// forgetOthers drops what a bucket that was made anew does not have.
+// forgetOthers removes the tenants that the bucket no longer has, which happens when the bucket was created anew.
 func (w *Watch) forgetOthers(seen map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -250,10 +252,11 @@ func (w *Watch) forgetOthers(seen map[string]bool) {
 	}
 }
 
-// readyWithin bounds how long a question waits for the first sight of the bucket.
+// readyWithin bounds how long Of waits for the first read of the bucket.
 const readyWithin = 5 * time.Second
 
-// Of gives a tenant's budgets. Until what the bucket holds was seen once it waits, for 5 s at most.
+// Of returns a tenant's limits and budgets. It blocks until the first read of the bucket is complete, for 5 s at
+// most.
 func (w *Watch) Of(ctx context.Context, tenant string) (Tenant, error) {
 	select {
 	case <-w.ready:

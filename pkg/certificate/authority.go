@@ -22,21 +22,21 @@ import (
 
 // The files in a folder of an authority or of a certificate.
 const (
-	CertificateFile = "certificate.pem" // anybody may read it
-	KeyFile         = "key.pem"         // only its owner may read it
+	CertificateFile = "certificate.pem" // world-readable
+	KeyFile         = "key.pem"         // readable by its owner only
 )
 
 const (
 	// authorityAge is how long an authority is valid.
 	authorityAge = 10 * 365 * 24 * time.Hour
-	// clockSkew is how much earlier than now a certificate is valid already, for clients whose clock is behind.
+	// clockSkew is how far in the past the validity of a certificate begins, for clients whose clock is behind.
 	clockSkew = time.Hour
 )
 
-// Validity says how long certificates are valid, and when they are renewed.
+// Validity is the lifetime of certificates and the time at which they are renewed.
 type Validity struct {
-	For         time.Duration // of a new certificate
-	RenewBefore time.Duration // a certificate that expires within it is renewed
+	For         time.Duration // lifetime of a new certificate
+	RenewBefore time.Duration // a certificate with less remaining lifetime is renewed
 }
 
 // Authority signs the certificates of one installation.
@@ -46,8 +46,8 @@ type Authority struct {
 	now      time.Time
 }
 
-// OpenAuthority reads the authority of a folder. It makes a new one where there is none, and in place of one that expires before a
-// certificate of the validity would. now is the time of the whole work.
+// OpenAuthority reads the authority in folder. It creates a new one if there is none, or if the present one expires
+// before a certificate of the given validity would. now is used as the present time in all methods.
 func OpenAuthority(folder string, validity Validity, now time.Time) (*Authority, error) {
 	if validity.For <= 0 || validity.RenewBefore < 0 {
 		return nil, fmt.Errorf("certificates cannot be valid for %s and be renewed %s before their end", validity.For, validity.RenewBefore)
@@ -58,7 +58,7 @@ func OpenAuthority(folder string, validity Validity, now time.Time) (*Authority,
 	if err == nil && a.pair.Leaf.NotAfter.After(now.Add(validity.For)) {
 		return a, nil
 	}
-	// Files that do not belong together are what a crash between their two writes leaves.
+	// A crash between the two writes leaves a certificate and a key that do not match; they are replaced.
 	if unreadable := (*fs.PathError)(nil); errors.As(err, &unreadable) && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
@@ -72,8 +72,8 @@ func OpenAuthority(folder string, validity Validity, now time.Time) (*Authority,
 	return a, nil
 }
 
-// Trust writes the authority's certificate to a file for clients. Authorities that are in the file already stay until they expire,
-// since certificates that they signed are still served.
+// Trust writes the authority's certificate to a file for clients. Earlier authorities in the file are kept until they
+// expire, because certificates that they signed may still be in use.
 func (a *Authority) Trust(file string) error {
 	trusted := []*x509.Certificate{a.pair.Leaf}
 	former, err := os.ReadFile(file)
@@ -102,14 +102,15 @@ func (a *Authority) Trust(file string) error {
 	return nil
 }
 
-// Issued is what Issue found or made.
+// Issued is the result of Issue.
 type Issued struct {
 	NotAfter time.Time
 	Renewed  bool
 }
 
-// Issue makes a certificate for host names and IP addresses in a folder, unless the folder has one that this authority signed for
-// the same names and that does not expire soon. The private key belongs to the folder's owner.
+// Issue writes a certificate for the given host names and IP addresses into folder, unless the folder has one that
+// this authority signed for the same names and that does not need to be renewed. The private key belongs to the owner
+// of the folder.
 func (a *Authority) Issue(folder string, names []string) (Issued, error) {
 	if current, err := readPair(folder); err == nil && a.fits(current, names) {
 		return Issued{NotAfter: current.Leaf.NotAfter}, nil
@@ -126,7 +127,7 @@ func (a *Authority) Issue(folder string, names []string) (Issued, error) {
 	return Issued{NotAfter: made.Leaf.NotAfter, Renewed: true}, nil
 }
 
-// fits reports whether a certificate can go on to be served.
+// fits reports whether the current certificate can be kept.
 func (a *Authority) fits(current tls.Certificate, names []string) bool {
 	dns, ips := split(names)
 	leaf := current.Leaf
@@ -146,7 +147,7 @@ func split(names []string) (dns []string, ips []net.IP) {
 	return dns, ips
 }
 
-// sign makes a key and its certificate in a folder. An authority signs itself.
+// sign creates a key and its certificate in folder. An authority's certificate is self-signed.
 func (a *Authority) sign(folder string, template *x509.Certificate) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -175,7 +176,7 @@ func (a *Authority) sign(folder string, template *x509.Certificate) (tls.Certifi
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	// A crash between the two leaves files that do not belong together, which the next call replaces.
+	// A crash between the two writes leaves files that do not match, which the next call replaces.
 	err = errors.Join(
 		replace(filepath.Join(folder, KeyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600, info),
 		replace(filepath.Join(folder, CertificateFile), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644, nil))
@@ -189,13 +190,13 @@ func readPair(folder string) (tls.Certificate, error) {
 	return tls.LoadX509KeyPair(filepath.Join(folder, CertificateFile), filepath.Join(folder, KeyFile))
 }
 
-// replace writes a file in one step. It belongs to the owner of the folder whose info is given.
+// replace writes a file atomically. A non-nil owner is the folder whose owner gets the file.
 func replace(file string, text []byte, mode os.FileMode, owner os.FileInfo) error {
 	tmp, err := os.CreateTemp(filepath.Dir(file), ".new-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // it has another name by then, or is of no use
+	defer os.Remove(tmp.Name()) //nolint:errcheck // after success it has been renamed; after a failure it is useless
 	_, err = tmp.Write(text)
 	err = errors.Join(err, tmp.Chmod(mode))
 	if owner != nil {
@@ -209,7 +210,7 @@ func replace(file string, text []byte, mode os.FileMode, owner os.FileInfo) erro
 	return os.Rename(tmp.Name(), file)
 }
 
-// ReadPool reads the authorities of a PEM file.
+// ReadPool returns a pool of the certificates in a PEM file.
 func ReadPool(file string) (*x509.CertPool, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

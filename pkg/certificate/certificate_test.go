@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// folder is an authority and one certificate for localhost in a folder of the test.
+// folder holds an authority and one certificate for localhost in a temporary folder.
 type folder struct {
 	t         *testing.T
 	dir       string
@@ -30,7 +30,7 @@ func newFolder(t *testing.T) *folder {
 	return &folder{t: t, dir: dir, cert: filepath.Join(dir, "server", CertificateFile), key: filepath.Join(dir, "server", KeyFile), ca: filepath.Join(dir, "ca.pem")}
 }
 
-// issue makes another certificate, as if it were the time now.
+// issue writes another certificate, using now as the present time.
 func (f *folder) issue(now time.Time, valid time.Duration) {
 	f.t.Helper()
 	a, err := OpenAuthority(filepath.Join(f.dir, "authority"), Validity{For: valid, RenewBefore: 1 << 60}, now)
@@ -54,7 +54,7 @@ func (f *folder) client() *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-// logText is a log that is read while it is written.
+// logText is a log that may be read while it is written.
 type logText struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -82,7 +82,7 @@ func (f *folder) open() (*Pair, *logText) {
 	return p, log
 }
 
-// echo serves a pair until the test ends, and returns its address.
+// echo runs an echo server that serves a pair until the test ends, and returns its address.
 func echo(t *testing.T, p *Pair) string {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", p.TLS())
@@ -143,7 +143,7 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 	f.issue(time.Now(), 48*time.Hour)
 	after := dial(t, addr, f.client())
 	if serial(before) == serial(after) {
-		t.Error("a new connection is served the former certificate")
+		t.Error("a new connection gets the former certificate")
 	}
 	if err := errors.Join(exchange(before), exchange(after)); err != nil {
 		t.Errorf("a connection broke at the renewal: %v", err)
@@ -152,7 +152,7 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 		t.Errorf("it expires at %s, %v, and before at %s", second, err, first)
 	}
 
-	// A key that belongs to another certificate, and then none.
+	// First the key of another certificate, then no key file.
 	good, err := os.ReadFile(f.key)
 	if err != nil {
 		t.Fatal(err)
@@ -164,26 +164,26 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 	}
 	for _, c := range []*tls.Conn{dial(t, addr, f.client()), dial(t, addr, f.client())} {
 		if serial(c) != serial(after) {
-			t.Error("another certificate than the last good one is served")
+			t.Error("the last valid certificate is not served any more")
 		}
 	}
 	if _, err := p.Expiry(); err == nil || !strings.Contains(err.Error(), f.key) {
-		t.Errorf("the files do not belong together: %v", err)
+		t.Errorf("with files that do not match: %v", err)
 	}
-	if n := strings.Count(log.String(), "the former one is served"); n != 1 {
+	if n := strings.Count(log.String(), "the former one stays in use"); n != 1 {
 		t.Errorf("one change is logged %d times:\n%s", n, log)
 	}
 	if err := os.Remove(f.key); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Expiry(); err == nil || !strings.Contains(err.Error(), "tls-key: ") {
-		t.Errorf("the key is gone: %v", err)
+		t.Errorf("without the key file: %v", err)
 	}
 	if err := os.WriteFile(f.key, good, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Expiry(); err != nil {
-		t.Errorf("the key is there again: %v", err)
+		t.Errorf("after the key was restored: %v", err)
 	}
 }
 
@@ -199,14 +199,14 @@ func TestPair_ServesAnExpiredCertificate(t *testing.T) {
 	_, err := tls.Dial("tcp", addr, f.client())
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
-		t.Errorf("a client is told %v", err)
+		t.Errorf("error of a client: %v", err)
 	}
 	f.issue(time.Now(), time.Hour)
 	if err := exchange(dial(t, addr, f.client())); err != nil {
 		t.Error(err)
 	}
 	if n := strings.Count(log.String(), " expired at "); n != 1 {
-		t.Errorf("it is logged %d times that the certificate expired:\n%s", n, log)
+		t.Errorf("the expiry is logged %d times:\n%s", n, log)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestOpenPair_NamesTheSetting(t *testing.T) {
 	}
 }
 
-func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
+func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 	t.Parallel()
 	f := newFolder(t)
 	now := time.Now()
@@ -264,7 +264,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		return made
 	}
 	if !issue(now, "nats", "10.0.0.1").Renewed {
-		t.Error("nothing was made")
+		t.Error("no certificate was issued")
 	}
 	if issue(now.Add(69*24*time.Hour), "nats", "10.0.0.1").Renewed {
 		t.Error("a certificate that is valid for 31 days was renewed")
@@ -281,7 +281,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		}
 	}
 
-	// What a crash between the two writes leaves.
+	// A crash between the two writes leaves files that do not match.
 	other := newFolder(t)
 	other.issue(now, time.Hour)
 	for _, files := range [][2]string{{other.key, f.key}, {filepath.Join(other.dir, "authority", KeyFile), filepath.Join(f.dir, "authority", KeyFile)}} {
@@ -289,11 +289,12 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !issue(now.Add(72*24*time.Hour), "nats").Renewed {
-			t.Errorf("%s is of another certificate", files[1])
+			t.Errorf("%s belongs to another certificate", files[1])
 		}
 	}
 
-	// Nine years and ten months later there is another authority. Clients trust both while servers still show the former certificate.
+	// Nine years and ten months later there is a new authority. Clients trust both, because servers may still use the
+	// former certificate.
 	former, err := readPair(server)
 	if err != nil {
 		t.Fatal(err)
@@ -304,7 +305,7 @@ func TestAuthority_RenewsWhatExpiresSoonAndKeepsTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := former.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: former.Leaf.NotBefore.Add(2 * time.Hour)}); err != nil {
-		t.Errorf("the former authority is forgotten: %v", err)
+		t.Errorf("the former authority is not trusted any more: %v", err)
 	}
 	if current, err := readPair(server); err != nil || bytes.Equal(current.Leaf.AuthorityKeyId, former.Leaf.AuthorityKeyId) {
 		t.Errorf("the same authority signs: %v", err)

@@ -1,5 +1,5 @@
-// Package certificate keeps the TLS certificates of an installation: the pair of files that a listener serves, which may be renewed
-// while it runs, and the authority that signs the certificates of deploy/compose.yaml.
+// Package certificate manages the TLS certificates of an installation: Pair is the certificate and key that a
+// listener serves and that may be renewed while it runs; Authority signs the certificates of deploy/compose.yaml.
 package certificate
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// ExpiredError reports that a certificate is past its last moment.
+// ExpiredError reports that a certificate has expired.
 type ExpiredError struct {
 	File     string
 	NotAfter time.Time
@@ -22,25 +22,26 @@ func (e *ExpiredError) Error() string {
 	return fmt.Sprintf("certificate %s expired at %s: renew it", e.File, e.NotAfter.UTC().Format(time.RFC3339))
 }
 
-// Pair is a certificate and its private key in two PEM files. It reads them again when they change, so that a renewal needs no
-// restart. Files that cannot be used after a change leave the former certificate in place. It is safe for concurrent use.
+// Pair is a certificate and its private key in two PEM files. It reads the files again when they change, so that a
+// renewal needs no restart. If the changed files cannot be used, the former certificate stays in use. It is safe for
+// concurrent use.
 type Pair struct {
 	certFile, keyFile string
 	logger            *slog.Logger
 
 	mu      sync.Mutex
 	current *tls.Certificate
-	read    [2]fileVersion // of the files that were read last, usable or not
-	failed  error          // why those could not be used
-	expired bool           // an ExpiredError of current was logged
+	read    [2]fileVersion // versions of the files at the last read, successful or not
+	failed  error          // error of the last read
+	expired bool           // whether the expiry of current was logged
 }
 
-// fileVersion changes when a file is written or replaced.
+// fileVersion identifies a state of a file: it changes when the file is written or replaced.
 type fileVersion struct {
 	info os.FileInfo
 }
 
-// same reports whether nothing shows that the file has changed.
+// same reports whether the file is unchanged, as far as its metadata shows.
 func (v fileVersion) same(w fileVersion) bool {
 	if v.info == nil || w.info == nil {
 		return v.info == nil && w.info == nil
@@ -48,8 +49,9 @@ func (v fileVersion) same(w fileVersion) bool {
 	return os.SameFile(v.info, w.info) && v.info.ModTime().Equal(w.info.ModTime()) && v.info.Size() == w.info.Size()
 }
 
-// OpenPair reads the files. Its errors begin with tls-cert or tls-key, the setting that names the file that is wrong. An expired
-// certificate is not an error: it is served, so that clients report it, and logged. A nil logger discards.
+// OpenPair reads the files. Its errors begin with tls-cert or tls-key, the setting that names the faulty file. An
+// expired certificate is not an error: it is logged and served, so that clients report it. A nil logger discards log
+// messages.
 func OpenPair(certFile, keyFile string, logger *slog.Logger) (*Pair, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -65,14 +67,14 @@ func OpenPair(certFile, keyFile string, logger *slog.Logger) (*Pair, error) {
 	return p, nil
 }
 
-// TLS returns the settings of a listener that serves the pair: TLS 1.2 or later.
+// TLS returns the configuration of a listener that serves the pair with TLS 1.2 or later.
 func (p *Pair) TLS() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return p.refresh(), nil
 	}}
 }
 
-// Expiry returns when the certificate that is served expires, and an error while the files have changed and cannot be used.
+// Expiry returns when the served certificate expires, and an error while changed files cannot be used.
 func (p *Pair) Expiry() (time.Time, error) {
 	current := p.refresh()
 	p.mu.Lock()
@@ -80,7 +82,7 @@ func (p *Pair) Expiry() (time.Time, error) {
 	return current.Leaf.NotAfter, p.failed
 }
 
-// refresh reads the files if they have changed, and returns the certificate to serve.
+// refresh reads the files if they have changed and returns the certificate to serve.
 func (p *Pair) refresh() *tls.Certificate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,28 +91,28 @@ func (p *Pair) refresh() *tls.Certificate {
 		p.read = versions
 		next, err := p.load()
 		if p.failed = err; err != nil {
-			p.logger.Error("the changed certificate cannot be used: the former one is served", "error", err, "expires", p.current.Leaf.NotAfter)
+			p.logger.Error("read changed certificate: the former one stays in use", "error", err, "expires", p.current.Leaf.NotAfter)
 		} else {
 			p.current, p.expired = next, false
-			p.logger.Info("the certificate was read again", "file", p.certFile, "expires", next.Leaf.NotAfter)
+			p.logger.Info("certificate reloaded", "file", p.certFile, "expires", next.Leaf.NotAfter)
 		}
 	}
 	p.warn()
 	return p.current
 }
 
-// warn logs once that the current certificate has expired.
+// warn logs, once, that the current certificate has expired.
 func (p *Pair) warn() {
 	if p.expired || time.Now().Before(p.current.Leaf.NotAfter) {
 		return
 	}
 	p.expired = true
-	p.logger.Error("clients will refuse the certificate", "error", &ExpiredError{p.certFile, p.current.Leaf.NotAfter})
+	p.logger.Error("certificate expired: clients will refuse it", "error", &ExpiredError{p.certFile, p.current.Leaf.NotAfter})
 }
 
 func (p *Pair) versions() (v [2]fileVersion) {
 	for i, file := range []string{p.certFile, p.keyFile} {
-		// What is wrong with a file that cannot be looked at is reported when it is read.
+		// An error of os.Stat is not handled here: load returns the same error when it reads the file.
 		if info, err := os.Stat(file); err == nil {
 			v[i].info = info
 		}

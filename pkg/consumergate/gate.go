@@ -1,6 +1,6 @@
-// Package consumergate makes consumers for the services' NATS accounts. The body of a request for a consumer names the subject
-// that JetStream delivers to, with the rights of the account that owns JetStream, and no permission of NATS checks it: the gate
-// does, and passes on what it has checked.
+// Package consumergate creates JetStream consumers on behalf of the services' NATS accounts. The body of a create
+// request names the subject that JetStream delivers to, with the rights of the account that owns JetStream, and NATS
+// permissions do not check it. The gate checks the body and forwards only what it has checked.
 package consumergate
 
 import (
@@ -18,35 +18,36 @@ import (
 )
 
 const (
-	// patience bounds how long JetStream may take to make a consumer.
+	// patience bounds how long JetStream may take to create a consumer.
 	patience = 5 * time.Second
-	// maxRequests is how many requests a gate passes on at once.
+	// maxRequests is the number of requests that a gate forwards at the same time.
 	maxRequests = 64
 
 	queue  = "gate"
 	create = "CONSUMER.CREATE."
 	api    = "$JS.API."
-	// codeUnavailable is JetStream's code for a request that may be repeated.
+	// codeUnavailable is JetStream's error code for a request that may be retried.
 	codeUnavailable jetstream.ErrorCode = 10008
-	// answerType is the type of JetStream's answer to a request for a consumer.
+	// answerType is the type of JetStream's response to a create request.
 	answerType = "io.nats.jetstream.api.v1.consumer_create_response"
 )
 
-// request is the body of a request for a consumer, as JetStream reads it. Fields that are not here are not passed on.
+// request is the body of a create request, as JetStream decodes it. Other fields are not forwarded.
 type request struct {
 	Stream string                   `json:"stream_name"`
 	Config jetstream.ConsumerConfig `json:"config"`
 	Action string                   `json:"action,omitempty"`
 }
 
-// Serve checks and passes on the requests of all services until nc, which is topology.UserGate's, is closed. Any number of
-// processes may serve.
+// Serve checks and forwards the requests of all services until nc is closed. nc must be connected as
+// topology.UserGate. Any number of processes may serve at the same time.
 func Serve(nc *nats.Conn, log *slog.Logger) error {
 	g := &gate{nc: nc, log: log, slots: make(chan struct{}, maxRequests)}
 	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", queue, g.handle); err != nil {
 		return fmt.Errorf("consumer gate: %w", err)
 	}
-	// Without the gate no service can read: it is there when Serve returns, unless NATS is away.
+	// Without the gate no service can read, so Serve returns only after the subscription is active, unless NATS is
+	// not connected.
 	if nc.IsConnected() {
 		if err := nc.Flush(); err != nil {
 			return fmt.Errorf("consumer gate: %w", err)
@@ -61,16 +62,16 @@ type gate struct {
 	slots chan struct{}
 }
 
-// handle answers one request. While all slots are taken further requests wait in the subscription.
+// handle answers one request. While all slots are taken, further requests wait in the subscription.
 func (g *gate) handle(m *nats.Msg) {
-	// NATS remaps every reply subject but those of acknowledgements, which the gate may not publish either.
+	// NATS remaps every reply subject except those of acknowledgements, and the gate may not publish to those.
 	if !strings.HasPrefix(m.Reply, topology.ReplyPrefix) {
-		g.log.Warn("a request for a consumer has no reply subject of NATS", "subject", m.Subject, "reply", m.Reply)
+		g.log.Warn("consumer request ignored: its reply subject is not one of NATS", "subject", m.Subject, "reply", m.Reply)
 		return
 	}
 	body, err := check(m.Subject, m.Data)
 	if err != nil {
-		g.log.Warn("a request for a consumer was refused", "subject", m.Subject, "error", err)
+		g.log.Warn("consumer request refused", "subject", m.Subject, "error", err)
 		g.answer(m, refusal(http.StatusForbidden, 0, err))
 		return
 	}
@@ -81,12 +82,12 @@ func (g *gate) handle(m *nats.Msg) {
 	}()
 }
 
-// pass asks JetStream in the service's place. The request is one that may be repeated, which the client does without an answer.
+// pass forwards the request to JetStream. After an error it answers with a code on which the client retries.
 func (g *gate) pass(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
 	got, err := g.nc.Request(api+rest, body, patience)
 	if err != nil {
-		g.log.Warn("JetStream did not answer a request for a consumer", "subject", m.Subject, "error", err)
+		g.log.Warn("JetStream did not answer a consumer request", "subject", m.Subject, "error", err)
 		g.answer(m, refusal(http.StatusServiceUnavailable, codeUnavailable, err))
 		return
 	}
@@ -95,16 +96,17 @@ func (g *gate) pass(m *nats.Msg, body []byte) {
 
 func (g *gate) answer(m *nats.Msg, data []byte) {
 	if err := g.nc.Publish(m.Reply, data); err != nil {
-		g.log.Warn("a request for a consumer was not answered", "subject", m.Subject, "error", err)
+		g.log.Warn("answer consumer request", "subject", m.Subject, "error", err)
 	}
 }
 
-// check returns the body to pass on. Everything is encoded anew, since what one parser does not read another may.
+// check returns the body to forward. The body is encoded anew, because two JSON parsers may read the same bytes
+// differently.
 func check(subject string, data []byte) ([]byte, error) {
 	user, rest, _ := strings.Cut(strings.TrimPrefix(subject, topology.GatePrefix), ".")
 	path, ok := strings.CutPrefix(rest, create)
 	if !ok {
-		return nil, fmt.Errorf("%s is not a request for a consumer", subject)
+		return nil, fmt.Errorf("%s is not a consumer request", subject)
 	}
 	tokens := strings.SplitN(path, ".", 3)
 	if len(tokens) < 2 {
@@ -112,7 +114,7 @@ func check(subject string, data []byte) ([]byte, error) {
 	}
 	var r request
 	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("the body cannot be read: %w", err)
+		return nil, fmt.Errorf("decode body: %w", err)
 	}
 	if r.Stream != tokens[0] {
 		return nil, fmt.Errorf("the body names stream %.64q, the subject %q", r.Stream, tokens[0])
@@ -124,15 +126,15 @@ func check(subject string, data []byte) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// checkConfig refuses a delivery subject outside the user's inboxes, a name or a filter that the subject does not show, and
-// another user's durable.
+// checkConfig refuses a delivery subject outside the user's inboxes, a name or filter that differs from the subject,
+// and a durable of another user.
 func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error {
 	stream, name := tokens[0], tokens[1]
 	if c.Name != "" && c.Name != name || c.Durable != "" && c.Durable != name {
 		return fmt.Errorf("the body names consumer %.64q and durable %.64q, the subject %q", c.Name, c.Durable, name)
 	}
 	if owner := topology.DurableOwner(stream, name); owner != user && (owner != "" || c.Durable != "") {
-		return fmt.Errorf("durable %s of stream %s is not of user %s", name, stream, user)
+		return fmt.Errorf("durable %s of stream %s does not belong to user %s", name, stream, user)
 	}
 	if len(tokens) == 3 && (c.FilterSubject != tokens[2] || len(c.FilterSubjects) != 0) {
 		return fmt.Errorf("the body has the filters %.64q %.64q, the subject %q", c.FilterSubject, c.FilterSubjects, tokens[2])
@@ -143,13 +145,13 @@ func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error
 	return nil
 }
 
-// refusal returns an error as JetStream's clients read it.
+// refusal encodes an error as JetStream's clients expect it.
 func refusal(status int, code jetstream.ErrorCode, reason error) []byte {
 	raw, err := json.Marshal(map[string]any{
 		"type": answerType, "error": jetstream.APIError{Code: status, ErrorCode: code, Description: reason.Error()},
 	})
 	if err != nil {
-		panic(err) // strings and numbers
+		panic(err) // strings and numbers always encode
 	}
 	return raw
 }

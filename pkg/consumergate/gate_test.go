@@ -27,7 +27,7 @@ func serve(t *testing.T, url string) *nats.Conn {
 	return nc
 }
 
-// ask requests a consumer as a user, and returns JetStream's answer or the gate's.
+// ask requests a consumer as a user, and returns the response of JetStream or of the gate.
 func ask(t *testing.T, nc *nats.Conn, path, body string) jetstream.APIError {
 	t.Helper()
 	m, err := nc.Request("$JS.API.CONSUMER.CREATE."+path, []byte(body), patience)
@@ -41,7 +41,7 @@ func ask(t *testing.T, nc *nats.Conn, path, body string) jetstream.APIError {
 	return answer.Error
 }
 
-func TestServe_RefusesWhatJetStreamWouldTake(t *testing.T) {
+func TestServe_RefusesRequestsThatJetStreamWouldAccept(t *testing.T) {
 	t.Parallel()
 	url := natstest.RunWithoutGate(t)
 	serve(t, url)
@@ -50,14 +50,14 @@ func TestServe_RefusesWhatJetStreamWouldTake(t *testing.T) {
 	for name, c := range map[string]struct{ path, body, want string }{
 		"delivery to another user":       {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"name":"x","deliver_subject":"_INBOX_session.x"}}`, "deliver_subject"},
 		"delivery to all inboxes":        {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"name":"x","deliver_subject":"_INBOX_skillsx"}}`, "deliver_subject"},
-		"a second document":              {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"name":"x"}} {"stream_name":"EVENTS-0"}`, "cannot be read"},
-		"no document":                    {"EVENTS-0.x", ``, "cannot be read"},
+		"a second document":              {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"name":"x"}} {"stream_name":"EVENTS-0"}`, "decode body"},
+		"no document":                    {"EVENTS-0.x", ``, "decode body"},
 		"another stream":                 {"EVENTS-0.x", `{"stream_name":"EVENTS-1","config":{"name":"x"}}`, "names stream"},
 		"another name":                   {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"name":"y"}}`, "names consumer"},
 		"another durable's name":         {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"durable_name":"y"}}`, "names consumer"},
-		"the session service's durable":  {"EVENTS-0.reactor-0", `{"stream_name":"EVENTS-0","config":{"durable_name":"reactor-0"}}`, "not of user skills"},
-		"its name without durable":       {"EVENTS-0.reactor-0", `{"stream_name":"EVENTS-0","config":{"name":"reactor-0"}}`, "not of user skills"},
-		"a durable that is nobody's":     {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"durable_name":"x"}}`, "not of user skills"},
+		"the session service's durable":  {"EVENTS-0.reactor-0", `{"stream_name":"EVENTS-0","config":{"durable_name":"reactor-0"}}`, "does not belong to user skills"},
+		"its name without durable":       {"EVENTS-0.reactor-0", `{"stream_name":"EVENTS-0","config":{"name":"reactor-0"}}`, "does not belong to user skills"},
+		"a durable that is nobody's":     {"EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"durable_name":"x"}}`, "does not belong to user skills"},
 		"another filter":                 {durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.>"}}`, "filters"},
 		"another filter beside":          {durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.skills.>","filter_subjects":["cmd.session.>"]}}`, "filters"},
 		"a filter in other letters last": {durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.skills.>","Filter_Subject":"cmd.>"}}`, "filters"},
@@ -71,7 +71,8 @@ func TestServe_RefusesWhatJetStreamWouldTake(t *testing.T) {
 	}
 }
 
-// TestServe_SeveralShareTheRequests: while one gate is left, services can read, and when there is none the client is told at once.
+// TestServe_SeveralShareTheRequests tests that services can read while one gate is left, and that a client gets an
+// error at once when there is none.
 func TestServe_SeveralShareTheRequests(t *testing.T) {
 	t.Parallel()
 	url := natstest.RunWithoutGate(t)

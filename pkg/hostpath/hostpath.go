@@ -1,5 +1,5 @@
-// Package hostpath decides whether a session may work in a folder of the
-// machine that the server runs on, in place of a workspace of its own.
+// Package hostpath decides whether a session may work in a folder of the machine that the server runs on, instead of
+// in a workspace of its own.
 package hostpath
 
 import (
@@ -13,24 +13,26 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPath bounds a path in bytes.
+// MaxPath is the longest path, in bytes.
 const MaxPath = 4096
 
-// None, as the only entry of a setting, switches host paths off where they are on by default.
+// None, as the only entry of a setting, disables host paths where they are enabled by default.
 const None = "none"
 
 // ErrOff is returned for every path when no roots are set.
-var ErrOff = errors.New("this server takes no folders of its machine: work on a copy (spool run --copy), or have the operator set SPOOL_HOST_PATHS")
+var ErrOff = errors.New("this server does not allow folders of its machine: work on a copy (spool run --copy), or ask the operator to set SPOOL_HOST_PATHS")
 
-// Policy says which folders sessions may work in. Its zero value allows none.
+// Policy decides which folders sessions may work in. The zero value allows none.
 type Policy struct {
-	// Roots are absolute paths: these folders, and all folders below them, are allowed. "/" allows all.
+	// Roots are absolute paths. These folders and all folders below them are allowed; "/" allows all.
 	Roots []string
-	// Private are the server's own folders. A folder inside one, or that holds one, is refused.
+	// Private are the server's own folders. A folder inside one of them, or one that contains one of them, is
+	// refused.
 	Private []string
 }
 
-// ParseRoots checks the roots of a setting. It returns nil for an empty list and for None.
+// ParseRoots checks the roots of a setting. It returns nil for an empty list and for None. Errors begin with the name
+// of the setting.
 func ParseRoots(setting string, roots []string) ([]string, error) {
 	var out []string
 	for _, r := range roots {
@@ -46,7 +48,7 @@ func ParseRoots(setting string, roots []string) ([]string, error) {
 	return out, nil
 }
 
-// CheckSyntax reports what is wrong with a path without looking at the file system.
+// CheckSyntax returns an error if path is not a valid host path. It does not access the file system.
 func CheckSyntax(path string) error {
 	switch {
 	case len(path) > MaxPath:
@@ -71,7 +73,8 @@ func checkText(path string) error {
 	return nil
 }
 
-// Resolve checks a folder against the policy and returns its path without symbolic links.
+// Resolve checks a folder against the policy and returns its path without symbolic links. It returns ErrOff if no
+// roots are set.
 func (p Policy) Resolve(path string) (string, error) {
 	if len(p.Roots) == 0 {
 		return "", ErrOff
@@ -83,7 +86,7 @@ func (p Policy) Resolve(path string) (string, error) {
 	if err != nil {
 		return "", reason(path, err)
 	}
-	if err := CheckSyntax(real); err != nil { // the target of a link
+	if err := CheckSyntax(real); err != nil { // a link may lead to an invalid path
 		return "", fmt.Errorf("%s leads elsewhere: %w", path, err)
 	}
 	info, err := os.Stat(real)
@@ -134,7 +137,7 @@ func (p Policy) allowed(real string) error {
 	return fmt.Errorf("%s is in none of the folders that this server allows (SPOOL_HOST_PATHS)", real)
 }
 
-// resolved is an absolute path without symbolic links, or with them if it cannot be resolved.
+// resolved returns an absolute path without symbolic links. If a link cannot be resolved, the path keeps its links.
 func resolved(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
@@ -145,13 +148,13 @@ func resolved(path string) string {
 	return path
 }
 
-// within reports whether path is dir, or lies in it. Both are absolute and clean.
+// within reports whether path is dir or lies in it. Both must be absolute and clean.
 func within(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// reason says in one line why a folder cannot be used.
+// reason returns an error that says in one line why the folder cannot be used.
 func reason(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -22,7 +22,7 @@ func mkdir(t *testing.T, path string) string {
 	return path
 }
 
-func TestResolve_RefusesWhatNoSessionMayWorkIn(t *testing.T) {
+func TestResolve_RefusesForbiddenFolders(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -62,7 +62,7 @@ func TestResolve_RefusesWhatNoSessionMayWorkIn(t *testing.T) {
 	}
 }
 
-// resolveVar makes the test binary resolve the folder that it names.
+// resolveVar makes the test binary resolve the folder in its value.
 const resolveVar = "HOSTPATH_TEST_RESOLVE"
 
 func TestMain(m *testing.M) {
@@ -144,6 +144,6 @@ func TestIdentity_DiffersBetweenFolders(t *testing.T) {
 		t.Errorf("%q %q %q %v", one, same, other, errors.Join(err1, err2, err3))
 	}
 	if _, err := hostpath.Identity(filepath.Join(a, "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of nothing: %v", err)
+		t.Errorf("folder that does not exist: %v", err)
 	}
 }

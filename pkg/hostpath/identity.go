@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Identity names a folder on this machine for this user: two processes that
-// compute the same value see the same folder with the same rights. A process on
-// another machine, in another container or of another user computes another one.
+// Identity returns a value that identifies a folder on this machine for this user. Two processes that compute the
+// same value see the same folder with the same rights. A process on another machine, in another container or of
+// another user computes a different value.
 func Identity(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -26,7 +26,8 @@ func Identity(path string) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// machine names this machine until it is started again; where the system has no such name, it is the host's name.
+// machine returns an id of this machine that lasts until the next boot, or the host name if the system has no such
+// id.
 func machine() string {
 	if raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		return strings.TrimSpace(string(raw))
@@ -37,7 +38,7 @@ func machine() string {
 	return ""
 }
 
-// ignoreEnd is nil for the end of an empty folder.
+// ignoreEnd returns nil for io.EOF, which an empty folder yields, and otherwise err.
 func ignoreEnd(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil

@@ -1,4 +1,5 @@
-// Package ignore reads rules in the syntax of gitignore and tells what they leave out. It is pure.
+// Package ignore evaluates rules in the syntax of gitignore. Rules is pure; Tree reads the rules from the files of a
+// folder.
 package ignore
 
 import (
@@ -12,18 +13,17 @@ import (
 	"unicode/utf8"
 )
 
-// Rules decide what is ignored: the last one that matches does.
+// Rules decide whether a path is ignored: the last rule that matches wins.
 type Rules []rule
 
 // rule is a line of an ignore file.
 type rule struct {
-	keep    bool     // "!": takes back what a rule before it ignores
-	folder  bool     // "/" at the end: folders alone
-	pattern []string // its elements; "**" stands for any number of them
+	keep    bool     // "!": un-ignores what an earlier rule ignores
+	folder  bool     // "/" at the end: matches only folders
+	pattern []string // path elements; "**" matches any number of them
 }
 
-// Parse reads gitignore's syntax, see gitignore(5). Lines that cannot be
-// read are left out and named by the error.
+// Parse parses the syntax of gitignore(5). It skips lines that are invalid and returns an error that names them.
 func Parse(text []byte) (Rules, error) {
 	var out Rules
 	var errs []error
@@ -56,7 +56,7 @@ func parseRule(line string) (r rule, ok bool, err error) {
 	if cut, isFolder := strings.CutSuffix(line, "/"); isFolder {
 		r.folder, line = true, cut
 	}
-	// A slash at the beginning or in the middle ties the pattern to the root.
+	// A slash at the beginning or in the middle anchors the pattern at the root.
 	anchored := strings.Contains(line, "/")
 	line = strings.TrimPrefix(line, "/")
 	if line == "" {
@@ -78,8 +78,8 @@ func parseRule(line string) (r rule, ok bool, err error) {
 	return r, true, nil
 }
 
-// Ignores tells about a path, with slashes, relative to the root. Nothing below an
-// ignored folder is to be asked for.
+// Ignores reports whether a path is ignored. The path is relative to the root, with slashes. Callers must not ask for
+// paths below an ignored folder: those are ignored too.
 func (rs Rules) Ignores(rel string, folder bool) bool {
 	ignored, _ := rs.decide(rel, folder)
 	return ignored
@@ -96,12 +96,12 @@ func (rs Rules) decide(rel string, folder bool) (ignored, decided bool) {
 	return false, false
 }
 
-// matches matches a path element by element.
+// matches reports whether the pattern matches the path, element by element.
 func matches(pattern, elements []string) bool {
 	for len(pattern) > 0 {
 		if pattern[0] == "**" {
 			if len(pattern) == 1 {
-				return len(elements) > 0 // at the end: all that is inside
+				return len(elements) > 0 // at the end: matches everything inside
 			}
 			for i := range elements {
 				if matches(pattern[1:], elements[i:]) {

@@ -7,11 +7,11 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-func TestRules(t *testing.T) {
+func TestIgnores_FollowsGitignore(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		rules   string
-		ignored string // a trailing slash makes a folder
+		ignored string // a trailing slash marks a folder
 		kept    string
 	}{
 		{"", "", "a .b c/d"},

@@ -9,30 +9,31 @@ import (
 	"strings"
 )
 
-// Names of the files that hold rules.
+// Names of the files that contain rules.
 const (
-	// SpoolFile lies in the root. Its rules come before all others.
+	// SpoolFile is read from the root only. Its rules override all others.
 	SpoolFile = ".spoolignore"
-	// GitFile lies in any folder. Its rules hold in that folder and below it, and come before those of the folders above.
+	// GitFile is read from any folder. Its rules apply to that folder and below, and override those of the folders
+	// above.
 	GitFile = ".gitignore"
 )
 
-// Defaults are the rules that hold unless a file takes them back.
+// Defaults are the rules that apply unless a file overrides them.
 const Defaults = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
 
-// MaxFile bounds a file of rules in bytes.
+// MaxFile is the largest size of a rules file, in bytes.
 const MaxFile = 64 << 10
 
-// Tree holds the rules of a folder and of those above it, up to the root. It is
-// not changed once it is made; the zero value ignores nothing.
+// Tree holds the rules of a folder and of its parents up to the root. It is immutable; the zero value ignores
+// nothing.
 type Tree struct {
-	first  Rules // of SpoolFile
+	first  Rules // rules of SpoolFile
 	levels []level
 }
 
-// level is the rules of one folder.
+// level holds the rules of one folder.
 type level struct {
-	dir   string // relative to the root, "" for itself
+	dir   string // relative to the root; "" is the root
 	rules Rules
 }
 
@@ -49,7 +50,8 @@ func ReadTree(root fs.FS) (Tree, error) {
 	return Tree{first: own, levels: []level{{rules: base}}}.Enter(root, "")
 }
 
-// Enter adds the rules of a folder's GitFile. fsys is the folder, dir its path relative to the root ("" for the root).
+// Enter returns a Tree that also has the rules of a folder's GitFile. fsys is the folder, dir its path relative to
+// the root ("" for the root).
 func (t Tree) Enter(fsys fs.FS, dir string) (Tree, error) {
 	rules, err := readRules(fsys, GitFile, path.Join(dir, GitFile))
 	if err != nil || len(rules) == 0 {
@@ -59,7 +61,8 @@ func (t Tree) Enter(fsys fs.FS, dir string) (Tree, error) {
 	return t, nil
 }
 
-// Ignores reports whether a path, relative to the root, is ignored. It must lie in the folder that was entered last.
+// Ignores reports whether a path, relative to the root, is ignored. The path must lie in the folder that was entered
+// last.
 func (t Tree) Ignores(rel string, folder bool) bool {
 	if ignored, decided := t.first.decide(rel, folder); decided {
 		return ignored
@@ -73,7 +76,7 @@ func (t Tree) Ignores(rel string, folder bool) bool {
 	return false
 }
 
-// readRules reads a file of rules; one that does not exist has none. shown is its path in errors.
+// readRules reads a rules file. It returns no rules if the file does not exist. shown is the file's path in errors.
 func readRules(fsys fs.FS, name, shown string) (Rules, error) {
 	info, err := fs.Stat(fsys, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,7 +102,7 @@ func readRules(fsys fs.FS, name, shown string) (Rules, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("%s has more than %d bytes", shown, MaxFile)
 	}
-	// git passes over lines that it cannot read.
+	// Like git, skip lines that are invalid.
 	rules, _ := Parse(text)
 	return rules, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-func TestTree_DeeperRulesComeFirstAndSpoolignoreBeforeAll(t *testing.T) {
+func TestTree_DeeperRulesOverrideAndSpoolignoreOverridesAll(t *testing.T) {
 	t.Parallel()
 	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 	root := fstest.MapFS{

@@ -1,7 +1,6 @@
-// Package imagepolicy decides which container images an installation may run. A
-// name like 10.0.0.7:5000/x makes a Docker engine connect to that host, so that
-// names that tenants choose are compared with the operator's list before the
-// engine is told of them.
+// Package imagepolicy decides which container images an installation may run. An image name like 10.0.0.7:5000/x
+// makes a Docker engine connect to that host, so names that tenants choose are checked against the operator's list
+// before they are passed to the engine.
 package imagepolicy
 
 import (
@@ -13,35 +12,34 @@ import (
 	"github.com/distribution/reference"
 )
 
-// ErrNotAllowed is returned for an image that the policy does not have. Its text
-// has no detail, and may be shown to tenants.
+// ErrNotAllowed is returned for an image that the policy does not allow. Its text has no details and may be shown to
+// tenants.
 var ErrNotAllowed = errors.New("the image is not one that this installation allows (SPOOL_SANDBOX_IMAGES)")
 
-// Policy is a list of the images that may be run. The zero value allows none. It
-// may be used concurrently.
+// Policy is a list of images that may be run. The zero value allows none. It is safe for concurrent use.
 type Policy struct {
 	all     bool
 	entries []entry
 }
 
-// entry is one allowed name, or all below one.
+// entry allows one image name, or all names below a prefix.
 type entry struct {
 	prefix string // "docker.io/acme/", for all names below it; "" for one name
 	name   string // "docker.io/acme/tools"
 	tag    string // "" for every tag
-	digest string // "" for every digest, but only where tag is "" too
+	digest string // "" for every digest, if tag is "" too
 }
 
-// Parse reads a list of patterns:
+// Parse parses a list of patterns:
 //
-//	name:tag                 this tag, whatever it stands for when it is used
+//	name:tag                 this tag, with whatever content it has at the time of use
 //	name@sha256:…            this content
 //	name                     every tag and digest of the name
-//	registry/folder/*        every name below
+//	registry/folder/*        every name below the folder
 //	*                        every image
 //
-// Names without a registry are of docker.io, as for Docker. Empty patterns are
-// left out. The error names the setting.
+// As in Docker, names without a registry belong to docker.io. Empty patterns are skipped. Errors begin with the name
+// of the setting.
 func Parse(setting string, patterns []string) (Policy, error) {
 	var p Policy
 	for _, pattern := range patterns {
@@ -53,7 +51,7 @@ func Parse(setting string, patterns []string) (Policy, error) {
 			p.all = true
 			continue
 		}
-		const some = "any" // stands for the names below a folder
+		const some = "any" // placeholder for the names below a folder
 		folder, below := strings.CutSuffix(pattern, "/*")
 		if below {
 			folder += "/" + some
@@ -77,16 +75,16 @@ func Parse(setting string, patterns []string) (Policy, error) {
 	return p, nil
 }
 
-// engineID matches what an engine may take for the beginning of an image's ID.
+// engineID matches text that a Docker engine may take for the beginning of an image ID.
 var engineID = regexp.MustCompile(`^[0-9a-f]{4,64}$`)
 
-// Check returns nil for an image that the policy allows, else ErrNotAllowed.
+// Check returns nil if the policy allows the image, and ErrNotAllowed otherwise.
 func (p Policy) Check(image string) error {
 	if p.all {
 		return nil
 	}
 	named, err := reference.ParseNormalizedNamed(image)
-	// "sha256:…" and hexadecimal digits name an image of the engine by its ID, whoever made it.
+	// "sha256:…" and hexadecimal digits select an image of the engine by its ID, regardless of its origin.
 	if err != nil || engineID.MatchString(image) || strings.HasPrefix(image, "sha256:") {
 		return ErrNotAllowed
 	}
@@ -105,8 +103,8 @@ func (p Policy) Check(image string) error {
 	return ErrNotAllowed
 }
 
-// allows reports whether the entry allows a normalized image; digest is "" for none.
-// An engine ignores the tag of an image that has a digest.
+// allows reports whether the entry allows a normalized image; an empty digest means that the image has none. A Docker
+// engine ignores the tag of an image that also has a digest.
 func (e entry) allows(name, tag, digest string) bool {
 	switch {
 	case e.prefix != "":

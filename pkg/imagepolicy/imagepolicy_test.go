@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 )
 
-func TestCheck(t *testing.T) {
+func TestCheck_ComparesNameTagAndDigest(t *testing.T) {
 	t.Parallel()
 	digest, other := "sha256:"+strings.Repeat("0a", 32), "sha256:"+strings.Repeat("0b", 32)
 	for _, c := range []struct {
@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestParse_RefusesWhatIsNoImage(t *testing.T) {
+func TestParse_RefusesInvalidPatterns(t *testing.T) {
 	t.Parallel()
 	for _, pattern := range []string{"A B", "http://x/y", "a:1/b:2/*", "a@sha256:0", "*/a", "a/**", "/a", "a*"} {
 		if _, err := imagepolicy.Parse("sandbox-images", []string{pattern}); err == nil || !strings.HasPrefix(err.Error(), "sandbox-images: ") {

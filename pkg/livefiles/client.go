@@ -15,20 +15,20 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Client asks for files. It is safe for concurrent use.
+// Client requests files from executors. It is safe for concurrent use.
 type Client struct{ nc *nats.Conn }
 
-// NewClient makes a Client.
+// NewClient returns a Client that sends its requests over nc.
 func NewClient(nc *nats.Conn) *Client { return &Client{nc} }
 
-// statusNoResponders is what the server answers in place of a subscriber that is not there.
+// statusNoResponders is the status that the NATS server sends when a subject has no subscriber.
 const statusNoResponders = "503"
 
-// Open asks the executors of an engine. The content, which the caller closes, is
-// read within ctx. The error is a *Error if the executor refused, and wraps
-// ErrNoExecutor if the engine has no executor that listens.
+// Open requests content from the executors of an engine, and returns it with its size in bytes. The caller must close
+// the content and read it before ctx ends. The error is a *Error if the executor refused the request, and wraps
+// ErrNoExecutor if no executor of the engine is listening.
 func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (content io.ReadCloser, size int64, err error) {
-	// NATS would take a subject with an empty token and deliver it to nobody.
+	// NATS would accept a subject with an empty token and deliver it to nobody.
 	if err := errors.Join(topology.CheckToken("provider", provider), topology.CheckToken("engine", engine)); err != nil {
 		return nil, 0, fmt.Errorf("%w: %w", ErrNoExecutor, err)
 	}
@@ -53,20 +53,20 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	return f, h.Size, nil
 }
 
-// file is content on its way.
+// file is content that is being received.
 type file struct {
 	ctx      context.Context
 	nc       *nats.Conn
 	sub      *nats.Subscription
 	messages chan *nats.Msg
 	ack      string
-	part     []byte // of the present chunk, not read yet
-	taken    int    // chunks
-	left     int64  // bytes that have not come yet
+	part     []byte // unread rest of the current chunk
+	taken    int    // number of chunks that were read completely
+	left     int64  // bytes that were not received yet
 	err      error
 }
 
-// next blocks until a message comes, for the given time at most.
+// next returns the next message. It blocks for the given time at most.
 func (f *file) next(within time.Duration) (*nats.Msg, error) {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
@@ -74,7 +74,7 @@ func (f *file) next(within time.Duration) (*nats.Msg, error) {
 	case m := <-f.messages:
 		return m, nil
 	case <-timer.C:
-		return nil, fmt.Errorf("%w: nothing came for %s", errBroken, within)
+		return nil, fmt.Errorf("%w: no message for %s", errBroken, within)
 	case <-f.ctx.Done():
 		return nil, f.ctx.Err()
 	}
@@ -98,12 +98,12 @@ func (f *file) head() (h head, err error) {
 		return h, h.Error
 	}
 	if h.Size < 0 || h.Size > MaxFile {
-		return h, fmt.Errorf("%w: it is to have %d bytes", errBroken, h.Size)
+		return h, fmt.Errorf("%w: invalid size of %d bytes", errBroken, h.Size)
 	}
 	return h, nil
 }
 
-// Read reads on. A transfer that broke off is an error, not the end.
+// Read implements io.Reader. A transfer that breaks off yields an error, never io.EOF.
 func (f *file) Read(p []byte) (int, error) {
 	for len(f.part) == 0 {
 		if f.err != nil {

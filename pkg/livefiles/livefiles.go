@@ -1,6 +1,6 @@
-// Package livefiles sends files of running sandboxes from executors to gateways
-// over core NATS: a request, a head, and chunks that the receiver acknowledges,
-// so that neither side holds more than a window of a file in memory.
+// Package livefiles transfers files of running sandboxes from executors to gateways over core NATS. A transfer is a
+// request, a head, and chunks that the receiver acknowledges, so that neither side holds more than a window of a file
+// in memory.
 package livefiles
 
 import (
@@ -9,25 +9,25 @@ import (
 	"time"
 )
 
-// Bounds of a transfer.
+// Limits of a transfer.
 const (
-	// MaxFile is the largest file, and the largest listing, that is sent, in bytes.
+	// MaxFile is the size of the largest file, and of the largest listing, that is transferred, in bytes.
 	MaxFile = 64 << 20
-	// MaxEntries is how many files and folders a listing has.
+	// MaxEntries is the largest number of files and folders in a listing.
 	MaxEntries = 20_000
-	// chunk is the bytes of one message.
+	// chunk is the size of one message in bytes.
 	chunk = 256 << 10
-	// window is how many chunks are on their way without an acknowledgement.
+	// window is the number of chunks that may be sent without an acknowledgement.
 	window = 8
 	// openWithin bounds how long a Source may take to open a file.
 	openWithin = 20 * time.Second
-	// patience bounds how long either side waits for the other.
+	// patience bounds how long one side waits for the other.
 	patience = 10 * time.Second
-	// maxTransfers is how many transfers an executor has at once.
+	// maxTransfers is the number of transfers that an executor runs at the same time.
 	maxTransfers = 16
 )
 
-// header says what a message of a transfer is: the head, a chunk, or a failure in its middle.
+// header is the kind of a message: the head, a chunk, or a failure during the transfer.
 const (
 	header      = "Spool-Files"
 	headerHead  = "head"
@@ -35,16 +35,16 @@ const (
 	headerFail  = "fail"
 )
 
-// stop, in place of a number, is the acknowledgement of a receiver that wants no more.
+// stop is sent as an acknowledgement, instead of a number, by a receiver that wants no more chunks.
 const stop = "stop"
 
-// Op is what is asked for.
+// Op is the requested operation.
 type Op string
 
 // The operations.
 const (
 	Get  Op = "get"  // a file's content
-	List Op = "list" // what lies below a folder, as a JSON list of Entry
+	List Op = "list" // the tree below a folder, as a JSON list of Entry
 )
 
 // Request asks for a file, or a listing, of a session's running sandbox.
@@ -52,11 +52,11 @@ type Request struct {
 	Op       Op     `json:"op"`
 	Tenant   string `json:"tenant"`
 	Session  string `json:"session"`
-	Path     string `json:"path"`     // relative to the workspace; "" lists all of it
-	Transfer string `json:"transfer"` // names the subject of acknowledgements; set by Client
+	Path     string `json:"path"`     // relative to the workspace; "" lists the whole workspace
+	Transfer string `json:"transfer"` // token in the subjects of the transfer; set by Client
 }
 
-// Entry is a line of a listing.
+// Entry is one file or folder of a listing.
 type Entry struct {
 	Path    string    `json:"path"`
 	Kind    string    `json:"kind"` // file or dir
@@ -64,7 +64,7 @@ type Entry struct {
 	ModTime time.Time `json:"modTime"`
 }
 
-// Code says why there is no file.
+// Code is the reason why a request was refused.
 type Code string
 
 // The codes.
@@ -78,7 +78,7 @@ const (
 	Failed     Code = "FAILED"
 )
 
-// Error is a refusal of the executor's.
+// Error reports that the executor refused a request.
 type Error struct {
 	Code   Code   `json:"code"`
 	Detail string `json:"detail"`
@@ -86,14 +86,14 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Detail) }
 
-// head is the first message of an answer.
+// head is the first message of a response.
 type head struct {
 	Error *Error `json:"error,omitempty"`
 	Size  int64  `json:"size"`
 }
 
-// ErrNoExecutor is returned when no executor of the engine answers.
+// ErrNoExecutor is returned when no executor of the engine responds.
 var ErrNoExecutor = errors.New("no executor of the sandbox's engine answers")
 
-// errBroken is a transfer that ended in its middle.
+// errBroken is returned when a transfer ended before its content was complete.
 var errBroken = errors.New("the transfer broke off")

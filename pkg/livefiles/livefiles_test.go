@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// source gives what open says and counts the bytes that were read.
+// source is a Source whose open function determines the content. It counts the bytes that are read.
 type source struct {
 	open func(livefiles.Request) (io.Reader, int64, error)
 
@@ -48,7 +48,7 @@ func (c *counted) Read(p []byte) (int, error) {
 
 func (c *counted) Close() error { close(c.s.closed); return nil }
 
-// bench is a gateway's client and an executor's server, each with its own NATS user's rights.
+// bench has a gateway's client and an executor's server, each connected as its own NATS user.
 func bench(t *testing.T, s *source) *livefiles.Client {
 	t.Helper()
 	s.closed = make(chan struct{})
@@ -102,7 +102,7 @@ func TestOpen_SendsFilesOfAnySize(t *testing.T) {
 	}
 }
 
-func TestOpen_AReaderThatStopsHoldsNoMoreThanAWindow(t *testing.T) {
+func TestOpen_StoppedReaderCausesAtMostAWindowOfReads(t *testing.T) {
 	t.Parallel()
 	const size = 32 << 20
 	s := &source{open: func(livefiles.Request) (io.Reader, int64, error) {
@@ -122,11 +122,11 @@ func TestOpen_AReaderThatStopsHoldsNoMoreThanAWindow(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.read > 4<<20 {
-		t.Errorf("%d bytes were read for nobody", s.read)
+		t.Errorf("%d bytes were read after the receiver stopped", s.read)
 	}
 }
 
-func TestOpen_TellsWhyThereIsNoFile(t *testing.T) {
+func TestOpen_ReturnsTheReasonOfARefusal(t *testing.T) {
 	t.Parallel()
 	s := &source{open: func(r livefiles.Request) (io.Reader, int64, error) {
 		if r.Path == "short" {
@@ -141,7 +141,7 @@ func TestOpen_TellsWhyThereIsNoFile(t *testing.T) {
 	}
 	for _, engine := range []string{"another", "", "*"} {
 		if _, _, err := c.Open(t.Context(), "local", engine, livefiles.Request{}); !errors.Is(err, livefiles.ErrNoExecutor) {
-			t.Errorf("of an engine %q without executors: %v", engine, err)
+			t.Errorf("engine %q without executors: %v", engine, err)
 		}
 	}
 	content, _, err := c.Open(t.Context(), "local", "host", livefiles.Request{Path: "short"})
@@ -149,7 +149,7 @@ func TestOpen_TellsWhyThereIsNoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(content); err == nil {
-		t.Errorf("a file that broke off was given as %d bytes", len(got))
+		t.Errorf("an aborted transfer returned %d bytes without an error", len(got))
 	}
 	if err := content.Close(); err != nil {
 		t.Error(err)

@@ -16,14 +16,14 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Source gives the files of sandboxes. Its errors are *Error where the caller is to know why.
+// Source opens the files of sandboxes. It returns a *Error if the client should see the reason.
 type Source interface {
-	// Open returns the content that a request asks for, and its size in bytes. ctx
-	// bounds the opening alone; the content stays readable after it.
+	// Open returns the requested content and its size in bytes. ctx bounds only the call of Open; the content stays
+	// readable after ctx has ended.
 	Open(ctx context.Context, r Request) (content io.ReadCloser, size int64, err error)
 }
 
-// Server answers requests for an engine's sandboxes. Several may serve one engine.
+// Server answers requests for the sandboxes of an engine. Several servers may serve one engine.
 type Server struct {
 	nc     *nats.Conn
 	source Source
@@ -38,7 +38,7 @@ type Server struct {
 	sub     *nats.Subscription
 }
 
-// Serve begins to answer for an engine. Close ends it.
+// Serve starts to answer requests for an engine, until Close is called.
 func Serve(nc *nats.Conn, provider, engine string, source Source, log *slog.Logger) (*Server, error) {
 	s := &Server{nc: nc, source: source, log: log, slots: make(chan struct{}, maxTransfers)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -51,7 +51,7 @@ func Serve(nc *nats.Conn, provider, engine string, source Source, log *slog.Logg
 	return s, nil
 }
 
-// Close takes no more requests, breaks off the transfers and blocks until they have ended.
+// Close stops accepting requests, aborts the running transfers and blocks until they have ended.
 func (s *Server) Close() error {
 	err := s.sub.Unsubscribe()
 	if s.nc.IsClosed() {
@@ -68,10 +68,11 @@ func (s *Server) Close() error {
 func (s *Server) handle(msg *nats.Msg) {
 	var r Request
 	if err := json.Unmarshal(msg.Data, &r); err != nil || topology.CheckToken("transfer", r.Transfer) != nil {
-		s.log.Warn("a request for files cannot be read", "error", err)
+		s.log.Warn("decode file request", "error", err)
 		return
 	}
-	// Not the request's reply subject, which NATS remaps on the way from the gateway's account: that one takes one message alone.
+	// The request's own reply subject cannot be used: NATS remaps it between the accounts and lets only one message
+	// through.
 	to := topology.FilesTo(r.Transfer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *Server) handle(msg *nats.Msg) {
 	s.running.Go(func() {
 		defer func() { <-s.slots }()
 		if err := s.transfer(r, to); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("a file of a sandbox was not sent whole", "session", r.Session, "error", err)
+			s.log.Warn("send file of a sandbox", "session", r.Session, "error", err)
 		}
 	})
 }
@@ -99,7 +100,7 @@ func (s *Server) refuse(reply string, e *Error) {
 		err = s.send(reply, headerHead, raw)
 	}
 	if err != nil {
-		s.log.Warn("a request for files cannot be answered", "error", err)
+		s.log.Warn("answer file request", "error", err)
 	}
 }
 
@@ -114,13 +115,13 @@ func (s *Server) transfer(r Request, reply string) error {
 	if err != nil {
 		var refused *Error
 		if !errors.As(err, &refused) {
-			s.log.Warn("a file of a sandbox cannot be read", "session", r.Session, "error", err)
+			s.log.Warn("open file of a sandbox", "session", r.Session, "error", err)
 			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log says why"}
 		}
 		s.refuse(reply, refused)
 		return nil
 	}
-	defer content.Close() //nolint:errcheck // it was only read
+	defer content.Close() //nolint:errcheck // it is only read
 	acks := make(chan *nats.Msg, window+1)
 	sub, err := s.nc.ChanSubscribe(topology.FilesAck(r.Transfer), acks)
 	if err != nil {
@@ -140,7 +141,7 @@ func (s *Server) transfer(r Request, reply string) error {
 	return nil
 }
 
-// errStopped is a receiver that wants no more.
+// errStopped is returned when the receiver wants no more chunks.
 var errStopped = errors.New("the receiver stopped")
 
 func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
@@ -165,7 +166,7 @@ func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan
 	return nil
 }
 
-// acked blocks until the receiver has taken more, and returns the number of the last chunk that it took.
+// acked blocks for the next acknowledgement and returns the number of the last chunk that the receiver has taken.
 func (s *Server) acked(acks <-chan *nats.Msg, last int) (int, error) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -176,7 +177,7 @@ func (s *Server) acked(acks <-chan *nats.Msg, last int) (int, error) {
 		}
 		n, err := strconv.Atoi(string(m.Data))
 		if err != nil {
-			return last, fmt.Errorf("%w: an acknowledgement cannot be read", errBroken)
+			return last, fmt.Errorf("%w: invalid acknowledgement", errBroken)
 		}
 		return max(n, last), nil
 	case <-timer.C:

@@ -12,18 +12,18 @@ import (
 	"filippo.io/age"
 )
 
-// ParseIdentities reads private keys (AGE-SECRET-KEY-1…), one a line; lines that
-// begin with # are left out. All of them open.
+// ParseIdentities parses private keys (AGE-SECRET-KEY-1…), one a line. Lines that begin with # are skipped. Each of
+// the keys can open secrets that were sealed to it.
 func ParseIdentities(text string) ([]age.Identity, error) {
 	list, err := age.ParseIdentities(strings.NewReader(text))
 	if err != nil {
-		// The library's error quotes no key, but says the line.
+		// The library's error contains the line number but no key.
 		return nil, fmt.Errorf("secrets key: %w", err)
 	}
 	return list, nil
 }
 
-// ParseRecipients reads public keys (age1…), one a line or separated by commas.
+// ParseRecipients parses public keys (age1…), one a line or separated by commas.
 func ParseRecipients(text string) ([]age.Recipient, error) {
 	list, err := age.ParseRecipients(strings.NewReader(strings.ReplaceAll(text, ",", "\n")))
 	if err != nil {
@@ -32,8 +32,8 @@ func ParseRecipients(text string) ([]age.Recipient, error) {
 	return list, nil
 }
 
-// RecipientsOf gives the public keys of private ones: the first one's alone, since
-// older keys only open what was sealed before.
+// RecipientsOf returns the public key of the first private key. Older keys only open secrets that were sealed
+// earlier.
 func RecipientsOf(list []age.Identity) ([]age.Recipient, error) {
 	for _, id := range list {
 		switch k := id.(type) {
@@ -46,7 +46,7 @@ func RecipientsOf(list []age.Identity) ([]age.Recipient, error) {
 	return nil, errors.New("secrets key: no public key follows from it")
 }
 
-// PublicKey is the text of the public key that new secrets are sealed to: the first one's.
+// PublicKey returns the text of the public key to which new secrets are sealed: that of the first private key.
 func PublicKey(list []age.Identity) (string, error) {
 	recipients, err := RecipientsOf(list)
 	if err != nil {
@@ -58,7 +58,7 @@ func PublicKey(list []age.Identity) (string, error) {
 	return "", errors.New("secrets key: its public key has no text")
 }
 
-// Generate makes a key pair in age's text form.
+// Generate returns a new key pair in age's text form.
 func Generate() (identity, recipient string, err error) {
 	k, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -67,8 +67,8 @@ func Generate() (identity, recipient string, err error) {
 	return k.String(), k.Recipient().String(), nil
 }
 
-// File gives the private keys of a file, which is made with a new key, readable
-// by its owner alone, if there is none.
+// File returns the private keys in a file. If the file does not exist, File creates it with a new key, readable by
+// its owner only.
 func File(path string) ([]age.Identity, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +83,7 @@ func File(path string) ([]age.Identity, error) {
 	return ParseIdentities(string(text))
 }
 
-// create writes a new key, unless another process was faster.
+// create writes a new key, unless another process has created the file in the meantime.
 func create(path string) error {
 	identity, recipient, err := Generate()
 	if err != nil {
@@ -96,7 +96,7 @@ func create(path string) error {
 	if err != nil {
 		return fmt.Errorf("secrets key: %w", err)
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // it has another name by then, or is of no use
+	defer os.Remove(tmp.Name()) //nolint:errcheck // after success it is linked under its final name; after a failure it is useless
 	_, err = fmt.Fprintf(tmp, "# public key: %s\n%s\n", recipient, identity)
 	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
 		return fmt.Errorf("secrets key: %w", err)
@@ -107,16 +107,16 @@ func create(path string) error {
 	return nil
 }
 
-// KMS wraps the key of each value in place of a key pair: a service that never
-// gives its own key out.
+// KMS is a key management service that encrypts the key of each value, as an alternative to a key pair. Its own key
+// never leaves the service.
 type KMS interface {
-	// Wrap encrypts 16 bytes, and names the key that it used.
+	// Wrap encrypts 16 bytes and returns the id of the key that it used.
 	Wrap(ctx context.Context, key []byte) (keyID string, wrapped []byte, err error)
-	// Unwrap decrypts what Wrap gave.
+	// Unwrap decrypts the result of Wrap.
 	Unwrap(ctx context.Context, keyID string, wrapped []byte) ([]byte, error)
 }
 
-// FromKMS makes a KMS both a recipient and an identity. ctx bounds all its calls.
+// FromKMS returns a recipient and identity that use a KMS. ctx bounds all calls of the KMS.
 func FromKMS(ctx context.Context, kms KMS) interface {
 	age.Recipient
 	age.Identity
@@ -124,7 +124,7 @@ func FromKMS(ctx context.Context, kms KMS) interface {
 	return &wrapped{ctx, kms}
 }
 
-// stanza is the type of the KMS's part of a sealed value.
+// stanza is the type of the KMS's stanza in the header of a sealed value.
 const stanza = "spool-kms"
 
 type wrapped struct {

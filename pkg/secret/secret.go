@@ -1,7 +1,6 @@
-// Package secret keeps values that nobody may read but the executors: each is
-// encrypted with a key of its own, which is encrypted to a public key (age). Who
-// takes a value in needs the public key alone; the log and the read models know
-// only where a value lies.
+// Package secret stores values that only executors can read. Each value is encrypted with its own key, which is
+// encrypted to a public key (age). A service that stores values needs only the public key; the log and the read
+// models contain only the key under which a value is stored.
 package secret
 
 import (
@@ -21,53 +20,54 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Bounds of a value in bytes. A shorter one could not be kept out of what an
-// agent prints without spoiling it.
+// Size limits of a value in bytes. A value shorter than MinValue could not be redacted from an agent's output without
+// destroying other text.
 const (
 	MinValue = 4
 	MaxValue = 64 << 10
 )
 
-// Errors that a caller may branch on.
+// Errors that callers branch on.
 var (
-	// ErrNotFound is a value that is not in the bucket, or not any more.
+	// ErrNotFound is returned if the value is not, or no longer, in the bucket.
 	ErrNotFound = errors.New("the secret's value is gone")
-	// ErrNoKey is a value that was sealed to none of the keys that are here.
+	// ErrNoKey is returned if the value was sealed to none of the keys of this service.
 	ErrNoKey = errors.New("the secret was sealed to another key than this service has")
-	// ErrUnavailable is a bucket that does not answer; it may later.
+	// ErrUnavailable is returned if the bucket does not respond; a retry may succeed.
 	ErrUnavailable = errors.New("secrets cannot be read now")
-	// ErrForeign is a value that lies where another one should.
+	// ErrForeign is returned if the stored value belongs to another key or tenant.
 	ErrForeign = errors.New("the secret is not the one that its place says")
 )
 
-// SizeError is a value that is too short or too long.
+// SizeError reports that a value is too short or too long.
 type SizeError struct{ Bytes int }
 
 func (e *SizeError) Error() string {
 	return fmt.Sprintf("a secret has %d to %d bytes, this one %d", MinValue, MaxValue, e.Bytes)
 }
 
-// KV is what is needed of the bucket topology.BucketSecrets.
+// KV is the part of the bucket topology.BucketSecrets that this package needs.
 type KV interface {
 	Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error)
 	Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error)
 	Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error)
 }
 
-// sealed is what is encrypted: the place is part of it, so that a value that is
-// moved to another place is found out.
+// sealed is the plaintext that is encrypted. It includes the storage key, so that a value that was moved to another
+// key is detected.
 type sealed struct {
 	Key   string `json:"key"`
 	Value []byte `json:"value"`
 }
 
-// Sealer takes values in.
+// Sealer encrypts and stores values.
 type Sealer struct {
 	kv         KV
 	recipients []age.Recipient
 }
 
-// NewSealer makes a Sealer to one or more public keys, any of whose private keys opens.
+// NewSealer returns a Sealer that encrypts to one or more public keys. Any of the matching private keys can open the
+// values.
 func NewSealer(kv KV, recipients ...age.Recipient) (*Sealer, error) {
 	if len(recipients) == 0 {
 		return nil, errors.New("seal secrets: there is no public key")
@@ -75,8 +75,8 @@ func NewSealer(kv KV, recipients ...age.Recipient) (*Sealer, error) {
 	return &Sealer{kv, recipients}, nil
 }
 
-// Seal stores a value for an execution, or for an environment if execution is "",
-// and gives the key under which it lies. Each call makes another one.
+// Seal stores a value for an execution, or for an environment if execution is "", and returns the key under which it
+// is stored. Each call stores under a new key.
 func (s *Sealer) Seal(ctx context.Context, tenant, execution string, value []byte) (string, error) {
 	if len(value) < MinValue || len(value) > MaxValue {
 		return "", &SizeError{len(value)}
@@ -120,13 +120,13 @@ func seal(key string, value []byte, recipients []age.Recipient) ([]byte, error) 
 	return out.Bytes(), nil
 }
 
-// Opener gives values out.
+// Opener reads and decrypts values.
 type Opener struct {
 	kv         KV
 	identities []age.Identity
 }
 
-// NewOpener makes an Opener with one or more private keys.
+// NewOpener returns an Opener that decrypts with one or more private keys.
 func NewOpener(kv KV, identities ...age.Identity) (*Opener, error) {
 	if len(identities) == 0 {
 		return nil, errors.New("open secrets: there is no private key")
@@ -134,7 +134,7 @@ func NewOpener(kv KV, identities ...age.Identity) (*Opener, error) {
 	return &Opener{kv, identities}, nil
 }
 
-// Open gives the value that lies under a key of the tenant.
+// Open returns the value that is stored under a key of the tenant. It returns ErrForeign for a key of another tenant.
 func (o *Opener) Open(ctx context.Context, tenant, key string) (string, error) {
 	if !strings.HasPrefix(key, tenant+".") {
 		return "", ErrForeign
@@ -165,7 +165,7 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 	}
 	var s sealed
 	if err := json.Unmarshal(plain, &s); err != nil {
-		return nil, 0, errors.New("open a secret: what was sealed is not one") // err could quote it
+		return nil, 0, errors.New("open a secret: invalid plaintext") // the error of json could quote the value
 	}
 	if s.Key != key {
 		return nil, 0, ErrForeign
@@ -173,13 +173,13 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 	return s.Value, entry.Revision(), nil
 }
 
-// Forgetter is what Forget needs of the bucket.
+// Forgetter is the part of the bucket that Forget needs.
 type Forgetter interface {
 	ListKeysFiltered(ctx context.Context, filters ...string) (jetstream.KeyLister, error)
 	Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error
 }
 
-// Forget removes what was sealed for one execution, and needs no key for it.
+// Forget removes all values that were sealed for one execution. It needs no private key.
 func Forget(ctx context.Context, kv Forgetter, tenant, execution string) error {
 	if err := errors.Join(events.CheckTenant("tenant", tenant), events.CheckID("executionId", events.KindExecution, execution)); err != nil {
 		return fmt.Errorf("forget secrets: %w", err)
@@ -199,8 +199,8 @@ func Forget(ctx context.Context, kv Forgetter, tenant, execution string) error {
 	return ctx.Err()
 }
 
-// Reseal encrypts a value anew, to other public keys: how keys are rotated. One
-// that changed or went meanwhile is left to who did that.
+// Reseal encrypts a value again, to other public keys, for key rotation. If the value was changed or removed in the
+// meantime, Reseal leaves it as it is.
 func (o *Opener) Reseal(ctx context.Context, key string, recipients ...age.Recipient) error {
 	value, revision, err := o.open(ctx, key)
 	if errors.Is(err, ErrNotFound) {

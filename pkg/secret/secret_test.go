@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// buckets opens the bucket as the gateway, an executor and the session service may.
+// buckets opens the bucket with the NATS rights of the gateway, an executor and the session service.
 func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
@@ -85,7 +85,7 @@ func made(t *testing.T, in, out secret.KV, r age.Recipient, identities ...age.Id
 
 const value = "correct horse battery staple"
 
-func TestSealAndOpen(t *testing.T) {
+func TestOpen_ReturnsTheSealedValueToItsTenantOnly(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	in, out, _ := buckets(t)
@@ -101,7 +101,7 @@ func TestSealAndOpen(t *testing.T) {
 		keys[key] = true
 		entry, err := out.Get(ctx, key)
 		if err != nil || bytes.Contains(entry.Value(), []byte("horse")) || bytes.Contains(entry.Value(), []byte("Y29ycmVjdC")) {
-			t.Fatalf("what lies there is %q, %v", entry.Value(), err)
+			t.Fatalf("the stored value is %q, %v", entry.Value(), err)
 		}
 		if got, err := s.Open(ctx, "acme", key); err != nil || got != value {
 			t.Errorf("opened %q, %v", got, err)
@@ -112,7 +112,7 @@ func TestSealAndOpen(t *testing.T) {
 	}
 }
 
-func TestForget(t *testing.T) {
+func TestForget_PurgesTheSecretsOfOneExecution(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	in, out, session := buckets(t)
@@ -127,7 +127,7 @@ func TestForget(t *testing.T) {
 		}
 		keys[x] = append(keys[x], key)
 	}
-	for range 2 { // the second time there is nothing left
+	for range 2 { // the second call finds nothing
 		if err := secret.Forget(ctx, session, "acme", one); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func TestForget(t *testing.T) {
 			if history, err := session.History(ctx, key); err == nil && x == one {
 				for _, h := range history {
 					if len(h.Value()) > 0 {
-						t.Error("a value that was forgotten is still in the bucket")
+						t.Error("a forgotten value is still in the bucket")
 					}
 				}
 			}
@@ -153,7 +153,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestSealAndOpen_RefuseInvalidValuesAndForeignKeys(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	in, out, _ := buckets(t)
@@ -182,7 +182,7 @@ func TestRefused(t *testing.T) {
 	if _, err := made(t, in, out, k.Recipient(), k).Open(gone, "acme", key); !errors.Is(err, secret.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a bucket that does not answer: %v", err)
 	}
-	// What somebody moves, or plants, is found out.
+	// A value that was moved to another key, or planted by somebody else, is detected.
 	entry, err := out.Get(ctx, key)
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func TestRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := s.Open(ctx, "acme", at); err == nil {
-			t.Errorf("planted %d is opened", i)
+			t.Errorf("planted value %d can be opened", i)
 		}
 	}
 	if _, err := s.Open(ctx, "acme", "acme.e.*"); !errors.Is(err, secret.ErrNotFound) {
@@ -207,8 +207,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRotation seals to a new key and opens both, then seals the old ones anew.
-func TestRotation(t *testing.T) {
+// TestReseal_MovesSecretsToANewKey seals to a new key, opens secrets of both keys, and then reseals the old ones.
+func TestReseal_MovesSecretsToANewKey(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	in, out, _ := buckets(t)
@@ -231,7 +231,7 @@ func TestRotation(t *testing.T) {
 		}
 	}
 	if err := admin.Reseal(ctx, "acme.e.none", after.Recipient()); err != nil {
-		t.Errorf("one that is gone: %v", err)
+		t.Errorf("secret that was removed: %v", err)
 	}
 	if got, err := made(t, in, out, after.Recipient(), after).Open(ctx, "acme", key); err != nil || got != value {
 		t.Errorf("with the new key alone: %q, %v", got, err)
@@ -265,7 +265,7 @@ func (v *vault) Unwrap(_ context.Context, id string, wrapped []byte) ([]byte, er
 	return v.keys[id].Open(nil, wrapped[:12], wrapped[12:], nil)
 }
 
-func TestKMS(t *testing.T) {
+func TestFromKMS_SealsAndOpens(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	in, out, _ := buckets(t)
@@ -298,7 +298,7 @@ func TestKMS(t *testing.T) {
 	}
 }
 
-func TestKeys(t *testing.T) {
+func TestFile_CreatesOneKeyAndParsesIt(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new", "secrets.key")
 	var group sync.WaitGroup
@@ -324,7 +324,7 @@ func TestKeys(t *testing.T) {
 		t.Errorf("the key's file is %v, %v", info.Mode(), err)
 	}
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
-		t.Errorf("beside it lie %v, %v", left, err)
+		t.Errorf("other files in the folder: %v, %v", left, err)
 	}
 	identity, recipient, err := secret.Generate()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package storage reports how full the store of NATS is, and keeps a reserve of it free for what ends work: ends of executions, controls
-// and deletions (docs/adr/0047).
+// Package storage measures how full the NATS store is and keeps a reserve free for work that must always be possible:
+// ends of executions, controls and deletions (docs/adr/0047).
 package storage
 
 import (
@@ -13,41 +13,41 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// DefaultReserve is the reserve in percent of the store.
+// DefaultReserve is the default reserve, in percent of the store.
 const DefaultReserve = 10
 
 const (
-	// lookEvery is how old the figures that Low reports from may be.
+	// lookEvery is the largest age of the figures that Low uses.
 	lookEvery = time.Second
 	// lookWithin bounds one request for the figures.
 	lookWithin = 2 * time.Second
 )
 
-// Room is how full the store is, in bytes.
+// Room is the fill level of the store, in bytes.
 type Room struct {
-	Limit   int64 // what the streams may take; 0 or less where the account of the streams has no limit
-	Used    int64 // what they take
-	Reserve int64 // what is kept free of Limit
+	Limit   int64 // size limit of the streams; 0 or less if their account has no limit
+	Used    int64 // present size of the streams
+	Reserve int64 // part of Limit that is kept free
 }
 
-// Fits reports whether more bytes leave the reserve free.
+// Fits reports whether the reserve stays free after more bytes are written.
 func (r Room) Fits(more int64) bool { return r.Limit <= 0 || r.Used+more <= r.Limit-r.Reserve }
 
-// ReservedError is returned when only the reserve is left.
+// ReservedError reports that only the reserve is left.
 type ReservedError struct{ Room }
 
 func (e *ReservedError) Error() string {
-	return fmt.Sprintf("the store of NATS holds %d of %d bytes, and the last %d are kept for ends, controls and deletions", e.Used, e.Limit, e.Reserve)
+	return fmt.Sprintf("the NATS store uses %d of %d bytes, and the last %d are reserved for ends, controls and deletions", e.Used, e.Limit, e.Reserve)
 }
 
-// Config of a Watch. JetStream and Logger are required.
+// Config configures a Watch. JetStream and Logger are required.
 type Config struct {
 	JetStream jetstream.JetStream
 	Reserve   int // percent of the store
 	Logger    *slog.Logger
 }
 
-// ReserveOf returns the setting store-reserve, in percent, or its default where it is not set.
+// ReserveOf validates the setting store-reserve, in percent, and returns it. It returns the default for 0.
 func ReserveOf(percent int) (int, error) {
 	if percent == 0 {
 		return DefaultReserve, nil
@@ -58,17 +58,17 @@ func ReserveOf(percent int) (int, error) {
 	return percent, nil
 }
 
-// Watch knows how full the store is. It is safe for concurrent use.
+// Watch measures the fill level of the store. It is safe for concurrent use.
 type Watch struct {
 	cfg Config
 
 	mu   sync.Mutex
 	room Room
-	at   time.Time // when room was read
-	low  bool      // as was last logged
+	at   time.Time // when room was measured
+	low  bool      // the state that was logged last
 }
 
-// NewWatch makes a Watch, which reports room for everything until Run has read the figures.
+// NewWatch returns a Watch that reports unlimited room until Run has read the figures.
 func NewWatch(cfg Config) *Watch { return &Watch{cfg: cfg} }
 
 // Collectors returns the figures as metrics.
@@ -77,19 +77,19 @@ func (w *Watch) Collectors() []prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_store_" + name, Help: help}, func() float64 { return float64(value(w.Room())) })
 	}
 	return []prometheus.Collector{
-		gauge("limit_bytes", "Bytes that the streams of NATS may take on disk; 0 or less where their account has no limit.", func(r Room) int64 { return r.Limit }),
-		gauge("used_bytes", "Bytes that the streams of NATS take on disk.", func(r Room) int64 { return r.Used }),
+		gauge("limit_bytes", "Bytes that the NATS streams may use on disk; 0 or less if their account has no limit.", func(r Room) int64 { return r.Limit }),
+		gauge("used_bytes", "Bytes that the NATS streams use on disk.", func(r Room) int64 { return r.Used }),
 		gauge("reserve_bytes", "Bytes of the limit that are kept free for ends, controls and deletions.", func(r Room) int64 { return r.Reserve }),
 	}
 }
 
-// Run reads the figures every second until ctx ends. While NATS does not answer, those that were read last count.
+// Run reads the figures every second until ctx ends. While NATS does not respond, the last figures stay in use.
 func (w *Watch) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
-			w.cfg.Logger.Debug("the room in the store of NATS cannot be read", "error", err)
+			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -114,7 +114,7 @@ func (w *Watch) look(ctx context.Context) error {
 	defer w.mu.Unlock()
 	if low := !room.Fits(0); low != w.low {
 		w.low = low
-		w.cfg.Logger.Warn("the store of NATS", "only the reserve is left", low, "used", room.Used, "limit", room.Limit, "reserve", room.Reserve)
+		w.cfg.Logger.Warn("fill level of the NATS store changed", "reserveOnly", low, "used", room.Used, "limit", room.Limit, "reserve", room.Reserve)
 	}
 	w.room, w.at = room, time.Now()
 	return nil
@@ -127,11 +127,12 @@ func (w *Watch) Room() Room {
 	return w.room
 }
 
-// Low reports whether only the reserve is left, as was read last. A nil Watch reports false.
+// Low reports whether only the reserve is left, according to the last figures. A nil Watch reports false.
 func (w *Watch) Low() bool { return w != nil && !w.Room().Fits(0) }
 
-// Check returns a *ReservedError if more bytes do not leave the reserve free. Near to it, Check asks NATS anew, so that many writers
-// together cannot use it up between two looks. A nil Watch returns nil.
+// Check returns a *ReservedError if the reserve would not stay free after more bytes are written. Close to the
+// reserve, Check reads the figures again, so that many writers together cannot use up the reserve between two reads.
+// A nil Watch returns nil.
 func (w *Watch) Check(ctx context.Context, more int64) error {
 	if w == nil {
 		return nil
@@ -141,7 +142,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	w.mu.Unlock()
 	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > lookEvery {
 		if err := w.look(ctx); err != nil {
-			w.cfg.Logger.Debug("the room in the store of NATS cannot be read", "error", err)
+			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		room = w.Room()
 	}

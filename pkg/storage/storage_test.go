@@ -23,9 +23,9 @@ func TestReserveOf(t *testing.T) {
 	}
 }
 
-// TestWatch_SeesTheReserve: every service's user reads how full the store is. Check refuses what would take from the reserve, also when
-// the last look saw room, and takes it again once there is room.
-func TestWatch_SeesTheReserve(t *testing.T) {
+// TestCheck_KeepsTheReserveFree tests that every service's NATS user can read the fill level, and that Check refuses
+// writes into the reserve, even if the last read saw room, and accepts them again once there is room.
+func TestCheck_KeepsTheReserveFree(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true, Relaxed: true, MaxStore: natsserver.MinStore})
 	admin, err := srv.ConnectAs(topology.UserAdmin)
@@ -72,12 +72,13 @@ func TestWatch_SeesTheReserve(t *testing.T) {
 			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.Low())
 		}
 		if err := w.Check(t.Context(), natsserver.MinStore/2); err == nil {
-			t.Errorf("%s: more than the room was taken", user)
+			t.Errorf("%s: a write larger than the room was accepted", user)
 		}
 	}
 }
 
-// TestWatch_FollowsTheStore: Low follows the store without a question, and Run ends with its context.
+// TestWatch_FollowsTheStore tests that Low follows the store without a call of Check, and that Run ends with its
+// context.
 func TestWatch_FollowsTheStore(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunSmall(t)
@@ -111,7 +112,7 @@ func TestWatch_FollowsTheStore(t *testing.T) {
 	}
 }
 
-// TestNilWatch_HasRoom: what has no Watch takes everything.
+// TestNilWatch_HasRoom tests that a nil Watch accepts every write.
 func TestNilWatch_HasRoom(t *testing.T) {
 	t.Parallel()
 	var w *storage.Watch

@@ -1,4 +1,5 @@
-// Package tlsconn is TLS with the half-close and the close of a plain socket, for programs that copy between connections of both kinds.
+// Package tlsconn implements TLS connections with the half-close and close of a plain TCP socket, for programs that
+// copy between TLS and plain connections.
 package tlsconn
 
 import (
@@ -9,20 +10,20 @@ import (
 	"time"
 )
 
-// Conn is a TLS connection whose handshake is complete. It differs from a tls.Conn in two methods:
-// CloseWrite waits for a slow peer as long as the write deadline allows, where tls.Conn gives up after 5 s and the peer never reads the
-// end; Close does not wait at all, where tls.Conn waits up to 5 s for a peer that does not read.
+// Conn is a TLS connection whose handshake is complete. Two methods differ from tls.Conn. CloseWrite waits for a slow
+// peer until the write deadline; tls.Conn gives up after 5 s, and the peer never reads the end. Close does not wait;
+// tls.Conn waits up to 5 s for a peer that does not read.
 type Conn struct {
 	*tls.Conn
 	raw net.Conn
 }
 
-// Client runs the client's handshake on raw until ctx ends. When it fails, raw is closed.
+// Client performs the client's handshake on raw. ctx bounds the handshake. If the handshake fails, raw is closed.
 func Client(ctx context.Context, raw net.Conn, cfg *tls.Config) (*Conn, error) {
 	return handshake(ctx, raw, tls.Client(inner{raw}, cfg))
 }
 
-// Server runs the server's handshake on raw until ctx ends. When it fails, raw is closed.
+// Server performs the server's handshake on raw. ctx bounds the handshake. If the handshake fails, raw is closed.
 func Server(ctx context.Context, raw net.Conn, cfg *tls.Config) (*Conn, error) {
 	return handshake(ctx, raw, tls.Server(inner{raw}, cfg))
 }
@@ -37,14 +38,14 @@ func handshake(ctx context.Context, raw net.Conn, c *tls.Conn) (*Conn, error) {
 	return &Conn{Conn: c, raw: raw}, nil
 }
 
-// Close closes the connection at once. What was written is still sent; a peer that has to tell the end from a broken connection
-// needs CloseWrite before.
+// Close closes the connection immediately. Data that was written is still sent. A peer that must distinguish the end
+// from a broken connection needs CloseWrite first.
 func (c *Conn) Close() error { return c.raw.Close() }
 
-// SetWriteDeadline bounds Write and CloseWrite. After a Write that missed it every later one fails.
+// SetWriteDeadline bounds Write and CloseWrite. After a Write that missed the deadline, all later ones fail.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
 
-// inner keeps tls.Conn from replacing the write deadline when it sends close_notify.
+// inner prevents tls.Conn from replacing the write deadline when it sends close_notify.
 type inner struct{ net.Conn }
 
 func (inner) SetWriteDeadline(time.Time) error { return nil }

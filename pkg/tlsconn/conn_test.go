@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/tlsconn"
 )
 
-// configs returns the settings of a server and of a client that trusts it.
+// configs returns the configurations of a server and of a client that trusts it.
 func configs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
 	dir := t.TempDir()
@@ -39,14 +39,14 @@ func configs(t *testing.T) (server, client *tls.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := time.Now() // in a bubble of synctest it is another time
+	now := time.Now() // synctest's clock differs from the wall clock
 	server, client = pair.TLS(), &tls.Config{RootCAs: pool, ServerName: "proxy", MinVersion: tls.VersionTLS13}
 	server.Time, client.Time = func() time.Time { return now }, func() time.Time { return now }
-	server.SessionTicketsDisabled = true // a pipe has no buffer that could hold one
+	server.SessionTicketsDisabled = true // a pipe has no buffer for a session ticket
 	return server, client
 }
 
-// pipe returns both ends of a connection without a buffer.
+// pipe returns both ends of an unbuffered connection.
 func pipe(t *testing.T, server, client *tls.Config) (s, c *tlsconn.Conn) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -63,7 +63,7 @@ func pipe(t *testing.T, server, client *tls.Config) (s, c *tlsconn.Conn) {
 	return s, c
 }
 
-// crypto/tls gives up after 5 s; then the peer would never read the end.
+// TestConn_CloseWriteWaitsForASlowPeer: crypto/tls would give up after 5 s, and the peer would never read the end.
 func TestConn_CloseWriteWaitsForASlowPeer(t *testing.T) {
 	t.Parallel()
 	server, client := configs(t)
@@ -71,14 +71,14 @@ func TestConn_CloseWriteWaitsForASlowPeer(t *testing.T) {
 		s, c := pipe(t, server, client)
 		ended := make(chan error, 1)
 		go func() { ended <- c.CloseWrite() }()
-		time.Sleep(time.Minute) // of the bubble
+		time.Sleep(time.Minute) // in synctest's time
 		if got, err := io.ReadAll(s); err != nil || len(got) > 0 {
 			t.Errorf("the peer read %q, %v", got, err)
 		}
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		// The other direction is open.
+		// The other direction is still open.
 		go func() { _, _ = io.WriteString(s, "answer"); _ = s.Close() }()
 		if got, err := io.ReadAll(c); err != nil || string(got) != "answer" {
 			t.Errorf("read %q, %v", got, err)
@@ -103,7 +103,8 @@ func TestConn_CloseWriteEndsAtTheWriteDeadline(t *testing.T) {
 	})
 }
 
-// crypto/tls waits up to 5 s for the peer to read close_notify.
+// TestConn_CloseDoesNotWaitForAPeerThatDoesNotRead: crypto/tls would wait up to 5 s for the peer to read
+// close_notify.
 func TestConn_CloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	server, client := configs(t)
@@ -120,7 +121,7 @@ func TestConn_CloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 	})
 }
 
-// A failed handshake closes the connection below.
+// TestHandshake_ClosesTheConnectionWhenItFails tests that a failed handshake closes the underlying connection.
 func TestHandshake_ClosesTheConnectionWhenItFails(t *testing.T) {
 	t.Parallel()
 	server, client := configs(t)
@@ -144,7 +145,7 @@ func TestHandshake_ClosesTheConnectionWhenItFails(t *testing.T) {
 		served <- err
 	}()
 	if _, err := tlsconn.Client(t.Context(), dialed, client); err == nil {
-		t.Error("a certificate of nobody is taken")
+		t.Error("a certificate of an unknown authority is accepted")
 	}
 	if err := <-served; err == nil {
 		t.Error("the server's handshake is complete")

@@ -14,47 +14,48 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/guard"
 )
 
-// How a gateway decides who is let in.
+// Values of Config.Auth: how a gateway authenticates clients.
 const (
-	AuthOff  = "off"  // without a key, as tenant default; on loopback alone
-	AuthKeys = "keys" // with an API key, or the root key
+	AuthOff  = "off"  // clients need no key and act as tenant default; allowed on loopback only
+	AuthKeys = "keys" // clients need an API key or the root key
 )
 
-// Config of a gateway: flags, and SPOOL_* variables of the same names. Its zero value works, on loopback.
+// Config configures a gateway: flags, and SPOOL_* environment variables of the same names. The zero value is valid
+// and listens on loopback.
 type Config struct {
-	Listen               string        `help:"Address of HTTP: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
-	GRPCListen           string        `name:"grpc-listen" help:"Address of gRPC." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
-	TLSCert              string        `name:"tls-cert" placeholder:"FILE" help:"PEM file of the certificate, with its chain, that HTTP and gRPC are served with. It is read again when it changes." env:"SPOOL_TLS_CERT"`
+	Listen               string        `help:"Address of the HTTP listener: REST, SSE, WebSocket, health, metrics." default:"127.0.0.1:7700" env:"SPOOL_LISTEN"`
+	GRPCListen           string        `name:"grpc-listen" help:"Address of the gRPC listener." default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN"`
+	TLSCert              string        `name:"tls-cert" placeholder:"FILE" help:"PEM file of the certificate, with its chain, for HTTP and gRPC. The file is read again when it changes." env:"SPOOL_TLS_CERT"`
 	TLSKey               string        `name:"tls-key" placeholder:"FILE" help:"PEM file of the private key of tls-cert." env:"SPOOL_TLS_KEY"`
-	BehindTLSProxy       bool          `name:"behind-tls-proxy" default:"false" help:"A proxy in front of this gateway speaks TLS with clients: listen beyond loopback without tls-cert." env:"SPOOL_BEHIND_TLS_PROXY"`
-	TrustedProxies       []string      `help:"Addresses and networks (CIDR) of proxies in front of this gateway: from them alone the client's address is taken from X-Forwarded-For. With behind-tls-proxy, empty means every connection." env:"SPOOL_TRUSTED_PROXIES"`
-	PublishedAddress     string        `help:"Host address on which a container engine publishes the listeners, which then are reached there alone: without TLS it has to be on loopback." env:"SPOOL_PUBLISHED_ADDRESS"`
-	Auth                 string        `help:"Who is let in: keys, or off, which serves everybody as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
-	RootKey              string        `help:"A key of 32 characters or more that makes API keys and sets limits and budgets, of any tenant, and does nothing else." env:"SPOOL_ROOT_KEY"`
-	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * for all." env:"SPOOL_ALLOWED_ORIGINS"`
-	CommandTimeout       time.Duration `help:"How long a command waits for its answer before its outcome is called unknown." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
-	WriteTimeout         time.Duration `help:"How long a streaming client may take for what it is sent before it is cut." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
-	MaxRequest           int64         `help:"Largest body in bytes of a request that brings files along: a session or a message with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
-	MaxFile              int64         `help:"Largest file, or tar, in bytes that may be put into a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
-	MaxTranscript        int64         `help:"Largest transcript in bytes that a session may begin with." default:"67108864" env:"SPOOL_MAX_TRANSCRIPT"`
-	MaxBytes             int64         `help:"Bytes of requests that are being answered, and of what streams send, which the gateway holds at once; past it a request is refused with OVERLOADED. Streams may hold half of them, and wait for three times write-timeout before they are refused. Memory in use may be some times that." default:"134217728" env:"SPOOL_MAX_BYTES"`
-	MaxTenantBytes       int64         `help:"The same of one tenant; past it a request is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
+	BehindTLSProxy       bool          `name:"behind-tls-proxy" default:"false" help:"Allows listening beyond loopback without tls-cert, because a proxy in front of this gateway terminates TLS." env:"SPOOL_BEHIND_TLS_PROXY"`
+	TrustedProxies       []string      `help:"Addresses and networks (CIDR) of proxies in front of this gateway. Only on connections from them is the client's address read from X-Forwarded-For. With behind-tls-proxy, empty means every connection." env:"SPOOL_TRUSTED_PROXIES"`
+	PublishedAddress     string        `help:"Host address on which a container engine publishes the listeners, if they can only be reached there. Without TLS it must be on loopback." env:"SPOOL_PUBLISHED_ADDRESS"`
+	Auth                 string        `help:"Authentication of clients: keys requires an API key; off serves every client as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
+	RootKey              string        `help:"A key of 32 characters or more that may only manage API keys, limits and budgets, of any tenant." env:"SPOOL_ROOT_KEY"`
+	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * allows all." env:"SPOOL_ALLOWED_ORIGINS"`
+	CommandTimeout       time.Duration `help:"How long the gateway waits for the answer to a command before it reports an unknown outcome." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
+	WriteTimeout         time.Duration `help:"How long a streaming client may take to read before its stream is ended." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
+	MaxRequest           int64         `help:"Largest body in bytes of a request with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
+	MaxFile              int64         `help:"Largest file or tar, in bytes, that may be uploaded to a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
+	MaxTranscript        int64         `help:"Largest transcript, in bytes, that a session may continue." default:"67108864" env:"SPOOL_MAX_TRANSCRIPT"`
+	MaxBytes             int64         `help:"Bytes of requests and of unsent stream data that the gateway holds at once; a request above the limit is refused with OVERLOADED. Streams may hold half of the bytes, and wait for three times write-timeout before they are refused. The process may use a multiple of this in memory." default:"134217728" env:"SPOOL_MAX_BYTES"`
+	MaxTenantBytes       int64         `help:"Bytes, as in max-bytes, for one tenant; a request above the limit is refused with TOO_MUCH_IN_FLIGHT. At least max-request." default:"67108864" env:"SPOOL_MAX_TENANT_BYTES"`
 	MaxTenantStreams     int           `help:"Streams (SSE, WebSocket and gRPC together) that one tenant may have open at this gateway." default:"2048" env:"SPOOL_MAX_TENANT_STREAMS"`
-	MaxTenantRequests    int           `help:"Requests, and messages of WebSockets, that one tenant may send to this gateway in a second; past it a request is refused with RATE_LIMITED." default:"1000" env:"SPOOL_MAX_TENANT_REQUESTS"`
-	MaxTenantBurst       int           `help:"The same at once, after a pause." default:"10000" env:"SPOOL_MAX_TENANT_BURST"`
-	MaxTenantSessions    int           `help:"Sessions that are not deleted which one tenant may have; past it a new one is refused with TENANT_SESSIONS. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_SESSIONS"`
-	MaxTenantStorage     int64         `help:"Bytes that one tenant may store: events, files and snapshots of its sessions, definitions and skills; past it what adds to them is refused with TENANT_STORAGE. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_STORAGE"`
-	MaxConnections       int           `help:"Connections that may be open, of HTTP and of gRPC each. Those past it are closed at once." default:"4096" env:"SPOOL_MAX_CONNECTIONS"`
-	MaxAddressConns      int           `name:"max-address-connections" help:"Connections from one address, of HTTP and of gRPC each. Behind a proxy all clients have its address: set it to max-connections there." default:"2048" env:"SPOOL_MAX_ADDRESS_CONNECTIONS"`
-	ReadTimeout          time.Duration `help:"How long the body of a request, or a message of gRPC or of a WebSocket, may take to arrive. A file that is put or read has as much more as it needs at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
-	SecretsRecipientFile string        `help:"File with that key, in place of secrets-recipient." env:"SPOOL_SECRETS_RECIPIENT_FILE"`
-	SecretsRecipient     string        `help:"Public key (age1…) that secrets are encrypted to, several separated by commas; executors have the private one. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
-	StoreReserve         int           `help:"Percent of what the streams of NATS may take on disk that is kept for ends, controls and deletions: past it what needs room is refused with STORAGE_FULL. Session services and executors need the same value." default:"10" env:"SPOOL_STORE_RESERVE"`
-	LagAfter             time.Duration `help:"How far behind the read models may be before streaming clients are told." default:"5s" env:"SPOOL_LAG_AFTER"`
-	ShutdownGrace        time.Duration `help:"How long requests may finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
+	MaxTenantRequests    int           `help:"Requests and WebSocket messages per second that one tenant may send to this gateway; a request above the rate is refused with RATE_LIMITED." default:"1000" env:"SPOOL_MAX_TENANT_REQUESTS"`
+	MaxTenantBurst       int           `help:"Largest burst of requests of one tenant, after a pause." default:"10000" env:"SPOOL_MAX_TENANT_BURST"`
+	MaxTenantSessions    int           `help:"Sessions, except deleted ones, that one tenant may have; a new session above the limit is refused with TENANT_SESSIONS. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_SESSIONS"`
+	MaxTenantStorage     int64         `help:"Bytes that one tenant may store: events, files and snapshots of its sessions, definitions and skills. Requests that would store more are refused with TENANT_STORAGE. 0 means no limit." default:"0" env:"SPOOL_MAX_TENANT_STORAGE"`
+	MaxConnections       int           `help:"Connections that may be open, for HTTP and gRPC separately. Further connections are closed immediately." default:"4096" env:"SPOOL_MAX_CONNECTIONS"`
+	MaxAddressConns      int           `name:"max-address-connections" help:"Connections from one address, for HTTP and gRPC separately. Behind a proxy all clients have the proxy's address: use the value of max-connections there." default:"2048" env:"SPOOL_MAX_ADDRESS_CONNECTIONS"`
+	ReadTimeout          time.Duration `help:"How long the body of a request, a gRPC message or a WebSocket message may take to arrive. File uploads and downloads get the additional time that they need at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
+	SecretsRecipientFile string        `help:"File that contains secrets-recipient." env:"SPOOL_SECRETS_RECIPIENT_FILE"`
+	SecretsRecipient     string        `help:"Public key (age1…) to which secrets are encrypted, or several separated by commas; executors have the private key. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
+	StoreReserve         int           `help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. Below it, commands that need room are refused with STORAGE_FULL. Session services and executors need the same value." default:"10" env:"SPOOL_STORE_RESERVE"`
+	LagAfter             time.Duration `help:"How far the read models may be behind before streaming clients are notified." default:"5s" env:"SPOOL_LAG_AFTER"`
+	ShutdownGrace        time.Duration `help:"How long running requests may take to finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
 }
 
-// validate fills in the defaults and reports the first setting that is wrong, by its name.
+// validate sets the defaults and returns an error that begins with the name of the first invalid setting.
 func (c *Config) validate() error {
 	for _, s := range []struct {
 		value *string
@@ -102,7 +103,7 @@ func (c *Config) validate() error {
 	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
 		return err
 	}
-	// A gateway whose max-request was raised before there was such a limit goes on to take such requests.
+	// A gateway whose max-request was raised before this limit existed must still accept such requests.
 	c.MaxTenantBytes = max(c.MaxTenantBytes, c.MaxRequest+1<<20)
 	c.MaxBytes = max(c.MaxBytes, c.MaxTenantBytes)
 	for _, n := range []struct {
@@ -144,14 +145,14 @@ func (c *Config) validate() error {
 	return errors.Join(c.checkListen("listen", c.Listen), c.checkListen("grpc-listen", c.GRPCListen))
 }
 
-// proxies returns who is believed to name the client's address.
+// proxies returns the proxies whose X-Forwarded-For is used.
 func (c *Config) proxies() (auth.Proxies, error) {
 	p, err := auth.ParseProxies(c.TrustedProxies)
 	p.Any = c.BehindTLSProxy && len(c.TrustedProxies) == 0
 	return p, err
 }
 
-// checkListen refuses to serve beyond this machine those without a key, and anybody without TLS.
+// checkListen refuses to serve other machines without API keys, or without TLS.
 func (c *Config) checkListen(name, addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

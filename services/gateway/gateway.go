@@ -1,7 +1,7 @@
-// Package gateway is the service that clients talk to: REST and gRPC from one
-// .proto, WebSocket and SSE with exact resume. It writes nothing itself: commands
-// go to the session service, reads come from Postgres, what is new from LIVE. Any
-// number of gateways run side by side, and a client may come back to any of them.
+// Package gateway is the service that clients connect to: REST and gRPC, generated from one .proto file, and
+// WebSocket and SSE streams that resume exactly. The gateway never writes to the log: it sends commands to the
+// session service, reads from Postgres, and receives new events from LIVE. Any number of gateways may run, and a
+// client may reconnect to any of them.
 package gateway
 
 import (
@@ -49,26 +49,26 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 )
 
-// Deps are what a gateway is given. The caller closes them after Run.
+// Deps are the dependencies of a gateway. The caller closes them after Run has returned.
 type Deps struct {
 	NATS   *nats.Conn
-	Pool   *pgxpool.Pool // of readmodel.Open
+	Pool   *pgxpool.Pool // from readmodel.Open
 	Logger *slog.Logger  // nil discards
-	// Metrics is told what the gateway counts, beside its own /metrics; nil for that alone.
+	// Metrics is a second registry for the gateway's metrics, in addition to its own /metrics; nil for none.
 	Metrics prometheus.Registerer
-	// Sealer keeps the values of secrets; nil for one to Config.SecretsRecipient.
+	// Sealer stores the values of secrets; nil for one that encrypts to Config.SecretsRecipient.
 	Sealer Sealer
-	// Now is the clock that ids are minted by; nil for this machine's. Whether a key has expired does not depend on it.
+	// Now is the clock for new ids; nil for time.Now. Expiry of keys does not depend on it.
 	Now func() time.Time
 }
 
-// Gateway is one copy of the service.
+// Gateway is one replica of the service.
 type Gateway struct {
 	cfg    Config
 	deps   Deps
 	hub    *live.Hub
 	watch  *auth.Watch
-	limits *budget.Watch // of tenants
+	limits *budget.Watch // limits of tenants
 	socket *socket.Handler
 	http   *http.Server
 	grpc   *rpc.Server
@@ -82,7 +82,7 @@ type Gateway struct {
 	grpcAddr net.Addr
 }
 
-// New checks the config and puts the gateway together; Run makes it serve.
+// New validates the config and creates a Gateway. Run starts it.
 func New(cfg Config, deps Deps) (*Gateway, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -105,7 +105,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	return g, g.build(js)
 }
 
-// build puts the parts together.
+// build creates the parts of the gateway and connects them.
 func (g *Gateway) build(js jetstream.JetStream) error {
 	if err := auth.CheckNeeds(); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			Sent: counts.Command, Stored: g.hub.Wrote,
 		}),
-		BudgetTold: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
+		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
 		},
 		SessionLimit: func(tenant string) int {
@@ -189,17 +189,18 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.http = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-		// A header that is too long for its field, such as an Idempotency-Key of 1 MiB, is refused with
-		// a problem that names the field. Past this limit net/http answers with a bare 431.
+		// A header that is too long for its field, such as an Idempotency-Key of 1 MiB, is refused with a problem
+		// that names the field. Above this limit net/http answers with a bare 431.
 		MaxHeaderBytes: 2 << 20,
 		ConnContext:    admission.ConnContext,
 		ConnState:      admission.ConnState,
 		ErrorLog:       slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
-	var secure *tls.Config // of gRPC
+	var secure *tls.Config // TLS of the gRPC listener
 	if g.pair != nil {
 		g.http.TLSConfig, secure = g.pair.TLS(), g.pair.TLS()
-		// By HTTP/2 a connection has many requests at once, whose headers are held before their senders are known.
+		// On HTTP/2 a connection has many concurrent requests, whose headers are in memory before the clients are
+		// authenticated.
 		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeader, &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	}
 	g.grpc = rpc.New(rpc.Config{
@@ -209,7 +210,8 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	return nil
 }
 
-// storageLimit returns how many bytes a tenant may store; 0 is no limit. The platform's entries are the operator's.
+// storageLimit returns how many bytes a tenant may store; 0 means no limit. The platform tenant has none, because its
+// entries belong to the operator.
 func (g *Gateway) storageLimit(tenant string) int64 {
 	if tenant == events.PlatformTenant {
 		return 0
@@ -220,26 +222,26 @@ func (g *Gateway) storageLimit(tenant string) int64 {
 	return g.cfg.MaxTenantStorage
 }
 
-// roomWait is how many times SPOOL_WRITE_TIMEOUT a stream waits for room in the budget of bytes. A client that does not read is cut,
-// and returns what it holds, after twice that time.
+// roomWait is how many times the write timeout a stream waits for bytes of the in-flight limit. A client that does
+// not read is disconnected after twice the write timeout, and its bytes are returned then.
 const roomWait = 3
 
-// maxStreams is how many requests a connection of HTTP/2 may have open at once.
+// maxStreams is the largest number of concurrent requests on an HTTP/2 connection.
 const maxStreams = 128
 
-// serveHTTP serves HTTP, with TLS if there is a certificate.
+// serveHTTP serves HTTP, with TLS if a certificate is configured.
 func (g *Gateway) serveHTTP(l net.Listener) error {
 	if g.pair == nil {
 		return g.http.Serve(g.limited(l, rest.Full()))
 	}
-	// A refused connection has no TLS yet, in which it could be answered.
+	// A refused connection has not done its TLS handshake, so no answer can be sent.
 	return g.http.ServeTLS(g.limited(l, nil), "", "")
 }
 
-// Ready is closed when both listeners are open.
+// Ready returns a channel that is closed when both listeners accept connections.
 func (g *Gateway) Ready() <-chan struct{} { return g.ready }
 
-// URL is where HTTP listens; for use after Ready.
+// URL returns the base URL of the HTTP listener. It must be called after Ready.
 func (g *Gateway) URL() string {
 	if g.pair != nil {
 		return "https://" + g.Addr().String()
@@ -247,22 +249,22 @@ func (g *Gateway) URL() string {
 	return "http://" + g.Addr().String()
 }
 
-// Addr is where HTTP listens; nil before Ready.
+// Addr returns the address of the HTTP listener, or nil before Ready.
 func (g *Gateway) Addr() net.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.addr
 }
 
-// GRPCAddr is where gRPC listens; nil before Ready.
+// GRPCAddr returns the address of the gRPC listener, or nil before Ready.
 func (g *Gateway) GRPCAddr() net.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.grpcAddr
 }
 
-// Run serves until ctx ends, then lets requests finish and streams end with their
-// reason. NATS or Postgres being away does not end it: it answers 503 until they are back.
+// Run serves until ctx ends, then waits for running requests and ends streams with a reason. If NATS or Postgres is
+// not available, Run keeps serving and answers 503 until they are back.
 func (g *Gateway) Run(ctx context.Context) error {
 	var listen net.ListenConfig
 	web, err := listen.Listen(ctx, "tcp", g.cfg.Listen)
@@ -303,12 +305,12 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return nil
 }
 
-// limited bounds the connections of a listener.
+// limited returns a listener that limits the number of connections.
 func (g *Gateway) limited(l net.Listener, answer []byte) net.Listener {
 	return admission.NewListener(l, g.cfg.MaxConnections, g.cfg.MaxAddressConns, answer)
 }
 
-// stop lets what is under way finish, for the grace that is set.
+// stop waits for running requests to finish, up to the shutdown grace.
 func (g *Gateway) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.ShutdownGrace)
 	defer cancel()
@@ -317,14 +319,14 @@ func (g *Gateway) stop() {
 	wg.Go(func() { g.grpc.Stop(ctx) })
 	wg.Go(func() {
 		if err := g.http.Shutdown(ctx); err != nil {
-			g.deps.Logger.Warn("requests were cut off at the end of the grace", "error", err)
-			_ = g.http.Close() // what is left is closed; there is nothing more to do
+			g.deps.Logger.Warn("requests aborted at the end of the shutdown grace", "error", err)
+			_ = g.http.Close() // closes the remaining connections; an error changes nothing
 		}
 	})
 	wg.Wait()
 }
 
-// check says what of the gateway's needs is not met, by name.
+// check returns the gateway's dependencies by name, with an error for each that is not available.
 func (g *Gateway) check(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -14,10 +14,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 )
 
-// Sealer encrypts and keeps the values of secrets: a *secret.Sealer.
+// Sealer encrypts and stores the values of secrets. It is usually a *secret.Sealer.
 type Sealer = api.Sealer
 
-// recipients reads the public keys; none where none are set.
+// recipients returns the configured public keys, or none if none are set.
 func (c *Config) recipients() ([]age.Recipient, error) {
 	text := c.SecretsRecipient
 	switch {
@@ -35,7 +35,7 @@ func (c *Config) recipients() ([]age.Recipient, error) {
 	return secret.ParseRecipients(text)
 }
 
-// sealer gives what keeps secrets; nil refuses them.
+// sealer returns the Sealer to use, or nil if secrets are not supported.
 func (g *Gateway) sealer(js jetstream.JetStream) (Sealer, error) {
 	if g.deps.Sealer != nil {
 		return g.deps.Sealer, nil
@@ -47,7 +47,7 @@ func (g *Gateway) sealer(js jetstream.JetStream) (Sealer, error) {
 	return secret.NewSealer(&secretsBucket{js: js}, keys...)
 }
 
-// secretsBucket looks the bucket up when it is first needed, so that a gateway starts while NATS is away.
+// secretsBucket opens the bucket on first use, so that a gateway starts while NATS is not available.
 type secretsBucket struct {
 	js jetstream.JetStream
 
@@ -69,7 +69,7 @@ func (b *secretsBucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, nil
 }
 
-// Get is jetstream.KeyValue's.
+// Get implements secret.KV.
 func (b *secretsBucket) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
 	kv, err := b.open(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (b *secretsBucket) Get(ctx context.Context, key string) (jetstream.KeyValue
 	return kv.Get(ctx, key)
 }
 
-// Create is jetstream.KeyValue's.
+// Create implements secret.KV.
 func (b *secretsBucket) Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error) {
 	kv, err := b.open(ctx)
 	if err != nil {
@@ -87,7 +87,7 @@ func (b *secretsBucket) Create(ctx context.Context, key string, value []byte, op
 	return kv.Create(ctx, key, value, opts...)
 }
 
-// Update is jetstream.KeyValue's.
+// Update implements secret.KV.
 func (b *secretsBucket) Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
 	kv, err := b.open(ctx)
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 )
 
-// Database is where a gateway's process finds the read models.
+// Database is the setting for the read models' database.
 type Database struct {
 	DatabaseURL string `required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
 }
 
-// DescribeMetrics registers what a gateway counts, of none: for documents.
+// DescribeMetrics registers the gateway's metrics without a gateway, to generate documentation from them.
 func DescribeMetrics(r prometheus.Registerer) {
 	metrics.New(r)
 	r.MustRegister(new(storage.Watch).Collectors()...)

@@ -1,7 +1,6 @@
-// Package command is what a gateway asks of the session service over COMMANDS,
-// and what it is answered. Both are JSON. A command goes to
-// topology.CommandSubject(topology.ServiceSession, tenant, id), where id is the
-// session's, or the catalogue id of the key that the command is about.
+// Package command defines the requests that gateways send to the session and skills services over COMMANDS, and the
+// answers. Both are JSON. A command is sent to topology.CommandSubject(topology.ServiceSession, tenant, id), where id
+// is the id of the session, or the catalogue id of the entry, that the command concerns.
 package command
 
 import (
@@ -10,10 +9,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Type says what is asked; it decides the type of Command.Body.
+// Type is the kind of a command; it determines the type of Command.Body.
 type Type string
 
-// The types of command, each with its body and with the ids of Command that it takes.
+// The types of command, each with its body and the ids of Command that it requires.
 const (
 	TypeCreateSession  Type = "create_session"  // CreateSession; SessionID is the new session's
 	TypeForkSession    Type = "fork_session"    // ForkSession; SessionID is the new session's
@@ -46,14 +45,15 @@ const (
 	TypeRemoveInstance    Type = "remove_instance"    // Remove; no ids
 	TypeRemoveEnvironment Type = "remove_environment" // Remove; no ids
 
-	// These go to the skills service.
+	// The following types are sent to the skills service.
 	TypePushSkill   Type = "push_skill"   // PushSkill; no ids
 	TypeTagSkill    Type = "tag_skill"    // TagSkill; no ids
 	TypeRemoveSkill Type = "remove_skill" // Remove; no ids
 )
 
-// NeedsRoom reports whether a command is refused while only the reserve of the store is left, and, if it is about a session, while
-// the tenant is at its limit of events. Those that end, remove or govern are not.
+// NeedsRoom reports whether a command is refused while only the reserve of the store is left and, if it concerns a
+// session, while the tenant has reached a limit of events. Commands that end, remove or govern something are never
+// refused for these reasons.
 func (t Type) NeedsRoom() bool {
 	switch t {
 	case TypeCreateSession, TypeForkSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypePutFile, TypeSync,
@@ -63,17 +63,18 @@ func (t Type) NeedsRoom() bool {
 	return false
 }
 
-// CodeStorageFull is the code of such a refusal.
+// CodeStorageFull is the code of a command that is refused because only the reserve of the store is left.
 const CodeStorageFull = "STORAGE_FULL"
 
-// CodeTranscriptMismatch refuses a transcript of another agent than the session's.
+// CodeTranscriptMismatch is the code of a command whose transcript belongs to another agent than the session's.
 const CodeTranscriptMismatch = "TRANSCRIPT_MISMATCH"
 
-// CodeSnapshotGone refuses a fork: a snapshot that it needs is not in the object store any more, or cannot be read.
+// CodeSnapshotGone is the code of a fork that needs a snapshot which no longer exists in the object store or cannot
+// be read.
 const CodeSnapshotGone = "SNAPSHOT_GONE"
 
-// Command is one request. Its ids are minted by the gateway, so that sending it
-// again, with the same ids, changes nothing.
+// Command is one request. The gateway generates its ids, so that sending a command again with the same ids changes
+// nothing.
 type Command struct {
 	Type        Type            `json:"type"`
 	ID          string          `json:"id"` // cmd_…
@@ -83,8 +84,8 @@ type Command struct {
 	Actor       events.Actor    `json:"actor"`
 	Body        json.RawMessage `json:"body,omitempty"`
 
-	// Agents are the slugs of the only agents that the actor's key may use; empty means all. The service that carries the command out
-	// takes what is another agent's for something that does not exist.
+	// Agents are the slugs of the only agents that the actor's key may use; empty means all. The service that
+	// executes the command treats anything of another agent as not found.
 	Agents []string `json:"agents,omitempty"`
 }
 
@@ -93,55 +94,56 @@ type DeadLetter struct {
 	Sequence uint64 `json:"sequence"`
 }
 
-// CreateSession makes a session. Empty fields mean the server's defaults.
+// CreateSession creates a session. Empty fields mean the server's defaults.
 type CreateSession struct {
 	Agent        string          `json:"agent,omitempty"`
 	Architecture string          `json:"architecture,omitempty"`
 	Provider     string          `json:"provider,omitempty"`
 	Options      events.Options  `json:"options"`
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
-	Files        []File          `json:"files,omitempty"` // of the workspace; StartExecution takes those of its Post
+	Files        []File          `json:"files,omitempty"` // files to put into the workspace; StartExecution uses Post.Files instead
 
-	// HostPathIdentity is Options.HostPath as the client sees it, see hostpath.Identity; "" is not checked.
+	// HostPathIdentity is the identity of Options.HostPath as the client sees it, see hostpath.Identity; "" disables
+	// the check.
 	HostPathIdentity string `json:"hostPathIdentity,omitempty"`
 
 	Instance     string   `json:"instance,omitempty"`     // a reference, in place of Agent
-	Environments []string `json:"environments,omitempty"` // references: layers above the instance's
+	Environments []string `json:"environments,omitempty"` // references, layered above the instance's environments
 
-	Transcript *events.Transcript `json:"transcript,omitempty"` // that the agent begins with; in the session's folder of the bucket workspaces
+	Transcript *events.Transcript `json:"transcript,omitempty"` // the transcript that the agent continues; stored in the session's folder of the bucket workspaces
 }
 
-// ForkSession makes a session that goes on from an event of another one of the same tenant.
+// ForkSession creates a session that continues after an event of another session of the same tenant.
 type ForkSession struct {
 	Parent   string          `json:"parent"`
-	At       *uint32         `json:"at,omitempty"`       // seq in the parent; nil for its last event
-	Metadata json.RawMessage `json:"metadata,omitempty"` // in place of the parent's; nil keeps that
-	Agent    string          `json:"agent,omitempty"`    // a reference: another version or another agent of the same architecture; "" for the parent's
+	At       *uint32         `json:"at,omitempty"`       // seq in the parent; nil means its last event
+	Metadata json.RawMessage `json:"metadata,omitempty"` // replaces the parent's metadata; nil keeps it
+	Agent    string          `json:"agent,omitempty"`    // a reference to another version, or to another agent of the same architecture; "" means the parent's agent
 }
 
-// UpdateSession changes a session. Nil options or nil metadata, and options
-// that are empty, leave what was there.
+// UpdateSession changes a session. Nil options, empty fields of options, and nil metadata leave the present values
+// unchanged.
 type UpdateSession struct {
 	Options  *events.Options `json:"options,omitempty"`
 	Metadata json.RawMessage `json:"metadata,omitempty"`
-	Clear    []string        `json:"clear,omitempty"` // options that go back to the server's default, by their JSON names
+	Clear    []string        `json:"clear,omitempty"` // JSON names of the options to reset to the server's default
 }
 
-// PostMessage is a query: content, or parts in its place.
+// PostMessage posts a query, as content or as parts.
 type PostMessage struct {
 	Content  string          `json:"content,omitempty"`
 	Parts    []events.Part   `json:"parts,omitempty"`
 	Metadata json.RawMessage `json:"metadata,omitempty"`
-	Files    []File          `json:"files,omitempty"` // that are to be in the workspace before the agent begins
+	Files    []File          `json:"files,omitempty"` // files that must be in the workspace before the agent starts
 
-	Environment map[string]events.Variable `json:"environment,omitempty"` // of this execution alone; secrets are sealed already
+	Environment map[string]events.Variable `json:"environment,omitempty"` // variables of this execution only; secrets are already sealed
 }
 
-// File is a file, or a tar, on its way into a workspace. Its content is in the
-// bucket workspaces already, under Object.
+// File is a file, or a tar archive, to put into a workspace. Its content is already stored in the bucket workspaces,
+// under Object.
 type File struct {
-	Path    string `json:"path"`             // relative to the workspace; of an archive the folder that it goes into, "" for the workspace
-	Object  string `json:"object,omitempty"` // "" for FileObject of the session and SHA256
+	Path    string `json:"path"`             // relative to the workspace; for an archive, the folder to extract to, "" for the workspace
+	Object  string `json:"object,omitempty"` // "" means FileObject(tenant, session, SHA256)
 	Size    uint64 `json:"size"`             // bytes
 	SHA256  string `json:"sha256"`           // hex
 	Mode    uint32 `json:"mode,omitempty"`   // permission bits; 0 means 0644
@@ -151,124 +153,126 @@ type File struct {
 // PutFile puts a file or an archive into a session's workspace.
 type PutFile struct{ File }
 
-// RemoveFile removes a file, or a folder with all below it.
+// RemoveFile removes a file, or a folder with everything below it.
 type RemoveFile struct {
 	Path string `json:"path"`
 }
 
-// StartExecution makes a session and posts its first message, as one command.
+// StartExecution creates a session and posts its first message in one command.
 type StartExecution struct {
 	Create CreateSession `json:"create"`
 	Post   PostMessage   `json:"post"`
 }
 
-// CreateKey stores an API key, of which only the hash is sent. It goes to
+// CreateKey stores an API key. Only the key's hash is sent. The command is sent to the catalogue id
 // events.CatalogueID(events.Key, tenant, "", "", keyId).
 type CreateKey struct {
 	KeyID  string `json:"keyId"`
 	Name   string `json:"name"`
-	Prefix string `json:"prefix"` // the first characters, to recognise it by
-	SHA256 string `json:"sha256"` // hex, of the whole key
+	Prefix string `json:"prefix"` // the first characters of the key, to recognise it by
+	SHA256 string `json:"sha256"` // hex SHA-256 of the whole key
 
-	Rights events.KeyRights `json:"rights,omitzero"` // what is empty is as the actor's key has it
+	Rights events.KeyRights `json:"rights,omitzero"` // empty fields are copied from the actor's key
 }
 
-// RevokeKey ends an API key, and the keys that it made; it goes where CreateKey went.
+// RevokeKey revokes an API key and the keys that descend from it. It is sent to the same id as CreateKey.
 type RevokeKey struct {
 	KeyID string `json:"keyId"`
 }
 
-// SetBudget gives the command's tenant a budget for a period. It goes to
-// events.BudgetOf(tenant, period), as RemoveBudget does.
+// SetBudget sets the budget of the command's tenant for a period. It is sent to events.BudgetOf(tenant, period), and
+// so is RemoveBudget.
 type SetBudget struct {
 	Period events.Period `json:"period"`
 	Budget events.Budget `json:"budget"`
 }
 
-// RemoveBudget ends the command's tenant's budget for a period.
+// RemoveBudget removes the budget of the command's tenant for a period.
 type RemoveBudget struct {
 	Period events.Period `json:"period"`
 }
 
-// SetLimits gives the command's tenant limits. It goes to events.LimitsOf(tenant), as TypeRemoveLimits does.
+// SetLimits sets the limits of the command's tenant. It is sent to events.LimitsOf(tenant), and so is
+// TypeRemoveLimits.
 type SetLimits struct {
 	Limits events.TenantLimits `json:"limits"`
 }
 
-// ApplyAgent makes a version of an agent. It goes to the id of Ref's subject, as all commands about the catalogue do.
+// ApplyAgent creates a version of an agent. Like all commands about catalogue entries, it is sent to the id of Ref's
+// subject.
 type ApplyAgent struct {
 	Ref  events.Reference `json:"ref"` // without a version
 	Tags []string         `json:"tags,omitempty"`
 	Spec events.AgentSpec `json:"spec"`
 }
 
-// ApplyInstance makes a version of an agent instance.
+// ApplyInstance creates a version of an agent instance.
 type ApplyInstance struct {
 	Ref  events.Reference    `json:"ref"`
 	Tags []string            `json:"tags,omitempty"`
 	Spec events.InstanceSpec `json:"spec"`
 }
 
-// ApplyEnvironment makes a version of an environment, whose secrets are sealed already.
+// ApplyEnvironment creates a version of an environment. The environment's secrets are already sealed.
 type ApplyEnvironment struct {
 	Ref  events.Reference       `json:"ref"`
 	Tags []string               `json:"tags,omitempty"`
 	Spec events.EnvironmentSpec `json:"spec"`
 }
 
-// Remove hides an entry of the catalogue, or, of a skill, one version.
+// Remove hides a catalogue entry, or one version of a skill.
 type Remove struct {
 	Ref events.Reference `json:"ref"`
 }
 
-// PushSkill makes a version of a skill of the ZIP that lies in bucket skills under Object.
+// PushSkill creates a version of a skill from the ZIP that is stored in the bucket skills under Object.
 type PushSkill struct {
-	Ref    events.Reference `json:"ref"`    // without a version; a slug of "" means the name in the front matter
-	Object string           `json:"object"` // SkillUpload of tenant and command
-	SHA256 string           `json:"sha256"` // hex, of the ZIP as the client means it
+	Ref    events.Reference `json:"ref"`    // without a version; if the slug is "", the name in the front matter is used
+	Object string           `json:"object"` // the result of SkillUpload
+	SHA256 string           `json:"sha256"` // hex SHA-256 of the ZIP, as stated by the client
 	Tags   []string         `json:"tags,omitempty"`
-	DryRun bool             `json:"dryRun,omitempty"` // check only
+	DryRun bool             `json:"dryRun,omitempty"` // only check the ZIP
 }
 
-// TagSkill moves a tag.
+// TagSkill moves a tag to a version of a skill.
 type TagSkill struct {
-	Ref events.Reference `json:"ref"` // the version that the tag is to name
+	Ref events.Reference `json:"ref"` // the version to tag
 	Tag string           `json:"tag"`
 }
 
-// SkillUpload is the name of a ZIP on its way in.
+// SkillUpload returns the object name of a skill ZIP that was uploaded but not pushed yet.
 func SkillUpload(tenant, command string) string { return "upload/" + tenant + "/" + command }
 
-// Answer is the result of a command: either Error is set or the command is stored.
+// Answer is the result of a command. If Error is nil, the command is stored.
 type Answer struct {
 	SessionID   string `json:"sessionId,omitempty"`
 	ExecutionID string `json:"executionId,omitempty"`
-	Position    string `json:"position,omitempty"` // of the commit; as eventlog.Position writes it
+	Position    string `json:"position,omitempty"` // position of the commit, in the text form of eventlog.Position
 	Error       *Error `json:"error,omitempty"`
 
-	Forked *events.SessionForked `json:"forked,omitempty"` // of a fork: where it begins
+	Forked *events.SessionForked `json:"forked,omitempty"` // where a fork begins
 
-	Rights  *events.KeyRights `json:"rights,omitempty"`  // of a key that was created
-	Revoked []RevokedKey      `json:"revoked,omitempty"` // the keys that a revocation revoked with the one that it names
+	Rights  *events.KeyRights `json:"rights,omitempty"`  // rights of a created key
+	Revoked []RevokedKey      `json:"revoked,omitempty"` // the descendants that were revoked together with the named key
 
-	Ref    *events.Reference   `json:"ref,omitempty"`    // of a catalogue entry: with the version that now holds
-	Same   bool                `json:"same,omitempty"`   // the version, or the whole change, was there already
-	Pushed *events.SkillPushed `json:"pushed,omitempty"` // what a push, or its dry run, found
+	Ref    *events.Reference   `json:"ref,omitempty"`    // reference of a catalogue entry, with its current version
+	Same   bool                `json:"same,omitempty"`   // whether the version, or the whole change, existed already
+	Pushed *events.SkillPushed `json:"pushed,omitempty"` // result of a push or its dry run
 }
 
-// RevokedKey is a key that was revoked with the key that made it.
+// RevokedKey is a key that was revoked because it descends from the named key.
 type RevokedKey struct {
 	KeyID    string `json:"keyId"`
-	Position string `json:"position"` // of the commit
+	Position string `json:"position"` // position of the commit
 }
 
-// Error is a refused command.
+// Error reports that a command was refused.
 type Error struct {
 	Code   string `json:"code"`            // stable, as in docs/errors.md
-	Field  string `json:"field,omitempty"` // of the request, where one is at fault
-	Detail string `json:"detail"`          // one sentence
+	Field  string `json:"field,omitempty"` // the invalid field of the request, if any
+	Detail string `json:"detail"`          // one sentence for the user
 
-	Tip *uint32 `json:"tip,omitempty"` // seq of the session's last event, where a seq is ahead of it
+	Tip *uint32 `json:"tip,omitempty"` // seq of the session's last event, if the request named a later one
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }

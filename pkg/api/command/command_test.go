@@ -25,7 +25,7 @@ func wantField(t *testing.T, err error, field string) {
 	}
 }
 
-func TestCheckPath(t *testing.T) {
+func TestCheckPath_RefusesPathsOutsideTheWorkspace(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"a", "a/b.txt", ".env", "..a/b..", "a b/ü", strings.Repeat("a/", 2000) + "b"} {
 		wantField(t, command.CheckPath("path", path, false), "")
@@ -40,7 +40,7 @@ func TestCheckPath(t *testing.T) {
 	wantField(t, command.CheckPath("dir", "..", true), "dir")
 }
 
-func TestFileCheck(t *testing.T) {
+func TestFileCheck_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	sum := strings.Repeat("0f", 32)
 	for _, c := range []struct {
@@ -62,7 +62,7 @@ func TestFileCheck(t *testing.T) {
 	}
 }
 
-func TestCheckOptions(t *testing.T) {
+func TestCheckOptions_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		o     events.Options
@@ -129,8 +129,8 @@ func TestCheckOptions(t *testing.T) {
 	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: named, Model: "m"}), "")
 }
 
-// Every option can be set, is kept when it is not named, and can be given back.
-func TestMerge(t *testing.T) {
+// TestMerge_SetsKeepsAndClearsEveryOption tests that every option can be set, is kept when it is not named, and can be reset.
+func TestMerge_SetsKeepsAndClearsEveryOption(t *testing.T) {
 	t.Parallel()
 	full := events.Options{
 		Model: "m", ModelProvider: "nvidia", IdleTimeoutMs: 1, TurnLimitMs: 2, SessionLimitMs: 3, SyncIntervalMs: 4, HealthIntervalMs: 5, SandboxMaxAgeMs: 6,

@@ -5,30 +5,31 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPath bounds a path in a workspace, in bytes; maxName a part of it, as file systems do.
+// MaxPath is the longest path in a workspace, in bytes. maxName is the longest path element, which is the limit of
+// common file systems.
 const (
 	MaxPath = 4096
 	maxName = 255
 )
 
-// sha256Hex is the length of a SHA-256 in hex.
+// sha256Hex is the length of a hex SHA-256.
 const sha256Hex = 64
 
-// FileObject names content of a session by its SHA-256 (hex) in the bucket workspaces.
+// FileObject returns the object name, in the bucket workspaces, of session content with the given hex SHA-256.
 func FileObject(tenant, session, sha256 string) string {
 	return ObjectFolder(tenant, session) + "f-" + sha256
 }
 
-// ObjectFolder is what the names of all of a session's objects begin with.
+// ObjectFolder returns the prefix of the names of all objects of a session.
 func ObjectFolder(tenant, session string) string { return tenant + "/" + session + "/" }
 
-// TranscriptObject names the transcript with which a session begins.
+// TranscriptObject returns the object name of the transcript that a session continues.
 func TranscriptObject(tenant, session string) string {
 	return ObjectFolder(tenant, session) + "u-transcript"
 }
 
-// CheckPath reports what is wrong with a path in a workspace: it is relative,
-// with slashes, and stays below the workspace. folder allows "", the workspace itself.
+// CheckPath returns an error unless path is a valid path in a workspace: relative, with slashes, and without leaving
+// the workspace. folder allows "", which is the workspace itself.
 func CheckPath(field, path string, folder bool) error {
 	switch {
 	case path == "" && folder:
@@ -59,10 +60,11 @@ func CheckPath(field, path string, folder bool) error {
 	return nil
 }
 
-// maxMode is every permission bit that a file of a workspace may have; set-user-id is none of them.
+// maxMode has every permission bit that a workspace file may have; set-user-ID and set-group-ID are not among them.
 const maxMode = 0o777
 
-// Check reports what is wrong with a file; field names it in the request, tenant and session own it.
+// Check returns an error if the file is invalid. field is the name of the file in the request; tenant and session own
+// it.
 func (f File) Check(field, tenant, session string) error {
 	if err := CheckPath(field+".path", f.Path, f.Archive); err != nil {
 		return err
@@ -73,7 +75,7 @@ func (f File) Check(field, tenant, session string) error {
 	if len(f.SHA256) != sha256Hex || strings.Trim(f.SHA256, "0123456789abcdef") != "" {
 		return invalid(field+".sha256", "it is not a SHA-256 in hex")
 	}
-	// A reference into another session's folder would be a way to read it.
+	// An object name in another session's folder would give access to that session's content.
 	if f.Object != "" && (!strings.HasPrefix(f.Object, ObjectFolder(tenant, session)) || CheckPath(field, f.Object, false) != nil) {
 		return invalid(field+".object", "%.100q is no object of the session", f.Object)
 	}

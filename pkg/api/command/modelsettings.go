@@ -12,17 +12,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
-// The placeholders of model settings.
+// The placeholders that model settings may contain.
 const (
 	PlaceholderModel   = "MODEL"
 	PlaceholderBaseURL = "MODEL_BASE_URL"
 	PlaceholderKey     = "MODEL_KEY"
 )
 
-// MaxModelVariables bounds the variables of model settings.
+// MaxModelVariables is the largest number of variables in model settings.
 const MaxModelVariables = 64
 
-// checkModelSettings reports the first model setting that no session can have.
+// checkModelSettings returns an error for the first invalid model setting.
 func checkModelSettings(s events.ModelSettings) error {
 	const at = "sessionOptions.modelSettings."
 	if _, ok := architecture.FindPreset(s.Preset); s.Preset != "" && !ok {
@@ -33,11 +33,12 @@ func checkModelSettings(s events.ModelSettings) error {
 		return invalid(at+"preset", "there is no preset %.64q; there are %s", s.Preset, strings.Join(names, ", "))
 	}
 	if len(s.Env) > MaxModelVariables {
-		return invalid(at+"env", "there are %d variables; at most %d are taken", len(s.Env), MaxModelVariables)
+		return invalid(at+"env", "there are %d variables; the limit is %d", len(s.Env), MaxModelVariables)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := at + "env." + name
-		// Elsewhere Spool alone sets these; here is where users say how.
+		// Everywhere else only Spool may set these variables. Model settings are the place where users choose their
+		// values.
 		if !slices.Contains([]string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"}, name) {
 			if err := layers.CheckName(name); err != nil {
 				return invalid(field, "%v", err)
@@ -48,7 +49,7 @@ func checkModelSettings(s events.ModelSettings) error {
 		}
 	}
 	if len(s.Args) > MaxArguments {
-		return invalid(at+"args", "there are %d; at most %d are taken", len(s.Args), MaxArguments)
+		return invalid(at+"args", "there are %d arguments; the limit is %d", len(s.Args), MaxArguments)
 	}
 	for i, arg := range s.Args {
 		field := fmt.Sprintf("%sargs[%d]", at, i)
@@ -56,13 +57,13 @@ func checkModelSettings(s events.ModelSettings) error {
 			return err
 		}
 		if slices.Contains(layers.Placeholders(arg), PlaceholderKey) {
-			return invalid(field, "${%s} stands in an argument, which other processes can read: give the key by a variable", PlaceholderKey)
+			return invalid(field, "${%s} is in an argument, which other processes can read: pass the key in a variable", PlaceholderKey)
 		}
 	}
 	return nil
 }
 
-// checkTemplate reports a value that is too long, no text, or has a placeholder that stands for nothing.
+// checkTemplate returns an error if the value is too long, is not text, or contains an unknown placeholder.
 func checkTemplate(field, s string) error {
 	if len(s) > MaxArgument {
 		return invalid(field, "it has %d bytes; at most %d are taken", len(s), MaxArgument)
@@ -75,14 +76,14 @@ func checkTemplate(field, s string) error {
 	}
 	for _, name := range layers.Placeholders(s) {
 		if name != PlaceholderModel && name != PlaceholderBaseURL && name != PlaceholderKey {
-			return invalid(field, "${%.64s} stands for nothing here: there are ${%s}, ${%s} and ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
+			return invalid(field, "${%.64s} is not a known placeholder: use ${%s}, ${%s} or ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
 		}
 	}
 	return nil
 }
 
-// CheckModelSettings reports an error unless a session's architecture, model and
-// model provider go with its model settings.
+// CheckModelSettings returns an error unless the session's model settings are compatible with its architecture
+// (runs), model and model provider.
 func CheckModelSettings(runs string, o events.Options) error {
 	s := o.ModelSettings
 	if s.Preset == "" && len(s.Env)+len(s.Args) == 0 {
@@ -92,11 +93,11 @@ func CheckModelSettings(runs string, o events.Options) error {
 		return invalid("sessionOptions.modelSettings", "only architecture acp takes model settings, and this session has %s", runs)
 	}
 	if p, ok := architecture.FindPreset(s.Preset); ok && o.ModelProvider != "" && !slices.Contains(p.Providers, o.ModelProvider) {
-		return invalid("sessionOptions.modelProvider", "preset %s does not speak the API of %.64s; it speaks that of %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
+		return invalid("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
 	}
 	for _, arg := range s.Args {
 		if o.Model == "" && slices.Contains(layers.Placeholders(arg), PlaceholderModel) {
-			return invalid("sessionOptions.model", "the arguments of the model settings name ${%s}, and there is no model", PlaceholderModel)
+			return invalid("sessionOptions.model", "the arguments of the model settings contain ${%s}, but no model is set", PlaceholderModel)
 		}
 	}
 	return nil

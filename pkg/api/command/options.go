@@ -25,25 +25,26 @@ const (
 	MaxArgument  = 4096       // bytes
 )
 
-// codeInvalid is the code of a request with a field at fault.
+// codeInvalid is the code of a request with an invalid field.
 const codeInvalid = "INVALID_REQUEST"
 
 func invalid(field, format string, args ...any) *Error {
 	return &Error{Code: codeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
-// FieldHostPath is the field of a request that names a folder of the server's machine.
+// FieldHostPath is the request field that names a folder on the server's machine.
 const FieldHostPath = "sessionOptions.hostPath"
 
-// CheckUnchanged refuses a change of the options that hold for a session's whole life.
+// CheckUnchanged returns an error if changes contains an option that is fixed for a session's whole life.
 func CheckUnchanged(changes *events.Options) error {
 	if changes != nil && changes.HostPath != "" {
-		return invalid(FieldHostPath, "a session keeps the folder that it was created with; create another session")
+		return invalid(FieldHostPath, "the folder of a session cannot be changed; create another session")
 	}
 	return nil
 }
 
-// CheckOptions reports the first option that no session can have. Empty ones are not set.
+// CheckOptions returns an error for the first option that is not valid for any session. Empty options count as not
+// set.
 func CheckOptions(o events.Options) error {
 	for _, f := range []struct {
 		name string
@@ -74,7 +75,7 @@ func CheckOptions(o events.Options) error {
 		return err
 	}
 	if len(o.Egress) > MaxEgress {
-		return invalid("sessionOptions.egress", "there are %d entries; at most %d are taken", len(o.Egress), MaxEgress)
+		return invalid("sessionOptions.egress", "there are %d entries; the limit is %d", len(o.Egress), MaxEgress)
 	}
 	if _, err := egress.ParseAllowlist(o.Egress); err != nil {
 		field := "sessionOptions.egress"
@@ -86,7 +87,8 @@ func CheckOptions(o events.Options) error {
 	return nil
 }
 
-// CheckBudget reports a budget whose dollars are no amount; field is the budget's own.
+// CheckBudget returns an error if the budget's cost is not a valid amount. field is the name of the budget in the
+// request.
 func CheckBudget(field string, b events.Budget) error {
 	if b.CostUSD < 0 || math.IsNaN(b.CostUSD) || math.IsInf(b.CostUSD, 0) {
 		return invalid(field+".costUsd", "it is not a number of dollars from 0 on")
@@ -94,30 +96,31 @@ func CheckBudget(field string, b events.Budget) error {
 	return nil
 }
 
-// CheckTenantLimits reports limits that limit nothing, or a field that is no limit; field is the name of l itself.
+// CheckTenantLimits returns an error if all limits are empty or one is invalid. field is the name of l in the
+// request.
 func CheckTenantLimits(field string, l events.TenantLimits) error {
 	if l == (events.TenantLimits{}) {
-		return invalid(field, "every field is empty: give at least one, or remove the limits")
+		return invalid(field, "all fields are empty: set at least one, or remove the limits")
 	}
 	if l.RequestsPerSecond < 0 || math.IsNaN(l.RequestsPerSecond) || math.IsInf(l.RequestsPerSecond, 0) {
-		return invalid(field+".requestsPerSecond", "it is not a number from 0 on")
+		return invalid(field+".requestsPerSecond", "value is not a number of 0 or more")
 	}
 	return nil
 }
 
-// image is the grammar of a reference: host and port, path, tag, digest.
+// image matches an image reference: host and port, path, tag, digest.
 var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
 	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)
 
 func checkCommand(list []string) error {
 	if len(list) > MaxArguments {
-		return invalid("sessionOptions.command", "it has %d parts; at most %d are taken", len(list), MaxArguments)
+		return invalid("sessionOptions.command", "command has %d parts; the limit is %d", len(list), MaxArguments)
 	}
 	for i, arg := range list {
 		field := fmt.Sprintf("sessionOptions.command[%d]", i)
 		switch {
 		case i == 0 && strings.TrimSpace(arg) == "":
-			return invalid(field, "the first part is the agent's program, and it is empty")
+			return invalid(field, "the first part must be the agent's program, but it is empty")
 		case len(arg) > MaxArgument:
 			return invalid(field, "it has %d bytes; at most %d are taken", len(arg), MaxArgument)
 		case strings.ContainsRune(arg, 0) || !utf8.ValidString(arg):
@@ -127,8 +130,8 @@ func checkCommand(list []string) error {
 	return nil
 }
 
-// CheckCommand reports an error unless an architecture goes with a command: acp
-// needs one, and no other takes one.
+// CheckCommand returns an error unless the command is compatible with the architecture (runs): acp requires a
+// command, and all others refuse one.
 func CheckCommand(runs string, list []string) error {
 	switch {
 	case runs == architecture.ACP && len(list) == 0:
@@ -139,7 +142,7 @@ func CheckCommand(runs string, list []string) error {
 	return nil
 }
 
-// CheckModelProvider reports an error unless an architecture can use the model provider, or none is named.
+// CheckModelProvider returns an error if a provider is named that the architecture (runs) does not support.
 func CheckModelProvider(runs, provider string) error {
 	if provider == "" || architecture.CanUse(runs, provider) {
 		return nil
@@ -147,7 +150,7 @@ func CheckModelProvider(runs, provider string) error {
 	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", runs, provider, strings.Join(architecture.ModelProvidersOf(runs), ", "))
 }
 
-// clearable are the options that a session can give back, and how.
+// clearable maps the JSON name of each option that can be reset to the function that resets it.
 var clearable = map[string]func(*events.Options){
 	"model":            func(o *events.Options) { o.Model = "" },
 	"modelProvider":    func(o *events.Options) { o.ModelProvider = "" },
@@ -164,19 +167,20 @@ var clearable = map[string]func(*events.Options){
 	"egress":           func(o *events.Options) { o.Egress = nil },
 }
 
-// Merge gives options with what clear names emptied, and what changes sets put over it.
+// Merge returns a copy of o in which the options named in clear are reset and the options set in changes are
+// replaced.
 func Merge(o events.Options, changes *events.Options, clear []string) (events.Options, error) {
 	for i, name := range clear {
 		empty, ok := clearable[name]
 		if !ok {
-			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is no field of sessionOptions", name)
+			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is not a field of sessionOptions", name)
 		}
 		empty(&o)
 	}
 	if changes == nil {
 		return o, nil
 	}
-	// HostPath is neither cleared nor changed, see CheckUnchanged.
+	// HostPath is neither reset nor changed, see CheckUnchanged.
 	for _, f := range []struct{ to, from *string }{{&o.Model, &changes.Model}, {&o.ModelProvider, &changes.ModelProvider}, {&o.Image, &changes.Image}} {
 		if *f.from != "" {
 			*f.to = *f.from

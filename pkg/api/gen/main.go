@@ -1,6 +1,6 @@
-// Command gen makes all that follows from spool.proto: Go types, the gRPC and
-// REST servers' glue, and openapi.json. It runs in pkg/api, and installs what it
-// needs, in the versions below, under .tools at the root of the repository.
+// Command gen generates everything that is derived from spool.proto: Go types, the glue of the gRPC and REST servers,
+// and openapi.json. It must run in pkg/api. It installs the tools that it needs, in the versions below, under .tools
+// at the root of the repository.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// tools are installed by `go install`; nothing is fetched from a registry of schemas.
+// tools are installed with `go install`; no schema registry is used.
 var tools = []string{
 	"github.com/bufbuild/buf/cmd/buf@v1.75.0",
 	"google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12",
@@ -62,7 +62,7 @@ func run() error {
 	return os.Remove(generated)
 }
 
-// install puts a tool into a folder of its own version, so that another version is another folder, and gives that folder.
+// install installs a tool into a folder for its version, unless it is there already, and returns that folder.
 func install(root, tool string) (string, error) {
 	path, version, _ := strings.Cut(tool, "@")
 	name := filepath.Base(path)

@@ -17,9 +17,9 @@ import (
 // object is a JSON object of unknown shape.
 type object = map[string]any
 
-// mergeOpenAPI takes what the plugin made of spool.proto, says what the plugin
-// cannot know of our REST (status codes, problem+json, JSON that stands as
-// itself), and adds the routes that are written by hand.
+// mergeOpenAPI reads the plugin's output for spool.proto from the file from, corrects what the plugin cannot know about
+// the REST API (status codes, problem+json, raw JSON values), adds the hand-written routes of extra, and writes the
+// result to the file to.
 func mergeOpenAPI(from, extra, to string) error {
 	doc, err := readJSON(from)
 	if err != nil {
@@ -42,7 +42,7 @@ func mergeOpenAPI(from, extra, to string) error {
 		}
 	}
 	for path, item := range byHand["paths"].(object) {
-		if have, ok := paths[path].(object); ok { // one method of the path is made, another by hand
+		if have, ok := paths[path].(object); ok { // the path has generated and hand-written methods
 			maps.Copy(have, item.(object))
 			continue
 		}
@@ -70,7 +70,7 @@ func mergeOpenAPI(from, extra, to string) error {
 	return writeJSON(to, doc)
 }
 
-// finish sets an operation's status, its header and its errors.
+// finish sets an operation's success status, its Idempotency-Key header and its error response.
 func finish(op object) error {
 	id, _ := op["operationId"].(string)
 	service, method, ok := strings.Cut(id, "_")
@@ -94,7 +94,7 @@ func finish(op object) error {
 	return nil
 }
 
-// fixReferences says of fields of a request's body that hold references that they take objects too.
+// fixReferences lets the fields of a request's body that hold references accept objects too.
 func fixReferences(op object, service, method string) error {
 	body, ok := op["requestBody"].(object)
 	if !ok {
@@ -120,7 +120,7 @@ func fixReferences(op object, service, method string) error {
 	return nil
 }
 
-// fixNumbers says of unsigned 32-bit integers what they are; the plugin writes int64.
+// fixNumbers sets the range of unsigned 32-bit integers; the plugin declares them as int64.
 func fixNumbers(v any) {
 	switch v := v.(type) {
 	case object:

@@ -8,13 +8,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// OpenAPI is the description of the REST API, in OpenAPI 3.1.
+// OpenAPI is the description of the REST API in OpenAPI 3.1.
 //
 //go:embed openapi.json
 var OpenAPI []byte
 
-// SuccessStatus is the HTTP status with which a method ("/spool.v1.Sessions/CreateSession")
-// answers when it succeeds: 201 for what it made, 202 for what is stored and happens later, else 200.
+// SuccessStatus returns the HTTP status of a successful call of a method such as "/spool.v1.Sessions/CreateSession":
+// 201 if the method created something, 202 if the request is stored and takes effect later, otherwise 200.
 func SuccessStatus(method string) int {
 	switch method {
 	case Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Keys_CreateKey_FullMethodName:
@@ -28,8 +28,8 @@ func SuccessStatus(method string) int {
 	return http.StatusOK
 }
 
-// HoldsReference reports whether a field holds references to entries of the catalogue.
-// Over REST each is a string, or an object with the fields of Reference and kind.
+// HoldsReference reports whether a field holds references to catalogue entries. Over REST each reference is a string,
+// or an object with the fields of Reference and kind.
 func HoldsReference(field protoreflect.FullName) bool {
 	switch field {
 	case "spool.v1.ForkSessionRequest.agent", "spool.v1.CreateSessionRequest.agent", "spool.v1.CreateSessionRequest.agent_profile_ref",
@@ -42,8 +42,8 @@ func HoldsReference(field protoreflect.FullName) bool {
 	return false
 }
 
-// TakesIdempotencyKey tells whether a method heeds an Idempotency-Key: those
-// that make something new each time. Of the others a repeat changes nothing anyway.
+// TakesIdempotencyKey reports whether a method evaluates an Idempotency-Key. Only methods that create something on
+// each call do; repeating any other method has no effect anyway.
 func TakesIdempotencyKey(method string) bool {
 	return slices.Contains([]string{
 		Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,

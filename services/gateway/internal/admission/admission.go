@@ -1,6 +1,6 @@
-// Package admission bounds what clients can make a gateway hold at once: the
-// bytes of requests that are in flight, open streams, and connections. Every way
-// in (REST, SSE, WebSocket, gRPC) takes from it before it reads what a client sends.
+// Package admission bounds what clients can make a gateway hold at once: the bytes of requests in flight, open
+// streams, and connections. All protocols (REST, SSE, WebSocket, gRPC) take bytes from it before they read what a
+// client sends.
 package admission
 
 import (
@@ -18,44 +18,47 @@ import (
 )
 
 const (
-	// requestCost is what a request takes besides its body, in bytes: its headers, goroutine and buffers.
+	// requestCost is the size that a request counts in addition to its body, in bytes: its headers, goroutine and
+	// buffers.
 	requestCost = 16 << 10
-	// TransferCost is what a file takes while it is streamed in or out, in bytes: the object store's chunks on their way.
+	// TransferCost is the size that a file transfer counts, in bytes: the chunks of the object store in memory.
 	TransferCost = 512 << 10
-	// DiffCost is what a comparison of two snapshots takes, in bytes: a pack of each, and the texts.
+	// DiffCost is the size that a comparison of two snapshots counts, in bytes: a pack of each snapshot, and the
+	// texts.
 	DiffCost = 16 << 20
-	// piece is how much of a body is taken at once, in bytes. A stalled client holds what it sent, and at most one piece more.
+	// piece is the number of bytes of a body that are taken at once. A stalled client holds the bytes that it sent,
+	// and at most one piece more.
 	piece = 64 << 10
 )
 
-// Limits of a gateway. Every field is required.
+// Limits are the limits of a gateway. Every field is required.
 type Limits struct {
-	Bytes         int64 // of all requests in flight
-	TenantBytes   int64 // of one tenant's requests in flight
-	TenantStreams int   // streams of one tenant that are open: SSE, WebSocket and gRPC together
-	TenantRate    int   // requests of one tenant per second
-	TenantBurst   int   // requests of one tenant that may come at once
+	Bytes         int64 // bytes of all requests in flight
+	TenantBytes   int64 // bytes of one tenant's requests in flight
+	TenantStreams int   // open streams of one tenant: SSE, WebSocket and gRPC together
+	TenantRate    int   // requests per second of one tenant
+	TenantBurst   int   // largest burst of requests of one tenant
 
-	// Own returns a tenant's own limits; a field that is 0 is the one above.
+	// Own returns a tenant's own limits; for fields that are 0, the fields above apply.
 	Own func(tenant string) events.TenantLimits
 }
 
-// Admission counts. Its methods may be called concurrently.
+// Admission counts what the clients of a gateway hold. It is safe for concurrent use.
 type Admission struct {
 	limits Limits
 
 	mu      sync.Mutex
 	bytes   int64
-	sent    int64 // of bytes: what streams send
+	sent    int64 // part of bytes that streams hold for unsent data
 	tenants map[string]*usage
-	waiting map[string][]*waiter     // by tenant, in the order in which they came
-	rates   map[string]*rate.Limiter // of tenants that have sent a request
+	waiting map[string][]*waiter     // by tenant, in order of arrival
+	rates   map[string]*rate.Limiter // by tenant, for tenants that have sent a request
 }
 
 // usage is what one tenant holds.
 type usage struct {
 	bytes   int64
-	sent    int64 // of bytes: what streams send
+	sent    int64 // part of bytes that streams hold for unsent data
 	streams int
 }
 
@@ -64,30 +67,31 @@ func New(l Limits) *Admission {
 	return &Admission{limits: l, tenants: map[string]*usage{}, waiting: map[string][]*waiter{}, rates: map[string]*rate.Limiter{}}
 }
 
-// Request is what one request holds. Its methods may be called concurrently.
+// Request is what one request holds. It is safe for concurrent use.
 type Request struct {
 	of     *Admission
 	tenant string
-	stream bool // made by Hold
+	stream bool // created by Hold
 
 	held  int64 // guarded by of.mu
 	ended bool  // guarded by of.mu
 }
 
-// Begin admits a request of a tenant, "" for a client that needs no key. The
-// error is TOO_MUCH_IN_FLIGHT or OVERLOADED. The caller must call End.
+// Begin admits a request of a tenant; the tenant is "" for a client that needs no key. The error is
+// TOO_MUCH_IN_FLIGHT or OVERLOADED. The caller must call End.
 func (a *Admission) Begin(tenant string) (*Request, error) {
 	r := &Request{of: a, tenant: tenant}
 	return r, r.Take(requestCost)
 }
 
-// Hold returns a Request that holds nothing yet, for what a stream sends. Streams may hold half of the bytes that requests may hold,
-// so that streams with a lot to send leave room for other requests. The caller must call End.
+// Hold returns a Request that holds nothing yet, for the data that a stream sends. All streams together may hold half
+// of the bytes, so that streams with much unsent data leave room for other requests. The caller must call End.
 func (a *Admission) Hold(tenant string) *Request {
 	return &Request{of: a, tenant: tenant, stream: true}
 }
 
-// Rate counts a request of a tenant. The error is RATE_LIMITED, with the time after which there is room for another.
+// Rate counts a request of a tenant. The error is RATE_LIMITED, with the time after which the next request is
+// allowed.
 func (a *Admission) Rate(tenant string) error {
 	now := time.Now()
 	every, burst := a.rate(tenant)
@@ -113,7 +117,8 @@ func (a *Admission) Rate(tenant string) error {
 	return err
 }
 
-// rate returns how many requests a tenant may send, per second and at once. A rate of its own without a burst of its own lets as many come at once as in a second.
+// rate returns a tenant's request rate and burst. If the tenant has its own rate but no burst of its own, the burst
+// is the number of requests in one second.
 func (a *Admission) rate(tenant string) (rate.Limit, int) {
 	own := a.limits.Own(tenant)
 	every, burst := rate.Limit(a.limits.TenantRate), a.limits.TenantBurst
@@ -126,8 +131,8 @@ func (a *Admission) rate(tenant string) (rate.Limit, int) {
 	return every, burst
 }
 
-// Take adds n bytes to what the request holds; the caller calls it before it reads
-// them. The error is TOO_MUCH_IN_FLIGHT or OVERLOADED, and nothing is added then.
+// Take adds n bytes to what the request holds. It must be called before the bytes are read. If it returns
+// TOO_MUCH_IN_FLIGHT or OVERLOADED, nothing was added.
 func (r *Request) Take(n int64) error {
 	a := r.of
 	a.mu.Lock()
@@ -135,32 +140,32 @@ func (r *Request) Take(n int64) error {
 	return r.take(n)
 }
 
-// take is Take. of.mu is held.
+// take implements Take. of.mu must be held.
 func (r *Request) take(n int64) error {
 	a := r.of
-	if r.ended { // the body is read no more
+	if r.ended { // the body is not read any more
 		return io.ErrClosedPipe
 	}
 	held := a.usage(r.tenant)
 	switch {
 	case r.stream && held.sent+n > a.limits.TenantBytes/2:
 		a.forget(r.tenant)
-		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("what the tenant's streams send, and clients have not read, has %d bytes; at most %d are taken (half of --max-tenant-bytes)", held.sent, a.limits.TenantBytes/2))
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's streams hold %d bytes that clients have not read; the limit is %d (half of --max-tenant-bytes)", held.sent, a.limits.TenantBytes/2))
 	case r.stream && a.sent+n > a.limits.Bytes/2:
 		a.forget(r.tenant)
-		return problem.New(problem.Overloaded, "", "what the streams of this gateway send, and clients have not read, holds all the memory that there is for it; try again")
+		return problem.New(problem.Overloaded, "", "the streams of this gateway use all the memory for data that clients have not read; try again")
 	case held.bytes+n > a.limits.TenantBytes:
 		a.forget(r.tenant)
-		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests and streams hold %d bytes; at most %d are taken (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
+		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests and streams hold %d bytes; the limit is %d (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
 	case a.bytes+n > a.limits.Bytes:
 		a.forget(r.tenant)
-		return problem.New(problem.Overloaded, "", "the requests and streams of this gateway hold all the memory that it has for them; try again")
+		return problem.New(problem.Overloaded, "", "the requests and streams of this gateway use all the memory reserved for them; try again")
 	}
 	r.count(n)
 	return nil
 }
 
-// count adds bytes to what is held. of.mu is held.
+// count adds n bytes, which may be negative, to all counters. of.mu must be held.
 func (r *Request) count(n int64) {
 	a := r.of
 	held := a.usage(r.tenant)
@@ -173,7 +178,7 @@ func (r *Request) count(n int64) {
 	}
 }
 
-// Return gives n bytes back before the request ends.
+// Return returns n bytes before the request ends.
 func (r *Request) Return(n int64) {
 	a := r.of
 	a.mu.Lock()
@@ -181,7 +186,7 @@ func (r *Request) Return(n int64) {
 	r.release(min(n, r.held))
 }
 
-// Keep gives back what the request holds beyond n bytes.
+// Keep returns all bytes that the request holds beyond n.
 func (r *Request) Keep(n int64) {
 	a := r.of
 	a.mu.Lock()
@@ -189,7 +194,7 @@ func (r *Request) Keep(n int64) {
 	r.release(max(0, r.held-n))
 }
 
-// End gives back what the request still holds. It may be called more than once.
+// End returns all bytes that the request holds. It may be called more than once.
 func (r *Request) End() {
 	a := r.of
 	a.mu.Lock()
@@ -198,7 +203,7 @@ func (r *Request) End() {
 	r.release(r.held)
 }
 
-// release gives n bytes back. a.mu is held.
+// release returns n bytes and wakes waiters. of.mu must be held.
 func (r *Request) release(n int64) {
 	if n == 0 {
 		return
@@ -208,15 +213,15 @@ func (r *Request) release(n int64) {
 	r.of.grant()
 }
 
-// requestKey is the context's key of a Request.
+// requestKey is the context key of a Request.
 type requestKey struct{}
 
-// With returns a context that From finds the request in.
+// With returns a context that carries the request, for From.
 func With(ctx context.Context, r *Request) context.Context {
 	return context.WithValue(ctx, requestKey{}, r)
 }
 
-// From returns the request that a context is of. Every request that is served has one.
+// From returns the request of a context. It panics if there is none, since every request that is served was admitted.
 func From(ctx context.Context) *Request {
 	r, ok := ctx.Value(requestKey{}).(*Request)
 	if !ok {
@@ -225,16 +230,16 @@ func From(ctx context.Context) *Request {
 	return r
 }
 
-// Reader returns a reader of from that takes each piece before it reads it.
+// Reader returns a reader that takes each piece of from before it is read.
 func (r *Request) Reader(from io.Reader) io.Reader { return &reader{request: r, from: from} }
 
 type reader struct {
 	request *Request
 	from    io.Reader
-	taken   int64 // and not read yet
+	taken   int64 // taken, but not read yet
 }
 
-// Read reads at most what was taken.
+// Read reads at most as many bytes as were taken.
 func (r *reader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -254,7 +259,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Stream admits a stream of a tenant; the caller must call end. The error is TOO_MANY_STREAMS.
+// Stream admits a stream of a tenant. The caller must call end. The error is TOO_MANY_STREAMS.
 func (a *Admission) Stream(tenant string) (end func(), err error) {
 	most, of := a.limits.TenantStreams, " (--max-tenant-streams)"
 	if own := a.limits.Own(tenant).Streams; own > 0 {
@@ -276,7 +281,7 @@ func (a *Admission) Stream(tenant string) (end func(), err error) {
 	}), nil
 }
 
-// usage returns a tenant's. a.mu is held.
+// usage returns the usage of a tenant and creates it if needed. a.mu must be held.
 func (a *Admission) usage(tenant string) *usage {
 	u := a.tenants[tenant]
 	if u == nil {
@@ -286,14 +291,14 @@ func (a *Admission) usage(tenant string) *usage {
 	return u
 }
 
-// forget drops a tenant that holds nothing. a.mu is held.
+// forget removes the usage of a tenant that holds nothing. a.mu must be held.
 func (a *Admission) forget(tenant string) {
 	if u := a.tenants[tenant]; u != nil && *u == (usage{}) {
 		delete(a.tenants, tenant)
 	}
 }
 
-// Bytes returns what all requests in flight hold.
+// Bytes returns the bytes that all requests in flight hold.
 func (a *Admission) Bytes() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// headerFree is how many bytes of a header every connection may send.
+	// headerFree is the number of header bytes that every connection may send without being counted.
 	headerFree = 32 << 10
-	// headerBytes is how many bytes of headers all connections of a listener together may send beyond headerFree. They are held while
-	// a header is incomplete, before anything is known about its sender.
+	// headerBytes is the number of header bytes beyond headerFree that all connections of a listener together may
+	// send. These bytes are held while a header is incomplete, before the client is known.
 	headerBytes = 16 << 20
 )
 
-// errHeaders is returned to the HTTP server by a connection whose header does not fit any more. It is a timeout for the server, which
-// then closes the connection without an answer of its own.
+// errHeaders is returned to the HTTP server when the bytes for headers are used up. It is a timeout error, so that
+// the server closes the connection without an answer of its own.
 var errHeaders = errors.Join(errors.New("the headers of all connections are too large"), os.ErrDeadlineExceeded)
 
 // headers counts the bytes of incomplete headers beyond headerFree.
@@ -38,7 +38,7 @@ func (h *headers) take(n int) bool {
 	return true
 }
 
-func (h *headers) giveBack(n int) {
+func (h *headers) release(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.held -= n
@@ -46,7 +46,7 @@ func (h *headers) giveBack(n int) {
 
 type connKey struct{}
 
-// ConnContext is for http.Server.ConnContext: it makes the connection known to HeaderRead.
+// ConnContext is a value for http.Server.ConnContext. It makes the connection available to HeaderRead.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(*limitedConn); ok {
 		c.expectHeader()
@@ -55,14 +55,14 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// ConnState is for http.Server.ConnState: a connection that is idle expects the header of its next request.
+// ConnState is a value for http.Server.ConnState. An idle connection expects the header of its next request.
 func ConnState(c net.Conn, state http.ConnState) {
 	if c, ok := c.(*limitedConn); ok && state == http.StateIdle {
 		c.expectHeader()
 	}
 }
 
-// HeaderRead is called when the header of a request is complete. What the connection reads from then on is a body.
+// HeaderRead must be called when the header of a request is complete. Further bytes of the connection count as body.
 func HeaderRead(ctx context.Context) {
 	if c, ok := ctx.Value(connKey{}).(*limitedConn); ok {
 		c.headerRead()
@@ -79,11 +79,11 @@ func (c *limitedConn) headerRead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inHeader = false
-	c.headers.giveBack(c.held)
+	c.headers.release(c.held)
 	c.held = 0
 }
 
-// Read reads from the connection. What it reads of a header beyond headerFree is taken from what all connections share.
+// Read implements net.Conn. It counts header bytes beyond headerFree against headerBytes.
 func (c *limitedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
@@ -95,7 +95,7 @@ func (c *limitedConn) Read(p []byte) (int, error) {
 	if more := c.read - headerFree - c.held; more > 0 {
 		if !c.headers.take(more) {
 			_ = c.SetWriteDeadline(time.Now().Add(answerTime))
-			_, _ = c.Write(c.answer) // the connection is closed either way
+			_, _ = c.Write(c.answer) // the connection is closed in any case
 			return 0, errHeaders
 		}
 		c.held += more

@@ -8,20 +8,20 @@ import (
 )
 
 const (
-	// answers is how many refused connections are answered at once; others are closed without a word.
+	// answers is the number of refused connections that are answered at the same time; others are closed without an
+	// answer.
 	answers = 64
 	// answerTime bounds how long a refused connection stays open for its answer.
 	answerTime = time.Second
 )
 
-// Listener accepts connections up to a limit in all and one for each remote
-// address. A connection over a limit is closed, so that it does not keep the
-// others waiting.
+// Listener limits the number of accepted connections, in total and for each remote address. Connections above a limit
+// are closed immediately, so that they do not block others in the accept queue.
 type Listener struct {
 	net.Listener
 	total, each int
 	answer      []byte
-	answering   chan struct{} // a slot for each connection that is answered
+	answering   chan struct{} // one slot for each connection that is being answered
 	work        sync.WaitGroup
 	headers     headers
 
@@ -30,8 +30,8 @@ type Listener struct {
 	hosts map[string]int
 }
 
-// NewListener limits l to total connections, and to each from one address. answer
-// is sent on a connection before it is closed; nil closes it only.
+// NewListener limits l to total connections, and to each connections from one address. answer is sent on refused
+// connections before they are closed; nil sends nothing.
 func NewListener(l net.Listener, total, each int, answer []byte) *Listener {
 	return &Listener{Listener: l, total: total, each: each, answer: answer, answering: make(chan struct{}, answers), hosts: map[string]int{}}
 }
@@ -51,28 +51,28 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close closes the listener, and waits until refused connections are closed.
+// Close closes the listener and waits until refused connections are closed.
 func (l *Listener) Close() error {
 	defer l.work.Wait()
 	return l.Listener.Close()
 }
 
-// refuse answers a connection and closes it, without making Accept wait.
+// refuse answers a connection and closes it, without blocking Accept.
 func (l *Listener) refuse(c net.Conn) {
 	select {
 	case l.answering <- struct{}{}:
 	default:
-		_ = c.Close() // nothing was read from it
+		_ = c.Close() // no request was read from it
 		return
 	}
 	l.work.Go(func() {
 		defer func() { <-l.answering }()
-		defer c.Close() //nolint:errcheck // it is of no more use
+		defer c.Close() //nolint:errcheck // the connection is not used any more
 		_ = c.SetDeadline(time.Now().Add(answerTime))
 		if _, err := c.Write(l.answer); err != nil {
 			return
 		}
-		// A connection that is closed while its request lies unread is reset, and the client may not see the answer.
+		// Closing a connection with unread data resets it, and the client may lose the answer.
 		if half, ok := c.(interface{ CloseWrite() error }); ok && len(l.answer) > 0 && half.CloseWrite() == nil {
 			_, _ = io.Copy(io.Discard, c)
 		}
@@ -108,20 +108,20 @@ func remoteHost(c net.Conn) string {
 	return host
 }
 
-// limitedConn leaves its Listener's count when it is closed.
+// limitedConn is an accepted connection, which is counted until it is closed.
 type limitedConn struct {
 	net.Conn
 	leave   func()
 	headers *headers
-	answer  []byte // to a header that is refused
+	answer  []byte // sent if the header is refused
 
 	mu       sync.Mutex
 	inHeader bool
-	read     int // of the present header, in bytes
-	held     int // of them, from headers
+	read     int // bytes of the present header
+	held     int // part of read that is counted in headers
 }
 
-// Close closes the connection.
+// Close closes the connection and ends its count.
 func (c *limitedConn) Close() error {
 	defer c.leave()
 	defer c.headerRead()

@@ -13,9 +13,9 @@ type waiter struct {
 	granted chan struct{} // closed when the request holds the bytes
 }
 
-// Wait is Take for a request that may wait until the deadline for others to return bytes. Requests of one tenant get theirs in the
-// order in which they came. A request that waits must hold nothing that others could wait for. The error is that of Take at the
-// deadline, or the cause of ctx.
+// Wait is like Take, but waits until the deadline for other requests to return bytes. Requests of one tenant get
+// their bytes in order of arrival. A waiting request must hold nothing that others may wait for, or they would block
+// each other. The error is that of Take at the deadline, or the cause of ctx.
 func (r *Request) Wait(ctx context.Context, n int64, deadline time.Time) error {
 	w := r.of.enter(r, n)
 	if w == nil {
@@ -34,7 +34,7 @@ func (r *Request) Wait(ctx context.Context, n int64, deadline time.Time) error {
 	}
 }
 
-// enter takes bytes for a request, and returns nil; or makes the request wait for them.
+// enter takes bytes for a request and returns nil, or adds the request to the waiters.
 func (a *Admission) enter(r *Request, n int64) *waiter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -46,7 +46,7 @@ func (a *Admission) enter(r *Request, n int64) *waiter {
 	return w
 }
 
-// leave ends a wait. It returns nil if the request holds the bytes, else the error of Take.
+// leave ends a wait. It returns nil if the request got the bytes, else the error of Take.
 func (a *Admission) leave(w *waiter) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,11 +57,12 @@ func (a *Admission) leave(w *waiter) error {
 	}
 	err := w.request.take(w.bytes)
 	a.remove(w)
-	a.grant() // to those who waited behind
+	a.grant() // for requests that waited behind this one
 	return err
 }
 
-// grant takes bytes for requests that wait, for one of each tenant at a time, until there is no room for the first of any. a.mu is held.
+// grant gives bytes to waiting requests, one of each tenant at a time, until the first request of no tenant fits.
+// a.mu must be held.
 func (a *Admission) grant() {
 	for again := true; again; {
 		again = false
@@ -75,7 +76,7 @@ func (a *Admission) grant() {
 	}
 }
 
-// remove takes a waiter off its tenant's list. a.mu is held.
+// remove removes a waiter from its tenant's list. a.mu must be held.
 func (a *Admission) remove(w *waiter) {
 	tenant := w.request.tenant
 	a.waiting[tenant] = slices.DeleteFunc(a.waiting[tenant], func(other *waiter) bool { return other == w })

@@ -12,12 +12,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// newTest returns an Admission in which all streams may hold 100 bytes, and those of one tenant 60.
+// newTest returns an Admission that allows streams 100 bytes in total and 60 bytes for one tenant.
 func newTest() *Admission {
 	return New(Limits{Bytes: 200, TenantBytes: 120, Own: func(string) events.TenantLimits { return events.TenantLimits{} }})
 }
 
-// wait makes a stream of a tenant wait for n bytes. The result is sent when the wait is over.
+// wait starts a stream of a tenant that waits for n bytes. The channel receives the result of the wait.
 func wait(a *Admission, tenant string, n int64) (*Request, <-chan error) {
 	r, done := a.Hold(tenant), make(chan error, 1)
 	go func() { done <- r.Wait(context.Background(), n, time.Now().Add(time.Minute)) }()
@@ -33,7 +33,8 @@ func wantCode(t *testing.T, err error, code problem.Code) {
 	}
 }
 
-// Streams of a tenant get room in the order in which they came, also a small one behind a large one; those of another tenant do not wait for them.
+// TestWait_IsInOrder tests that streams of a tenant get bytes in order of arrival, also a small one behind a large
+// one, and that streams of another tenant do not wait for them.
 func TestWait_IsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
@@ -65,7 +66,8 @@ func TestWait_IsInOrder(t *testing.T) {
 	})
 }
 
-// A wait ends at its deadline with the error of the limit that was met, holds nothing then, and lets those behind it go on.
+// TestWait_Ends tests that a wait that reaches its deadline returns the error of the limit, holds nothing, and lets
+// the requests behind it proceed.
 func TestWait_Ends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
@@ -86,7 +88,7 @@ func TestWait_Ends(t *testing.T) {
 		}
 		wantCode(t, <-large, problem.TooMuchInFlight)
 		if err := <-small; err != nil {
-			t.Errorf("who waited behind got %v", err)
+			t.Errorf("the request behind got %v", err)
 		}
 		_, all := wait(a, "other", 50)
 		wantCode(t, <-all, problem.Overloaded)
@@ -96,7 +98,7 @@ func TestWait_Ends(t *testing.T) {
 	})
 }
 
-// Streams leave half of the bytes to requests.
+// TestHold_LeavesHalfToRequests tests that streams leave half of the bytes to requests.
 func TestHold_LeavesHalfToRequests(t *testing.T) {
 	a := newTest()
 	wantCode(t, a.Hold("one").Take(61), problem.TooMuchInFlight)

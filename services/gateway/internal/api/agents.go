@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 )
 
-// ApplyAgent makes a version of an agent.
+// ApplyAgent creates a version of an agent.
 func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (*spoolv1.ApplyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -27,16 +27,16 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
-// ListAgents lists the tenant's agents, and the platform's.
+// ListAgents lists the tenant's agents and the platform's.
 func (s *Server) ListAgents(ctx context.Context, r *spoolv1.ListAgentsRequest) (*spoolv1.ListAgentsResponse, error) {
 	list, next, err := s.definitions(ctx, agents(), r)
 	return &spoolv1.ListAgentsResponse{Agents: list, NextPageToken: next}, err
 }
 
-// GetAgent reads a version of an agent.
+// GetAgent returns a version of an agent.
 func (s *Server) GetAgent(ctx context.Context, r *spoolv1.GetAgentRequest) (*spoolv1.Definition, error) {
 	return s.definition(ctx, agents(), r)
 }
@@ -50,7 +50,7 @@ func (s *Server) RemoveAgent(ctx context.Context, r *spoolv1.RemoveAgentRequest)
 	return s.remove(ctx, agents(), commands.Request{Type: command.TypeRemoveAgent}, ref)
 }
 
-// ApplyInstance makes a version of an agent instance.
+// ApplyInstance creates a version of an agent instance.
 func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequest) (*spoolv1.ApplyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -67,16 +67,16 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 	if err != nil {
 		return nil, err
 	}
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
-// ListInstances lists the tenant's agent instances, and the platform's.
+// ListInstances lists the tenant's agent instances and the platform's.
 func (s *Server) ListInstances(ctx context.Context, r *spoolv1.ListInstancesRequest) (*spoolv1.ListInstancesResponse, error) {
 	list, next, err := s.definitions(ctx, instances(), r)
 	return &spoolv1.ListInstancesResponse{Instances: list, NextPageToken: next}, err
 }
 
-// GetInstance reads a version of an agent instance.
+// GetInstance returns a version of an agent instance.
 func (s *Server) GetInstance(ctx context.Context, r *spoolv1.GetInstanceRequest) (*spoolv1.Definition, error) {
 	return s.definition(ctx, instances(), r)
 }

@@ -1,4 +1,4 @@
-// Package api is the services of spool.v1, as gRPC calls them and as REST does in the same process.
+// Package api implements the services of spool.v1. gRPC calls it directly; REST calls it in the same process.
 package api
 
 import (
@@ -24,16 +24,16 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// Limits of what an application may send, in bytes.
+// Limits of application data, in bytes.
 const (
 	MaxMessage  = 1 << 20
 	MaxMetadata = 16 << 10
 )
 
-// HeaderKey is the gRPC metadata that holds an Idempotency-Key.
+// HeaderKey is the gRPC metadata key of the Idempotency-Key.
 const HeaderKey = "idempotency-key"
 
-// Server answers all of spool.v1. Every field but Sealer is required.
+// Server implements all services of spool.v1. Every field except Sealer is required.
 type Server struct {
 	spoolv1.UnimplementedSessionsServer
 	spoolv1.UnimplementedExecutionsServer
@@ -52,48 +52,48 @@ type Server struct {
 	Send    *commands.Sender
 	Live    *live.Hub
 	Player  *replay.Player
-	Objects *objects.Store // of workspaces
+	Objects *objects.Store // content of workspaces
 	Files   *livefiles.Client
-	Skills  *objects.Store // ZIPs
+	Skills  *objects.Store // skill ZIPs
 	Sealer  Sealer         // nil refuses secrets
 	Dead    *dead.Letters
 	Quota   *quota.Quota
 
-	// BudgetTold waits until the services that go by a tenant's budget are told of it.
-	BudgetTold func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
-	// SessionLimit returns how many sessions a tenant may have; 0 is no limit.
+	// AwaitBudget blocks until the services that enforce a tenant's budget have received it.
+	AwaitBudget func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
+	// SessionLimit returns how many sessions a tenant may have; 0 means no limit.
 	SessionLimit func(tenant string) int
-	made         newSessions
-	// AwaitLimits blocks until the services that enforce a tenant's limits are told of them.
+	newSessions  newSessions
+	// AwaitLimits blocks until the services that enforce a tenant's limits have received them.
 	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader
-	WriteTimeout time.Duration // how long a client of StreamEvents or ReplayEvents may take for what is sent at once
+	WriteTimeout time.Duration // how long a client of StreamEvents or ReplayEvents may take to read one batch
 	Counts       Counts
 }
 
-// Counts is what StreamEvents and ReplayEvents count.
+// Counts are the metrics of StreamEvents and ReplayEvents.
 type Counts interface {
 	Stream(kind string) (done func())
 	Sent(kind string, bytes int)
 	Cut(kind, code string)
 }
 
-// idempotencyKey is the key that came with a request; "" for none.
+// idempotencyKey returns the Idempotency-Key of a request, or "" if there is none.
 func idempotencyKey(ctx context.Context) (string, error) {
 	list := metadata.ValueFromIncomingContext(ctx, HeaderKey)
 	switch {
 	case len(list) == 0:
 		return "", nil
 	case len(list) > 1 || list[0] == "":
-		return "", problem.Invalid("Idempotency-Key", "it must be given once and not be empty")
+		return "", problem.Invalid("Idempotency-Key", "the header must be set once and not be empty")
 	}
 	return list[0], nil
 }
 
-// make sends a command that makes something new, under the request's Idempotency-Key.
-func (s *Server) make(ctx context.Context, r commands.Request) (command.Answer, error) {
+// create sends a command that creates something, under the request's Idempotency-Key.
+func (s *Server) create(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -105,7 +105,7 @@ func (s *Server) make(ctx context.Context, r commands.Request) (command.Answer, 
 	return s.Send.Send(ctx, r)
 }
 
-// change sends a command of which a repeat changes nothing.
+// change sends a command that may be repeated without an effect.
 func (s *Server) change(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -115,7 +115,8 @@ func (s *Server) change(ctx context.Context, r commands.Request) (command.Answer
 	return s.Send.Send(ctx, r)
 }
 
-// session checks a session id and waits for a position of it.
+// session checks a session id, and that the caller may see the session, and waits for minPosition. It returns the
+// caller's tenant.
 func (s *Server) session(ctx context.Context, id, minPosition string) (tenant string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -150,7 +151,7 @@ func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
 	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
 
-// refusal makes a shared check's error a problem.
+// refusal converts a *command.Error to a problem.
 func refusal(err error) error {
 	var refused *command.Error
 	if errors.As(err, &refused) {

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Bounds of a page of the audit.
+// Page sizes of the audit.
 const (
 	auditPage    = 50
 	maxAuditPage = 100

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// SetBudget gives a tenant a budget for a period.
+// SetBudget sets a tenant's budget for a period.
 func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*spoolv1.SetBudgetResponse, error) {
 	limit, err := budgetOf("budget", r.GetBudget())
 	if err != nil {
@@ -28,17 +28,18 @@ func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*s
 	return &spoolv1.SetBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
 }
 
-// RemoveBudget ends a tenant's budget for a period.
+// RemoveBudget removes a tenant's budget for a period.
 func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetRequest) (*spoolv1.RemoveBudgetResponse, error) {
 	period := events.Period(r.GetPeriod())
 	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, events.Budget{}, command.TypeRemoveBudget, command.RemoveBudget{Period: period})
 	return &spoolv1.RemoveBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
 }
 
-// toldWithin bounds the wait for the services that go by a budget to be told of it.
-const toldWithin = 5 * time.Second
+// awaitTimeout bounds the wait for the services that enforce a budget or limits to receive a change.
+const awaitTimeout = 5 * time.Second
 
-// changeBudget sends a command about a tenant's budget, which only the root key may: a tenant is not to raise its own.
+// changeBudget sends a command about a tenant's budget. Only the root key may do so, because a tenant must not raise
+// its own budget.
 func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (of, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -58,9 +59,9 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err != nil {
 		return "", "", err
 	}
-	told, cancel := context.WithTimeout(ctx, toldWithin)
+	told, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.BudgetTold(told, of, period, limit)); err != nil {
+	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(told, of, period, limit)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but the former budget counts until the projector has caught up; list the budgets to see when").Because(err)
 	}
 	return of, a.Position, nil
@@ -73,7 +74,7 @@ func checkPeriod(p events.Period) error {
 	return nil
 }
 
-// ListBudgets lists a tenant's budgets and what it has taken of them.
+// ListBudgets lists a tenant's budgets and the usage of each.
 func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest) (*spoolv1.ListBudgetsResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -87,7 +88,7 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 	return &spoolv1.ListBudgetsResponse{Budgets: list}, err
 }
 
-// budgetOf reads a budget; nil is none.
+// budgetOf converts a budget of a request; nil means none.
 func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
 	if err := wholes(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
@@ -96,17 +97,17 @@ func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
 	return out, refusal(command.CheckBudget(field, out))
 }
 
-// whole is a field of a request that is a whole number.
+// whole is a request field that must be a whole number.
 type whole struct {
 	name string
 	from float64
 	to   *uint64
 }
 
-// wholes reads fields that are whole numbers; field is the name of what holds them.
+// wholes converts fields that must be whole numbers; field is the name of the message that contains them.
 func wholes(field string, list []whole) error {
 	for _, f := range list {
-		const most = 1 << 53 // what a number of JSON holds exactly
+		const most = 1 << 53 // the largest whole number that a JSON number holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {
 			return problem.Invalid(field+"."+f.name, "%v is not a whole number from 0 to %d", f.from, int64(most))
 		}

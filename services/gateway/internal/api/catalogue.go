@@ -17,14 +17,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Limits of the catalogue's requests.
+// Limits of requests about the catalogue.
 const (
 	MaxSpec         = 4 << 20 // bytes of a definition
 	maxTags         = 64
-	maxEnvironments = definition.MaxEnvironments // references of one request
+	maxEnvironments = definition.MaxEnvironments // references in one request
 )
 
-// noun is what a kind of the catalogue is called.
+// noun is the name of a kind of catalogue entry in messages, and the code of a missing entry.
 type noun struct {
 	kind    events.Aspect
 	word    string
@@ -42,7 +42,7 @@ func environments() noun {
 }
 func skills() noun { return noun{events.Skill, "skill", problem.SkillNotFound} }
 
-// badReference says what is wrong with a reference, and where.
+// badReference converts an error about a reference to a problem that names the invalid field.
 func badReference(prefix string, err error) error {
 	var wrong *events.ReferenceError
 	if !errors.As(err, &wrong) {
@@ -58,7 +58,7 @@ func badReference(prefix string, err error) error {
 	return problem.Invalid(field, "%s", wrong.Detail)
 }
 
-// parseReference reads the string form; "" is the zero reference.
+// parseReference parses the string form of a reference; "" yields the zero reference.
 func parseReference(field, s string) (events.Reference, error) {
 	if s == "" {
 		return events.Reference{}, nil
@@ -70,7 +70,7 @@ func parseReference(field, s string) (events.Reference, error) {
 	return own(r), nil
 }
 
-// own writes the tenant's scope in its short form, which is the log's.
+// own returns the reference with the organization scope in its short form "", which the log uses.
 func own(r events.Reference) events.Reference {
 	if r.Scope == events.ScopeOrganization {
 		r.Scope = ""
@@ -97,14 +97,14 @@ func parseReferences(field string, list []string) ([]events.Reference, error) {
 	return out, nil
 }
 
-// locating is a request that names an entry in its path.
-type locating interface {
+// entryRequest is a request that names a catalogue entry in its path.
+type entryRequest interface {
 	GetSlug() string
 	GetScope() string
 	GetOrg() string
 }
 
-func located(r locating, version string) (events.Reference, error) {
+func located(r entryRequest, version string) (events.Reference, error) {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {
 		return ref, badReference("", err)
@@ -112,28 +112,28 @@ func located(r locating, version string) (events.Reference, error) {
 	return own(ref), nil
 }
 
-// mayWrite refuses to write the platform's entries, except with a key of tenant
-// platform, which only the root key makes, and on a server without keys.
+// mayWrite refuses to write platform entries, except with a key of tenant platform, which only the root key can
+// create, and on a server without keys.
 func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
 		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key makes; every tenant may read them")
 	}
-	// Of the catalogue a key that is limited to agents changes nothing but agents; see auth.Allow.
+	// In the catalogue, a key that is limited to agents may change only agents; see auth.Allow.
 	if !events.AllowsAgent(p.Agents, ref.Slug) {
 		return problem.New(problem.Forbidden, "Authorization", "the key is limited to the agents "+strings.Join(p.Agents, ", "))
 	}
 	return nil
 }
 
-// applying is a request to make a version.
-type applying interface {
+// applyRequest is a request to create a version.
+type applyRequest interface {
 	GetRef() *spoolv1.Reference
 	GetTags() []string
 	GetSpec() *spoolv1.Json
 }
 
-// applied checks a request to make a version, and reads its definition into spec.
-func applied(p auth.Principal, r applying, spec any) (events.Reference, error) {
+// applied validates a request to create a version, and decodes its definition into spec.
+func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
 		return events.Reference{}, problem.Invalid("ref", "it is missing: give at least ref.slug")
@@ -174,22 +174,22 @@ func checkTags(field string, tags []string) error {
 	return nil
 }
 
-// about fills in where a command about an entry goes.
+// about sets the subject of a command about an entry.
 func about(n noun, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
 	subject := ref.Subject(n.kind, p.Tenant)
 	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
 	return r
 }
 
-// answered dresses the answer to a command about an entry.
-func answered(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
+// answered converts the answer to a command about an entry.
+func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
 	if a.Ref != nil {
 		ref = *a.Ref
 	}
-	return &spoolv1.ApplyResponse{Ref: dressRef(ref), Position: a.Position, Same: a.Same}
+	return &spoolv1.ApplyResponse{Ref: referenceMessage(ref), Position: a.Position, Same: a.Same}
 }
 
-func dressRef(ref events.Reference) *spoolv1.Reference {
+func referenceMessage(ref events.Reference) *spoolv1.Reference {
 	ref = reads.Named(ref)
 	out := &spoolv1.Reference{Scope: string(ref.Scope), Slug: ref.Slug}
 	if ref.Org != "" {
@@ -201,7 +201,7 @@ func dressRef(ref events.Reference) *spoolv1.Reference {
 	return out
 }
 
-// remove hides an entry, or the version that ref has.
+// remove hides an entry, or the version that ref names.
 func (s *Server) remove(ctx context.Context, n noun, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *Server) remove(ctx context.Context, n noun, r commands.Request, ref eve
 	r.Body = command.Remove{Ref: ref}
 	a, err := s.change(ctx, about(n, p, ref, r))
 	var refused *problem.Error
-	if errors.As(err, &refused) && refused.Field == "ref" { // which the request has in parts
+	if errors.As(err, &refused) && refused.Field == "ref" { // the request has its parts as separate fields
 		refused.Field = "slug"
 	}
 	if err != nil {
@@ -222,7 +222,7 @@ func (s *Server) remove(ctx context.Context, n noun, r commands.Request, ref eve
 	return &spoolv1.RemoveResponse{Position: a.Position}, nil
 }
 
-// version reads a version of an entry.
+// version returns a version of an entry.
 func (s *Server) version(ctx context.Context, n noun, ref events.Reference, minPosition string) (reads.Version, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -241,7 +241,8 @@ func (s *Server) version(ctx context.Context, n noun, ref events.Reference, minP
 	return v, err
 }
 
-// visible reports whether a version is of an agent that the principal may use. Environments and skills are of no agent.
+// visible reports whether a version belongs to an agent that the principal may use. Environments and skills belong to
+// no agent and are always visible.
 func visible(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error) {
 	switch kind {
 	case events.Agent:
@@ -254,18 +255,18 @@ func visible(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error
 	return true, nil
 }
 
-func dressDefinition(v reads.Version) *spoolv1.Definition {
-	return &spoolv1.Definition{Ref: dressRef(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
+func definitionMessage(v reads.Version) *spoolv1.Definition {
+	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
 }
 
-// getting is a request for one version.
-type getting interface {
-	locating
+// versionRequest is a request for one version.
+type versionRequest interface {
+	entryRequest
 	GetVersion() string
 	GetMinPosition() string
 }
 
-func (s *Server) definition(ctx context.Context, n noun, r getting) (*spoolv1.Definition, error) {
+func (s *Server) definition(ctx context.Context, n noun, r versionRequest) (*spoolv1.Definition, error) {
 	ref, err := located(r, r.GetVersion())
 	if err != nil {
 		return nil, err
@@ -274,16 +275,16 @@ func (s *Server) definition(ctx context.Context, n noun, r getting) (*spoolv1.De
 	if err != nil {
 		return nil, err
 	}
-	return dressDefinition(v), nil
+	return definitionMessage(v), nil
 }
 
-// paged is a request for a list.
-type paged interface {
+// pageRequest is a request for a list.
+type pageRequest interface {
 	GetPageToken() string
 	GetPageSize() uint32
 }
 
-func (s *Server) versions(ctx context.Context, n noun, r paged) ([]reads.Version, string, error) {
+func (s *Server) versions(ctx context.Context, n noun, r pageRequest) ([]reads.Version, string, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, "", err
@@ -291,11 +292,11 @@ func (s *Server) versions(ctx context.Context, n noun, r paged) ([]reads.Version
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-func (s *Server) definitions(ctx context.Context, n noun, r paged) ([]*spoolv1.Definition, string, error) {
+func (s *Server) definitions(ctx context.Context, n noun, r pageRequest) ([]*spoolv1.Definition, string, error) {
 	list, next, err := s.versions(ctx, n, r)
 	var out []*spoolv1.Definition
 	for _, v := range list {
-		out = append(out, dressDefinition(v))
+		out = append(out, definitionMessage(v))
 	}
 	return out, next, err
 }

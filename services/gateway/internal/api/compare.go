@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// comparePage and comparePageBytes bound the events of a session that are in memory at once.
+	// comparePage and comparePageBytes bound the events of a session that are in memory at the same time.
 	comparePage      = 100
 	comparePageBytes = 256 << 10
-	// compareCost is what a comparison takes of the gateway's bytes: a page of each session, with an event as large as a commit, and both decoded.
+	// compareCost is the number of bytes that a comparison takes from the in-flight limit: a page of each session,
+	// with an event as large as a commit, and both decoded.
 	compareCost = 6 << 20
 )
 
-// CompareSessions finds the first event at which two sessions differ. A fork is compared with what its parent did after the fork, two
-// others from their first messages on.
+// CompareSessions finds the first event at which two sessions differ. A fork is compared with the part of its parent
+// after the fork. Other sessions are compared from their first messages on.
 func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessionsRequest) (*spoolv1.SessionComparison, error) {
 	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
@@ -35,13 +36,13 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	if err := admission.From(ctx).Take(compareCost); err != nil {
 		return nil, err
 	}
-	a, err := s.runOf(ctx, tenant, r.GetSessionId())
+	a, err := s.newRun(ctx, tenant, r.GetSessionId())
 	if err != nil {
 		return nil, err
 	}
-	b, err := s.runOf(ctx, tenant, r.GetWith())
+	b, err := s.newRun(ctx, tenant, r.GetWith())
 	if err != nil {
-		return nil, asWith(err)
+		return nil, refusalOfWith(err)
 	}
 	out := &spoolv1.SessionComparison{}
 	switch {
@@ -74,7 +75,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 }
 
-// comparable checks the other session's id, and whether the caller may see it.
+// comparable checks the other session's id, and whether the caller may see that session.
 func (s *Server) comparable(ctx context.Context, tenant, with string) error {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -83,11 +84,11 @@ func (s *Server) comparable(ctx context.Context, tenant, with string) error {
 	if err = reads.CheckSession(with); err == nil {
 		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
 	}
-	return asWith(err)
+	return refusalOfWith(err)
 }
 
-// asWith writes the refusal of the other session under its own name.
-func asWith(err error) error {
+// refusalOfWith returns a problem about the other session, with the field "with".
+func refusalOfWith(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -98,7 +99,7 @@ func asWith(err error) error {
 	return &p
 }
 
-// differing says how two sessions differ, in a sentence, and shows the events.
+// differing sets the two events that differ in the response, and returns a sentence about the difference.
 func differing(a, b *run, x, y *step, out *spoolv1.SessionComparison) string {
 	if x != nil {
 		out.Event = reads.Event(x.wire)
@@ -117,28 +118,28 @@ func differing(a, b *run, x, y *step, out *spoolv1.SessionComparison) string {
 	return fmt.Sprintf("Event %d of %s and event %d of %s (%s) differ in %s.", x.wire.Seq, a.id, y.wire.Seq, b.id, x.wire.Type, out.Field)
 }
 
-// run reads what counts of a session's events, in order.
+// run reads the relevant events of a session in order.
 type run struct {
 	reads      *reads.Store
 	tenant, id string
-	parent     string // of a fork
-	fork       uint32 // the event of the parent after which the fork goes on
+	parent     string // parent session; "" if the session is not a fork
+	fork       uint32 // seq of the parent's event after which the fork continues
 	tip        uint32
 	read       uint32 // seq of the last event that was read
-	after      uint32 // events up to this one do not count
-	begun      bool   // the first message has come
+	after      uint32 // events up to this seq are skipped
+	begun      bool   // whether the first message was read
 	as         *history.Run
 	waiting    []step
 }
 
-// step is an event that counts.
+// step is an event that is compared.
 type step struct {
 	wire events.Wire
 	is   history.Comparable
 }
 
-// runOf begins a session.
-func (s *Server) runOf(ctx context.Context, tenant, id string) (*run, error) {
+// newRun returns a run at the beginning of a session.
+func (s *Server) newRun(ctx context.Context, tenant, id string) (*run, error) {
 	one, err := s.Reads.Session(ctx, tenant, id)
 	if err != nil {
 		return nil, err
@@ -158,7 +159,7 @@ func (s *Server) runOf(ctx context.Context, tenant, id string) (*run, error) {
 	return r, err
 }
 
-// next returns the next event that counts; nil after the last.
+// next returns the next event to compare, or nil after the last one.
 func (r *run) next(ctx context.Context) (*step, error) {
 	for len(r.waiting) == 0 {
 		if r.read >= r.tip {
@@ -169,7 +170,7 @@ func (r *run) next(ctx context.Context) (*step, error) {
 			return nil, err
 		}
 		if len(page.Events) == 0 {
-			return nil, r.reads.UnlessFolding(ctx, r.id, problem.Gone())
+			return nil, r.reads.UnlessFolding(ctx, r.id, problem.NoSuchSession())
 		}
 		for _, kept := range page.Events {
 			if err := r.take(kept); err != nil {
@@ -182,7 +183,7 @@ func (r *run) next(ctx context.Context) (*step, error) {
 	return &first, nil
 }
 
-// take takes an event that was read.
+// take processes an event that was read.
 func (r *run) take(kept reads.Kept) error {
 	var w events.Wire
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {

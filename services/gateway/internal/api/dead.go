@@ -17,13 +17,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Bounds of a page of dead letters.
+// Page sizes of dead letters.
 const (
 	deadPage    = 50
 	maxDeadPage = 100
 )
 
-// deadReader is who reads dead letters. Without authentication there is one tenant, which sees also those that name none.
+// deadReader returns the reader for the caller. Without authentication there is only one tenant, which also sees
+// letters that name no tenant.
 func deadReader(ctx context.Context) (dead.Reader, auth.Principal, error) {
 	p, err := auth.From(ctx)
 	return dead.Reader{Tenant: p.Tenant, All: p.Admin}, p, err
@@ -45,7 +46,7 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 	var after uint64
 	if token := r.GetPageToken(); token != "" {
 		if after, err = strconv.ParseUint(token, 10, 64); err != nil {
-			return nil, problem.Invalid("pageToken", "%.64q is no nextPageToken of this list", token)
+			return nil, problem.Invalid("pageToken", "%.64q is not the nextPageToken of a page of this list", token)
 		}
 	}
 	list, next, err := s.Dead.List(ctx, reader, after, n)
@@ -62,7 +63,7 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 	return out, nil
 }
 
-// GetDeadLetter shows a dead letter.
+// GetDeadLetter returns a dead letter with its message.
 func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequest) (*spoolv1.DeadLetter, error) {
 	d, _, err := s.dead(ctx, r.GetId())
 	if err != nil {
@@ -74,7 +75,7 @@ func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequ
 	return out, nil
 }
 
-// RetryDeadLetter has the session of a dead letter looked at again.
+// RetryDeadLetter causes the session of a dead letter to be evaluated again.
 func (s *Server) RetryDeadLetter(ctx context.Context, r *spoolv1.RetryDeadLetterRequest) (*spoolv1.RetryDeadLetterResponse, error) {
 	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeRetryDead, r.GetId())
 }
@@ -97,7 +98,7 @@ func (s *Server) settleDead(ctx context.Context, t command.Type, id string) erro
 	return err
 }
 
-// dead finds a letter by the id that a request names.
+// dead returns the letter with an id from a request.
 func (s *Server) dead(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
 	reader, p, err := deadReader(ctx)
 	if err != nil {
@@ -105,7 +106,7 @@ func (s *Server) dead(ctx context.Context, id string) (topology.DeadLetter, auth
 	}
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil || n == 0 {
-		return topology.DeadLetter{}, p, problem.Invalid("id", "%.64q is no id of a dead letter: a number from 1", id)
+		return topology.DeadLetter{}, p, problem.Invalid("id", "%.64q is not the id of a dead letter, which is a number of 1 or more", id)
 	}
 	d, err := s.Dead.Get(ctx, reader, n)
 	return d, p, err

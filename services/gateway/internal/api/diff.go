@@ -11,17 +11,17 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxBlocksDiff is how many blocks a SessionDiff lists.
+// maxBlocksDiff is the largest number of blocks in a SessionDiff.
 const maxBlocksDiff = 200
 
-// DiffSession compares what a session was after two of its events.
+// DiffSession compares the states of a session after two of its events.
 func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest) (*spoolv1.SessionDiff, error) {
 	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
 	if r.GetFrom() > r.GetTo() && r.GetTo() > 0 {
-		return nil, problem.Invalid("to", "it is before from: a diff goes from an event to a later one")
+		return nil, problem.Invalid("to", "to must not be before from")
 	}
 	var from, to reads.Past
 	if from, err = s.Reads.Past(ctx, tenant, r.GetSessionId(), "from", &r.From); err != nil {
@@ -45,7 +45,7 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	return out, err
 }
 
-// added is what a later sum has more than an earlier one.
+// added returns the difference between two sums.
 func added(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
 	return &spoolv1.UsageTotal{
 		InputTokens: to.InputTokens - from.InputTokens, OutputTokens: to.OutputTokens - from.OutputTokens,
@@ -73,7 +73,7 @@ func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from,
 	return nil
 }
 
-// diffStatuses lists what has another status: session, executions, sub-agents, sandbox.
+// diffStatuses returns what has a different status: the session, executions, sub-agents, and the sandbox.
 func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []*spoolv1.StatusChange, err error) {
 	add := func(kind, id, was, is string) {
 		if was != is {
@@ -96,7 +96,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range conversations[1:] { // main is as its executions are
+	for _, c := range conversations[1:] { // main has no status of its own
 		was := ""
 		if slices.ContainsFunc(from.Conversations, func(x history.Conversation) bool { return x.ID == c.ConversationId }) {
 			was = "running"
@@ -113,7 +113,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []
 	return list, nil
 }
 
-// compared says of which snapshots files were compared.
+// compared returns a sentence that names the snapshots whose files were compared.
 func compared(from, to reads.Past) string {
 	if from.Workspace == nil {
 		return fmt.Sprintf("All files of the snapshot of %s are new: none had been taken at event %d.", snapshotEvent(to), from.Seq)

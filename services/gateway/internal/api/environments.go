@@ -17,8 +17,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// ApplyEnvironment makes a version of an environment. It returns when the read
-// models have it, if they keep up: the next one may keep its secrets.
+// ApplyEnvironment creates a version of an environment. It returns when the read models contain the version, unless
+// they are behind, so that the next version can keep the secrets of this one.
 func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironmentRequest) (*spoolv1.ApplyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -38,9 +38,9 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	if err != nil {
 		return nil, err
 	}
-	// It is applied; that it can be read a moment later is no error.
+	// The version is applied; if the read models contain it only later, that is not an error.
 	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
 // ListEnvironments lists the tenant's environments, and the platform's.
@@ -49,7 +49,7 @@ func (s *Server) ListEnvironments(ctx context.Context, r *spoolv1.ListEnvironmen
 	return &spoolv1.ListEnvironmentsResponse{Environments: list, NextPageToken: next}, err
 }
 
-// GetEnvironment reads a version of an environment.
+// GetEnvironment returns a version of an environment.
 func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRequest) (*spoolv1.Definition, error) {
 	return s.definition(ctx, environments(), r)
 }
@@ -63,10 +63,10 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 	return s.remove(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
 }
 
-// builtIn is the agent that is no entry of the catalogue.
+// builtIn is the slug of the built-in agent, which is not a catalogue entry.
 const builtIn = "default"
 
-// ExplainEnvironment merges variables and allowlists as an execution would.
+// ExplainEnvironment merges variables and allowlists in the same way as an execution.
 func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvironmentRequest) (*spoolv1.ExplainEnvironmentResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	}
 	merged, err := layers.Merge(agent.Environment, list, nil)
 	if err != nil {
-		return nil, unmerged(err)
+		return nil, mergeError(err)
 	}
 	hosts, err := union(agent, list)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	return out, nil
 }
 
-// union is what agent and environments let a sandbox reach.
+// union returns the hosts that the agent and the environments allow a sandbox to reach.
 func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced, error) {
 	from := []egress.Layer{{From: layers.FromAgent, Entries: agent.Egress}}
 	for _, e := range list {
@@ -111,9 +111,9 @@ func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced,
 	return hosts, nil
 }
 
-// layersOf reads what the request refers to: the agent, and the environments in their order.
+// layersOf returns the agent that the request refers to, and its environments in order.
 func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
-	ref, refs, err := s.chosen(ctx, p, r)
+	ref, refs, err := s.selected(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
 	}
@@ -146,14 +146,15 @@ func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 	return agent, list, nil
 }
 
-// placed is a reference and where the request has it.
-type placed struct {
+// fieldReference is a reference and the request field that contains it.
+type fieldReference struct {
 	ref   events.Reference
 	field string
 }
 
-// chosen gives the agent and the environments that a request refers to, those of its instance first.
-func (s *Server) chosen(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []placed, err error) {
+// selected returns the agent and the environments that a request refers to. The environments of the instance come
+// first.
+func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
 	agent, instance, list, err := referring(r)
 	if err != nil {
 		return agent, nil, err
@@ -175,29 +176,29 @@ func (s *Server) chosen(ctx context.Context, p auth.Principal, r *spoolv1.Explai
 		}
 		agent = spec.Agent
 		for _, e := range spec.Environments {
-			out = append(out, placed{own(e), "instance"})
+			out = append(out, fieldReference{own(e), "instance"})
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
 		return agent, nil, agents().absent("agent")
 	}
 	for i, e := range list {
-		out = append(out, placed{e, fmt.Sprintf("environments[%d]", i)})
+		out = append(out, fieldReference{e, fmt.Sprintf("environments[%d]", i)})
 	}
 	return agent, out, nil
 }
 
-// referringTo is what requests with an agent, or an instance in its place, and environments share.
-type referringTo interface {
+// referencesRequest is a request that refers to an agent or an instance, and to environments.
+type referencesRequest interface {
 	GetAgent() string
 	GetInstance() string
 	GetEnvironments() []string
 }
 
-// referring reads the references of a request; what is not given is zero.
-func referring(r referringTo) (agent, instance events.Reference, list []events.Reference, err error) {
+// referring parses the references of a request; absent ones are zero.
+func referring(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
 	if r.GetAgent() != "" && r.GetInstance() != "" {
-		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance says which agent it is of")
+		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance names its agent")
 	}
 	if agent, err = parseReference("agent", r.GetAgent()); err != nil {
 		return agent, instance, nil, err
@@ -209,8 +210,8 @@ func referring(r referringTo) (agent, instance events.Reference, list []events.R
 	return agent, instance, list, err
 }
 
-// unmerged says all that is wrong with variables, under the code of the first.
-func unmerged(err error) error {
+// mergeError combines all conflicts of variables into one problem with the code of the first.
+func mergeError(err error) error {
 	var first *layers.Error
 	if !errors.As(err, &first) {
 		return problem.From(err)
@@ -218,7 +219,7 @@ func unmerged(err error) error {
 	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).Because(err)
 }
 
-// readSpec reads a definition of the read models.
+// readSpec decodes a definition from the read models.
 func readSpec(text string, into any) error {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
 		return problem.New(problem.Internal, "", "a definition in the read models cannot be read").Because(err)

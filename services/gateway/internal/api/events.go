@@ -21,7 +21,7 @@ const (
 	MaxEvents     = 1000
 )
 
-// ListEvents lists kept events.
+// ListEvents lists stored events.
 func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (*spoolv1.ListEventsResponse, error) {
 	limit, err := pageLimit(r.GetLimit())
 	if err != nil {
@@ -37,11 +37,11 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	list, err := dressed(page.Events)
+	list, err := eventMessages(page.Events)
 	return &spoolv1.ListEventsResponse{Events: list, Tip: page.Tip, Next: page.Next}, err
 }
 
-// pageLimit returns how many events a page may have.
+// pageLimit returns the number of events of a page, or an error if the request asks for too many.
 func pageLimit(asked uint32) (int, error) {
 	switch {
 	case asked == 0:
@@ -52,7 +52,7 @@ func pageLimit(asked uint32) (int, error) {
 	return int(asked), nil
 }
 
-func dressed(list []reads.Kept) ([]*spoolv1.Event, error) {
+func eventMessages(list []reads.Kept) ([]*spoolv1.Event, error) {
 	var out []*spoolv1.Event
 	for _, kept := range list {
 		e, err := kept.Event()
@@ -64,7 +64,8 @@ func dressed(list []reads.Kept) ([]*spoolv1.Event, error) {
 	return out, nil
 }
 
-// ListHistory lists the events that a fork has from its ancestors. Who may read the fork may read them: they are its history.
+// ListHistory lists the events that a fork inherits from its ancestors. A caller who may read the fork may read them
+// too, even if the ancestors are not visible to it.
 func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest) (*spoolv1.ListHistoryResponse, error) {
 	limit, err := pageLimit(r.GetLimit())
 	if err != nil {
@@ -82,11 +83,11 @@ func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest)
 	for _, a := range h.Ancestors {
 		out.Ancestors = append(out.Ancestors, &spoolv1.Ancestor{SessionId: a.Session, Effective: a.Effective})
 	}
-	out.Events, err = dressed(h.Events)
+	out.Events, err = eventMessages(h.Events)
 	return out, err
 }
 
-// ListHistoryBlocks lists the blocks that a fork has from its ancestors.
+// ListHistoryBlocks lists the blocks that a fork inherits from its ancestors.
 func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBlocksRequest) (*spoolv1.ListHistoryBlocksResponse, error) {
 	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
@@ -96,10 +97,10 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list, NextPageToken: next}, err
 }
 
-// unlessFalse reports whether an option that is on by itself is on.
+// unlessFalse returns the value of an option whose default is true.
 func unlessFalse(option *bool) bool { return option == nil || *option }
 
-// types splits what was given by commas; nil for all types.
+// types splits lists that are separated by commas. It returns nil for all types.
 func types(given []string) []string {
 	var list []string
 	for _, g := range given {
@@ -144,14 +145,15 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 
 const kindGRPC = "grpc"
 
-// source is what a stream sends: a live.Reader or a replay.
+// source is a source of frames: a live.Reader or a replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32
 }
 
-// stream sends until it cannot, and says why. send waits for a slow client without an end, and only returns when the
-// call is over; so it waits in a goroutine of its own, and the call ends without it.
+// stream sends frames until it fails, and returns the reason. send blocks without a limit for a slow client and
+// returns only when the call has ended. It therefore runs in its own goroutine, and stream returns without waiting
+// for it.
 func (s *Server) stream(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	cursor := from.Cursor()
 	for {
@@ -199,7 +201,7 @@ func response(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error
 	return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Event{Event: e}}, err
 }
 
-// event dresses an event, or text in flight, for the API.
+// event converts a stored event, or text in flight, to an API message.
 func event(f live.Frame, metadata bool) (*spoolv1.Event, error) {
 	kept := reads.Kept{Seq: f.Seq, Type: f.Type, JSON: f.JSON}
 	if metadata {

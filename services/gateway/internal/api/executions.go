@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// StartExecution makes a session and posts its first message.
+// StartExecution creates a session and posts its first message.
 func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRequest) (*spoolv1.StartExecutionResponse, error) {
-	create, err := creation(r)
+	create, err := createCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -30,13 +30,13 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return nil, err
 	}
 	post.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeStartExecution}, files)
-	request = vars.into(s, request, func(all map[string]events.Variable) any {
+	request, stored := s.withFiles(commands.Request{Type: command.TypeStartExecution}, files)
+	request = vars.withSecrets(s, request, func(all map[string]events.Variable) any {
 		post.Environment = all
 		return command.StartExecution{Create: create, Post: post}
 	})
-	request, done := s.limited(s.beginning(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
-	a, err := s.make(ctx, request)
+	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
+	a, err := s.create(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *Server) ListSessionExecutions(ctx context.Context, r *spoolv1.ListSessi
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 
-// GetExecution reads an execution.
+// GetExecution returns an execution.
 func (s *Server) GetExecution(ctx context.Context, r *spoolv1.GetExecutionRequest) (*spoolv1.Execution, error) {
 	return s.execution(ctx, r.GetExecutionId(), r.GetMinPosition())
 }
@@ -95,7 +95,7 @@ func (s *Server) CancelExecution(ctx context.Context, r *spoolv1.CancelExecution
 	return &spoolv1.CancelExecutionResponse{Position: position}, nil
 }
 
-// PauseExecution asks an execution to stand still.
+// PauseExecution asks an execution to pause.
 func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRequest) (*spoolv1.PauseExecutionResponse, error) {
 	position, err := s.control(ctx, command.TypePause, r.GetExecutionId())
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRe
 	return &spoolv1.PauseExecutionResponse{Position: position}, nil
 }
 
-// ResumeExecution lets an execution go on.
+// ResumeExecution resumes a paused execution.
 func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecutionRequest) (*spoolv1.ResumeExecutionResponse, error) {
 	position, err := s.control(ctx, command.TypeResume, r.GetExecutionId())
 	if err != nil {
@@ -113,7 +113,7 @@ func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecution
 	return &spoolv1.ResumeExecutionResponse{Position: position}, nil
 }
 
-// TerminateExecution ends an execution with its sandbox.
+// TerminateExecution ends an execution and its sandbox.
 func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExecutionRequest) (*spoolv1.TerminateExecutionResponse, error) {
 	position, err := s.control(ctx, command.TypeTerminate, r.GetExecutionId())
 	if err != nil {
@@ -122,7 +122,8 @@ func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExe
 	return &spoolv1.TerminateExecutionResponse{Position: position}, nil
 }
 
-// control sends a control of an execution, whose session the read models or the log know.
+// control sends a control command for an execution. The session of the execution is looked up in the read models and
+// then in the log.
 func (s *Server) control(ctx context.Context, typ command.Type, id string) (position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {

@@ -21,19 +21,19 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// bringing is what all requests with files share.
-type bringing interface {
+// filesRequest is a request with workspace files.
+type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
 
-// files are files that came with a request: references for the command, and their content.
+// files are the files of a request: their references for the command, and their content.
 type files struct {
 	refs     []command.File
 	contents map[string][]byte // by SHA-256
 }
 
-// workspaceFiles checks and decodes the files of a request.
-func workspaceFiles(r bringing) (files, error) {
+// workspaceFiles validates and decodes the files of a request.
+func workspaceFiles(r filesRequest) (files, error) {
 	out := files{contents: map[string][]byte{}}
 	at := map[string]bool{}
 	for i, f := range r.GetWorkspaceFiles() {
@@ -56,7 +56,8 @@ func workspaceFiles(r bringing) (files, error) {
 	return out, nil
 }
 
-// content is what is to stand in a file. An empty file says so: content that is absent was forgotten.
+// content returns the content of a file. Absent content is an error, because it is more likely forgotten than meant
+// as an empty file.
 func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	switch {
 	case f.Content != nil && f.ContentBase64 != nil:
@@ -73,7 +74,7 @@ func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	return data, nil
 }
 
-// store puts the contents into the object store.
+// store writes the contents to the object store.
 func (f files) store(ctx context.Context, to *objects.Store, tenant, session string) error {
 	for sum, data := range f.contents {
 		if err := to.Keep(ctx, command.FileObject(tenant, session, sum), data); err != nil {
@@ -83,16 +84,16 @@ func (f files) store(ctx context.Context, to *objects.Store, tenant, session str
 	return nil
 }
 
-// size returns how many bytes the files count as stored.
+// size returns the number of bytes that the files add to the tenant's storage.
 func (f files) size() (n int64) {
 	for _, r := range f.refs {
-		n += int64(r.Size) //nolint:gosec // of a request
+		n += int64(r.Size) //nolint:gosec // bounded by the size of a request
 	}
 	return n
 }
 
-// existing returns the tenant of the session, which is the caller's, and the session's status, "" while only the log
-// holds the session; or SESSION_NOT_FOUND.
+// existing returns the caller's tenant and the session's status, which is "" if only the log contains the session
+// yet. It returns SESSION_NOT_FOUND if the session does not exist.
 func (s *Server) existing(ctx context.Context, id string) (tenant, status string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -108,24 +109,24 @@ func (s *Server) existing(ctx context.Context, id string) (tenant, status string
 	return p.Tenant, status, err
 }
 
-// FileSource is a file, or a tar, as a client sends it.
+// FileSource is a file, or a tar, that a client uploads.
 type FileSource struct {
-	Path    string // of an archive the folder that it goes into
+	Path    string // for an archive, the folder to extract to
 	Archive bool
 	Mode    uint32 // permission bits; 0 means 0644
 	Body    io.Reader
-	Length  int64 // as announced, in bytes; -1 for unknown
-	Limit   int64 // bytes
+	Length  int64 // announced length in bytes; -1 if unknown
+	Limit   int64 // largest accepted length in bytes
 }
 
-// FileAccepted is a file that was stored, and a change that the log holds.
+// FileAccepted describes a file that was stored, and the position of the change in the log.
 type FileAccepted struct {
 	Position string `json:"position"`
 	SHA256   string `json:"sha256"`
 	Size     uint64 `json:"size"`
 }
 
-// PutFile stores content and puts it into the session's workspace. Not more than the limit is read.
+// PutFile stores content and puts it into the session's workspace. It reads at most the limit.
 func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (FileAccepted, error) {
 	field := "path"
 	if f.Archive {
@@ -154,7 +155,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	if err != nil {
 		return FileAccepted{}, err
 	}
-	// What it is called cannot follow from its hash, which is known when all has come.
+	// The object's name cannot contain the hash, which is known only after all content was received.
 	object := command.ObjectFolder(tenant, session) + "u-" + hex.EncodeToString(unique[:])
 	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit, hold.Take)
 	if err != nil {
@@ -177,7 +178,7 @@ func tooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; at most %d are taken (--max-file)", what, limit))
 }
 
-// RemoveFile removes a file, or a folder with all below it.
+// RemoveFile removes a file, or a folder with everything below it.
 func (s *Server) RemoveFile(ctx context.Context, session, path string) (position string, err error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return "", refusal(err)
@@ -189,19 +190,20 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	return a.Position, err
 }
 
-// fieldSession is the field of a problem of the session itself.
+// fieldSession is the field of a problem that concerns the session itself.
 const fieldSession = "sessionId"
 
-// Workspace is the snapshot that has a session's files.
+// Workspace is the snapshot that contains a session's files.
 type Workspace struct {
 	*workspace.Manifest
-	Session  string // that the snapshot is of
+	Session  string // the session that the snapshot belongs to
 	Tenant   string
 	Snapshot string
 	At       time.Time
 }
 
-// Workspace opens a session's last snapshot, of a fork without one the snapshot that it began with; NO_SNAPSHOT if there is none.
+// Workspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began
+// with. It returns NO_SNAPSHOT if there is none.
 func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
 	tenant, err := s.session(ctx, session, minPosition)
 	if err != nil {
@@ -233,21 +235,20 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 		}
 	}
 	if w.Manifest, err = workspace.Open(ctx, s.Objects, tenant, session, id); err != nil {
-		return w, unreadable(err)
+		return w, snapshotError(err)
 	}
 	return w, nil
 }
 
 const (
-	// snapshotLate is how long the snapshot of a turn that has just ended is waited for.
+	// snapshotLate is how long Workspace waits for the snapshot of a turn that has just ended.
 	snapshotLate = 5 * time.Second
-	// snapshotLook is how often it is looked for.
+	// snapshotLook is the interval at which it checks for the snapshot.
 	snapshotLook = 50 * time.Millisecond
 )
 
-// settled gives a session whose last turn's snapshot is there: whoever has seen
-// a turn end, and asks for its files at once, gets these. It is not waited for
-// while another turn runs, nor when none came in time.
+// settled returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
+// of a turn gets the files of that turn. It does not wait while another turn runs, and gives up after snapshotLate.
 func (s *Server) settled(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
 	deadline := time.NewTimer(snapshotLate)
 	defer deadline.Stop()
@@ -270,8 +271,9 @@ func (s *Server) settled(ctx context.Context, tenant, session string) (*spoolv1.
 	}
 }
 
-// unreadable says whose fault it is that a snapshot cannot be read.
-func unreadable(err error) error {
+// snapshotError converts an error of reading a snapshot to a problem: a damaged snapshot is INTERNAL, an object store
+// that does not respond is UNAVAILABLE.
+func snapshotError(err error) error {
 	var refused *problem.Error
 	var corrupt *workspace.CorruptError
 	switch {
@@ -283,7 +285,7 @@ func unreadable(err error) error {
 	return problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
 }
 
-// Find gives a file of the snapshot.
+// Find returns a file of the snapshot.
 func (w Workspace) Find(path string) (workspace.Entry, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return workspace.Entry{}, refusal(err)
@@ -300,7 +302,7 @@ func (w Workspace) Find(path string) (workspace.Entry, error) {
 	return e, nil
 }
 
-// Below gives what lies below a folder; "" is the workspace.
+// Below returns the entries below a folder; "" is the workspace.
 func (w Workspace) Below(dir string) ([]workspace.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, refusal(err)
@@ -312,16 +314,16 @@ func (w Workspace) Below(dir string) ([]workspace.Entry, error) {
 	return list, nil
 }
 
-// Open gives a file's content from its beginning.
+// Open returns a file's content.
 func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadCloser, error) {
 	r, err := w.Reader(ctx, s.Objects, path)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, snapshotError(err)
 	}
 	return r, nil
 }
 
-// Tar writes all that lies below a folder.
+// Tar writes everything below a folder as a tar.
 func (s *Server) Tar(ctx context.Context, w Workspace, dir string, to io.Writer) error {
 	return w.Tar(ctx, s.Objects, dir, to)
 }

@@ -26,14 +26,14 @@ import (
 
 // Limits of a FilesDiff.
 const (
-	maxFilesDiff = 1000      // files that are listed
-	maxTexts     = 100       // of them with a text
-	maxTextFile  = 256 << 10 // bytes of a file with a text
-	maxTextBytes = 1 << 20   // of all texts
-	maxSummed    = 64 << 20  // bytes that are read for SHA-256s
+	maxFilesDiff = 1000      // listed files
+	maxTexts     = 100       // files with a text diff
+	maxTextFile  = 256 << 10 // largest size in bytes of a file with a text diff
+	maxTextBytes = 1 << 20   // total size in bytes of all text diffs
+	maxSummed    = 64 << 20  // bytes read to compute SHA-256 sums
 )
 
-// Why a FileDiff has no text.
+// Reasons why a FileDiff has no text.
 const (
 	omittedBinary   = "binary"
 	omittedTooLarge = "too_large"
@@ -41,7 +41,8 @@ const (
 	omittedCut      = "cut"
 )
 
-// diffFiles compares the snapshots of two events. A snapshot that is missing is no error: what can be said without it is said.
+// diffFiles compares the snapshots of two events. A missing snapshot is not an error; the response then says what
+// could not be compared.
 func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.FilesDiff, error) {
 	out := &spoolv1.FilesDiff{}
 	if from.Workspace != nil {
@@ -87,17 +88,17 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.F
 	return out, d.run(ctx)
 }
 
-// filesDiff is one comparison of two trees.
+// filesDiff compares two trees of files.
 type filesDiff struct {
 	out           *spoolv1.FilesDiff
 	before, after []workspace.Entry
 	was, is       *workspace.Contents
-	texts         int   // so far
-	text          int   // bytes that are left for texts
-	left          int64 // bytes that may be read for SHA-256s
+	texts         int   // number of text diffs so far
+	text          int   // remaining bytes for text diffs
+	left          int64 // remaining bytes to read for SHA-256 sums
 }
 
-// run walks both trees side by side. Files whose blocks are equal are not read.
+// run walks both trees in parallel. It does not read files with equal blocks.
 func (d *filesDiff) run(ctx context.Context) error {
 	for len(d.before)+len(d.after) > 0 {
 		var a, b *workspace.Entry
@@ -117,13 +118,13 @@ func (d *filesDiff) run(ctx context.Context) error {
 			b, d.after = &d.after[0], d.after[1:]
 		}
 		if err := d.entry(ctx, a, b); err != nil {
-			return unreadable(err)
+			return snapshotError(err)
 		}
 	}
 	return nil
 }
 
-// entry compares one path; nil is none. Folders do not count.
+// entry compares one path; nil means that the side has no entry there. Folders are ignored.
 func (d *filesDiff) entry(ctx context.Context, a, b *workspace.Entry) error {
 	if a != nil && a.Kind == workspace.Dir {
 		a = nil
@@ -155,7 +156,7 @@ func (d *filesDiff) entry(ctx context.Context, a, b *workspace.Entry) error {
 	return err
 }
 
-// sameEntry reports whether nothing differs that counts: the time of the last change does not.
+// sameEntry reports whether two entries are equal, ignoring their modification times.
 func sameEntry(a, b *workspace.Entry) bool {
 	return a.Kind == b.Kind && a.Size == b.Size && a.Mode == b.Mode && a.Target == b.Target && slices.Equal(a.Blocks, b.Blocks)
 }
@@ -172,7 +173,7 @@ func version(e *workspace.Entry) *spoolv1.FileVersion {
 	return v
 }
 
-// compare gives a file its text, or what stands in its place.
+// compare sets the text diff of a file, or returns the reason why it has none.
 func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
 	if !isFile(a) && !isFile(b) || isFile(a) && isFile(b) && slices.Equal(a.Blocks, b.Blocks) {
 		return omittedMode, nil
@@ -205,7 +206,8 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	return "", nil
 }
 
-// quoted returns the name of a file as a unified diff has it: in quotes where it could be read as lines of the diff.
+// quoted returns a file name for the header of a unified diff: in quotes if the name could be mistaken for lines of
+// the diff.
 func quoted(name string) string {
 	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
 		return strconv.Quote(name)
@@ -215,7 +217,7 @@ func quoted(name string) string {
 
 func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }
 
-// readWhole reads a file that is small; nothing of what is none.
+// readWhole returns the content of a small file, or nothing if the entry is not a regular file.
 func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
 	if !isFile(e) {
 		return nil, nil
@@ -230,7 +232,7 @@ func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry
 
 func isText(data []byte) bool { return utf8.Valid(data) && bytes.IndexByte(data, 0) < 0 }
 
-// sums gives both versions of a file their SHA-256.
+// sums sets the SHA-256 of both versions of a file.
 func (d *filesDiff) sums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
 	for _, side := range []struct {
 		from *workspace.Contents
@@ -251,7 +253,8 @@ func (d *filesDiff) sums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspa
 	return nil
 }
 
-// sum is the SHA-256 of a file: the hash of its block where it has one, else of what is read; "" once enough was read.
+// sum returns the SHA-256 of a file. A file with a single block has the hash of that block; others are read. It
+// returns "" once maxSummed bytes were read.
 func (d *filesDiff) sum(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String(), nil

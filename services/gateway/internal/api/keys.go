@@ -19,7 +19,8 @@ import (
 
 const maxKeyName = 100 // characters
 
-// CreateKey makes an API key and shows it once. It returns when the key is accepted, if the read models keep up.
+// CreateKey creates an API key and returns it; no later call does. It returns when gateways accept the key, unless
+// the read models are behind.
 func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*spoolv1.CreateKeyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -52,7 +53,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	// The key is made, and is shown now or never: that it is accepted a moment later is no error.
+	// The key exists and can be returned only now, so a late read model must not be an error.
 	_ = s.Reads.WaitPosition(ctx, about, a.Position)
 	if a.Rights != nil {
 		rights = *a.Rights
@@ -66,7 +67,8 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	return out, nil
 }
 
-// keyRights reads the rights that a request gives a key. The session service checks them against the rights of the caller's key.
+// keyRights returns the rights that a request asks for. The session service compares them with the rights of the
+// caller's key.
 func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
 	rights := events.KeyRights{Role: events.Role(r.GetRole()), Agents: r.GetAgents()}
 	text := r.GetExpires()
@@ -89,7 +91,7 @@ func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (ev
 	return rights, nil
 }
 
-// keyTenant says whose keys are meant: the caller's, or those of the tenant that an admin names.
+// keyTenant returns the tenant whose keys a request is about: the caller's, or the one that an admin names.
 func keyTenant(p auth.Principal, tenant string) (string, error) {
 	if tenant == "" {
 		tenant = p.Tenant
@@ -106,7 +108,7 @@ func keyTenant(p auth.Principal, tenant string) (string, error) {
 	return tenant, nil
 }
 
-// keySubject is the catalogue id under which the log keeps a key.
+// keySubject returns the catalogue id of a key in the log.
 func keySubject(tenant, id string) string { return events.CatalogueID(events.Key, tenant, "", "", id) }
 
 // ListKeys lists the tenant's keys.
@@ -123,7 +125,7 @@ func (s *Server) ListKeys(ctx context.Context, r *spoolv1.ListKeysRequest) (*spo
 	return &spoolv1.ListKeysResponse{Keys: list}, err
 }
 
-// RevokeKey ends a key and the keys that descend from it. It returns when they are refused.
+// RevokeKey revokes a key and the keys that descend from it. It returns when all gateways refuse them.
 func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*spoolv1.RevokeKeyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -145,9 +147,9 @@ func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*s
 	}
 	err = s.Reads.WaitPosition(ctx, about, a.Position)
 	out := &spoolv1.RevokeKeyResponse{KeyId: r.GetKeyId(), Position: a.Position}
-	for _, made := range a.Revoked {
-		out.Revoked = append(out.Revoked, made.KeyID)
-		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, made.KeyID), made.Position))
+	for _, descendant := range a.Revoked {
+		out.Revoked = append(out.Revoked, descendant.KeyID)
+		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, descendant.KeyID), descendant.Position))
 	}
 	if err != nil {
 		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").Because(err)

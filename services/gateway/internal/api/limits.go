@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// SetLimits gives a tenant limits of its own.
+// SetLimits sets a tenant's own limits.
 func (s *Server) SetLimits(ctx context.Context, r *spoolv1.SetLimitsRequest) (*spoolv1.SetLimitsResponse, error) {
 	l, err := tenantLimits("limits", r.GetLimits())
 	if err != nil {
@@ -28,7 +28,8 @@ func (s *Server) RemoveLimits(ctx context.Context, r *spoolv1.RemoveLimitsReques
 	return &spoolv1.RemoveLimitsResponse{Tenant: tenant, Position: position}, err
 }
 
-// changeLimits sends a command about a tenant's limits. Only the root key may: a tenant must not raise its own.
+// changeLimits sends a command about a tenant's limits. Only the root key may do so, because a tenant must not raise
+// its own limits.
 func (s *Server) changeLimits(ctx context.Context, tenant string, l events.TenantLimits, t command.Type, body any) (of, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -45,7 +46,7 @@ func (s *Server) changeLimits(ctx context.Context, tenant string, l events.Tenan
 	if err != nil {
 		return "", "", err
 	}
-	told, cancel := context.WithTimeout(ctx, toldWithin)
+	told, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitLimits(told, of, l)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but the former limits count until the projector has caught up; get the limits to see when").Because(err)
@@ -53,7 +54,7 @@ func (s *Server) changeLimits(ctx context.Context, tenant string, l events.Tenan
 	return of, a.Position, nil
 }
 
-// GetLimits returns a tenant's own limits, and what it uses.
+// GetLimits returns a tenant's own limits and its present use.
 func (s *Server) GetLimits(ctx context.Context, r *spoolv1.GetLimitsRequest) (*spoolv1.GetLimitsResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -67,7 +68,7 @@ func (s *Server) GetLimits(ctx context.Context, r *spoolv1.GetLimitsRequest) (*s
 	return &spoolv1.GetLimitsResponse{Tenant: tenant, Limits: own, Used: used}, err
 }
 
-// tenantLimits reads limits; field is their name in the request.
+// tenantLimits converts limits of a request; field is their name in the request.
 func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, error) {
 	out := events.TenantLimits{
 		Slots: l.GetSlots(), Sandboxes: l.GetSandboxes(), Sessions: l.GetSessions(), Streams: l.GetStreams(),

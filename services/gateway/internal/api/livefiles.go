@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// LiveFile opens a file as it is in the session's sandbox now, and returns its size in bytes.
+// LiveFile opens a file in the session's running sandbox, and returns its size in bytes.
 func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return nil, 0, refusal(err)
@@ -20,7 +20,7 @@ func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadClo
 	return s.live(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
 }
 
-// LiveFiles lists what lies below a folder of the session's sandbox now; "" is the workspace.
+// LiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
 func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, refusal(err)
@@ -29,10 +29,10 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 	if err != nil {
 		return nil, err
 	}
-	defer content.Close() //nolint:errcheck // it was read to its end, or the error is told
+	defer content.Close() //nolint:errcheck // it was read to its end, or the error was returned
 	raw := make([]byte, size)
 	if _, err := io.ReadFull(content, raw); err != nil {
-		return nil, notLive(err, "dir")
+		return nil, liveFileError(err, "dir")
 	}
 	list := []livefiles.Entry{}
 	if err := json.Unmarshal(raw, &list); err != nil {
@@ -41,12 +41,11 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 	return list, nil
 }
 
-// stateReady is a sandbox that runs, as read models name it.
+// stateReady is the state of a running sandbox in the read models.
 const stateReady = "ready"
 
-// live asks the executors of the engine on which the session's sandbox lives. The
-// session is the caller's: of another tenant's there is the same 404 as of none.
-// field is the request's field that holds the path.
+// live opens content on the executors of the engine that runs the session's sandbox. A session of another tenant
+// yields the same 404 as one that does not exist. field is the request field that contains the path.
 func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
 	tenant, err := s.session(ctx, r.Session, "")
 	if err != nil {
@@ -63,19 +62,19 @@ func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (i
 	}
 	content, size, err := s.Files.Open(ctx, box.GetProvider(), box.GetEngine(), r)
 	if err != nil {
-		return nil, 0, notLive(err, field)
+		return nil, 0, liveFileError(err, field)
 	}
 	return content, size, nil
 }
 
-// liveCodes are the API's codes for an executor's refusals.
+// liveCodes maps the codes of an executor's refusals to codes of the API.
 var liveCodes = map[livefiles.Code]problem.Code{
 	livefiles.NoSandbox: problem.NoLiveSandbox, livefiles.NotFound: problem.FileNotFound, livefiles.Outside: problem.InvalidRequest,
 	livefiles.Unreadable: problem.Forbidden, livefiles.TooLarge: problem.FileTooLarge, livefiles.Busy: problem.Unavailable, livefiles.Failed: problem.Unavailable,
 }
 
-// notLive gives an error of a transfer its code, and the field that is to blame.
-func notLive(err error, field string) error {
+// liveFileError converts an error of a transfer to a problem that names the invalid field.
+func liveFileError(err error, field string) error {
 	var refused *livefiles.Error
 	switch {
 	case errors.As(err, &refused):
@@ -86,7 +85,7 @@ func notLive(err error, field string) error {
 		switch refused.Code {
 		case livefiles.Outside, livefiles.Unreadable, livefiles.NotFound, livefiles.TooLarge:
 		default:
-			field = "" // the code's own
+			field = "" // the default field of the code
 		}
 		return problem.New(code, field, strings.ToValidUTF8(refused.Detail, "\uFFFD"))
 	case errors.Is(err, livefiles.ErrNoExecutor):

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// ReplayEvents sends what happened in a session again, until it has all been sent.
+// ReplayEvents replays a session's events until the last one was sent.
 func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStreamingServer[spoolv1.ReplayEventsResponse]) error {
 	p, err := auth.From(out.Context())
 	if err != nil {
@@ -50,7 +50,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	return err
 }
 
-// replayOf reads a request for a replay.
+// replayOf converts a request for a replay.
 func replayOf(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 	ask := replay.Request{Session: r.GetSessionId(), From: 1, To: r.To, Speed: 1, Execution: r.GetExecutionId()}
 	if err := reads.CheckSession(ask.Session); err != nil {
@@ -74,7 +74,7 @@ func replayOf(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 	return ask, nil
 }
 
-// replayed dresses what a replay sends for the API.
+// replayed converts a frame of a replay to an API message.
 func replayed(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error) {
 	if f.Notice == nil {
 		e, err := event(f, metadata)
@@ -87,7 +87,7 @@ func replayed(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error
 	case pace.Shortened:
 		out.Message = &spoolv1.ReplayEventsResponse_GapShortened{GapShortened: &spoolv1.GapShortened{Seq: n.Seq, GapMs: float64(n.GapMs), LeftOutMs: float64(n.LeftOutMs)}}
 	case pace.Whole:
-		out.Message = &spoolv1.ReplayEventsResponse_BlockWhole{BlockWhole: &spoolv1.BlockWhole{Seq: n.Seq, BlockId: n.BlockID, ShownBytes: uint32(n.ShownBytes)}} //nolint:gosec // of a block, whose offsets have 32 bits
+		out.Message = &spoolv1.ReplayEventsResponse_BlockWhole{BlockWhole: &spoolv1.BlockWhole{Seq: n.Seq, BlockId: n.BlockID, ShownBytes: uint32(n.ShownBytes)}} //nolint:gosec // offsets in a block have 32 bits
 	case pace.Ended:
 		out.Message = &spoolv1.ReplayEventsResponse_Ended{Ended: &spoolv1.ReplayEnded{Seq: n.Seq}}
 	}

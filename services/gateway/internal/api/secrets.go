@@ -18,26 +18,27 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Sealer encrypts and keeps the value of a secret, and gives the key under which it lies.
+// Sealer encrypts and stores the values of secrets.
 type Sealer interface {
-	// Seal takes the value of an execution's secret, or of an environment's where execution is "".
+	// Seal stores the value of a secret of an execution, or of an environment if execution is "", and returns the key
+	// under which it is stored.
 	Seal(ctx context.Context, tenant, execution string, value []byte) (key string, err error)
 }
 
 const (
-	maxVariables     = 256       // of one execution
-	maxVariableBytes = 512 << 10 // of their values together
+	maxVariables     = 256       // variables of one execution
+	maxVariableBytes = 512 << 10 // total bytes of their values
 )
 
-// canSeal refuses secrets where nothing can encrypt them.
+// canSeal returns an error if the server has no key to encrypt secrets with.
 func (s *Server) canSeal(field string) error {
 	if s.Sealer == nil {
-		return problem.New(problem.SecretsUnavailable, field, "this server takes no secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
+		return problem.New(problem.SecretsUnavailable, field, "this server does not accept secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
 	}
 	return nil
 }
 
-// checkSecret bounds a secret's value. No error tells it.
+// checkSecret checks the size of a secret's value. Its error does not contain the value.
 func checkSecret(field, value string) error {
 	if n := len(value); n < secret.MinValue || n > secret.MaxValue {
 		return problem.Invalid(field, "%s", (&secret.SizeError{Bytes: n}).Error())
@@ -45,7 +46,7 @@ func checkSecret(field, value string) error {
 	return nil
 }
 
-// seal keeps a value that was checked.
+// seal stores a value that was checked before.
 func (s *Server) seal(ctx context.Context, tenant, execution, field, value string) (string, error) {
 	key, err := s.Sealer.Seal(ctx, tenant, execution, []byte(value))
 	var size *secret.SizeError
@@ -58,19 +59,19 @@ func (s *Server) seal(ctx context.Context, tenant, execution, field, value strin
 	return key, nil
 }
 
-// bringingVariables is what requests with variables of one execution share.
-type bringingVariables interface {
+// variablesRequest is a request with variables of one execution.
+type variablesRequest interface {
 	GetEnvironment() map[string]*spoolv1.RunVariable
 }
 
-// variables are those of one execution: as they are sent, and what is still to be sealed.
+// variables are the variables of one execution.
 type variables struct {
-	public  map[string]events.Variable // of a secret only that it is one
-	secrets map[string]string          // value by name
+	public  map[string]events.Variable // all variables; secrets without their values
+	secrets map[string]string          // values of the secrets, by name
 }
 
-// runVariables checks the variables of a request.
-func (s *Server) runVariables(r bringingVariables) (variables, error) {
+// runVariables validates the variables of a request.
+func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	given := r.GetEnvironment()
 	out := variables{}
 	if len(given) > maxVariables {
@@ -103,7 +104,7 @@ func (s *Server) runVariables(r bringingVariables) (variables, error) {
 	return out, nil
 }
 
-// checkVariable never tells the value.
+// checkVariable checks the value of a variable. Its error does not contain the value.
 func checkVariable(field, value string) error {
 	switch {
 	case len(value) > definition.MaxValue:
@@ -114,8 +115,9 @@ func checkVariable(field, value string) error {
 	return nil
 }
 
-// into makes a command's request one that seals the secrets when the execution has its id. body gives the body with all variables.
-func (v variables) into(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
+// withSecrets returns a command request that seals the secrets once the execution's id is known. body returns the
+// command's body for the given variables.
+func (v variables) withSecrets(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
 	r.Body = body(v.public)
 	if len(v.secrets) == 0 {
 		return r
@@ -138,9 +140,9 @@ func (v variables) into(s *Server, r commands.Request, body func(map[string]even
 	return r
 }
 
-// sealEnvironment puts keys in place of the values of an environment's secrets. A
-// secret without a value keeps what it has in the latest version; one that names
-// a key must have had it in some version.
+// sealEnvironment replaces the values of an environment's secrets with the keys under which they are stored. A secret
+// without a value keeps its value in the latest version; a secret that names a key must have had that key in some
+// version.
 func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.Reference, spec *events.EnvironmentSpec) error {
 	if err := checkDraft(*spec); err != nil {
 		return err
@@ -158,7 +160,7 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 			}
 		}
 	}
-	for _, name := range names { // nothing is stored unless all is well
+	for _, name := range names { // store nothing before all variables were checked
 		v := spec.Variables[name]
 		switch {
 		case !v.Secret:
@@ -176,12 +178,12 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 	return nil
 }
 
-// checkDraft asks the rules of environments before anything is sealed; all that is wrong is said.
+// checkDraft validates an environment before its secrets are sealed. Its error lists up to ten violations.
 func checkDraft(spec events.EnvironmentSpec) error {
 	spec.Variables = maps.Clone(spec.Variables)
 	for name, v := range spec.Variables {
 		if v.Secret {
-			v.Sealed = "" // is looked at when it is looked up
+			v.Sealed = "" // checked by keptSecrets
 			spec.Variables[name] = v
 		}
 	}
@@ -196,7 +198,7 @@ func checkDraft(spec events.EnvironmentSpec) error {
 	return problem.Invalid("spec."+wrong[0].Field, "%s", detail)
 }
 
-// keptSecrets gives the keys of secrets that came without a value.
+// keptSecrets returns the keys of secrets that have no value in the request.
 func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Reference, spec events.EnvironmentSpec) (map[string]string, error) {
 	kept := map[string]string{}
 	var latest *events.EnvironmentSpec
@@ -230,7 +232,7 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 	return kept, nil
 }
 
-// environment is the latest version of an environment; an empty one if there is none.
+// environment returns the latest version of an environment, or an empty one if there is none.
 func (s *Server) environment(ctx context.Context, tenant string, ref events.Reference) (spec events.EnvironmentSpec, err error) {
 	v, found, err := s.Reads.Definition(ctx, events.Environment, tenant, ref)
 	if err == nil && found {

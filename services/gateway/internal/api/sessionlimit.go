@@ -11,40 +11,41 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// forgetAfter is how long a session counts whose command had no answer, and that never came into the read models.
+// forgetAfter is how long a session is counted if its command got no answer and the session never appears in the read
+// models.
 const forgetAfter = 10 * time.Minute
 
-// newSessions are the sessions that this gateway has sent commands for, and that the read models did not hold yet when
-// they were last counted. They count as the tenant's, so that many requests at once, or a projector that is behind, let
-// no more sessions in than the limit. Its zero value is empty.
+// newSessions are the sessions that this gateway has sent commands for and that were not in the read models at the
+// last count. They count towards the tenant's limit, so that concurrent requests or a slow projector cannot exceed
+// it. The zero value is empty.
 type newSessions struct {
 	mu      sync.Mutex
-	tenants map[string]*newOf
+	tenants map[string]*tenantSessions
 }
 
-// newOf are those of one tenant.
-type newOf struct {
-	mu  sync.Mutex // held while sessions are counted
+// tenantSessions are the new sessions of one tenant.
+type tenantSessions struct {
+	mu  sync.Mutex // held during a count
 	ids map[string]time.Time
 }
 
-func (n *newSessions) of(tenant string) *newOf {
+func (n *newSessions) of(tenant string) *tenantSessions {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants == nil {
-		n.tenants = map[string]*newOf{}
+		n.tenants = map[string]*tenantSessions{}
 	}
 	if n.tenants[tenant] == nil {
-		n.tenants[tenant] = &newOf{ids: map[string]time.Time{}}
+		n.tenants[tenant] = &tenantSessions{ids: map[string]time.Time{}}
 	}
 	return n.tenants[tenant]
 }
 
-// limited returns a command that makes a session, which is refused with TENANT_SESSIONS once the tenant has as many as
-// it may. done must be called with the outcome of the command.
-func (s *Server) limited(r commands.Request) (_ commands.Request, done func(error)) {
+// withSessionLimit returns a command request that is refused with TENANT_SESSIONS if the tenant has reached its limit
+// of sessions. done must be called with the outcome of the command.
+func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done func(error)) {
 	prepare := r.Prepare
-	var tenant, counted string // the session that was counted, "" for none
+	var tenant, counted string // the counted session and its tenant; "" for none
 	r.Prepare = func(ctx context.Context, of, session string) error {
 		if most := s.SessionLimit(of); most > 0 {
 			if err := s.count(ctx, of, session, most); err != nil {
@@ -60,14 +61,14 @@ func (s *Server) limited(r commands.Request) (_ commands.Request, done func(erro
 	return r, func(err error) {
 		var p *problem.Error
 		if counted != "" && errors.As(err, &p) && p.Code != problem.Unavailable {
-			s.made.of(tenant).remove(counted)
+			s.newSessions.of(tenant).remove(counted)
 		}
 	}
 }
 
-// count adds a session to those that are new, unless the tenant has as many as it may.
+// count adds a session to the new ones, unless the tenant has reached its limit.
 func (s *Server) count(ctx context.Context, tenant, session string, most int) error {
-	n := s.made.of(tenant)
+	n := s.newSessions.of(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := s.Now()
@@ -86,7 +87,7 @@ func (s *Server) count(ctx context.Context, tenant, session string, most int) er
 	for _, id := range known {
 		delete(n.ids, id)
 		if id == session {
-			return nil // the command is sent again
+			return nil // a repeat of an earlier command
 		}
 	}
 	if _, again := n.ids[session]; !again && stored+len(n.ids) >= most {
@@ -96,7 +97,7 @@ func (s *Server) count(ctx context.Context, tenant, session string, most int) er
 	return nil
 }
 
-func (n *newOf) remove(session string) {
+func (n *tenantSessions) remove(session string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.ids, session)

@@ -17,28 +17,28 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// making is what CreateSession and StartExecution share.
-type making interface {
+// createRequest is a request that creates a session: CreateSession or StartExecution.
+type createRequest interface {
 	GetArchitecture() string
 	GetSandbox() string
 	GetModel() string
 	GetSessionOptions() *spoolv1.SessionOptions
 	GetMetadata() *spoolv1.Json
 	GetAgentProfileRef() string
-	referringTo
+	referencesRequest
 }
 
-// aliased is a request whose agent may be given as agentProfileRef.
+// aliased is a createRequest whose agent may come from agentProfileRef.
 type aliased struct {
-	making
+	createRequest
 	agent string
 }
 
-// GetAgent returns the agent, by whichever name it was given.
+// GetAgent returns the agent from either field.
 func (a aliased) GetAgent() string { return a.agent }
 
-// alias reads agentProfileRef, which is another name of agent.
-func alias(r making) (aliased, error) {
+// alias evaluates agentProfileRef, which is an alias of agent.
+func alias(r createRequest) (aliased, error) {
 	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
 		return aliased{r, r.GetAgent()}, err
@@ -50,15 +50,15 @@ func alias(r making) (aliased, error) {
 	case agent != (events.Reference{}) && agent != given:
 		return aliased{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
 	case r.GetInstance() != "":
-		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance says which agent it is of")
+		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
 	}
 	return aliased{r, given.String()}, nil
 }
 
 const fieldProfile = "agentProfileRef"
 
-// named writes the refusal of an agent under the name by which the request gave it.
-func named(r making, err error) error {
+// named returns a problem about the agent with the name of the field that the request used.
+func named(r createRequest, err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
 		p.Field = fieldProfile
@@ -66,7 +66,7 @@ func named(r making, err error) error {
 	return err
 }
 
-func creation(request making) (command.CreateSession, error) {
+func createCommand(request createRequest) (command.CreateSession, error) {
 	r, err := alias(request)
 	if err != nil {
 		return command.CreateSession{}, err
@@ -97,7 +97,7 @@ func creation(request making) (command.CreateSession, error) {
 	}, nil
 }
 
-// checkJSON checks metadata, which over gRPC comes as text that nobody has parsed.
+// checkJSON validates metadata. Over gRPC, metadata arrives as unparsed text.
 func checkJSON(field string, m *spoolv1.Json) error {
 	if m == nil {
 		return nil
@@ -111,9 +111,9 @@ func checkJSON(field string, m *spoolv1.Json) error {
 	return nil
 }
 
-// CreateSession makes a session.
+// CreateSession creates a session.
 func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequest) (*spoolv1.CreateSessionResponse, error) {
-	body, err := creation(r)
+	body, err := createCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -122,9 +122,9 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 		return nil, err
 	}
 	body.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
-	request, done := s.limited(s.beginning(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
-	a, err := s.make(ctx, request)
+	request, stored := s.withFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
+	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
+	a, err := s.create(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
@@ -133,10 +133,11 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
 }
 
-// forkPatience is how long a fork may take: the parent's log is read, and maybe a snapshot waited for.
+// forkPatience bounds how long a fork may take. It includes reading the parent's log and possibly waiting for a
+// snapshot.
 const forkPatience = 45 * time.Second
 
-// ForkSession makes a session that goes on from an event of another one.
+// ForkSession creates a session that continues after an event of another session.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -155,8 +156,8 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 	if agent != (events.Reference{}) {
 		body.Agent = agent.String()
 	}
-	request, done := s.limited(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
-	a, err := s.make(ctx, request)
+	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
+	a, err := s.create(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
@@ -176,8 +177,8 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
 }
 
-// filtering is what ListSessions and ListExecutions share.
-type filtering interface {
+// filterRequest is a request with the filters of ListSessions and ListExecutions.
+type filterRequest interface {
 	GetAgent() string
 	GetArchitecture() string
 	GetMetadataKey() string
@@ -190,7 +191,7 @@ type filtering interface {
 	GetOrder() string
 }
 
-func filterOf(p auth.Principal, state string, r filtering, metadataValue *string) reads.Filter {
+func filterOf(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
 		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
@@ -198,7 +199,7 @@ func filterOf(p auth.Principal, state string, r filtering, metadataValue *string
 	}
 }
 
-// GetSession reads a session.
+// GetSession returns a session.
 func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (*spoolv1.Session, error) {
 	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
@@ -233,7 +234,7 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 	return &spoolv1.UpdateSessionResponse{SessionId: r.GetSessionId(), Position: a.Position}, nil
 }
 
-// DeleteSession ends a session for good.
+// DeleteSession deletes a session permanently.
 func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequest) (*spoolv1.DeleteSessionResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -245,14 +246,14 @@ func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequ
 	return &spoolv1.DeleteSessionResponse{SessionId: r.GetSessionId(), Position: a.Position}, nil
 }
 
-// posting is what PostMessage and StartExecution share.
-type posting interface {
+// messageRequest is a request with a message: PostMessage or StartExecution.
+type messageRequest interface {
 	GetContent() string
 	GetParts() []*spoolv1.Part
 	GetMetadata() *spoolv1.Json
 }
 
-func message(r posting) (command.PostMessage, error) {
+func message(r messageRequest) (command.PostMessage, error) {
 	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
 	size := len(m.Content)
 	for _, p := range r.GetParts() {
@@ -288,14 +289,14 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 		return nil, err
 	}
 	if len(files.refs)+len(vars.secrets) > 0 {
-		// Nothing is stored for a session that is not there.
+		// Store nothing for a session that does not exist.
 		if _, _, err := s.existing(ctx, r.GetSessionId()); err != nil {
 			return nil, err
 		}
 	}
 	body.Files = files.refs
-	request, stored := s.storing(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
-	a, err := s.make(ctx, vars.into(s, request,
+	request, stored := s.withFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
+	a, err := s.create(ctx, vars.withSecrets(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body

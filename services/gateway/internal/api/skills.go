@@ -22,20 +22,20 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// checkTime is how long the skills service may take to check a ZIP of the largest size.
+// checkTime bounds how long the skills service may take to check a ZIP of the largest size.
 const checkTime = 2 * time.Minute
 
-// SkillSource is a skill as a client sends it.
+// SkillSource is a skill that a client uploads.
 type SkillSource struct {
 	Ref    events.Reference // without a version; a slug of "" means the name in the ZIP
 	Tags   []string
 	DryRun bool
-	SHA256 string // hex, as the client means it; "" for whatever comes
+	SHA256 string // expected SHA-256 in hex; "" accepts any
 	Body   io.Reader
-	Length int64 // as announced, in bytes; -1 for unknown
+	Length int64 // announced length in bytes; -1 if unknown
 }
 
-// SkillPushed is what was found in a ZIP, and the version that holds it.
+// SkillPushed describes a ZIP and the version that contains it.
 type SkillPushed struct {
 	Ref      SkillRef    `json:"ref"`
 	Same     bool        `json:"same"`
@@ -43,7 +43,7 @@ type SkillPushed struct {
 	Position string      `json:"position,omitempty"`
 }
 
-// SkillRef is a reference as the API writes it.
+// SkillRef is a reference in the API's JSON form.
 type SkillRef struct {
 	Scope   string `json:"scope"`
 	Org     string `json:"org,omitempty"`
@@ -51,7 +51,8 @@ type SkillRef struct {
 	Version string `json:"version,omitempty"`
 }
 
-// PushSkill stores a ZIP and has it checked. Not more than the limit is read, and none of it is held.
+// PushSkill stores a ZIP and has the skills service check it. It reads at most the limit, and does not hold the ZIP
+// in memory.
 func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -69,7 +70,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 	}
 	ref := own(from.Ref)
 	r := about(skills(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Patience: checkTime})
-	if ref.Slug == "" { // which entry it is about is not known yet
+	if ref.Slug == "" { // the slug is known only after the check
 		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
 	}
 	object := command.SkillUpload(r.Tenant, id)
@@ -97,10 +98,10 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 	return pushed(ref, a), nil
 }
 
-// pushStored has a ZIP checked that was uploaded.
+// pushStored has the skills service check an uploaded ZIP.
 func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillSource, body command.PushSkill) (command.Answer, error) {
 	if from.SHA256 != "" && from.SHA256 != body.SHA256 {
-		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the SHA-256 of what came is %s", body.SHA256))
+		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
 	}
 	r.Body, r.Reserved = body, true
 	return s.change(ctx, r)
@@ -109,7 +110,7 @@ func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillS
 func checkSource(p auth.Principal, from SkillSource) error {
 	named := from.Ref
 	if named.Slug == "" {
-		named.Slug = "unnamed" // for the rest to be checked
+		named.Slug = "unnamed" // a placeholder, so that the other parts can be checked
 	}
 	if err := named.Check(); err != nil {
 		return badReference("", err)
@@ -142,7 +143,7 @@ func pushed(ref events.Reference, a command.Answer) SkillPushed {
 	return out
 }
 
-// ListSkills lists the tenant's skills, and the platform's.
+// ListSkills lists the tenant's skills and the platform's.
 func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (*spoolv1.ListSkillsResponse, error) {
 	list, next, err := s.versions(ctx, skills(), r)
 	if err != nil {
@@ -150,7 +151,7 @@ func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (
 	}
 	out := &spoolv1.ListSkillsResponse{NextPageToken: next}
 	for _, v := range list {
-		one, err := dressSkill(v)
+		one, err := skillMessage(v)
 		if err != nil {
 			return nil, err
 		}
@@ -159,7 +160,7 @@ func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (
 	return out, nil
 }
 
-// GetSkill reads a version of a skill, with its document.
+// GetSkill returns a version of a skill, with its document.
 func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spoolv1.Skill, error) {
 	ref, err := located(r, r.GetVersion())
 	if err != nil {
@@ -169,20 +170,20 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	out, err := dressSkill(v)
+	out, err := skillMessage(v)
 	if err == nil {
 		out.Document = &v.Document
 	}
 	return out, err
 }
 
-func dressSkill(v reads.Version) (*spoolv1.Skill, error) {
+func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	var d reads.Skill
 	if err := json.Unmarshal([]byte(v.Spec), &d); err != nil {
 		return nil, problem.New(problem.Internal, "", "a skill in the read models cannot be read").Because(err)
 	}
 	return &spoolv1.Skill{
-		Ref: dressRef(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
+		Ref: referenceMessage(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
 		CreatedAt: wirejson.Time(v.CreatedAt),
 	}, nil
 }
@@ -212,7 +213,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	return answered(ref, a), nil
+	return applyResponse(ref, a), nil
 }
 
 // RemoveSkill hides a skill, or one version of it.
@@ -227,14 +228,14 @@ func (s *Server) RemoveSkill(ctx context.Context, r *spoolv1.RemoveSkillRequest)
 	return s.remove(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
 }
 
-// Archive is the ZIP of a version of a skill.
+// Archive describes the ZIP of a version of a skill.
 type Archive struct {
 	Slug   string
 	Digest string
 	Size   int64 // bytes
 }
 
-// Archive finds a skill's ZIP.
+// Archive returns the description of a skill's ZIP.
 func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition string) (Archive, error) {
 	if err := ref.Check(); err != nil {
 		return Archive{}, badReference("", err)
@@ -243,14 +244,14 @@ func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition 
 	if err != nil {
 		return Archive{}, err
 	}
-	one, err := dressSkill(v)
+	one, err := skillMessage(v)
 	if err != nil {
 		return Archive{}, err
 	}
 	return Archive{Slug: ref.Slug, Digest: v.Ref.Version, Size: int64(one.Bytes)}, nil
 }
 
-// OpenArchive gives the ZIP's content from its beginning.
+// OpenArchive returns the ZIP's content.
 func (s *Server) OpenArchive(ctx context.Context, a Archive) (io.ReadCloser, error) {
 	r, err := s.Skills.Get(ctx, a.Digest)
 	var refused *problem.Error

@@ -18,14 +18,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Limits of what a SessionState lists beside blocks.
+// Limits of the lists in a SessionState, other than blocks.
 const (
 	maxExecutionsAt    = 100
 	maxConversationsAt = 200
 	maxFileChanges     = 200
 )
 
-// past finds what a session that the caller may see was after an event.
+// past returns the state of a session after an event, if the caller may see the session.
 func (s *Server) past(ctx context.Context, session, minPosition, field string, at *uint32) (reads.Past, error) {
 	tenant, err := s.session(ctx, session, minPosition)
 	if err != nil {
@@ -34,7 +34,7 @@ func (s *Server) past(ctx context.Context, session, minPosition, field string, a
 	return s.Reads.Past(ctx, tenant, session, field, at)
 }
 
-// GetSessionState reads what a session was after an event.
+// GetSessionState returns the state of a session after an event.
 func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionStateRequest) (*spoolv1.SessionState, error) {
 	size, err := reads.PageSize(r.GetPageSize())
 	if err != nil {
@@ -79,7 +79,8 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	return out, err
 }
 
-// textAt fills in the text in flight that open blocks had before the event that followed, and lists those of which it is not all there.
+// textAt sets the text in flight that open blocks had before the next event, and returns the blocks whose text is
+// incomplete.
 func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
 	byID := map[string]*spoolv1.Block{}
 	for _, b := range blocks {
@@ -105,7 +106,7 @@ func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Blo
 	list, err := s.Player.TextOf(ctx, p.Tenant, p.ID, open, before, admission.From(ctx).Take)
 	for _, t := range list {
 		if len(t.Known) > 0 {
-			text := strings.ToValidUTF8(string(t.Known), "\ufffd") // pieces may overlap amid a character
+			text := strings.ToValidUTF8(string(t.Known), "\ufffd") // pieces may overlap in the middle of a character
 			byID[t.ID].Content = &text
 		}
 		if !t.Whole {
@@ -115,7 +116,7 @@ func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Blo
 	return incomplete, err
 }
 
-// filesAt says what is known of the workspace after an event.
+// filesAt returns the known state of the workspace after an event.
 func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceState, error) {
 	out := &spoolv1.WorkspaceState{ChangeCount: p.FileChanges}
 	var err error
@@ -134,7 +135,7 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 			return nil, problem.From(err)
 		}
 		if out.Available, err = s.Objects.Has(ctx, name); err != nil {
-			return nil, unreadable(err)
+			return nil, snapshotError(err)
 		}
 		if !out.Available {
 			if out.OldestSeq, err = s.oldestSnapshot(ctx, p); err != nil {
@@ -164,7 +165,7 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 	return out, nil
 }
 
-// ancestor returns the session that a snapshot is of, if that is another one than the session itself.
+// ancestor returns the session that a snapshot belongs to, or nil if that is the session itself.
 func ancestor(p reads.Past, n *reads.Snapshot) *string {
 	if n.Session == p.ID {
 		return nil
@@ -172,7 +173,7 @@ func ancestor(p reads.Past, n *reads.Snapshot) *string {
 	return &n.Session
 }
 
-// snapshotEvent names the event of the snapshot that has a session's files.
+// snapshotEvent names the event of the snapshot that contains a session's files.
 func snapshotEvent(p reads.Past) string {
 	if of := ancestor(p, p.Workspace); of != nil {
 		return fmt.Sprintf("event %d of session %s", p.Workspace.Seq, *of)
@@ -180,7 +181,7 @@ func snapshotEvent(p reads.Past) string {
 	return fmt.Sprintf("event %d", p.Workspace.Seq)
 }
 
-// left says which snapshot is left of those that were removed.
+// left returns a phrase about the oldest snapshot that still exists.
 func left(oldest uint32) string {
 	if oldest == 0 {
 		return "and none is left"
@@ -188,7 +189,8 @@ func left(oldest uint32) string {
 	return fmt.Sprintf("and the nearest that is left is that of event %d", oldest)
 }
 
-// oldestSnapshot returns the event of the oldest snapshot after an event that is left; 0 for none. The retention keeps the newest.
+// oldestSnapshot returns the event of the oldest snapshot that still exists after an event, or 0 if there is none.
+// Retention removes the oldest snapshots first, so the list can be searched by bisection.
 func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, error) {
 	list, err := s.Reads.Snapshots(ctx, p)
 	if err != nil {
@@ -208,14 +210,15 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, erro
 	})
 	switch {
 	case err != nil:
-		return 0, unreadable(err)
+		return 0, snapshotError(err)
 	case i == len(list):
 		return 0, nil
 	}
 	return list[i].Seq, nil
 }
 
-// snapshotName is the object of a snapshot, of which an event has the whole name or, of an earlier build, the id.
+// snapshotName returns the object name of a snapshot. An event contains the whole name or, from earlier builds, only
+// the id.
 func snapshotName(p reads.Past, of, snapshot string) (string, error) {
 	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
@@ -226,8 +229,8 @@ func snapshotName(p reads.Past, of, snapshot string) (string, error) {
 	return workspace.Name(tenant, session, id), err
 }
 
-// WorkspaceAt opens the snapshot that has a session's files at an event, nil for the session's last snapshot: NO_SNAPSHOT if there was
-// none, SNAPSHOT_GONE if it is not left.
+// WorkspaceAt opens the snapshot that contains a session's files at an event; a nil event means the session's last
+// snapshot. It returns NO_SNAPSHOT if no snapshot had been taken, and SNAPSHOT_GONE if the snapshot was removed.
 func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, at *uint32) (Workspace, error) {
 	if at == nil {
 		return s.Workspace(ctx, session, minPosition)
@@ -239,7 +242,8 @@ func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, a
 	return s.openSnapshot(ctx, p, "at")
 }
 
-// openSnapshot opens the snapshot that has a session's files after an event; field is the parameter that the event comes from.
+// openSnapshot opens the snapshot that contains a session's files after an event; field is the request parameter with
+// the event.
 func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (Workspace, error) {
 	if p.Workspace == nil {
 		return Workspace{}, problem.New(problem.NoSnapshot, field, fmt.Sprintf("no snapshot of the workspace had been taken at event %d", p.Seq))
@@ -251,7 +255,7 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (
 	}
 	has, err := s.Objects.Has(ctx, name)
 	if err != nil {
-		return w, unreadable(err)
+		return w, snapshotError(err)
 	}
 	if !has {
 		oldest, err := s.oldestSnapshot(ctx, p)
@@ -261,7 +265,7 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (
 		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEvent(p), left(oldest)))
 	}
 	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, w.Session, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
-		return w, unreadable(err)
+		return w, snapshotError(err)
 	}
 	return w, nil
 }

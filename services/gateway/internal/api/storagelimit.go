@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/quota"
 )
 
-// settleUpload ends the hold of an upload whose command was sent. about is the id that the position of the answer is of, and gone
-// reports whether the content was removed, for a command that was refused.
+// settleUpload ends the hold of an upload after its command was sent. about is the id that the answer's position
+// belongs to. gone reports whether the content was removed; it is used if the command was refused.
 func settleUpload(hold *quota.Hold, about string, a command.Answer, err error, gone func(context.Context) (bool, error)) {
 	var p *problem.Error
 	switch {
@@ -25,12 +25,14 @@ func settleUpload(hold *quota.Hold, about string, a command.Answer, err error, g
 	}
 }
 
-// keptFor is how long files of a refused request count: until the janitor has removed them, if its settings are the defaults. Their
-// names follow from their content, so another request may have stored them again.
+// keptFor is how long the files of a refused request are counted: until the janitor with default settings has removed
+// them. The names of the objects derive from their content, so another request may have stored the same objects
+// again; their absence cannot be checked.
 const keptFor = 75 * time.Minute
 
-// storing returns a request that stores its files, within what the tenant may store. done must be called with the outcome.
-func (s *Server) storing(r commands.Request, f files) (_ commands.Request, done func(command.Answer, error)) {
+// withFiles returns a command request that stores its files, within the tenant's storage limit. done must be called
+// with the outcome of the command.
+func (s *Server) withFiles(r commands.Request, f files) (_ commands.Request, done func(command.Answer, error)) {
 	if len(f.refs) == 0 {
 		return r, func(command.Answer, error) {}
 	}

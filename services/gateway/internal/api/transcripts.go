@@ -20,11 +20,12 @@ import (
 
 const fieldTranscript = "transcript"
 
-// transcriptKept is for how long a session can be made with an uploaded transcript: less than the least time for which the janitor leaves content that
-// nothing refers to.
+// transcriptKept is how long an uploaded transcript can be used. It is shorter than the shortest time after which the
+// janitor removes unreferenced content.
 const transcriptKept = 10 * time.Minute
 
-// TranscriptAccepted is a transcript that was found whole. The reference is the id of the session that it will begin.
+// TranscriptAccepted describes a valid transcript. Transcript is its reference: the id of the session that will
+// continue it.
 type TranscriptAccepted struct {
 	Transcript string `json:"transcript"`
 	transcript.Info
@@ -33,10 +34,11 @@ type TranscriptAccepted struct {
 	At     time.Time `json:"at"`
 }
 
-// found names what the check found, beside the transcript.
-func found(object string) string { return object + "-found" }
+// infoObject returns the name of the object that describes a transcript object.
+func infoObject(object string) string { return object + "-found" }
 
-// PutTranscript stores a transcript and checks it on its way. Of one that is refused, no more is read. length is negative if it is not known.
+// PutTranscript stores a transcript and checks it while it is received. It stops reading when the transcript is
+// refused. A negative length means unknown.
 func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limit int64) (TranscriptAccepted, error) {
 	var out TranscriptAccepted
 	p, err := auth.From(ctx)
@@ -73,10 +75,11 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	if err != nil {
 		return out, problem.From(err)
 	}
-	return out, s.Objects.Keep(ctx, found(object), raw)
+	return out, s.Objects.Keep(ctx, infoObject(object), raw)
 }
 
-// unclaimed returns a function that reports whether an upload need not be counted any more: a session began with it, which counts it, or it was removed.
+// unclaimed returns a function that reports whether an upload need not be counted any more: either a session has
+// begun with it, which counts it, or it was removed.
 func (s *Server) unclaimed(tenant, session, object string) func(context.Context) (bool, error) {
 	gone := s.Objects.Gone(object)
 	return func(ctx context.Context) (bool, error) {
@@ -89,7 +92,7 @@ func (s *Server) unclaimed(tenant, session, object string) func(context.Context)
 	}
 }
 
-// checked stores a transcript while it is checked.
+// checked stores a transcript and checks it at the same time.
 func (s *Server) checked(ctx context.Context, object string, body io.Reader, limit int64, take func(context.Context, int64) error) (objects.Stored, transcript.Info, error) {
 	out, in := io.Pipe()
 	var info transcript.Info
@@ -97,14 +100,14 @@ func (s *Server) checked(ctx context.Context, object string, body io.Reader, lim
 	go func() {
 		var err error
 		info, err = transcript.Check(out)
-		out.CloseWithError(err) // ends the upload where it is refused
+		out.CloseWithError(err) // aborts the upload if the transcript is refused
 		checked <- err
 	}()
 	stored, err := s.Objects.Stream(ctx, object, io.TeeReader(body, in), limit, take)
 	if err != nil {
 		in.CloseWithError(err)
 	} else {
-		in.Close() //nolint:errcheck // it returns nil
+		in.Close() //nolint:errcheck // it always returns nil
 	}
 	wrong := <-checked
 	var refused *transcript.Error
@@ -118,9 +121,9 @@ func transcriptTooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, fieldTranscript, fmt.Sprintf("%s; at most %d bytes are taken (--max-transcript)", what, limit))
 }
 
-// beginning returns a request for a session that begins with the transcript of a reference, "" for none. It is looked for when the request turns out to
-// be no repeat; body returns the request's body, which has it at into then.
-func (s *Server) beginning(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
+// withTranscript returns a request for a session that begins with the referenced transcript; "" means none. The
+// transcript is looked up only if the request is not a repeat. It is stored in into before body is called.
+func (s *Server) withTranscript(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
 	if reference == "" {
 		return r
 	}
@@ -138,21 +141,21 @@ func (s *Server) beginning(r commands.Request, reference string, into **events.T
 	return r
 }
 
-// provided returns the transcript of a reference.
+// provided returns the referenced transcript.
 func (s *Server) provided(ctx context.Context, tenant, reference string) (*events.Transcript, error) {
 	missing := problem.New(problem.TranscriptNotFound, fieldTranscript, "there is no such transcript, or it was uploaded more than 10 minutes ago: upload it again (POST /api/transcripts)")
 	if events.CheckID(fieldTranscript, events.KindSession, reference) != nil {
 		return nil, missing
 	}
 	object := command.TranscriptObject(tenant, reference)
-	r, err := s.Objects.Get(ctx, found(object))
+	r, err := s.Objects.Get(ctx, infoObject(object))
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, missing
 	}
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, snapshotError(err)
 	}
-	defer r.Close() //nolint:errcheck // only read
+	defer r.Close() //nolint:errcheck // it is only read
 	var t TranscriptAccepted
 	if err := json.NewDecoder(r).Decode(&t); err != nil {
 		return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)

@@ -11,10 +11,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// need is what a method of spool.v1, or a route beside them, asks of an API key.
+// need is the access that a method of spool.v1, or a route without a method, requires of an API key.
 type need struct {
 	role events.Role
-	// shared means that the method concerns what all agents of the tenant share: a key that is limited to agents may not call it.
+	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
+	// call it.
 	shared bool
 }
 
@@ -22,11 +23,11 @@ func use() need     { return need{role: events.RoleUse} }
 func operate() need { return need{role: events.RoleOperate} }
 func admin() need   { return need{role: events.RoleAdmin} }
 
-// sharing is n for what all agents share.
+// sharing returns n with shared set.
 func sharing(n need) need { return need{n.role, true} }
 
-// needs is the one table of what may be called with which role: methods of spool.v1 by their full names without the package, and
-// routes of HTTP that no method has, as METHOD and pattern.
+// needs maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and
+// pattern) to the access that they require. It is the only such table.
 var needs = map[string]need{
 	"Sessions/CreateSession": use(), "Sessions/ForkSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
 	"Sessions/PostMessage": use(), "Sessions/InterruptSession": use(), "Sessions/SyncSession": use(), "Sessions/TerminateEnvironment": use(),
@@ -41,7 +42,7 @@ var needs = map[string]need{
 
 	"Keys/CreateKey": admin(), "Keys/ListKeys": admin(), "Keys/RevokeKey": admin(),
 
-	// Those that set are the root key's alone, which their handlers see to.
+	// The methods that change something also require the root key, which their handlers check.
 	"Budgets/ListBudgets": sharing(operate()), "Budgets/SetBudget": sharing(admin()), "Budgets/RemoveBudget": sharing(admin()),
 	"Limits/GetLimits": sharing(operate()), "Limits/SetLimits": sharing(admin()), "Limits/RemoveLimits": sharing(admin()),
 
@@ -69,10 +70,10 @@ var needs = map[string]need{
 	"GET /api/skills/{slug}/archive":                 use(),
 }
 
-// methodPrefix begins the full names of the methods of spool.v1.
+// methodPrefix is the prefix of the full names of the methods of spool.v1.
 const methodPrefix = "/spool.v1."
 
-// CheckNeeds reports an error unless the table of roles has every method of spool.v1 and none beside them.
+// CheckNeeds returns an error unless needs contains exactly the methods of spool.v1.
 func CheckNeeds() error {
 	var wrong []error
 	left := map[string]bool{}
@@ -97,8 +98,9 @@ func CheckNeeds() error {
 	return errors.Join(wrong...)
 }
 
-// Allow returns FORBIDDEN unless the key of the request's principal may call a method of spool.v1, given by its full name, or a
-// route, given as METHOD and pattern. A name that the table does not have is INTERNAL, so nobody may call it.
+// Allow returns FORBIDDEN unless the key of the request's principal may call a method of spool.v1, given by its full
+// name, or a route, given as METHOD and pattern. For a name that is not in needs Allow returns INTERNAL, so that
+// nobody may call it.
 func Allow(ctx context.Context, name string) error {
 	p, err := From(ctx)
 	if err != nil {

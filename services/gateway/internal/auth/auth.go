@@ -12,29 +12,30 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// DefaultTenant is the tenant of requests without a key, and of keys that the root key makes without naming a tenant.
+// DefaultTenant is the tenant of requests without a key, and of keys that the root key creates without naming a
+// tenant.
 const DefaultTenant = "default"
 
-// MinRootKey is how long a root key must be, in characters.
+// MinRootKey is the shortest length of a root key, in characters.
 const MinRootKey = 32
 
-// Principal is who asks.
+// Principal is the authenticated caller of a request.
 type Principal struct {
 	Tenant string
-	KeyID  string // of an API key; RootKeyID, or "" for nobody in particular
-	Admin  bool   // may manage keys, limits and budgets of any tenant
+	KeyID  string // id of the API key, RootKeyID, or "" if authentication is off
+	Admin  bool   // whether it may manage keys, limits and budgets of any tenant
 
-	Role   events.Role // of the API key
-	Agents []string    // slugs of the only agents that the API key may use; empty for all
+	Role   events.Role // role of the API key
+	Agents []string    // slugs of the only agents that the API key may use; empty means all
 
-	User    string // end user of the application, as the request names it; "" for none
+	User    string // end user of the application, as stated in the request; "" for none
 	Address string // IP address of the client
 }
 
 // RootKeyID is the KeyID of a principal that sent the root key.
 const RootKeyID = "root"
 
-// Actor is the principal as the log names it.
+// Actor returns the principal in the form that the log stores.
 func (p Principal) Actor() events.Actor {
 	if p.KeyID == "" {
 		return events.Actor{Kind: "user", ID: "local", User: p.User, Address: p.Address}
@@ -42,27 +43,27 @@ func (p Principal) Actor() events.Actor {
 	return events.Actor{Kind: "key", ID: p.KeyID, Key: p.KeyID, User: p.User, Address: p.Address}
 }
 
-// Keys finds API keys.
+// Keys looks up API keys.
 type Keys interface {
 	KeyByHash(ctx context.Context, sha256 string) (reads.Key, bool, error)
 	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)
 }
 
-// Config of an Authenticator.
+// Config configures an Authenticator.
 type Config struct {
-	Required bool   // without a key nobody is let in
+	Required bool   // requests without a key are refused
 	RootKey  string // "" for none
 	Keys     Keys
 }
 
-// Authenticator lets in. There is no cache: a key that is revoked is refused as
-// soon as the read models know.
+// Authenticator authenticates requests. It has no cache: a revoked key is refused as soon as the read models contain
+// the revocation.
 type Authenticator struct {
 	cfg      Config
 	rootHash string
 }
 
-// New checks the config.
+// New validates the config and returns an Authenticator.
 func New(cfg Config) (*Authenticator, error) {
 	a := &Authenticator{cfg: cfg}
 	if cfg.Keys == nil {
@@ -77,8 +78,8 @@ func New(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Authenticate takes what came in header Authorization. A key that is sent is
-// always checked, also where none is required.
+// Authenticate returns the principal for the value of the header Authorization. A key is checked even if no key is
+// required.
 func (a *Authenticator) Authenticate(ctx context.Context, header string) (Principal, error) {
 	p, hash, err := a.inspect(header)
 	if err != nil || hash == "" {
@@ -89,19 +90,18 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 		return Principal{}, err
 	}
 	if !ok {
-		return Principal{}, refused("the API key is not valid: it was revoked, has expired, or was never made here")
+		return Principal{}, refused("the API key is not valid: it was revoked, has expired, or was not created on this server")
 	}
 	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
 
-// Inspect refuses a header that Authenticate would refuse without looking the key
-// up. It does not block.
+// Inspect returns an error for a header that Authenticate would refuse without a look-up. It does not block.
 func (a *Authenticator) Inspect(header string) error {
 	_, _, err := a.inspect(header)
 	return err
 }
 
-// inspect returns the principal of a header that needs no look-up, or the hash of the key to look up.
+// inspect returns the principal if no look-up is needed, or the hash of the key to look up.
 func (a *Authenticator) inspect(header string) (p Principal, hash string, err error) {
 	if header == "" {
 		if a.cfg.Required {
@@ -119,7 +119,7 @@ func (a *Authenticator) inspect(header string) (p Principal, hash string, err er
 		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	if !WellFormed(key) {
-		return p, "", refused("the API key is not valid: it is mistyped or none of Spool's")
+		return p, "", refused("the API key is not valid: it is mistyped or not a Spool key")
 	}
 	return p, hash, nil
 }
@@ -130,18 +130,17 @@ func refused(detail string) error {
 
 type contextKey struct{}
 
-// With returns a context that carries the principal of a request. manages
-// reports whether the request manages API keys or tenants' limits and budgets, which is all
-// that the root key may do: for any other request of the root key With returns
-// FORBIDDEN. Every way in (REST, SSE, WebSocket, gRPC) calls With before its handler.
+// With returns a context that carries the principal of a request. manages reports whether the request manages API
+// keys, limits or budgets, which is all that the root key may do: for any other request of the root key With returns
+// FORBIDDEN. All protocols (REST, SSE, WebSocket, gRPC) call With before the handler.
 func With(ctx context.Context, p Principal, manages bool) (context.Context, error) {
 	if p.KeyID == RootKeyID && !manages {
-		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key only manages API keys, limits and budgets: make a key with it (spool keys create NAME, or POST /api/keys) and send that key")
+		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key can only manage API keys, limits and budgets: create a key with it (spool keys create NAME, or POST /api/keys) and send that key")
 	}
 	return context.WithValue(ctx, contextKey{}, p), nil
 }
 
-// From gives the principal of a request; UNAUTHENTICATED if it was never let in.
+// From returns the principal of a request, or UNAUTHENTICATED if With was not called.
 func From(ctx context.Context) (Principal, error) {
 	p, ok := ctx.Value(contextKey{}).(Principal)
 	if !ok {

@@ -12,10 +12,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// HeaderUser is the header in which the holder of a key names the end user of the application for whom a request is.
+// HeaderUser is the header that names the end user on whose behalf the holder of the key sends a request.
 const HeaderUser = "Spool-User"
 
-// User reads the values of HeaderUser, or of the metadata of gRPC of a name; "" for none. The key's holder asserts it: nobody checks it.
+// User validates the values of HeaderUser, or of the gRPC metadata with the given name, and returns the user, or ""
+// for none. The value is asserted by the holder of the key and not verified.
 func User(name string, values []string) (string, error) {
 	if len(values) == 0 {
 		return "", nil
@@ -23,24 +24,24 @@ func User(name string, values []string) (string, error) {
 	user := strings.TrimSpace(values[0])
 	switch {
 	case len(values) > 1:
-		return "", problem.Invalid(name, "it is there %d times; send it once", len(values))
+		return "", problem.Invalid(name, "the header is set %d times; send it once", len(values))
 	case len(user) > events.MaxUser:
 		return "", problem.Invalid(name, "it has %d bytes; at most %d are taken", len(user), events.MaxUser)
 	case !utf8.ValidString(user):
 		return "", problem.Invalid(name, "it is not valid UTF-8")
 	case strings.ContainsFunc(user, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return "", problem.Invalid(name, "it has characters that cannot be printed")
+		return "", problem.Invalid(name, "it has characters that are not printable")
 	}
 	return user, nil
 }
 
-// Proxies says whose statement of a client's address is believed. The zero Proxies believes nobody.
+// Proxies are the proxies whose X-Forwarded-For is believed. The zero value believes none.
 type Proxies struct {
-	Networks []netip.Prefix // of proxies
+	Networks []netip.Prefix // networks of proxies
 	Any      bool           // every connection comes from a proxy
 }
 
-// ParseProxies reads addresses and networks in CIDR notation.
+// ParseProxies parses IP addresses and networks in CIDR notation.
 func ParseProxies(list []string) (p Proxies, err error) {
 	for _, s := range list {
 		network, err := netip.ParsePrefix(s)
@@ -56,9 +57,9 @@ func ParseProxies(list []string) (p Proxies, err error) {
 	return p, nil
 }
 
-// Client returns the IP address of a request's client, given the address of its TCP peer, host:port, and the values of X-Forwarded-For. It
-// is the peer's own unless the peer is a proxy: then the last hop, and the hop before it while that is a proxy too. It is "" for a peer
-// without an IP address.
+// Client returns the IP address of a request's client. peer is the address of the TCP peer, host:port, and forwarded
+// the values of X-Forwarded-For. The result is the peer's address unless the peer is a proxy: then it is the last
+// hop, or the hop before it if that is a proxy too, and so on. The result is "" if the peer has no IP address.
 func (p Proxies) Client(peer string, forwarded []string) string {
 	from, err := netip.ParseAddrPort(peer)
 	if err != nil {
@@ -83,7 +84,7 @@ func (p Proxies) has(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Networks, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// address reads a hop: an address, which some proxies write with a port.
+// address parses a hop: an IP address, to which some proxies add a port.
 func address(s string) (netip.Addr, bool) {
 	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return bare(a), true
@@ -92,5 +93,5 @@ func address(s string) (netip.Addr, bool) {
 	return bare(a.Addr()), err == nil
 }
 
-// bare is an address without a zone, and as IPv4 where it is one.
+// bare returns the address without a zone, and as IPv4 if it is an IPv4-mapped address.
 func bare(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 )
 
-func TestClient_BelievesProxiesAlone(t *testing.T) {
+func TestClient_BelievesOnlyTrustedProxies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		trusted   []string
@@ -41,7 +41,7 @@ func TestClient_BelievesProxiesAlone(t *testing.T) {
 	}
 	for _, bad := range []string{"", "proxy.example", "10.0.0.0/33", "10.0.0"} {
 		if _, err := auth.ParseProxies([]string{bad}); err == nil {
-			t.Errorf("%q was taken for a network", bad)
+			t.Errorf("%q was accepted as a network", bad)
 		}
 	}
 }

@@ -1,6 +1,6 @@
-// Package auth says who asks: API keys, of which only the hash is stored, each of
-// one tenant; the root key of the installation, which manages keys, limits and budgets only;
-// and, on loopback alone, nobody in particular.
+// Package auth authenticates and authorizes callers. A caller has an API key of one tenant, of which only the hash is
+// stored; or the root key of the installation, which only manages keys, limits and budgets; or no key, which is
+// allowed only on loopback.
 package auth
 
 import (
@@ -12,9 +12,8 @@ import (
 	"strings"
 )
 
-// The form of a key: the prefix, 32 random characters of base 62 (190 bits), and
-// 6 characters of checksum, so that a mistyped key is known without a look-up and
-// a leaked one is found by scanners.
+// The format of a key: the prefix, 32 random base-62 characters (190 bits), and 6 checksum characters. The checksum
+// detects a mistyped key without a look-up, and lets secret scanners find leaked keys.
 const (
 	KeyPrefix   = "spool_sk_"
 	randomLen   = 32
@@ -25,7 +24,7 @@ const (
 
 const base62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-// MintKey makes a key from entropy.
+// MintKey returns a new key with randomness from entropy.
 func MintKey(entropy io.Reader) (string, error) {
 	var s strings.Builder
 	s.WriteString(KeyPrefix)
@@ -33,25 +32,25 @@ func MintKey(entropy io.Reader) (string, error) {
 		if _, err := io.ReadFull(entropy, one); err != nil {
 			return "", fmt.Errorf("mint a key: %w", err)
 		}
-		if int(one[0]) < 256/len(base62)*len(base62) { // else the first characters would be likelier
+		if int(one[0]) < 256/len(base62)*len(base62) { // reject other bytes, so that all characters are equally likely
 			s.WriteByte(base62[int(one[0])%len(base62)])
 		}
 	}
 	return s.String() + checksum(s.String()), nil
 }
 
-// WellFormed tells whether a string can be a key at all.
+// WellFormed reports whether a string has the format and checksum of a key.
 func WellFormed(key string) bool {
 	return len(key) == keyLen && strings.HasPrefix(key, KeyPrefix) && checksum(key[:keyLen-checksumLen]) == key[keyLen-checksumLen:]
 }
 
-// Hash is what is stored of a key: SHA-256 in hex.
+// Hash returns the stored form of a key: its SHA-256 in hex.
 func Hash(key string) string {
 	h := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(h[:])
 }
 
-// Shown is the beginning of a key, which a list shows.
+// Shown returns the first characters of a key, which lists display.
 func Shown(key string) string { return key[:min(shownLen, len(key))] }
 
 func checksum(s string) string {

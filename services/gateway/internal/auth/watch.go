@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// watchEvery is how often the keys of open streams are looked at.
+// watchEvery is the interval at which the keys of open streams are checked.
 const watchEvery = time.Second
 
-// Watch ends streams whose key is no longer accepted. The zero value is not usable; see NewWatch.
+// Watch ends streams whose key is not accepted any more. Use NewWatch to create one.
 type Watch struct {
 	keys   Keys
 	logger *slog.Logger
@@ -24,16 +24,16 @@ type Watch struct {
 
 type stream struct{ cancel context.CancelCauseFunc }
 
-// NewWatch makes a Watch; Run makes it look.
+// NewWatch returns a Watch. Run does the checks.
 func NewWatch(keys Keys, logger *slog.Logger) *Watch {
 	return &Watch{keys: keys, logger: logger, streams: map[string]map[*stream]struct{}{}}
 }
 
-// Add gives a context that ends with UNAUTHENTICATED as its cause when the
-// principal's key, or a key that it descends from, is revoked or expires. release must be called when the stream is over.
+// Add returns a context that is cancelled with the cause UNAUTHENTICATED when the principal's key, or a key that it
+// descends from, is revoked or expires. release must be called when the stream ends.
 func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	if p.KeyID == "" { // cannot be revoked
+	if p.KeyID == "" { // without a key nothing can be revoked
 		return ctx, func() { cancel(nil) }
 	}
 	s := &stream{cancel}
@@ -54,7 +54,7 @@ func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, releas
 	}
 }
 
-// Run looks once a second, until ctx ends.
+// Run checks the keys once a second, until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -80,8 +80,8 @@ func (w *Watch) look(ctx context.Context) {
 	}
 	refusals, err := w.keys.KeyRefusals(ctx, ids)
 	if err != nil {
-		// Without Postgres nothing new is streamed either; the next look decides.
-		w.logger.Warn("the keys of open streams could not be looked at", "error", err)
+		// Without Postgres no new events are streamed either; the next check decides.
+		w.logger.Warn("check keys of open streams", "error", err)
 		return
 	}
 	w.mu.Lock()

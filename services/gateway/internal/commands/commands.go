@@ -1,5 +1,4 @@
-// Package commands sends what clients ask to the service that decides it, over
-// COMMANDS, and gives its answer back.
+// Package commands sends commands over COMMANDS to the service that decides them, and returns the answers.
 package commands
 
 import (
@@ -26,18 +25,18 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Config of a Sender. All but Timeout, Try, Room, Quota, Sent and Stored are required.
+// Config configures a Sender. All fields except Timeout, Try, Room, Quota, Sent and Stored are required.
 type Config struct {
 	JetStream jetstream.JetStream
 	Room      *storage.Watch
-	Quota     func(ctx context.Context, tenant string) error // refuses a tenant that stores as much as it may; nil never does
-	Timeout   time.Duration                                  // of a command, with all its tries; 0 means 10 s
+	Quota     func(ctx context.Context, tenant string) error // returns an error if the tenant has reached its storage limit; may be nil
+	Timeout   time.Duration                                  // of a command, including all tries; 0 means 10 s
 	Try       time.Duration                                  // of one try; 0 means 3 s
 	Now       func() time.Time
 	Entropy   io.Reader
 	Logger    *slog.Logger
-	Sent      func(t command.Type, outcome string) // counts; may be nil
-	Stored    func(id, position string)            // is told where the log holds what a command wrote about an id; may be nil
+	Sent      func(t command.Type, outcome string) // called with the outcome of each command; may be nil
+	Stored    func(id, position string)            // called with the position of a command's commit; may be nil
 }
 
 // Sender sends commands. Its errors are *problem.Error.
@@ -46,7 +45,7 @@ type Sender struct {
 	keys idempotency
 }
 
-// New makes a Sender.
+// New returns a Sender.
 func New(cfg Config) *Sender {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 10 * time.Second
@@ -63,28 +62,29 @@ func New(cfg Config) *Sender {
 	return &Sender{cfg: cfg, keys: idempotency{js: cfg.JetStream}}
 }
 
-// Request is what is asked.
+// Request is a command to send.
 type Request struct {
 	Type        command.Type
-	Service     string // that is asked; "" means topology.ServiceSession
-	ID          string // of the command, which the body says already; "" mints one
+	Service     string // the service to ask; "" means topology.ServiceSession
+	ID          string // id of the command, if the body contains it already; "" generates one
 	Principal   auth.Principal
-	Tenant      string        // whose thing it is; "" means the principal's
-	SessionID   string        // "" mints one, for a command that makes a session
-	ExecutionID string        // "" mints one, for a command that makes an execution
+	Tenant      string        // owner of the subject; "" means the principal's tenant
+	SessionID   string        // "" generates one, for a command that creates a session
+	ExecutionID string        // "" generates one, for a command that creates an execution
 	About       string        // catalogue id of the subject; "" means the session
-	Kind        events.Aspect // of the catalogue, whose answer may name another entry than About; "" for none
+	Kind        events.Aspect // kind of catalogue entry, if the answer may name another entry than About; "" for none
 	Body        any           // nil for none
-	// Secrets are the values that Body leaves out, for a repeat to be told from another request; nil for none.
+	// Secrets are values that Body leaves out, but that distinguish a repeat from another request; nil for none.
 	Secrets [][]byte
-	// Seal gives the body as it is sent, with Secrets sealed, once Prepare is done and the execution's id is known; nil where it is Body.
+	// Seal returns the body to send, with Secrets sealed. It is called after Prepare, when the execution's id is
+	// known. If nil, Body is sent.
 	Seal func(ctx context.Context, tenant, execution string) (any, error)
-	// Prepare puts in place what the command refers to, once the session's id is known; nil for nothing.
+	// Prepare stores what the command refers to. It is called when the session's id is known; may be nil.
 	Prepare func(ctx context.Context, tenant, session string) error
 	Key     string // Idempotency-Key; "" for none
-	// Reserved says that what the command adds is reserved of the tenant's quota already.
+	// Reserved means that the bytes which the command adds are already reserved in the tenant's quota.
 	Reserved bool
-	// Patience is how long the answer to one try may take, where the work is long; 0 means the time of any command, with more tries.
+	// Patience replaces Timeout and Try for commands that take long; 0 means Timeout with several tries.
 	Patience time.Duration
 }
 
@@ -159,8 +159,8 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	return answer, nil
 }
 
-// checkRoom refuses a command that needs room while only the reserve of the store is left, or while the tenant stores as much as it
-// may, before anything of it is stored.
+// checkRoom refuses a command that needs room while only the reserve of the store is left, or while the tenant has
+// reached its storage limit. It is called before anything of the command is stored.
 func (s *Sender) checkRoom(ctx context.Context, r Request) error {
 	if !r.Type.NeedsRoom() {
 		return nil
@@ -174,7 +174,7 @@ func (s *Sender) checkRoom(ctx context.Context, r Request) error {
 	return s.cfg.Quota(ctx, r.Tenant)
 }
 
-// prepare puts in place what the command refers to.
+// prepare stores what the command refers to, and sets the sealed body.
 func prepare(ctx context.Context, r Request, cmd *command.Command) error {
 	if r.Prepare != nil {
 		if err := r.Prepare(ctx, cmd.Tenant, cmd.SessionID); err != nil {
@@ -194,8 +194,8 @@ func prepare(ctx context.Context, r Request, cmd *command.Command) error {
 	return nil
 }
 
-// settle keeps an answer for repeats of its request; of a refused one it
-// forgets the key, since nothing was done and a corrected request may use it.
+// settle stores an answer for repeats of the request. If the command was refused, nothing was done, and settle
+// removes the key, so that a corrected request may use it.
 func (s *Sender) settle(ctx context.Context, name string, kept record, answer command.Answer) {
 	var err error
 	if answer.Error != nil {
@@ -205,11 +205,11 @@ func (s *Sender) settle(ctx context.Context, name string, kept record, answer co
 		err = s.keys.settle(ctx, name, kept)
 	}
 	if err != nil {
-		s.cfg.Logger.Warn("the answer to a request with an Idempotency-Key was not kept; a repeat asks the session again", "error", err)
+		s.cfg.Logger.Warn("store answer for Idempotency-Key: a repeat will be sent to the session service again", "error", err)
 	}
 }
 
-// forget gives a key back whose command was not sent: a corrected request may use it.
+// forget releases a key whose command was not sent, so that a corrected request may use it.
 func (s *Sender) forget(ctx context.Context, name string) {
 	if name == "" {
 		return
@@ -217,18 +217,19 @@ func (s *Sender) forget(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepFor)
 	defer cancel()
 	if err := s.keys.release(ctx, name); err != nil {
-		s.cfg.Logger.Warn("the Idempotency-Key of a request that was not sent is still taken", "error", err)
+		s.cfg.Logger.Warn("release Idempotency-Key of a request that was not sent", "error", err)
 	}
 }
 
-// identified is identify within the time of a command.
+// identified calls identify within the timeout of a command.
 func (s *Sender) identified(ctx context.Context, r Request, body []byte) (record, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	return s.identify(ctx, r, body)
 }
 
-// identify gives what the command is known by, and the name under which that is kept if the request has a key.
+// identify returns the record of the command and, if the request has an Idempotency-Key, the name of that record in
+// the bucket.
 func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept record, name string, err error) {
 	id := r.ID
 	if id == "" {
@@ -254,9 +255,9 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	return kept, name, err
 }
 
-// namesCommand reports whether a key is one that a 503 named: the id of the command whose outcome is unknown. An id from
-// the distant future is no such key, but a text like any other: as a command's id it would make sessions read their
-// log before each further command (see session.State.Forgotten).
+// namesCommand reports whether a key is the id of a command, which a 503 returns for a command with an unknown
+// outcome. An id from the distant future is treated as an ordinary key: as a command id it would cause sessions to
+// read their log before each further command (see session.State.Forgotten).
 func (s *Sender) namesCommand(key string) bool {
 	if events.CheckID("Idempotency-Key", events.KindCommand, key) != nil {
 		return false
@@ -265,17 +266,19 @@ func (s *Sender) namesCommand(key string) bool {
 	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
-// stretch is how many rounds a guess at a secret costs whoever reads the bucket of idempotency: some 30 ms.
-const stretch = 100_000
+// pbkdf2Iterations is the number of PBKDF2 iterations that a guess at a secret costs a reader of the idempotency bucket, about
+// 30 ms.
+const pbkdf2Iterations = 100_000
 
-// requestDigest is what must be the same for a request to be the same. name is where it is kept.
+// requestDigest returns a hash that is equal for repeats of a request only. name is the name of the record and used
+// as salt.
 func requestDigest(r Request, name string, body []byte) (string, error) {
 	parts := [][]byte{[]byte(r.Type), []byte(r.SessionID), []byte(r.ExecutionID), body}
 	if r.Principal.User != "" {
 		parts = append(parts, []byte(r.Principal.User))
 	}
 	if len(r.Secrets) > 0 {
-		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), stretch, sha256.Size)
+		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), pbkdf2Iterations, sha256.Size)
 		if err != nil {
 			return "", err
 		}
@@ -284,26 +287,26 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 	return digest(parts...), nil
 }
 
-// mint fills in the ids of what the command makes.
+// mint sets the ids of what the command creates.
 func mint(c *command.Command) (err error) {
 	switch c.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeStartExecution:
-		if c.SessionID != "" { // what it begins with lies in its folder already
+		if c.SessionID != "" { // its transcript is already stored in the session's folder
 			break
 		}
-		if c.SessionID, err = follow(events.KindSession, c.Tenant, c.ID); err != nil {
+		if c.SessionID, err = deriveID(events.KindSession, c.Tenant, c.ID); err != nil {
 			return err
 		}
 	}
 	switch c.Type {
 	case command.TypePostMessage, command.TypeStartExecution:
-		c.ExecutionID, err = follow(events.KindExecution, c.Tenant, c.ID)
+		c.ExecutionID, err = deriveID(events.KindExecution, c.Tenant, c.ID)
 	}
 	return err
 }
 
-// ask tries until there is an answer or the time is over. Each try has the same
-// id, so that a copy of the service that died with the first costs one try and not the request.
+// ask sends the command until it gets an answer or the time is over. All tries have the same id, so that a crashed
+// replica of the service costs one try and not the whole request.
 func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
 	payload, err := encode(cmd)
 	if err != nil {
@@ -332,13 +335,13 @@ func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, e
 	}
 }
 
-// refused says what a failed command means for the client.
+// refused converts the error of a command that could not be sent to a problem.
 func (s *Sender) refused(r Request, cmd command.Command, body []byte, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrOutcomeUnknown):
 		return s.unknown(r, cmd, body).Because(err)
 	case errors.Is(err, bus.ErrTooLarge):
-		return problem.New(problem.PayloadTooLarge, "", "the request is larger than NATS takes; send less at once").Because(err)
+		return problem.New(problem.PayloadTooLarge, "", "the request is too large for NATS; send less at once").Because(err)
 	case errors.Is(err, bus.ErrFull):
 		return problem.New(problem.Unavailable, "", "too many commands wait already; nothing was done, try again").Because(err)
 	case errors.Is(err, bus.ErrNoStream):
@@ -349,10 +352,10 @@ func (s *Sender) refused(r Request, cmd command.Command, body []byte, err error)
 	return problem.From(err)
 }
 
-// keepFor bounds how long a request whose outcome is unknown is held for its key to be kept.
+// keepFor bounds how long a request with an unknown outcome is delayed to store its key.
 const keepFor = time.Second
 
-// unknown is the answer when nobody can say whether the command takes effect.
+// unknown returns the problem for a command with an unknown outcome.
 func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution:
@@ -363,8 +366,8 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 	}
 	key := r.Key
 	if key == "" {
-		// A retry under the command's own id is the same command, also without a
-		// record; the record only lets another body be refused, so it is written as well as can be.
+		// A retry under the command's own id is the same command even without a record. The record only allows the
+		// gateway to refuse another body, so failing to write it is not an error.
 		key = cmd.ID
 		ctx, cancel := context.WithTimeout(context.Background(), keepFor)
 		defer cancel()
@@ -374,7 +377,7 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 			_, err = s.keys.claim(ctx, name, record{Request: request, Command: cmd.ID})
 		}
 		if err != nil {
-			s.cfg.Logger.Info("the key of a command whose outcome is unknown was not kept", "command", cmd.ID, "error", err)
+			s.cfg.Logger.Info("store key of a command with unknown outcome", "command", cmd.ID, "error", err)
 		}
 	}
 	e := problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown; repeat the request with header Idempotency-Key: "+key+" and it takes effect once")
@@ -382,7 +385,7 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 	return e
 }
 
-// fromAnswer gives a service's refusal a line of the table.
+// fromAnswer converts a service's refusal to a problem.
 func fromAnswer(e *command.Error) error {
 	if _, known := problem.Lookup(problem.Code(e.Code)); !known {
 		return problem.New(problem.Internal, "", "a service refused with a code that this gateway does not know").Because(e)
@@ -392,7 +395,7 @@ func fromAnswer(e *command.Error) error {
 	return out
 }
 
-// encode is JSON without HTML escapes, so that what an application gave stays as it is.
+// encode encodes JSON without HTML escapes, so that application data stays unchanged.
 func encode(v any) (json.RawMessage, error) {
 	if v == nil {
 		return nil, nil

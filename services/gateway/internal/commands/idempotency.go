@@ -19,16 +19,17 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// record is what the bucket keeps of a request: which one it was, and the command that all ids follow from.
+// record is the bucket's value for a request with an Idempotency-Key: it identifies the request and the command from
+// which all ids are derived.
 type record struct {
-	Request string `json:"request"` // SHA-256 in hex of what was asked
+	Request string `json:"request"` // SHA-256 of the request, in hex
 	Command string `json:"command"` // cmd_…
-	// Answer is what the command was answered, once it was: a repeat is given it for as long
-	// as the record lives, which is longer than a session remembers its commands.
+	// Answer is the answer to the command, once there is one. A repeat gets this answer for as long as the record
+	// exists, which is longer than a session remembers its commands.
 	Answer *command.Answer `json:"answer,omitempty"`
 }
 
-// idempotency keeps requests that came with an Idempotency-Key.
+// idempotency stores records of requests with an Idempotency-Key.
 type idempotency struct {
 	js jetstream.JetStream
 
@@ -50,11 +51,11 @@ func (i *idempotency) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, nil
 }
 
-// maxClaims bounds how often a record is looked for that another gateway is about to write or remove.
+// maxClaims bounds how often claim retries while another gateway writes or removes the record.
 const maxClaims = 8
 
-// claim gives the command that a key stands for: fresh if the key is new, else
-// the one that was sent before. Another request under the key is refused.
+// claim returns the record for a key: fresh if the key is new, else the existing record. It returns an error if the
+// existing record belongs to another request.
 func (i *idempotency) claim(ctx context.Context, name string, fresh record) (record, error) {
 	kv, err := i.bucket(ctx)
 	if err != nil {
@@ -74,7 +75,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 		}
 		var entry jetstream.KeyValueEntry
 		entry, err = kv.Get(ctx, name)
-		if errors.Is(err, jetstream.ErrKeyNotFound) { // removed meanwhile, or a replica that lags
+		if errors.Is(err, jetstream.ErrKeyNotFound) { // removed in the meantime, or the replica lags
 			continue
 		}
 		if err != nil {
@@ -92,7 +93,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 	return record{}, notClaimed(err)
 }
 
-// settle keeps the answer with the record.
+// settle stores the record with its answer.
 func (i *idempotency) settle(ctx context.Context, name string, r record) error {
 	kv, err := i.bucket(ctx)
 	if err != nil {
@@ -106,7 +107,7 @@ func (i *idempotency) settle(ctx context.Context, name string, r record) error {
 	return err
 }
 
-// release forgets a key whose request was refused: nothing was done, so a corrected one may use it.
+// release removes a key whose request was refused, so that a corrected request may use it.
 func (i *idempotency) release(ctx context.Context, name string) error {
 	kv, err := i.bucket(ctx)
 	if err != nil {
@@ -119,23 +120,24 @@ func notClaimed(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be kept; nothing was done, try again").Because(err)
 }
 
-// maxKey bounds an Idempotency-Key, in bytes.
+// maxKey is the largest length of an Idempotency-Key, in bytes.
 const maxKey = 255
 
-// CheckKey reports an INVALID_REQUEST unless key can be an Idempotency-Key.
+// CheckKey returns INVALID_REQUEST unless key is a valid Idempotency-Key.
 func CheckKey(key string) error {
 	ok := key != "" && len(key) <= maxKey
 	for j := 0; ok && j < len(key); j++ {
 		ok = key[j] > ' ' && key[j] < 0x7f
 	}
 	if !ok {
-		return problem.Invalid("Idempotency-Key", "it must be 1 to %d printable ASCII characters without spaces", maxKey)
+		return problem.Invalid("Idempotency-Key", "the key must be 1 to %d printable ASCII characters without spaces", maxKey)
 	}
 	return nil
 }
 
-// keyName is where the bucket keeps a request's key: hashed, since a key may hold what a name may not. API keys that are limited to
-// agents have names of their own, so that none is given the answer to a request about another agent.
+// keyName returns the name of a key's record. The key is hashed, because it may contain characters that are not
+// allowed in a name. API keys that are limited to agents have separate names, so that they never receive the answer
+// to a request about another agent.
 func keyName(r Request, key string) string {
 	parts := [][]byte{[]byte(key)}
 	for _, agent := range r.Principal.Agents {
@@ -144,7 +146,7 @@ func keyName(r Request, key string) string {
 	return r.Tenant + "." + digest(parts...)
 }
 
-// digest is the SHA-256 of parts, each with its length before it.
+// digest returns the SHA-256 of parts, each prefixed with its length.
 func digest(parts ...[]byte) string {
 	h := sha256.New()
 	for _, p := range parts {
@@ -154,9 +156,9 @@ func digest(parts ...[]byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// follow gives the id that follows from a command, with the command's time, so
-// that whoever retries under the command's id sends the same ids, and ids are in order of time.
-func follow(kind events.Kind, tenant, commandID string) (string, error) {
+// deriveID derives an id from a command's id and time. A client that retries under the command's id therefore sends the
+// same ids, and ids are ordered by time.
+func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
 	at, ok := reads.MintedAt(commandID)
 	if !ok {
 		return "", fmt.Errorf("command id %q holds no time", commandID)

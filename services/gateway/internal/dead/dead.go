@@ -1,4 +1,4 @@
-// Package dead reads dead letters: messages between services that were given up.
+// Package dead reads dead letters: messages between services that a consumer stopped retrying.
 package dead
 
 import (
@@ -14,13 +14,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// maxScan bounds how many letters one page looks at, those of other tenants included.
+// maxScan bounds how many letters are read for one page, including those of other tenants.
 const maxScan = 1000
 
-// Letters reads DEAD. It is safe for concurrent use; its errors are *problem.Error.
+// Letters reads the stream DEAD. It is safe for concurrent use; its errors are *problem.Error.
 type Letters struct{ stream *bus.StreamHandle }
 
-// New returns Letters. It does not talk to NATS.
+// New returns Letters. It does not connect to the stream.
 func New(js jetstream.JetStream) *Letters {
 	return &Letters{stream: bus.NewStreamHandle(js, topology.StreamDead)}
 }
@@ -29,7 +29,7 @@ func unavailable(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").Because(err)
 }
 
-// Reader is who reads: a tenant sees its own letters, and all also those that name no tenant.
+// Reader selects the visible letters: those of Tenant and, if All is set, those that name no tenant.
 type Reader struct {
 	Tenant string
 	All    bool
@@ -39,7 +39,7 @@ func (r Reader) sees(d topology.DeadLetter) bool {
 	return d.Tenant == r.Tenant || d.Tenant == "" && r.All
 }
 
-// List returns up to n letters after a sequence, oldest first, and the sequence to go on after, 0 at the end.
+// List returns up to n letters after a sequence, oldest first, and the sequence to continue after, or 0 at the end.
 func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list []topology.DeadLetter, next uint64, err error) {
 	stream, err := l.stream.Open(ctx)
 	if err != nil {
@@ -65,7 +65,7 @@ func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list
 	return list, after, nil
 }
 
-// Get returns a letter; DEAD_LETTER_NOT_FOUND if there is none that the reader sees.
+// Get returns a letter. It returns DEAD_LETTER_NOT_FOUND if there is none that the reader may see.
 func (l *Letters) Get(ctx context.Context, r Reader, sequence uint64) (topology.DeadLetter, error) {
 	stream, err := l.stream.Open(ctx)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package guard keeps web pages of other origins out. A browser sends cookies
-// and may reach loopback from any page, so that the origin is checked, and, where
-// no key is needed, the host name too: DNS that is bound anew to 127.0.0.1 has a name of its own.
+// Package guard refuses requests of web pages from other origins. A browser sends credentials and can reach loopback
+// from any page, so the origin is checked. If no key is required, the host name is checked too, because DNS rebinding
+// lets a foreign host name resolve to 127.0.0.1.
 package guard
 
 import (
@@ -16,26 +16,26 @@ import (
 
 // Guard checks requests.
 type Guard struct {
-	Origins  []string // that are allowed besides the server's own; "*" for all
-	Loopback bool     // only names of loopback are the server's own
+	Origins  []string // allowed origins in addition to the server's own; "*" allows all
+	Loopback bool     // only accept host names of loopback
 }
 
-// Check refuses a foreign origin where it could do something: whatever is not a plain read.
+// Check returns an error for a request of a foreign origin, unless it is a plain read.
 func (g Guard) Check(r *http.Request) error {
 	if g.Loopback && !loopback(r.Host) {
-		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only localhost is served, not host %+q", clip(r.Host)))
+		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", clip(r.Host)))
 	}
 	origin := r.Header.Get("Origin")
 	if origin == "" || g.allowed(origin) || own(origin, r.Host) {
 		return nil
 	}
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		return nil // without CORS headers the page cannot read the answer
+		return nil // without CORS headers the page cannot read the response
 	}
 	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add it to allowed-origins if it is to be trusted", clip(origin)))
 }
 
-// Headers adds what lets an allowed origin read the answer, and says whether the request was only a question about that.
+// Headers adds the CORS headers for an allowed origin, and reports whether the request is a preflight.
 func (g Guard) Headers(w http.ResponseWriter, r *http.Request) (preflight bool) {
 	origin := r.Header.Get("Origin")
 	if origin == "" || !g.allowed(origin) {
@@ -58,7 +58,7 @@ func (g Guard) allowed(origin string) bool {
 	return slices.Contains(g.Origins, "*") || slices.Contains(g.Origins, strings.ToLower(origin))
 }
 
-// CheckOrigin reports an error unless s can be an entry of Origins.
+// CheckOrigin returns an error unless s is valid in Origins.
 func CheckOrigin(s string) error {
 	u, err := url.Parse(s)
 	if s == "*" || err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.Scheme+"://"+u.Host == s {
@@ -80,7 +80,7 @@ func loopback(hostport string) bool {
 	return LoopbackHost(strings.Trim(host, "[]"))
 }
 
-// LoopbackHost tells whether a host is this machine alone.
+// LoopbackHost reports whether a host name or address is a loopback one.
 func LoopbackHost(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
@@ -89,8 +89,8 @@ func LoopbackHost(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// ListensOnLoopback reports whether a listener on a host is reached from this machine alone. The empty host is every address. A name
-// is looked up; all its addresses have to be of loopback.
+// ListensOnLoopback reports whether a listener on host can only be reached from this machine. The empty host means
+// all addresses. A name is resolved; all its addresses must be loopback ones.
 func ListensOnLoopback(host string) bool {
 	if ip := net.ParseIP(host); ip != nil || host == "" {
 		return ip.IsLoopback()

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// BenchmarkAppend is what a client costs for each event: a copy, with metadata or without.
+// BenchmarkAppend measures the cost of one event for one client: a copy, with or without metadata.
 func BenchmarkAppend(b *testing.B) {
 	frame := Frame{
 		JSON:     []byte(`{"seq":1,"data":{"text":"` + strings.Repeat("x", 400) + `"}}`),

@@ -13,13 +13,15 @@ import (
 )
 
 const (
-	// checkBatch is how many sessions are compared by one statement.
+	// checkBatch is the number of sessions that are compared in one statement.
 	checkBatch = 500
-	// checkGrace is how long a message may be on its way after its rows: only a feed that is behind after it missed one.
+	// checkGrace is how long a message may arrive after its rows. A feed that is still behind after it has missed a
+	// message.
 	checkGrace = 50 * time.Millisecond
 )
 
-// check compares the feeds with Postgres, at its interval and for a group when a projector starts.
+// check compares all feeds with Postgres at the configured interval, and the feeds of a group when its projector
+// starts.
 func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
 	tick := time.NewTicker(h.cfg.CheckEvery)
 	defer tick.Stop()
@@ -29,25 +31,25 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
 			return
 		case <-tick.C:
 			h.look(ctx, "behind", func(*feed) bool { return true })
-			h.tellLag(ctx)
+			h.updateLag(ctx)
 		case msg := <-started:
 			h.projectorStarted(ctx, msg.Data)
 		}
 	}
 }
 
-// projectorStarted looks at once at the group whose projector announced itself.
+// projectorStarted compares the feeds of the group whose projector announced its start.
 func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
 	var s readmodel.Started
 	if err := json.Unmarshal(data, &s); err != nil {
-		h.cfg.Logger.Warn("a projector's announcement cannot be read; all sessions are looked at", "error", err)
+		h.cfg.Logger.Warn("decode projector announcement: comparing all sessions with Postgres", "error", err)
 		h.look(ctx, "projector", func(*feed) bool { return true })
 		return
 	}
 	h.look(ctx, "projector", func(f *feed) bool { return readmodel.Group(f.session) == s.Group })
 }
 
-// look makes feeds that Postgres is ahead of read it.
+// look compares feeds with Postgres and makes the ones that are behind read from it.
 func (h *Hub) look(ctx context.Context, why string, which func(*feed) bool) {
 	for tenant, list := range h.started(which) {
 		for batch := range slices.Chunk(list, checkBatch) {
@@ -58,7 +60,7 @@ func (h *Hub) look(ctx context.Context, why string, which func(*feed) bool) {
 			reaches, err := h.cfg.Source.Reaches(ctx, tenant, ids)
 			if err != nil {
 				if ctx.Err() == nil {
-					h.cfg.Logger.Warn("open streams could not be compared with Postgres; the next look tries again", "error", err)
+					h.cfg.Logger.Warn("compare open streams with Postgres: will retry", "error", err)
 				}
 				return
 			}
@@ -75,7 +77,7 @@ func (h *Hub) look(ctx context.Context, why string, which func(*feed) bool) {
 	}
 }
 
-// started gives the feeds that have begun, by tenant.
+// started returns the feeds that have started, by tenant.
 func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,7 +94,7 @@ func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
 	return out
 }
 
-// compare reads Postgres if it is ahead, and lets go of events that every Reader has.
+// compare makes the feed read Postgres if it is behind, and drops events that every Reader has returned.
 func (f *feed) compare(reach reads.Reach, found bool, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,7 +110,7 @@ func (f *feed) compare(reach reads.Reach, found bool, why string) {
 		low = min(low, r.cursor)
 	}
 	if n, _ := slices.BinarySearchFunc(f.ring, low+1, func(frame Frame, seq uint32) int { return int(int64(frame.Seq) - int64(seq)) }); n > 0 {
-		f.drop(n)
+		f.evict(n)
 		if len(f.ring) == 0 {
 			f.ring = nil
 		}

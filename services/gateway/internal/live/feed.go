@@ -16,55 +16,55 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// feed follows one session. It knows the session up to tip: the last events, in
-// the ring, and the text of the blocks that are open there.
+// feed follows one session. It holds the last events up to tip in the ring, and the text of the blocks that are open
+// at tip.
 type feed struct {
 	hub             *Hub
 	tenant, session string
 	sub             *nats.Subscription
-	holders         int // who uses the feed; guarded by the hub's mu
+	holders         int // number of users of the feed; guarded by the hub's mu
 
-	ready    chan struct{} // closed when the start is over
+	ready    chan struct{} // closed when the start has succeeded or failed
 	startErr error         // set before ready is closed
 
 	mu       sync.Mutex
 	tip      uint32
-	position string      // of the event at tip
-	ring     []Frame     // kept events without a gap, the last one is at tip
-	bytes    int         // in the ring
-	metadata metadata    // that the events at tip show
+	position string      // position of the event at tip
+	ring     []Frame     // stored events without a gap; the last one is at tip
+	bytes    int         // bytes in the ring
+	metadata metadata    // the metadata of events at tip
 	open     []*inFlight // blocks that are open at tip, in the order of their start
 	readers  map[*Reader]struct{}
-	ended    error // why nothing more will come; Readers still get what the feed holds
+	ended    error // why no more events will come; Readers still get the events in the feed
 	lagging  Lag
 
-	reading bool // a goroutine reads Postgres
-	again   bool // and is to read once more
+	reading bool // whether a goroutine is reading Postgres
+	again   bool // whether it must read once more
 }
 
-// announced is readmodel.Live with each event's bytes as they are stored.
+// announced is readmodel.Live with the raw bytes of each event.
 type announced struct {
 	Tip    uint32            `json:"tip"`
 	Events []json.RawMessage `json:"events"`
 	Deltas []events.Delta    `json:"deltas"`
 }
 
-// start reads where the session stands. What LIVE brings meanwhile is read again after.
+// start reads the end of the session. Messages of LIVE that arrive in the meantime cause another read.
 func (f *feed) start(ctx context.Context) {
 	defer close(f.ready)
-	// Once the server has the subscription nothing is missed between the read and LIVE. Without
-	// NATS the looks at Postgres still move the feed, only later.
+	// Once the server has the subscription, no event is lost between the read and LIVE. Without NATS the comparisons
+	// with Postgres still move the feed, only later.
 	if f.hub.cfg.NATS.IsConnected() {
 		flush, cancel := context.WithTimeout(ctx, time.Second)
 		if err := f.hub.cfg.NATS.FlushWithContext(flush); err != nil {
-			f.hub.cfg.Logger.Info("a feed starts before NATS has confirmed its subscription", "session", f.session, "error", err)
+			f.hub.cfg.Logger.Info("feed starts before NATS confirmed its subscription", "session", f.session, "error", err)
 		}
 		cancel()
 	}
 	tip, err := f.readTip(ctx)
 	if err != nil {
 		f.startErr = err
-		// Whoever comes next starts anew.
+		// The next Join creates a new feed.
 		f.hub.mu.Lock()
 		f.hub.forget(f)
 		f.hub.mu.Unlock()
@@ -95,7 +95,7 @@ func (f *feed) readTip(ctx context.Context) (reads.Tip, error) {
 	return f.hub.cfg.Source.Tip(ctx, f.tenant, f.session)
 }
 
-// slot waits for its turn to read Postgres.
+// slot blocks until the caller may read Postgres.
 func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 	select {
 	case h.slots <- struct{}{}:
@@ -105,16 +105,16 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// live takes one message of LIVE.
+// live handles one message of LIVE.
 func (f *feed) live(data []byte) {
 	var m announced
 	if err := json.Unmarshal(data, &m); err != nil {
-		f.hub.cfg.Logger.Error("a message on LIVE cannot be read; the session is read from Postgres", "session", f.session, "error", err)
+		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 		m = announced{}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.readers == nil { // not started yet
+	if f.readers == nil { // the start is not complete yet
 		f.again = true
 		return
 	}
@@ -130,16 +130,16 @@ func (f *feed) live(data []byte) {
 	}
 }
 
-// take applies a message; why says what is missing, "" for nothing. mu is held.
+// take applies a message. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
 func (f *feed) take(m announced) (changed bool, why string) {
 	for _, raw := range m.Events {
 		switch took, err := f.append(raw, nil); {
 		case err != nil:
-			f.hub.cfg.Logger.Error("an event on LIVE cannot be read; the session is read from Postgres", "session", f.session, "error", err)
+			f.hub.cfg.Logger.Error("decode event of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 			return changed, "hole"
 		case took == gap:
 			return changed, "hole"
-		case took == undressed:
+		case took == noMetadata:
 			return changed, "metadata"
 		case took == taken:
 			changed = true
@@ -151,7 +151,7 @@ func (f *feed) take(m announced) (changed bool, why string) {
 	for _, d := range m.Deltas {
 		i := slices.IndexFunc(f.open, func(b *inFlight) bool { return b.block == d.BlockID })
 		if i < 0 {
-			continue // completed
+			continue // the block is complete
 		}
 		fresh, ok := f.open[i].add(d)
 		changed = changed || fresh
@@ -162,26 +162,26 @@ func (f *feed) take(m announced) (changed bool, why string) {
 	return changed, why
 }
 
-// What append did with an event.
+// appended is the result of append.
 type appended int
 
 const (
-	known appended = iota // it was there already
+	alreadyKnown appended = iota // the feed has the event already
 	taken
-	gap       // there is one missing before it
-	undressed // its execution's metadata is not known here
+	gap       // an event before it is missing
+	noMetadata // the metadata of its execution is not known
 )
 
-// append adds the next event. LIVE brings it without metadata: stored is nil, and
-// the feed knows the metadata from the events that set it. mu is held.
+// append adds the next event. An event of LIVE has no metadata: stored is nil, and the feed derives the metadata from
+// the events that set it. mu must be held.
 func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
-		return known, err
+		return alreadyKnown, err
 	}
 	switch {
 	case w.Seq <= f.tip:
-		return known, nil
+		return alreadyKnown, nil
 	case w.Seq != f.tip+1:
 		return gap, nil
 	}
@@ -189,28 +189,28 @@ func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
 	if stored != nil {
 		f.metadata.stored(w.ExecutionID, stored.Metadata)
 	} else {
-		f.metadata.learn(e)
+		f.metadata.observe(e)
 	}
 	shown, ok := f.metadata.of(w.ExecutionID)
 	if !ok {
-		return undressed, nil
+		return noMetadata, nil
 	}
 	f.tip, f.position = w.Seq, w.Position
 	frame := Frame{Seq: w.Seq, Type: w.Type, JSON: bytes.Clone(raw), Metadata: shown}
 	f.bytes += len(frame.JSON)
 	if n := len(f.ring); n == 0 || f.ring[n-1].Metadata != shown {
-		f.bytes += shown.Len() // once for events in a row that share it
+		f.bytes += shown.Len() // counted once for consecutive events that share it
 	}
 	f.ring = append(f.ring, frame)
 	for len(f.ring) > f.hub.cfg.RingEvents || f.bytes > f.hub.cfg.RingBytes && len(f.ring) > 1 {
-		f.drop(1)
+		f.evict(1)
 	}
 	f.track(e)
 	return taken, nil
 }
 
-// drop takes the oldest events out of the ring. mu is held.
-func (f *feed) drop(n int) {
+// evict removes the n oldest events from the ring. mu must be held.
+func (f *feed) evict(n int) {
 	for i, frame := range f.ring[:n] {
 		f.bytes -= len(frame.JSON)
 		if i+1 == len(f.ring) || f.ring[i+1].Metadata != frame.Metadata {
@@ -220,7 +220,7 @@ func (f *feed) drop(n int) {
 	f.ring = slices.Delete(f.ring, 0, n)
 }
 
-// track keeps the list of open blocks, and learns of the session's end. mu is held.
+// track updates the list of open blocks, and detects the end of the session. mu must be held.
 func (f *feed) track(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
@@ -239,7 +239,7 @@ func errDeleted() error {
 	return problem.New(problem.SessionNotFound, "", "the session was deleted")
 }
 
-// reread makes a goroutine read Postgres, or the one that does read once more. mu is held.
+// reread starts a goroutine that reads Postgres, or makes the running one read once more. mu must be held.
 func (f *feed) reread(why string) {
 	if f.ended != nil {
 		return
@@ -259,7 +259,7 @@ func (f *feed) reread(why string) {
 	f.hub.work.Go(func() { f.read(ctx) })
 }
 
-// read brings the feed to where Postgres is, until there is nothing more to read.
+// read reads events from Postgres until the feed has all of them.
 func (f *feed) read(ctx context.Context) {
 	for {
 		more, err := f.readOnce(ctx)
@@ -270,7 +270,7 @@ func (f *feed) read(ctx context.Context) {
 			err = nil
 		}
 		if err != nil && ctx.Err() == nil {
-			f.hub.cfg.Logger.Warn("a session could not be read from Postgres; the next look tries again", "session", f.session, "error", err)
+			f.hub.cfg.Logger.Warn("read session from Postgres: will retry", "session", f.session, "error", err)
 		}
 		if err != nil || f.ended != nil || !more && !f.again {
 			f.reading, f.again = false, false
@@ -284,7 +284,8 @@ func (f *feed) read(ctx context.Context) {
 	}
 }
 
-// readOnce reads a page of events, and at the end the text in flight; more says that it was not the end.
+// readOnce reads a page of events, and after the last page the text in flight. more reports whether there are more
+// pages.
 func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	release, err := f.hub.slot(ctx)
 	if err != nil {
@@ -341,9 +342,9 @@ func (f *feed) fail(err error) {
 	f.wakeAll()
 }
 
-// wakeAll tells every Reader that there may be something. mu is held.
+// wakeAll wakes every Reader. mu must be held.
 func (f *feed) wakeAll() {
 	for r := range f.readers {
-		r.nudge()
+		r.wakeUp()
 	}
 }

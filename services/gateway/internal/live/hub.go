@@ -1,8 +1,7 @@
-// Package live is the one engine behind WebSocket, SSE and gRPC streams. A feed
-// follows one session for all clients of this gateway: one core subscription to
-// LIVE, no JetStream consumer. Each client is a Reader, which pulls: it holds
-// its cursor and how much text of each open block it has, and nothing waits for
-// it. What a feed no longer holds a Reader reads from Postgres.
+// Package live is the shared implementation of WebSocket, SSE and gRPC streams. A feed follows one session for all
+// clients of this gateway, with one core NATS subscription to LIVE and no JetStream consumer. Each client has a
+// Reader, which pulls events: it holds its cursor and how much text of each open block it has returned, and nothing
+// waits for it. A Reader reads events that the feed no longer holds from Postgres.
 package live
 
 import (
@@ -21,42 +20,42 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Source is what is read of Postgres.
+// Source reads the read models.
 type Source interface {
-	// Tip is a session's end and the text in flight there.
+	// Tip returns the end of a session and the text in flight there.
 	Tip(ctx context.Context, tenant, session string) (reads.Tip, error)
-	// Events reads kept events after a cursor.
+	// Events returns stored events after a cursor.
 	Events(ctx context.Context, tenant, session string, q reads.Query) (reads.Page, error)
-	// Visible reports SESSION_NOT_FOUND unless a session is of one of the agents; no agents mean all.
+	// Visible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
 	Visible(ctx context.Context, tenant, session string, agents []string) error
-	// Reaches says how far Postgres is with sessions.
+	// Reaches returns how far the read models are with each session.
 	Reaches(ctx context.Context, tenant string, sessions []string) (map[string]reads.Reach, error)
-	// Progress says how far the projector groups are.
+	// Progress returns how far each projector group is.
 	Progress(ctx context.Context) (map[int]reads.Progress, error)
 }
 
-// Config of a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
+// Config configures a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
 	Source    Source
 	NATS      *nats.Conn
 	Logger    *slog.Logger
-	Admission *admission.Admission // what Readers give out takes from it
+	Admission *admission.Admission // counts the bytes that Readers return
 
-	RoomWait   time.Duration // how long a Reader waits for room in Admission; 0 means 30 s
-	CheckEvery time.Duration // how often Postgres is compared with what was sent; 0 means 2 s
-	LagAfter   time.Duration // how far behind the read models may be before clients are told; 0 means 5 s
-	PageEvents int           // events that are read or sent at once; 0 means 200
-	RingEvents int           // events that a feed holds for its Readers; 0 means 256
-	RingBytes  int           // and bytes; 0 means 256 KiB
+	RoomWait   time.Duration // how long a Reader waits for bytes of Admission; 0 means 30 s
+	CheckEvery time.Duration // interval of comparisons with Postgres; 0 means 2 s
+	LagAfter   time.Duration // lag of the read models above which clients are notified; 0 means 5 s
+	PageEvents int           // events in one read of Postgres; 0 means 200
+	RingEvents int           // largest number of events in a feed; 0 means 256
+	RingBytes  int           // largest number of bytes in a feed; 0 means 256 KiB
 
 	Metrics Metrics
 }
 
-// Metrics counts; a nil function counts nothing.
+// Metrics are called to count; a nil function counts nothing.
 type Metrics struct {
-	Feeds   func(n int) // feeds that are open, by how many they changed
+	Feeds   func(n int) // change of the number of open feeds
 	Readers func(n int)
-	Reread  func(why string) // a feed read Postgres again: start, hole, text, behind, projector, overflow
+	Reread  func(why string) // a feed reads Postgres; why is start, hole, text, behind, projector, or overflow
 }
 
 func (c *Config) defaults() {
@@ -88,9 +87,9 @@ func (c *Config) defaults() {
 }
 
 const (
-	lanes     = 4    // goroutines that take what LIVE brings; a session stays in one
-	laneDepth = 1024 // messages; past it NATS drops, and the next look at Postgres makes up for it
-	refills   = 8    // reads of Postgres at once for feeds, so that a storm of joins leaves room for other reads
+	lanes     = 4    // goroutines that handle messages of LIVE; all messages of a session use the same one
+	laneDepth = 1024 // messages; if a lane is full, NATS drops messages, and the next comparison with Postgres recovers them
+	refills   = 8    // concurrent reads of Postgres, so that many joins leave capacity for other reads
 )
 
 // Hub holds the feeds of a gateway.
@@ -102,12 +101,12 @@ type Hub struct {
 
 	mu     sync.Mutex
 	feeds  map[string]*feed // by LIVE subject
-	run    context.Context  // of Run; nil before
-	work   sync.WaitGroup   // goroutines of feeds
+	run    context.Context  // context of Run; nil before
+	work   sync.WaitGroup   // counts the goroutines of feeds
 	closed bool
 }
 
-// NewHub makes a Hub; Run makes it work.
+// NewHub returns a Hub. Run starts it.
 func NewHub(cfg Config) *Hub {
 	cfg.defaults()
 	h := &Hub{cfg: cfg, slots: make(chan struct{}, refills), feeds: map[string]*feed{}}
@@ -117,8 +116,8 @@ func NewHub(cfg Config) *Hub {
 	return h
 }
 
-// Run moves what LIVE brings to the feeds and compares them with Postgres, until
-// ctx ends. Readers end with it. It calls started when Join can be used.
+// Run delivers messages of LIVE to the feeds and compares the feeds with Postgres, until ctx ends. All Readers end
+// with it. It calls started when Join can be used.
 func (h *Hub) Run(ctx context.Context, started func()) error {
 	projectors := make(chan *nats.Msg, topology.ProjectorGroups)
 	sub, err := h.cfg.NATS.ChanSubscribe(topology.CtlProjector, projectors)
@@ -142,7 +141,7 @@ func (h *Hub) Run(ctx context.Context, started func()) error {
 	return nil
 }
 
-// close ends every feed, and with them their Readers.
+// close ends every feed and its Readers.
 func (h *Hub) close() {
 	h.mu.Lock()
 	h.closed = true
@@ -177,24 +176,24 @@ func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 	}
 }
 
-// lane of a session: always the same, so that its messages stay in order.
+// lane returns the channel of a session. It is always the same, so that messages stay in order.
 func (h *Hub) lane(session string) chan *nats.Msg {
 	return h.lanes[events.Partition(session)%lanes]
 }
 
-// Join gives a Reader that begins after a cursor, the seq of the last event that
-// the client has. The session must be of one of the agents; no agents mean all. The ids must have been checked. Its errors are *problem.Error:
-// SESSION_NOT_FOUND, CURSOR_AHEAD, CURSOR_EXPIRED, UNAVAILABLE.
+// Join returns a Reader that starts after a cursor, which is the seq of the last event that the client has. The
+// session must belong to one of the agents; no agents mean all. The caller must have checked the ids. The error is a
+// *problem.Error: SESSION_NOT_FOUND, CURSOR_AHEAD, CURSOR_EXPIRED or UNAVAILABLE.
 func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session string, after uint32) (*Reader, error) {
 	return h.join(ctx, tenant, agents, session, func(uint32) uint32 { return after })
 }
 
-// JoinTip is Join after the session's last event.
+// JoinTip is like Join with the session's last event as cursor.
 func (h *Hub) JoinTip(ctx context.Context, tenant string, agents []string, session string) (*Reader, error) {
 	return h.join(ctx, tenant, agents, session, func(tip uint32) uint32 { return tip })
 }
 
-// join gives a Reader whose cursor is computed from the session's tip.
+// join returns a Reader whose cursor is computed from the session's tip.
 func (h *Hub) join(ctx context.Context, tenant string, agents []string, session string, cursor func(tip uint32) uint32) (*Reader, error) {
 	if err := h.cfg.Source.Visible(ctx, tenant, session, agents); err != nil {
 		return nil, err
@@ -222,7 +221,7 @@ func (h *Hub) join(ctx context.Context, tenant string, agents []string, session 
 	return r, nil
 }
 
-// feed gives the session's feed, which the caller then holds, and starts one if there is none.
+// feed returns the session's feed and counts the caller as its user. It creates the feed if there is none.
 func (h *Hub) feed(tenant, session string) (*feed, error) {
 	subject := events.LiveSubject(tenant, session)
 	h.mu.Lock()
@@ -246,7 +245,7 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 	return f, nil
 }
 
-// leave gives a feed up; the last one to leave ends it.
+// leave ends the use of a feed; the feed ends with its last user.
 func (h *Hub) leave(f *feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -256,7 +255,7 @@ func (h *Hub) leave(f *feed) {
 	h.forget(f)
 }
 
-// forget takes a feed out, if it is still in; mu is held.
+// forget removes a feed from the hub, if it is still there. mu must be held.
 func (h *Hub) forget(f *feed) {
 	subject := events.LiveSubject(f.tenant, f.session)
 	if h.feeds[subject] != f {
@@ -265,6 +264,6 @@ func (h *Hub) forget(f *feed) {
 	delete(h.feeds, subject)
 	h.cfg.Metrics.Feeds(-1)
 	if err := f.sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
-		h.cfg.Logger.Warn("a subscription to LIVE could not be ended", "subject", subject, "error", err)
+		h.cfg.Logger.Warn("unsubscribe from LIVE", "subject", subject, "error", err)
 	}
 }

@@ -12,12 +12,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// lag is how this gateway knows that the read models are behind: they say so
-// themselves, or they do not reach what was answered to a command here, as when
-// no projector runs, or they cannot be read.
+// lag determines whether the read models are behind: they report a lag themselves, or they have not reached the
+// position of a command that this gateway sent (for example because no projector runs), or they cannot be read.
 type lag struct {
 	mu     sync.Mutex
-	wrote  map[int]written // by projector group: the first position that was not reached yet
+	wrote  map[int]written // by projector group: the first position that the read models have not reached
 	readAt time.Time       // when the progress was last read
 }
 
@@ -26,7 +25,7 @@ type written struct {
 	at  time.Time
 }
 
-// Wrote tells that the log holds a position of a session, or of a catalogue entry.
+// Wrote records that the log contains a position of a session or catalogue entry.
 func (h *Hub) Wrote(id, position string) {
 	p, err := eventlog.ParsePosition(position)
 	if err != nil {
@@ -42,8 +41,8 @@ func (h *Hub) Wrote(id, position string) {
 	}
 }
 
-// tellLag tells the feeds how far their groups are behind.
-func (h *Hub) tellLag(ctx context.Context) {
+// updateLag passes the lag of each group to its feeds.
+func (h *Hub) updateLag(ctx context.Context) {
 	progress, err := h.cfg.Source.Progress(ctx)
 	if ctx.Err() != nil {
 		return
@@ -65,7 +64,7 @@ func (h *Hub) tellLag(ctx context.Context) {
 	}
 }
 
-// of says how far a group is behind; progress is nil when it could not be read. mu is held.
+// of returns the lag of a group; progress is nil if it could not be read. mu must be held.
 func (l *lag) of(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
 	behind := now.Sub(l.readAt)
 	if p, ok := progress[group]; ok {

@@ -7,26 +7,26 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxExecutions bounds the executions whose metadata a feed holds. What it no
-// longer holds comes back with the next read of Postgres.
+// maxExecutions bounds the executions whose metadata a feed holds. Metadata that was dropped is read again from
+// Postgres.
 const maxExecutions = 16
 
-// metadata is what a feed knows of the metadata that events show at its tip.
+// metadata is the application's metadata of events at the feed's tip.
 type metadata struct {
-	session    string          // the session's; "" for none
-	alone      *reads.Metadata // what an event of no execution shows; nil until it is made
-	executions []execution     // the one used last comes last
+	session    string          // metadata of the session; "" for none
+	alone      *reads.Metadata // metadata of an event without an execution; nil until it is built
+	executions []execution     // in order of last use
 }
 
-// execution is one execution's metadata.
+// execution is the metadata of one execution.
 type execution struct {
 	id      string
 	message string          // "" for none
-	shown   *reads.Metadata // with the session's; nil until it is made
+	shown   *reads.Metadata // metadata of its events, including the session's; nil until it is built
 }
 
-// learn takes from an event what it sets.
-func (m *metadata) learn(e events.Event) {
+// observe updates the metadata from an event that sets it.
+func (m *metadata) observe(e events.Event) {
 	if session, ok := reads.SetsMetadata(e); ok {
 		m.set(session)
 	}
@@ -35,7 +35,7 @@ func (m *metadata) learn(e events.Event) {
 	}
 }
 
-// stored takes what an event shows, as Postgres has it.
+// stored updates the metadata from a stored event, whose metadata Postgres has.
 func (m *metadata) stored(id string, shown *reads.Metadata) {
 	session, message := "", ""
 	if shown != nil {
@@ -71,7 +71,8 @@ func (m *metadata) find(id string) int {
 	return slices.IndexFunc(m.executions, func(x execution) bool { return x.id == id })
 }
 
-// of returns what an event of an execution shows, "" for one of none; ok reports whether it is known.
+// of returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
+// metadata is known.
 func (m *metadata) of(id string) (shown *reads.Metadata, ok bool) {
 	if id == "" {
 		if m.alone == nil {

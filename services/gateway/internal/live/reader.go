@@ -15,20 +15,20 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Frame is one thing to send: an event or text in flight, as the JSON of
-// events.Wire; or, if Lag is set, that the read models are behind or no longer so; or, if Notice is set, what a replay tells.
+// Frame is one item of a stream: an event or text in flight, as the JSON of events.Wire; or a change of the lag, if
+// Lag is set; or a notice of a replay, if Notice is set.
 type Frame struct {
-	Seq  uint32 // of the event; of a text_delta, that of the last kept event
+	Seq  uint32 // seq of the event; for a text_delta, seq of the last stored event
 	Type events.Type
-	JSON []byte // not to be changed; without metadata
+	JSON []byte // must not be modified; without metadata
 	Lag  *Lag
-	// Notice is of a replay alone.
+	// Notice is only set in replays.
 	Notice *pace.Notice
 
-	Metadata *reads.Metadata // that the event shows; nil for none, and on text in flight
+	Metadata *reads.Metadata // metadata of the event; nil for none, and for text in flight
 }
 
-// Len is how many bytes Append appends.
+// Len returns the number of bytes that Append appends.
 func (f Frame) Len(metadata bool) int {
 	if !metadata {
 		return len(f.JSON)
@@ -36,7 +36,7 @@ func (f Frame) Len(metadata bool) int {
 	return len(f.JSON) + f.Metadata.Len()
 }
 
-// Append appends the event's JSON, with metadata or without. Nothing is encoded for it.
+// Append appends the event's JSON, with or without metadata. It copies encoded bytes only.
 func (f Frame) Append(b []byte, metadata bool) []byte {
 	if !metadata {
 		return append(b, f.JSON...)
@@ -44,39 +44,40 @@ func (f Frame) Append(b []byte, metadata bool) []byte {
 	return f.Metadata.Append(b, f.JSON)
 }
 
-// Lag says whether the read models are behind the log.
+// Lag reports whether the read models are behind the log.
 type Lag struct {
 	Lagging bool   `json:"lagging"`
 	LagMs   uint32 `json:"lagMs"`
 }
 
 const (
-	// maxBatch is where what Next returns ends, in bytes: after the event that passes it.
+	// maxBatch is the size in bytes after which Next returns; the event that exceeds it is included.
 	maxBatch = 256 << 10
-	// pageRoom is how many bytes are held while a page is read from Postgres: those of a batch, and of an event as large as a commit.
+	// pageRoom is the number of bytes that are held while a page is read from Postgres: a batch, and one event as
+	// large as a commit.
 	pageRoom = maxBatch + 1<<20
 )
 
-// Reader is one client's place in a session. Next and Close are for one goroutine.
+// Reader is the position of one client in a session. Next and Close must be called by one goroutine.
 type Reader struct {
-	held *admission.Request // what the last Next returned
-	wait time.Time          // until when it waits for room; zero if it does not wait
+	held *admission.Request // the bytes that the last Next returned
+	wait time.Time          // deadline of the present wait for bytes; zero if there is none
 
 	feed   *feed
-	cursor uint32        // guarded by the feed's mu: seq of the last event given out
-	wake   chan struct{} // holds one nudge
-	sent   []given       // text given out of the blocks that are open
-	lagged bool          // the last Lag that was given out
+	cursor uint32        // seq of the last event that Next returned; guarded by the feed's mu
+	wake   chan struct{} // has a buffer of one signal
+	sent   []sentText       // returned text of the open blocks
+	lagged bool          // the last Lag that Next returned
 	close  sync.Once
 }
 
-// given is how much of an open block's text was given out.
-type given struct {
+// sentText is how much of an open block's text Next has returned.
+type sentText struct {
 	block  string
 	offset int
 }
 
-// admit lets a Reader in if its cursor can be served.
+// admit registers a Reader if events after its cursor are available.
 func (f *feed) admit(ctx context.Context, r *Reader) error {
 	f.mu.Lock()
 	inside := r.cursor <= f.tip && r.cursor >= f.oldest()
@@ -105,7 +106,7 @@ func (f *feed) admit(ctx context.Context, r *Reader) error {
 	return nil
 }
 
-// oldest is the lowest cursor that the ring serves. mu is held.
+// oldest returns the lowest cursor that the ring can serve. mu must be held.
 func (f *feed) oldest() uint32 {
 	if len(f.ring) == 0 {
 		return f.tip
@@ -113,27 +114,27 @@ func (f *feed) oldest() uint32 {
 	return f.ring[0].Seq - 1
 }
 
-// Tip is the seq of the session's last event, as far as it is known here.
+// Tip returns the seq of the session's last event that this gateway knows.
 func (r *Reader) Tip() uint32 {
 	r.feed.mu.Lock()
 	defer r.feed.mu.Unlock()
 	return max(r.feed.tip, r.cursor)
 }
 
-// Cursor is the seq of the last event that Next gave.
+// Cursor returns the seq of the last event that Next returned.
 func (r *Reader) Cursor() uint32 {
 	r.feed.mu.Lock()
 	defer r.feed.mu.Unlock()
 	return r.cursor
 }
 
-// Session is the id of the session.
+// Session returns the id of the session.
 func (r *Reader) Session() string { return r.feed.session }
 
-// Next waits until there is something to send, and gives it: kept events each
-// once, ascending and without a gap, then text in flight. What it returns is held
-// in the gateway's budget of bytes until the next call, or Close. It fails with the
-// cause of ctx, with why nothing more comes, or with TOO_MUCH_IN_FLIGHT or OVERLOADED.
+// Next blocks until there is something to send, and returns it: each stored event once, in ascending order and
+// without a gap, then text in flight. The returned bytes count against the gateway's limit until the next call of
+// Next or Close. The error is the cause of ctx, the reason why no more events will come, TOO_MUCH_IN_FLIGHT or
+// OVERLOADED.
 func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 	r.held.Keep(0)
 	for {
@@ -151,8 +152,8 @@ func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 	}
 }
 
-// Over returns why nothing more comes of the session, nil while more may come. What the feed holds for this Reader it
-// may let go. It is for a Reader whose Next is not called.
+// Over returns the reason why no more events will come, or nil if more may come. It allows the feed to drop all
+// events that it holds for this Reader. It is for a Reader whose Next is not called.
 func (r *Reader) Over() error {
 	f := r.feed
 	f.mu.Lock()
@@ -161,10 +162,10 @@ func (r *Reader) Over() error {
 	return f.ended
 }
 
-// Changed receives when there may be something that Next or Over returns.
+// Changed returns a channel that receives when Next or Over may have something new to return.
 func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
-// batch returns what comes next, nothing if there is nothing yet. Room for it is taken before it is.
+// batch returns the next frames, or none if there are none yet. It takes their bytes from the limit first.
 func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
 	size, behind := r.pending()
 	if behind {
@@ -183,12 +184,12 @@ func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
 	return frames, err
 }
 
-// room takes bytes from the gateway's budget, and waits for them.
+// room takes bytes from the gateway's limit, and waits until they are available.
 func (r *Reader) room(ctx context.Context, size int) error {
 	if size == 0 {
 		return nil
 	}
-	if r.wait.IsZero() { // else the last wait was ended before its time, by its context
+	if r.wait.IsZero() { // otherwise the last wait was interrupted by its context, and its deadline still applies
 		r.wait = time.Now().Add(r.feed.hub.cfg.RoomWait)
 	}
 	if err := r.held.Wait(ctx, int64(size), r.wait); err != nil {
@@ -198,7 +199,8 @@ func (r *Reader) room(ctx context.Context, size int) error {
 	return nil
 }
 
-// waiting returns the events in the ring that the client does not have, up to the one that passes maxBatch, and their bytes. The feed's mu is held.
+// waiting returns the events in the ring that the client does not have, up to the one that exceeds maxBatch, and
+// their size in bytes. The feed's mu must be held.
 func (r *Reader) waiting() (list []Frame, size int) {
 	f := r.feed
 	first := len(f.ring) - int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring))))
@@ -211,7 +213,8 @@ func (r *Reader) waiting() (list []Frame, size int) {
 	return f.ring[first:], size
 }
 
-// pending returns how many bytes take would return; behind says that Postgres has what comes next.
+// pending returns the number of bytes that take would return. behind reports whether the next events must be read
+// from Postgres.
 func (r *Reader) pending() (size int, behind bool) {
 	f := r.feed
 	f.mu.Lock()
@@ -226,7 +229,7 @@ func (r *Reader) pending() (size int, behind bool) {
 	return size, false
 }
 
-// take returns what the feed holds for this Reader, up to size bytes.
+// take returns the frames that the feed holds for this Reader, up to size bytes.
 func (r *Reader) take(size int) (frames []Frame, err error) {
 	f := r.feed
 	f.mu.Lock()
@@ -236,12 +239,12 @@ func (r *Reader) take(size int) (frames []Frame, err error) {
 		frames = append(frames, Frame{Lag: &lag})
 	}
 	if r.cursor < f.oldest() {
-		return frames, nil // the ring went on meanwhile
+		return frames, nil // the ring has moved on in the meantime
 	}
 	list, _ := r.waiting()
 	for _, frame := range list {
 		if size -= frame.Len(true); size < 0 {
-			return frames, nil // it came meanwhile
+			return frames, nil // the event arrived in the meantime
 		}
 		frames = append(frames, frame)
 		r.cursor = frame.Seq
@@ -259,19 +262,19 @@ func (r *Reader) take(size int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// text gives the text of the open blocks that was not given out yet. The feed's mu is held.
+// text returns the text of the open blocks that was not returned yet. The feed's mu must be held.
 func (r *Reader) text(room int) (frames []Frame, err error) {
 	f := r.feed
-	r.sent = slices.DeleteFunc(r.sent, func(g given) bool {
+	r.sent = slices.DeleteFunc(r.sent, func(g sentText) bool {
 		return !slices.ContainsFunc(f.open, func(b *inFlight) bool { return b.block == g.block })
 	})
 	for _, b := range f.open {
-		i := slices.IndexFunc(r.sent, func(g given) bool { return g.block == b.block })
+		i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == b.block })
 		if i < 0 {
 			if len(b.text) == 0 {
 				continue
 			}
-			r.sent = append(r.sent, given{block: b.block})
+			r.sent = append(r.sent, sentText{block: b.block})
 			i = len(r.sent) - 1
 		}
 		for g := &r.sent[i]; g.offset < len(b.text) && room > 0; {
@@ -286,7 +289,7 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// offset returns how much text of a block was given out.
+// offset returns how much text of a block was returned.
 func (r *Reader) offset(block string) int {
 	for _, g := range r.sent {
 		if g.block == block {
@@ -296,7 +299,7 @@ func (r *Reader) offset(block string) int {
 	return 0
 }
 
-// page reads the next events from Postgres. The Reader holds pageRoom bytes, of which it keeps what is read.
+// page reads the next events from Postgres. The Reader holds pageRoom bytes and keeps as many as were read.
 func (r *Reader) page(ctx context.Context) ([]Frame, error) {
 	f := r.feed
 	release, err := f.hub.slot(ctx)
@@ -330,15 +333,15 @@ func (r *Reader) page(ctx context.Context) ([]Frame, error) {
 	return frames, nil
 }
 
-// nudge wakes the Reader; one nudge is as good as many.
-func (r *Reader) nudge() {
+// wakeUp wakes the Reader. Signals that arrive before the Reader runs are merged.
+func (r *Reader) wakeUp() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Close gives the place up.
+// Close ends the Reader.
 func (r *Reader) Close() {
 	r.close.Do(func() {
 		r.feed.mu.Lock()
@@ -350,7 +353,7 @@ func (r *Reader) Close() {
 	})
 }
 
-// Encode is JSON without HTML escapes, as the log and Postgres hold it.
+// Encode encodes JSON without HTML escapes, like the log and Postgres.
 func Encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

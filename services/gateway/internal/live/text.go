@@ -9,21 +9,21 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxText bounds the text of one frame, in bytes.
+// maxText is the largest text of one frame, in bytes.
 const maxText = 64 << 10
 
-// inFlight is the text of one open block, as far as it is known without a hole.
+// inFlight is the text of one open block, as far as it is known without a gap.
 type inFlight struct {
 	block, execution, conversation string
-	text                           []byte // only ever appended to, so that Readers may hold pieces of it
+	text                           []byte // append-only, so that Readers may hold slices of it
 	at                             time.Time
 
-	// The last frame that was made: Readers who are at the same place share it.
+	// The last frame that was built. Readers at the same offset share it.
 	made     Frame
 	from, to int
 }
 
-// add appends what is new in a delta; ok is false when it lies behind a hole.
+// add appends the new part of a delta. ok is false if text before the delta is missing.
 func (b *inFlight) add(d events.Delta) (fresh, ok bool) {
 	skip := len(b.text) - int(d.Offset)
 	if skip < 0 {
@@ -39,7 +39,7 @@ func (b *inFlight) add(d events.Delta) (fresh, ok bool) {
 	return true, true
 }
 
-// fill adds what Postgres holds.
+// fill adds the text that Postgres has.
 func (b *inFlight) fill(t reads.Text) {
 	for _, piece := range t.Pieces {
 		piece.Time = t.At
@@ -47,10 +47,10 @@ func (b *inFlight) fill(t reads.Text) {
 	}
 }
 
-// known is how many bytes are known.
+// known returns the number of known bytes.
 func (b *inFlight) known() uint32 { return uint32(min(len(b.text), math.MaxUint32)) }
 
-// frame is the text from an offset on, or a first part of it that ends with a whole character.
+// frame returns the text from an offset on, or a first part of it that ends with a complete character.
 func (b *inFlight) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
 	to := len(b.text)
 	if to-from > maxText {

@@ -1,4 +1,4 @@
-// Package metrics is what a gateway counts, for Prometheus.
+// Package metrics defines the Prometheus metrics of a gateway.
 package metrics
 
 import (
@@ -16,10 +16,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 )
 
-// Metrics of one gateway; it has a registry of its own, so that several live in one process.
+// Metrics are the metrics of one gateway. They have their own registry, so that several gateways can run in one
+// process.
 type Metrics struct {
 	registry *prometheus.Registry
-	also     prometheus.Registerer // nil for none
+	also     prometheus.Registerer // second registry; nil for none
 
 	requests *prometheus.CounterVec
 	inFlight prometheus.Gauge
@@ -36,11 +37,11 @@ type Metrics struct {
 	rereads  *prometheus.CounterVec
 	held     atomic.Pointer[func() int64]
 
-	// Certificate shows the certificate of the listeners, once it is told its source.
+	// Certificate exports the certificate of the listeners, after Watch was called on it.
 	Certificate *certificate.Collector
 }
 
-// New makes the metrics, and registers them with another registry too, unless that is nil.
+// New creates the metrics. If also is not nil, they are registered there too.
 func New(also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
@@ -50,26 +51,26 @@ func New(also prometheus.Registerer) *Metrics {
 	}
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), also: also,
-		requests: counter("http_requests_total", "HTTP requests that were answered.", "method", "route", "status"),
-		inFlight: gauge("http_requests_in_flight", "HTTP requests that are being answered, SSE streams too."),
+		requests: counter("http_requests_total", "Answered HTTP requests.", "method", "route", "status"),
+		inFlight: gauge("http_requests_in_flight", "HTTP requests in progress, including SSE streams."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "spool_gateway_http_request_seconds", Help: "Time to answer an HTTP request, streams apart.",
+			Name: "spool_gateway_http_request_seconds", Help: "Seconds to answer an HTTP request, except streams.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"method", "route"}),
-		calls:    counter("grpc_calls_total", "gRPC calls that were answered.", "method", "code"),
-		commands: counter("commands_total", "Commands by their outcome: ok, or an error's code.", "type", "outcome"),
+		calls:    counter("grpc_calls_total", "Answered gRPC calls.", "method", "code"),
+		commands: counter("commands_total", "Commands by outcome: ok, or the error code.", "type", "outcome"),
 		refused:  prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_gateway_unauthenticated_total", Help: "Requests without a valid API key."}),
 		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "spool_gateway_streams", Help: "Connections that are open to be streamed to.",
+			Name: "spool_gateway_streams", Help: "Open streaming connections.",
 		}, []string{"kind"}),
-		frames:  counter("frames_total", "Events and pieces of text that were sent to clients.", "kind"),
-		bytes:   counter("frame_bytes_total", "Bytes of what was sent to clients, without their framing.", "kind"),
-		cut:     counter("clients_cut_total", "Streams that this gateway ended, by an error's code.", "kind", "code"),
-		feeds:   gauge("feeds", "Sessions that are followed."),
-		readers: gauge("readers", "Clients' places in sessions."),
-		rereads: counter("rereads_total", "Reads of Postgres to bring a followed session up to date, by their cause.", "why"),
+		frames:  counter("frames_total", "Events and text deltas sent to clients.", "kind"),
+		bytes:   counter("frame_bytes_total", "Bytes of events and text deltas sent to clients, without framing.", "kind"),
+		cut:     counter("clients_cut_total", "Streams that this gateway ended, by error code.", "kind", "code"),
+		feeds:   gauge("feeds", "Sessions with at least one streaming client."),
+		readers: gauge("readers", "Streaming clients, counted once for each session."),
+		rereads: counter("rereads_total", "Reads of Postgres to bring a streamed session up to date, by cause.", "why"),
 	}
-	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes that requests hold which are being answered, and streams for what they send, of max-bytes."}, func() float64 {
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes of max-bytes that are held by requests in progress and by unsent stream data."}, func() float64 {
 		if bytes := m.held.Load(); bytes != nil {
 			return float64((*bytes)())
 		}
@@ -84,7 +85,7 @@ func New(also prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Register adds metrics of other parts of the gateway, to the other registry too.
+// Register adds metrics of other parts of the gateway to both registries.
 func (m *Metrics) Register(list ...prometheus.Collector) {
 	m.registry.MustRegister(list...)
 	if m.also != nil {
@@ -92,21 +93,21 @@ func (m *Metrics) Register(list ...prometheus.Collector) {
 	}
 }
 
-// Handler serves the metrics.
+// Handler returns an HTTP handler that serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Held shows how many bytes requests hold that are being answered, as bytes returns it.
+// Held sets the function that returns the bytes held by requests in progress.
 func (m *Metrics) Held(bytes func() int64) { m.held.Store(&bytes) }
 
-// Begin counts an HTTP request that came; the function that it gives counts its end.
+// Begin counts an HTTP request that has begun; done must be called at its end.
 func (m *Metrics) Begin() (done func()) {
 	m.inFlight.Inc()
 	return m.inFlight.Dec
 }
 
-// Request counts an answered HTTP request. How long a stream was open says nothing of speed.
+// Request counts an answered HTTP request. The duration of streams is not recorded.
 func (m *Metrics) Request(method, route string, status int, took time.Duration, stream bool) {
 	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
 	if stream {
@@ -126,7 +127,7 @@ func (m *Metrics) Command(t command.Type, outcome string) {
 // Refused counts a request without a valid key.
 func (m *Metrics) Refused() { m.refused.Inc() }
 
-// Stream counts a connection of a kind (ws, sse, grpc) that opened; the function that it gives counts its end.
+// Stream counts an open connection of a kind (ws, sse, grpc); done must be called at its end.
 func (m *Metrics) Stream(kind string) (done func()) {
 	g := m.streams.WithLabelValues(kind)
 	g.Inc()
@@ -142,7 +143,7 @@ func (m *Metrics) Sent(kind string, bytes int) {
 // Cut counts a stream that was ended with an error.
 func (m *Metrics) Cut(kind, code string) { m.cut.WithLabelValues(kind, code).Inc() }
 
-// Live is what the hub counts.
+// Live returns the metrics of the hub.
 func (m *Metrics) Live() live.Metrics {
 	return live.Metrics{
 		Feeds:   func(n int) { m.feeds.Add(float64(n)) },

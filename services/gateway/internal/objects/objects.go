@@ -1,5 +1,4 @@
-// Package objects keeps content in the object store: files on their way into a
-// workspace, ZIPs of skills.
+// Package objects stores content in the object store: files to put into a workspace, and skill ZIPs.
 package objects
 
 import (
@@ -22,12 +21,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Config of a Store. JetStream is required.
+// Config configures a Store. JetStream is required.
 type Config struct {
 	JetStream jetstream.JetStream
 	Bucket    string         // "" means topology.BucketWorkspaces
-	Room      *storage.Watch // nil: not asked
-	Quick     time.Duration  // how long content that is in memory may take to be stored; 0 means 30 s
+	Room      *storage.Watch // nil skips the check
+	Quick     time.Duration  // timeout for content that is in memory; 0 means 30 s
 }
 
 // Store reads and writes a bucket.
@@ -38,7 +37,7 @@ type Store struct {
 	bucket *natsstore.Store
 }
 
-// New makes a Store.
+// New returns a Store.
 func New(cfg Config) *Store {
 	if cfg.Quick == 0 {
 		cfg.Quick = 30 * time.Second
@@ -49,7 +48,7 @@ func New(cfg Config) *Store {
 	return &Store{cfg: cfg}
 }
 
-// open looks the bucket up when it is first needed, so that a gateway starts while NATS is away.
+// open opens the bucket on first use, so that a gateway starts while NATS is not available.
 func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,32 +59,32 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	defer cancel()
 	b, err := natsstore.Open(ctx, s.cfg.JetStream, s.cfg.Bucket)
 	if err != nil {
-		return nil, away(err)
+		return nil, unavailable(err)
 	}
 	b.CheckRoom(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
 	s.bucket = b
 	return b, nil
 }
 
-// CheckRoom returns a *problem.Error if the store of NATS has no room for more bytes; a negative number is an unknown one.
+// CheckRoom returns a *problem.Error if the NATS store has no room for more bytes; a negative number means an unknown
+// size.
 func (s *Store) CheckRoom(ctx context.Context, more int64) error {
 	if err := s.cfg.Room.Check(ctx, max(more, 0)); err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	return nil
 }
 
-func away(err error) error {
+func unavailable(err error) error {
 	var reserved *storage.ReservedError
 	if errors.As(err, &reserved) {
 		return problem.StorageIsFull().Because(err)
 	}
-	return problem.New(problem.Unavailable, "", "NATS does not take the content; nothing was done, try again").Because(err)
+	return problem.New(problem.Unavailable, "", "NATS does not accept the content; nothing was done, try again").Because(err)
 }
 
-// Keep stores content under a name that says what it is. Content that is there is
-// stored again: the janitor may be removing what an earlier request left. The error
-// is a *problem.Error.
+// Keep stores content under a name that is derived from it. Content that exists is stored again, because the janitor
+// may be removing the copy of an earlier request. The error is a *problem.Error.
 func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
 	defer cancel()
@@ -94,30 +93,31 @@ func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
 		return err
 	}
 	if err := b.Put(ctx, name, bytes.NewReader(data)); err != nil {
-		return away(err)
+		return unavailable(err)
 	}
 	return nil
 }
 
-// Stored is content that was stored.
+// Stored describes content that was stored.
 type Stored struct {
 	Size   uint64 // bytes
 	SHA256 string // hex
 }
 
-// ErrTooLarge is content over the limit. What came of it is stored under the name
-// and belongs to nobody.
+// ErrTooLarge is returned for content over the limit. The part that was received is stored under the name and not
+// referenced by anything.
 var ErrTooLarge = errors.New("the content is over the limit")
 
-// Stream stores what r gives, at most limit bytes, under a new name. take is called before bytes are stored, and an error of it ends
-// the upload. An error of r or take is wrapped, else the error is a *problem.Error. What came before an error may stay under the name,
-// for the janitor to remove; so it does when the client is gone, since content without a name cannot be told whose it is.
+// Stream stores at most limit bytes of r under a new name. take is called before bytes are stored; its error ends the
+// upload. Errors of r and take are wrapped; any other error is a *problem.Error. The bytes before an error may stay
+// stored, until the janitor removes them. They keep their name even if the client disconnects, because content
+// without a name cannot be assigned to a session.
 func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int64, take func(context.Context, int64) error) (Stored, error) {
 	b, err := s.open(ctx)
 	if err != nil {
 		return Stored{}, err
 	}
-	in := &intake{ctx: ctx, from: r, left: limit, take: take, sum: sha256.New()}
+	in := &uploadReader{ctx: ctx, from: r, left: limit, take: take, sum: sha256.New()}
 	err = b.Put(context.WithoutCancel(ctx), name, in)
 	switch {
 	case in.err != nil:
@@ -125,15 +125,14 @@ func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int6
 	case err != nil && ctx.Err() != nil:
 		return Stored{}, problem.From(ctx.Err())
 	case err != nil:
-		return Stored{}, away(err)
+		return Stored{}, unavailable(err)
 	}
 	return Stored{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
 }
 
-// intake counts and hashes what is read. It ends where something is wrong, in
-// place of failing: the client of the object store would then purge the chunks,
-// which this user may not, and leave them without a name.
-type intake struct {
+// uploadReader counts and hashes the bytes that are read. On an error it reports the end of the content instead: otherwise
+// the object store's client would purge the chunks, which this NATS user may not do, and leave them without a name.
+type uploadReader struct {
 	ctx  context.Context
 	from io.Reader
 	left int64
@@ -143,9 +142,9 @@ type intake struct {
 	err  error
 }
 
-// Read reads, and looks.
-func (i *intake) Read(p []byte) (n int, err error) {
-	if want := i.left + 1; int64(len(p)) > want { // one byte over the limit says enough
+// Read implements io.Reader.
+func (i *uploadReader) Read(p []byte) (n int, err error) {
+	if want := i.left + 1; int64(len(p)) > want { // one byte over the limit is enough to detect it
 		p = p[:want]
 	}
 	n, err = i.from.Read(p)
@@ -171,7 +170,7 @@ func (i *intake) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Get opens an object, for a workspace.Manifest; workspace.ErrNotFound if there is none.
+// Get opens an object, for a workspace.Manifest. It returns workspace.ErrNotFound if there is none.
 func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	b, err := s.open(ctx)
 	if err != nil {
@@ -180,7 +179,7 @@ func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return b.Get(ctx, name)
 }
 
-// Has tells whether there is an object.
+// Has reports whether an object exists.
 func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 	b, err := s.open(ctx)
 	if err != nil {
@@ -189,12 +188,12 @@ func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 	return b.Has(ctx, name)
 }
 
-// Gone returns a function that reports whether there is no object of a name any more. Its error is a *problem.Error.
+// Gone returns a function that reports whether the object no longer exists. Its error is a *problem.Error.
 func (s *Store) Gone(name string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		has, err := s.Has(ctx, name)
 		if err != nil {
-			return false, away(err)
+			return false, unavailable(err)
 		}
 		return !has, nil
 	}

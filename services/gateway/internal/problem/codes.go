@@ -8,10 +8,10 @@ import (
 
 //go:generate go run ./gen ../../../../docs/errors.md
 
-// Code is a stable name of what went wrong. It is the same on REST, SSE, WebSocket and gRPC.
+// Code is a stable error code. It is the same for REST, SSE, WebSocket and gRPC.
 type Code string
 
-// The codes. Table says what each means.
+// The codes. Table documents them.
 const (
 	InvalidRequest      Code = "INVALID_REQUEST"
 	Unauthenticated     Code = "UNAUTHENTICATED"
@@ -80,51 +80,51 @@ const (
 	ReadModelBehind     Code = "READ_MODEL_BEHIND"
 )
 
-// Entry is a line of the table of codes.
+// Entry is a row of the table of codes.
 type Entry struct {
 	Code   Code
-	Status int        // of HTTP; 0 for a code that only streams have
-	GRPC   codes.Code // of gRPC
-	Title  string     // short and the same each time
-	Doc    string     // what it means and what to do, for docs/errors.md
-	Field  string     // the field at fault where it is always the same, else ""
+	Status int        // HTTP status; 0 for a code that only streams use
+	GRPC   codes.Code // gRPC status code
+	Title  string     // short title, constant for the code
+	Doc    string     // meaning and remedy, for docs/errors.md
+	Field  string     // the invalid field, if it is always the same
 }
 
-// Table lists every code, in the order of docs/errors.md.
+// Table returns all codes, in the order of docs/errors.md.
 func Table() []Entry {
 	return []Entry{
-		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names what is at fault, `detail` says why. Correct it; the same request fails again.", ""},
-		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in header `Authorization: Bearer spool_sk_…`. Without one, or with a wrong, revoked or expired one, this is the answer. A key is revoked with the key that made it. A stream ends with this code when its key is revoked or expires.", ""},
-		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid and may not do this: `detail` names the role that it needs, or the agents that the key is limited to. Of a file with `live=1`: its mode, or a folder's, does not let the sandbox's user read it.", ""},
-		{OriginRefused, http.StatusForbidden, codes.PermissionDenied, "Foreign origin", "A web page of another origin asked, or the host name is not the server's. Add the origin to `--allowed-origins` if it is to be trusted.", ""},
-		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The path is none of the API's; /api/openapi.json lists them.", ""},
-		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "There is no such session, it was deleted, or it is another tenant's: these cannot be told apart.", "sessionId"},
-		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "As SESSION_NOT_FOUND, of an execution.", "executionId"},
-		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "As SESSION_NOT_FOUND, of an API key.", "keyId"},
+		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names the invalid field and `detail` the reason. Correct the request; repeating it fails again.", ""},
+		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in the header `Authorization: Bearer spool_sk_…`. Requests without a key, or with a wrong, revoked or expired key, are refused. A key is revoked with the key that made it. A stream ends with this code when its key is revoked or expires.", ""},
+		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid but not allowed to do this: `detail` names the required role, or the agents that the key is limited to. Of a file with `live=1`: its mode, or a folder's, does not let the sandbox's user read it.", ""},
+		{OriginRefused, http.StatusForbidden, codes.PermissionDenied, "Foreign origin", "The request came from a web page of another origin, or to a host name that is not the server's. Add a trusted origin to `--allowed-origins`.", ""},
+		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The API has no such path; /api/openapi.json lists all paths.", ""},
+		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "The session does not exist, was deleted, or belongs to another tenant; the answer is the same in all cases.", "sessionId"},
+		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "Like SESSION_NOT_FOUND, for an execution.", "executionId"},
+		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "Like SESSION_NOT_FOUND, for an API key.", "keyId"},
 		{BudgetNotFound, http.StatusNotFound, codes.NotFound, "No such budget", "The tenant has no budget for that period.", "period"},
-		{LimitsNotFound, http.StatusNotFound, codes.NotFound, "No limits of its own", "The tenant has no limits of its own: the services' settings count.", "tenant"},
-		{DeadLetterNotFound, http.StatusNotFound, codes.NotFound, "No such dead letter", "There is no such dead letter, it was dealt with or is older than 30 days, or it is another tenant's: these cannot be told apart.", "id"},
-		{DeadLetterFinal, http.StatusConflict, codes.FailedPrecondition, "The dead letter cannot be retried", "It is of no session, or it is a command: whoever sent it was told that its outcome is unknown, and may send it again. Drop the letter.", "id"},
-		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "There is no such agent, or no such version of it, it was removed, or it is another tenant's: these cannot be told apart. A digest also finds a removed one.", ""},
-		{InstanceNotFound, http.StatusNotFound, codes.NotFound, "No such agent instance", "As AGENT_NOT_FOUND, of an agent instance.", ""},
-		{EnvironmentNotFound, http.StatusNotFound, codes.NotFound, "No such environment", "As AGENT_NOT_FOUND, of an environment.", ""},
-		{SkillNotFound, http.StatusNotFound, codes.NotFound, "No such skill", "As AGENT_NOT_FOUND, of a skill.", ""},
+		{LimitsNotFound, http.StatusNotFound, codes.NotFound, "No limits of its own", "The tenant has no limits of its own: the services' settings apply.", "tenant"},
+		{DeadLetterNotFound, http.StatusNotFound, codes.NotFound, "No such dead letter", "The dead letter does not exist, was retried or dropped, is older than 30 days, or belongs to another tenant; the answer is the same in all cases.", "id"},
+		{DeadLetterFinal, http.StatusConflict, codes.FailedPrecondition, "The dead letter cannot be retried", "The letter belongs to no session, or it is a command, whose sender received an unknown outcome and may send it again. Drop the letter.", "id"},
+		{AgentNotFound, http.StatusNotFound, codes.NotFound, "No such agent", "The agent or the version does not exist, was removed, or belongs to another tenant; the answer is the same in all cases. A digest also finds a removed version.", ""},
+		{InstanceNotFound, http.StatusNotFound, codes.NotFound, "No such agent instance", "Like AGENT_NOT_FOUND, for an agent instance.", ""},
+		{EnvironmentNotFound, http.StatusNotFound, codes.NotFound, "No such environment", "Like AGENT_NOT_FOUND, for an environment.", ""},
+		{SkillNotFound, http.StatusNotFound, codes.NotFound, "No such skill", "Like AGENT_NOT_FOUND, for a skill.", ""},
 		{FileNotFound, http.StatusNotFound, codes.NotFound, "No such file", "The session's last snapshot has no file of this path, or, with `live=1`, its sandbox has no regular file there. A file that the agent has just written is in the next one: POST /api/sessions/{id}/sync asks for it.", "path"},
 		{NoSnapshot, http.StatusNotFound, codes.NotFound, "No snapshot yet", "Files are read from the last snapshot of the workspace, and there is none: it is taken at the end of each turn, and when POST /api/sessions/{id}/sync asks for it. With `at`: none had been taken at that event. A fork has the files that it began with until then: it has none if its parent had no snapshot there.", "sessionId"},
 		{NoLiveSandbox, http.StatusConflict, codes.FailedPrecondition, "No sandbox runs", "With `live=1` files are read in the session's sandbox, and there is none now, it is paused, or no executor of its engine answers. Without `live` the last snapshot is read.", "live"},
 		{FileTooLarge, http.StatusUnprocessableEntity, codes.OutOfRange, "The file is too large to be read live", "With `live=1` a file may have 64 MiB, and a listing 20,000 files and folders. Ask for a new snapshot (POST /api/sessions/{id}/sync), and read without `live`; or list a folder.", ""},
 		{MethodNotAllowed, http.StatusMethodNotAllowed, codes.Unimplemented, "Method not allowed", "The path exists with another method.", ""},
 		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
-		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "It takes no more messages; create another.", "sessionId"},
-		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "It waits behind others. Pause it when it runs, or cancel it.", "executionId"},
+		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "The session accepts no more messages; create another session.", "sessionId"},
+		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "The execution is queued. Pause it when it runs, or cancel it.", "executionId"},
 		{SnapshotGone, http.StatusGone, codes.FailedPrecondition, "The snapshot is gone", "The files as of an event, and those that a fork begins with, are in a snapshot of the workspace, and that one is not kept any more or cannot be read. Sessions keep their last SPOOL_GC_SNAPSHOTS snapshots: `detail` names the nearest one that is left, or fork at a later event.", "at"},
-		{TranscriptInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "No transcript to go on with", "The file is no transcript of Claude Code, Codex or OpenCode, or not a whole one. `detail` names the line, or of OpenCode the message, and what is wrong with it. Nothing is kept of it.", "transcript"},
-		{TranscriptMismatch, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The transcript is of another agent", "A conversation goes on in the architecture in which it was held. `detail` names both.", "transcript"},
-		{TranscriptNotFound, http.StatusNotFound, codes.NotFound, "No such transcript", "No transcript was uploaded under this reference by the tenant, or that was more than 10 minutes ago. Upload it again: POST /api/transcripts.", "transcript"},
+		{TranscriptInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "The transcript is not valid", "The file is not a complete transcript of Claude Code, Codex or OpenCode. `detail` names the line (for OpenCode the message) and the error. Nothing is stored.", "transcript"},
+		{TranscriptMismatch, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The transcript belongs to another agent", "A conversation can only be continued in the architecture in which it was held. `detail` names both.", "transcript"},
+		{TranscriptNotFound, http.StatusNotFound, codes.NotFound, "No such transcript", "The tenant has not uploaded a transcript with this reference within the last 10 minutes. Upload it again: POST /api/transcripts.", "transcript"},
 		{CursorAhead, http.StatusConflict, codes.OutOfRange, "The cursor is in the future", "`after`, or the event that `at`, `from` or `to` names (a replay's as well), is greater than the session's last seq, which `tip` gives. The blocks at the tip are the snapshot to go on from: GET /api/sessions/{id}/blocks; a WebSocket is sent them as session:snapshot.", "after"},
 		{CursorExpired, http.StatusGone, codes.OutOfRange, "The cursor is too old", "Events after `after` are no longer kept. Go on from a snapshot, as with CURSOR_AHEAD.", "after"},
 		{IdempotencyMismatch, http.StatusConflict, codes.AlreadyExists, "The Idempotency-Key was used for another request", "Within 24 hours a key stands for one request. Use a new key for a new request.", "Idempotency-Key"},
-		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has joined the session already; leave it first.", "sessionId"},
+		{AlreadyJoined, http.StatusConflict, codes.AlreadyExists, "Joined already", "This WebSocket has already joined the session; leave it first.", "sessionId"},
 		{NotJoined, http.StatusConflict, codes.FailedPrecondition, "Not joined", "This WebSocket has not joined the session.", "sessionId"},
 		{PayloadTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "Too large", "`detail` gives the limit: messages up to 1 MiB, metadata up to 16 KiB, a request with files up to `--max-request`, a file or tar that is put up to `--max-file`, a transcript up to `--max-transcript`, a definition up to 4 MiB, the ZIP of a skill up to 100 MiB, frames of a WebSocket up to 64 KiB.", ""},
 		{QueueFull, http.StatusTooManyRequests, codes.ResourceExhausted, "Too many messages wait", "The session's queue is full; try again when some have been answered.", ""},
@@ -140,28 +140,28 @@ func Table() []Entry {
 		{Overloaded, http.StatusServiceUnavailable, codes.ResourceExhausted, "The gateway is full", "The requests that are being answered hold `--max-bytes`, what streams send holds half of that, or `--max-connections` connections are open. Nothing was done: try again after `Retry-After`, or at another gateway. A stream waits for three times `--write-timeout` before it ends with this code, and goes on with its cursor. A WebSocket whose message is refused is closed with 1013.", ""},
 		{StorageFull, http.StatusInsufficientStorage, codes.ResourceExhausted, "The store is full", "The streams and buckets of NATS have reached their limit but for a reserve (`--store-reserve`), which is kept for ends of executions, controls and deletions. What needs room, such as a session, a message, a file or a skill, is refused; what ends or removes something is not. Delete sessions, or have the operator raise the limit (`SPOOL_NATS_MAX_STORE`), and try again after `Retry-After`.", ""},
 		{TooManyTags, http.StatusConflict, codes.FailedPrecondition, "Too many tags", "An entry of the catalogue has at most 64 tags. Move one that it has.", ""},
-		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referred to in two versions, or a variable has no name that one may have. `detail` says all that is wrong.", ""},
-		{EnvironmentMissing, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable has no value", "The agent requires it, and no environment gives it. `detail` says all that is wrong.", ""},
-		{EnvironmentReserved, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable is Spool's own", "It says how a sandbox reaches models, or where agents keep their files. `detail` says all that is wrong.", ""},
-		{EgressInvalid, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The allowlists make none together", "Agent and environments name more than 256 hosts in all. `detail` says with which of them there are too many.", ""},
-		{SkillZIPInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "No good ZIP", "It is no ZIP, is damaged, or contradicts itself.", ""},
-		{SkillEntryRefused, http.StatusUnprocessableEntity, codes.InvalidArgument, "An entry of the ZIP is refused", "Its path leaves the skill, it is neither file nor folder, or two entries are one. `detail` names it.", ""},
+		{EnvironmentConflict, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The variables do not merge", "An environment is referenced in two versions, or the name of a variable is not allowed. `detail` lists all errors.", ""},
+		{EnvironmentMissing, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable has no value", "The agent requires the variable, and no environment sets it. `detail` lists all errors.", ""},
+		{EnvironmentReserved, http.StatusUnprocessableEntity, codes.FailedPrecondition, "A variable is Spool's own", "The variable determines how a sandbox reaches models, or where agents store their files. `detail` lists all errors.", ""},
+		{EgressInvalid, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The allowlists cannot be combined", "The agent and the environments together name more than 256 hosts. `detail` names the one that exceeds the limit.", ""},
+		{SkillZIPInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "The ZIP is not valid", "The upload is not a ZIP, is damaged, or is inconsistent.", ""},
+		{SkillEntryRefused, http.StatusUnprocessableEntity, codes.InvalidArgument, "An entry of the ZIP is refused", "The path of the entry leaves the skill, the entry is neither a file nor a folder, or two entries have the same path. `detail` names the entry.", ""},
 		{SkillTooLarge, http.StatusRequestEntityTooLarge, codes.InvalidArgument, "The skill is too large", "`detail` gives the limit: of files, of unpacked bytes, of their ratio to packed ones, or of SKILL.md.", ""},
-		{SkillDocument, http.StatusUnprocessableEntity, codes.InvalidArgument, "SKILL.md is not valid", "There is none at the root, there are two, it is too large, or its front matter is wrong. `field` names the line of it.", ""},
-		{SkillDigest, http.StatusUnprocessableEntity, codes.InvalidArgument, "Another ZIP than was said", "The SHA-256 that was given is not that of what came. Send it again.", "sha256"},
-		{SkillUpload, http.StatusConflict, codes.Aborted, "The upload is gone", "What was uploaded was not found, or not whole, when it was to be checked. Push again.", ""},
-		{SecretsUnavailable, http.StatusServiceUnavailable, codes.FailedPrecondition, "Secrets cannot be taken in", "The server has no key to encrypt them with; `detail` names the setting.", ""},
+		{SkillDocument, http.StatusUnprocessableEntity, codes.InvalidArgument, "SKILL.md is not valid", "SKILL.md is missing at the root, exists twice, is too large, or has an invalid front matter. `field` names the line.", ""},
+		{SkillDigest, http.StatusUnprocessableEntity, codes.InvalidArgument, "The ZIP has another SHA-256", "The SHA-256 of the request is not that of the received ZIP. Send it again.", "sha256"},
+		{SkillUpload, http.StatusConflict, codes.Aborted, "The upload is gone", "The uploaded content was missing or incomplete when it was checked. Push it again.", ""},
+		{SecretsUnavailable, http.StatusServiceUnavailable, codes.FailedPrecondition, "Secrets are not supported", "The server has no key to encrypt secrets with; `detail` names the setting.", ""},
 		{HostPathUnsupported, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The sandbox has a workspace of its own", "Only local sandboxes work in a folder of the server's machine. Put the folder's files into the workspace, as `spool run --workspace` does.", "sessionOptions.hostPath"},
 		{HostPathRefused, http.StatusForbidden, codes.PermissionDenied, "The session may not work in this folder", "The server's setting `host-paths` does not allow the folder, the folder is not there, may not be written by the server or holds Spool's own data, or the server sees another folder at this path than the client. `detail` says which. Work on a copy (`spool run --workspace DIR --copy`), or have the operator allow it.", "sessionOptions.hostPath"},
 		{ImageNotAllowed, http.StatusForbidden, codes.PermissionDenied, "The image is not allowed", "The server's setting `sandbox-images` does not have the image, of the session, of its agent or of an MCP server of type docker; `field` names which. Use another, or have the operator add it. An execution whose image is no longer allowed fails with this code.", ""},
-		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "It took longer than `--write-timeout` to take what was sent, so it was cut. Its cursor is the seq of the last event it has: connect again with it.", ""},
-		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "A fault of the server's, which its log describes.", ""},
+		{SlowClient, 0, codes.ResourceExhausted, "The client is too slow", "The client took longer than `--write-timeout` to read, so the stream was ended. Connect again with the seq of the last received event as cursor.", ""},
+		{Internal, http.StatusInternalServerError, codes.Internal, "Internal error", "An error in the server, which its log describes.", ""},
 		{Unavailable, http.StatusServiceUnavailable, codes.Unavailable, "Not available now", "NATS, Postgres or a service does not answer. Wait for `Retry-After` and try again. When the outcome of a command is unknown, `detail` says so and `idempotencyKey` is the Idempotency-Key with which a retry is safe.", ""},
-		{ReadModelBehind, http.StatusServiceUnavailable, codes.Unavailable, "The read models are behind", "The log is ahead of them: they did not reach `minPosition` in time, or they do not hold yet what the request names. Nothing is lost: try again. Commands, such as a message, a file or a control, are taken meanwhile.", ""},
+		{ReadModelBehind, http.StatusServiceUnavailable, codes.Unavailable, "The read models are behind", "The log is ahead of the read models: they did not reach `minPosition` in time, or do not contain yet what the request names. Nothing is lost: try again. Commands, such as a message, a file or a control, are still accepted.", ""},
 	}
 }
 
-// byCode is the table by code; it is filled once and never changed.
+// byCode maps codes to their rows; it is never changed.
 var byCode = func() map[Code]Entry {
 	m := map[Code]Entry{}
 	for _, e := range Table() {
@@ -170,7 +170,7 @@ var byCode = func() map[Code]Entry {
 	return m
 }()
 
-// Lookup finds a code's line.
+// Lookup returns the row of a code.
 func Lookup(c Code) (Entry, bool) {
 	e, ok := byCode[c]
 	return e, ok

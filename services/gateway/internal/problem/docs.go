@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Markdown is docs/errors.md.
+// Markdown returns the content of docs/errors.md.
 func Markdown() string {
 	var s strings.Builder
 	s.WriteString(`<!-- Generated from services/gateway/internal/problem by ` + "`make generate`" + `; do not edit. -->

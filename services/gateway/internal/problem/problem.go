@@ -1,6 +1,6 @@
-// Package problem is how a gateway says what went wrong: one table of codes, and
-// one error that becomes problem+json over HTTP, a message on a WebSocket, and
-// a status over gRPC. docs/errors.md is generated from the table.
+// Package problem defines the errors of a gateway: one table of codes, and one error type that is encoded as
+// problem+json over HTTP, as a message on a WebSocket, and as a status over gRPC. docs/errors.md is generated from
+// the table.
 package problem
 
 import (
@@ -19,24 +19,24 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// Domain is the domain of the ErrorInfo that a gRPC status carries.
+// Domain is the domain of the ErrorInfo in gRPC statuses.
 const Domain = "spool"
 
-// defaultRetryAfter is what a client is told to wait when a part is not available.
+// defaultRetryAfter is the Retry-After of errors that a retry may resolve.
 const defaultRetryAfter = 2 * time.Second
 
 // Error is a refused request, with a code of the table.
 type Error struct {
 	Code           Code
-	Field          string        // the field at fault, as the client knows it; "" for none
-	Detail         string        // one sentence
+	Field          string        // the invalid field, by its name in the request; "" for none
+	Detail         string        // one sentence for the user
 	RetryAfter     time.Duration // 0 for none
-	Tip            *uint32       // of the session, where a cursor cannot be served
-	IdempotencyKey string        // with which a retry is safe, where the outcome is unknown
+	Tip            *uint32       // seq of the session's last event, if a cursor is not valid
+	IdempotencyKey string        // makes a retry safe, if the outcome is unknown
 	cause          error
 }
 
-// New makes an error of a code. What the table says of its field and of waiting is filled in.
+// New returns an error with a code. An empty field and the Retry-After are set to the defaults of the code.
 func New(code Code, field, detail string) *Error {
 	e := &Error{Code: code, Field: field, Detail: detail}
 	if entry := byCode[code]; e.Field == "" {
@@ -49,20 +49,21 @@ func New(code Code, field, detail string) *Error {
 	return e
 }
 
-// StorageIsFull is the answer to a request that needs room while only the reserve of the store is left.
+// StorageIsFull returns the error for a request that needs room while only the reserve of the store is left.
 func StorageIsFull() *Error {
-	return New(StorageFull, "", "the store of NATS is full but for its reserve: delete sessions, or have its limit raised, and try again")
+	return New(StorageFull, "", "only the reserve of the NATS store is left: delete sessions, or ask the operator to raise the limit, and try again")
 }
 
-// Invalid is a request whose field is at fault.
+// Invalid returns the error for a request with an invalid field.
 func Invalid(field, format string, args ...any) *Error {
 	return New(InvalidRequest, field, fmt.Sprintf(format, args...))
 }
 
-// Gone is the one answer for a session that does not exist, was deleted, or is another tenant's.
-func Gone() *Error { return New(SessionNotFound, "", "there is no such session") }
+// NoSuchSession returns the error for a session that does not exist, was deleted, or belongs to another tenant. Clients cannot
+// distinguish these cases.
+func NoSuchSession() *Error { return New(SessionNotFound, "", "there is no such session") }
 
-// Because gives the error with a cause, for the log. The client does not see it.
+// Because sets the cause, which is logged and not sent to the client, and returns the error.
 func (e *Error) Because(err error) *Error {
 	e.cause = err
 	return e
@@ -83,14 +84,13 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Is makes errors.Is compare codes.
+// Is reports whether target is an *Error with the same code.
 func (e *Error) Is(target error) bool {
 	var t *Error
 	return errors.As(target, &t) && t.Code == e.Code
 }
 
-// From makes any error one with a code. What is none of the table's is INTERNAL, and
-// its text stays in the server.
+// From converts any error to an *Error. Unknown errors become INTERNAL; their text is not sent to the client.
 func From(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -102,10 +102,10 @@ func From(err error) *Error {
 	if s, ok := status.FromError(err); ok && s.Code() == codes.InvalidArgument {
 		return New(InvalidRequest, "", s.Message())
 	}
-	return New(Internal, "", "something went wrong inside the server; its log says what").Because(err)
+	return New(Internal, "", "an error occurred in the server; its log has the details").Because(err)
 }
 
-// Status is the HTTP status.
+// Status returns the HTTP status.
 func (e *Error) Status() int {
 	if s := byCode[e.Code].Status; s != 0 {
 		return s
@@ -113,7 +113,7 @@ func (e *Error) Status() int {
 	return http.StatusInternalServerError
 }
 
-// body is problem+json (RFC 9457).
+// body is the JSON of application/problem+json (RFC 9457).
 type body struct {
 	Type           string  `json:"type"`
 	Title          string  `json:"title"`
@@ -125,7 +125,7 @@ type body struct {
 	IdempotencyKey string  `json:"idempotencyKey,omitempty"`
 }
 
-// JSON is the problem+json body.
+// JSON returns the problem+json body.
 func (e *Error) JSON() []byte {
 	b, err := json.Marshal(body{
 		Type: "urn:spool:error:" + string(e.Code), Title: byCode[e.Code].Title, Status: e.Status(),
@@ -137,7 +137,7 @@ func (e *Error) JSON() []byte {
 	return b
 }
 
-// Write answers an HTTP request.
+// Write writes the error as the response to an HTTP request.
 func (e *Error) Write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
@@ -149,10 +149,10 @@ func (e *Error) Write(w http.ResponseWriter) {
 		h.Set("WWW-Authenticate", `Bearer realm="spool"`)
 	}
 	w.WriteHeader(e.Status())
-	_, _ = w.Write(append(e.JSON(), '\n')) // the client may be gone; there is nobody to tell
+	_, _ = w.Write(append(e.JSON(), '\n')) // the client may be gone, so the error is ignored
 }
 
-// GRPCStatus is the status of gRPC; its ErrorInfo has the code as reason and the field, tip and key as metadata.
+// GRPCStatus returns the gRPC status. Its ErrorInfo has the code as reason and the field, tip and key as metadata.
 func (e *Error) GRPCStatus() *status.Status {
 	info := &errdetails.ErrorInfo{Reason: string(e.Code), Domain: Domain, Metadata: map[string]string{}}
 	if e.Field != "" {

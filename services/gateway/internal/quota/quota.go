@@ -1,5 +1,6 @@
-// Package quota keeps what tenants store below their limits of bytes (docs/adr/0052). The read models count what the log knows; a
-// Quota adds what this gateway is storing, or has stored, and the read models do not count.
+// Package quota enforces the storage limits of tenants (docs/adr/0052). The read models count the bytes that the log
+// knows about; a Quota adds the bytes that this gateway is storing, or has stored, and that the read models do not
+// count yet.
 package quota
 
 import (
@@ -14,26 +15,27 @@ import (
 )
 
 const (
-	// step is how many bytes an upload of unknown length reserves at once, if there are as many.
+	// step is the number of bytes that an upload of unknown length reserves at once, if that many are left.
 	step = 1 << 20
-	// settleWithin is how long an upload counts whose command had no answer.
+	// settleWithin is how long an upload is counted if its command got no answer.
 	settleWithin = 10 * time.Minute
-	// maxLeftovers is how many leftovers are told apart; the oldest are added up.
+	// maxLeftovers is the largest number of separate leftovers; the oldest ones are merged.
 	maxLeftovers = 100
-	// together is the span of time whose leftovers count, and are looked for, as one.
-	together = time.Minute
+	// mergeSpan is the time span whose leftovers are merged into one.
+	mergeSpan = time.Minute
 )
 
-// Config of a Quota. Everything is required.
+// Config configures a Quota. Every field is required.
 type Config struct {
-	// Limit returns how many bytes a tenant may store; 0 is no limit.
+	// Limit returns how many bytes a tenant may store; 0 means no limit.
 	Limit func(tenant string) int64
-	// Stored returns how many bytes the read models count, and the position of each projector group that they hold.
+	// Stored returns the number of bytes that the read models count, and the position of each projector group in
+	// them.
 	Stored func(ctx context.Context, tenant string) (bytes int64, positions map[int]uint64, err error)
 	Now    func() time.Time
 }
 
-// Quota admits what tenants store. It is safe for concurrent use.
+// Quota admits uploads of tenants. It is safe for concurrent use.
 type Quota struct {
 	cfg Config
 
@@ -41,27 +43,27 @@ type Quota struct {
 	tenants map[string]*ledger
 }
 
-// New makes a Quota.
+// New returns a Quota.
 func New(cfg Config) *Quota { return &Quota{cfg: cfg, tenants: map[string]*ledger{}} }
 
-// ledger is what one tenant stores: what the read models counted when they were asked last, and what they do not count.
+// ledger is the storage of one tenant: the last count of the read models, and the bytes that it does not include.
 type ledger struct {
 	mu        sync.Mutex
-	asked     uint64 // how often the read models were asked
-	seen      uint64 // the last of these whose answer is here; 0 for none
+	asked     uint64 // number of queries that were sent to the read models
+	seen      uint64 // number of the latest query that was answered; 0 for none
 	stored    int64
 	positions map[int]uint64
 
 	holds    map[*Hold]bool
-	refused  []leftover // uploads to which no event refers
-	accepted []leftover // uploads that were copied: the copies are counted
+	refused  []leftover // uploads that no event refers to
+	accepted []leftover // uploads whose copies are counted
 }
 
 // leftover is content that stays in a bucket until the janitor removes it.
 type leftover struct {
 	since time.Time
 	bytes int64
-	gone  func(context.Context) (bool, error) // of the last object
+	gone  func(context.Context) (bool, error) // reports whether the last object was removed
 }
 
 func (q *Quota) ledger(tenant string) *ledger {
@@ -75,8 +77,8 @@ func (q *Quota) ledger(tenant string) *ledger {
 	return l
 }
 
-// Check returns a TENANT_STORAGE problem if the tenant stores as many bytes as it may. While the read models do not answer, what they
-// answered last counts: commands do not need them.
+// Check returns a TENANT_STORAGE problem if the tenant has reached its limit. While the read models do not respond,
+// the last count is used, because commands must not depend on them.
 func (q *Quota) Check(ctx context.Context, tenant string) error {
 	limit := q.cfg.Limit(tenant)
 	if limit == 0 {
@@ -96,8 +98,8 @@ func (q *Quota) Check(ctx context.Context, tenant string) error {
 	return err
 }
 
-// Reserve admits an upload before any of it is stored. bytes is its length, or less if that is not known yet: Take reserves more. The
-// error is a *problem.Error; the Hold is nil for a tenant without a limit.
+// Reserve admits an upload before any of it is stored. bytes is its length, or less if the length is unknown; Take
+// reserves the rest. The error is a *problem.Error. The Hold is nil for a tenant without a limit.
 func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Hold, error) {
 	limit := q.cfg.Limit(tenant)
 	if limit == 0 {
@@ -128,8 +130,8 @@ func exceeded(what string, used, limit int64) error {
 		"raise the limit; what is deleted counts until the janitor has removed it", what, used, limit))
 }
 
-// ask asks the read models what the tenant stores. Of answers that cross, the one to the last question counts, so that no upload is
-// dropped by a later answer and missing in an earlier one.
+// ask updates the ledger from the read models. If answers overtake each other, the answer to the latest query wins;
+// otherwise an upload could be dropped because of a later answer and be missing in an earlier one.
 func (l *ledger) ask(ctx context.Context, q *Quota, tenant string) error {
 	l.mu.Lock()
 	l.asked++
@@ -147,8 +149,8 @@ func (l *ledger) ask(ctx context.Context, q *Quota, tenant string) error {
 	return nil
 }
 
-// fits returns how many bytes count. What no longer does is dropped first; what the janitor may have removed is looked for if more bytes do
-// not fit.
+// fits returns how many bytes the tenant uses. It first drops holds that the read models count now. If more bytes do
+// not fit, it also drops leftovers that the janitor has removed.
 func (l *ledger) fits(ctx context.Context, q *Quota, limit, more int64) (used int64, err error) {
 	now := q.cfg.Now()
 	for h := range l.holds {
@@ -167,8 +169,8 @@ func (l *ledger) fits(ctx context.Context, q *Quota, limit, more int64) (used in
 	return l.sum(), nil
 }
 
-// sum adds what the read models do not count. An accepted upload is counted by its copy, so such uploads matter only where they are
-// more than all that is counted: whoever stores and deletes in turn does not store without bounds.
+// sum returns the bytes that count. The copy of an accepted upload is included in stored, so accepted uploads matter
+// only if they are larger than stored. That bounds a client that stores and deletes alternately.
 func (l *ledger) sum() int64 {
 	var accepted int64
 	for _, x := range l.accepted {
@@ -184,7 +186,7 @@ func (l *ledger) sum() int64 {
 	return used
 }
 
-// prune drops what the janitor has removed: it removes what is older first.
+// prune drops leftovers that the janitor has removed. The janitor removes older content first.
 func prune(ctx context.Context, list []leftover) ([]leftover, error) {
 	for len(list) > 0 {
 		gone, err := list[0].gone(ctx)
@@ -196,19 +198,19 @@ func prune(ctx context.Context, list []leftover) ([]leftover, error) {
 	return list, nil
 }
 
-// add adds a leftover to a list, which is ascending by time.
+// add appends a leftover to a list that is sorted by time, or merges it into the last one.
 func (q *Quota) add(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
 	now := q.cfg.Now()
-	if n := len(list); n > 0 && now.Sub(list[n-1].since) < together {
+	if n := len(list); n > 0 && now.Sub(list[n-1].since) < mergeSpan {
 		list[n-1].bytes += bytes
 		list[n-1].gone = gone
 		return list
 	}
-	return apart(list, leftover{now, bytes, gone})
+	return appendLeftover(list, leftover{now, bytes, gone})
 }
 
-// apart adds a leftover that is told apart from those before it.
-func apart(list []leftover, x leftover) []leftover {
+// appendLeftover appends a leftover without merging it.
+func appendLeftover(list []leftover, x leftover) []leftover {
 	if len(list) == maxLeftovers {
 		list[1].bytes += list[0].bytes
 		list = list[1:]
@@ -216,19 +218,19 @@ func apart(list []leftover, x leftover) []leftover {
 	return append(list, x)
 }
 
-// Hold is what one upload takes. A nil Hold is one of a tenant without a limit. Take and one of Accepted, Copied, Refused, Waiting and Unknown
-// are called by one goroutine, one after the other.
+// Hold is the storage of one upload. A nil Hold belongs to a tenant without a limit. A single goroutine must call
+// Take any number of times, and then one of Accepted, Copied, Refused, Waiting and Unknown.
 type Hold struct {
 	q        *Quota
 	l        *ledger
 	tenant   string
-	taken    int64 // bytes that have come
-	reserved int64 // bytes that count; guarded by l.mu
+	taken    int64 // bytes received
+	reserved int64 // bytes counted; guarded by l.mu
 
-	// Guarded by l.mu. Until then the upload is in progress.
+	// The following fields are guarded by l.mu and zero while the upload is in progress.
 	group int
-	seq   uint64    // of the event that counts it; 0 while there is none
-	until time.Time // when it no longer counts, where that is not known from an event
+	seq   uint64    // seq of the event that counts it; 0 for none
+	until time.Time // when it stops counting, if no event determines that
 }
 
 // counted reports whether the read models count the upload, or never will.
@@ -236,7 +238,8 @@ func (h *Hold) counted(positions map[int]uint64, now time.Time) bool {
 	return h.seq > 0 && positions[h.group] >= h.seq || !h.until.IsZero() && now.After(h.until)
 }
 
-// Take is called before further bytes of the upload are stored. It returns a TENANT_STORAGE problem if they do not fit.
+// Take must be called before further bytes of the upload are stored. It returns a TENANT_STORAGE problem if they do
+// not fit.
 func (h *Hold) Take(ctx context.Context, bytes int64) error {
 	if h == nil {
 		return nil
@@ -265,7 +268,7 @@ func (h *Hold) Take(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// settle ends the upload; what it reserved and did not take is free.
+// settle ends the upload. Bytes that were reserved and not taken are released.
 func (h *Hold) settle(do func()) {
 	if h == nil {
 		return
@@ -276,7 +279,7 @@ func (h *Hold) settle(do func()) {
 	do()
 }
 
-// Accepted says that an event at a position counts the upload; about is the id that the position is of.
+// Accepted reports that an event at position counts the upload; about is the id that the position belongs to.
 func (h *Hold) Accepted(about, position string) {
 	h.settle(func() {
 		h.until = h.q.cfg.Now().Add(settleWithin)
@@ -286,13 +289,14 @@ func (h *Hold) Accepted(about, position string) {
 	})
 }
 
-// Copied is Accepted of an upload of which a copy is counted, and which stays until gone reports true.
+// Copied is like Accepted, for an upload that was copied: the event counts the copy, and the upload itself stays
+// until gone reports true.
 func (h *Hold) Copied(about, position string, gone func(context.Context) (bool, error)) {
 	h.Accepted(about, position)
 	h.settle(func() { h.l.accepted = h.q.add(h.l.accepted, h.taken, gone) })
 }
 
-// Refused says that no event refers to the upload: it counts until gone reports true.
+// Refused reports that no event refers to the upload. It counts until gone reports true.
 func (h *Hold) Refused(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
 		delete(h.l.holds, h)
@@ -302,18 +306,18 @@ func (h *Hold) Refused(gone func(context.Context) (bool, error)) {
 	})
 }
 
-// Waiting says that a later command may refer to the upload: it counts until gone reports true, since an event counts it then or since it
-// was removed.
+// Waiting reports that a later command may refer to the upload. It counts until gone reports true: then an event
+// counts it, or it was removed.
 func (h *Hold) Waiting(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
 		delete(h.l.holds, h)
 		if h.taken > 0 {
-			h.l.refused = apart(h.l.refused, leftover{h.q.cfg.Now(), h.taken, gone})
+			h.l.refused = appendLeftover(h.l.refused, leftover{h.q.cfg.Now(), h.taken, gone})
 		}
 	})
 }
 
-// Unknown says that the command which refers to the upload had no answer.
+// Unknown reports that the command that refers to the upload got no answer.
 func (h *Hold) Unknown() {
 	h.settle(func() { h.until = h.q.cfg.Now().Add(settleWithin) })
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/quota"
 )
 
-// answer is what the read models answer.
+// answer is an answer of the read models.
 type answer struct {
 	bytes int64
 	err   error
@@ -21,8 +21,8 @@ func refused(err error) bool {
 	return errors.As(err, &p) && p.Code == problem.TenantStorage
 }
 
-// TestCheck_WithoutReadModels: while the read models do not answer, what they answered last counts for commands, and before that
-// nothing does. Uploads fail.
+// TestCheck_WithoutReadModels tests that, while the read models do not respond, commands are checked against the last
+// answer, or not at all before the first one, and that uploads fail.
 func TestCheck_WithoutReadModels(t *testing.T) {
 	t.Parallel()
 	away := errors.New("no answer")
@@ -46,8 +46,9 @@ func TestCheck_WithoutReadModels(t *testing.T) {
 	}
 }
 
-// TestReserve_OfAnswersThatCross: the answer to an earlier question, which lacks an upload, does not count once a later one has it.
-func TestReserve_OfAnswersThatCross(t *testing.T) {
+// TestReserve_IgnoresAnswersThatWereOvertaken tests that the answer to an earlier query, which lacks an upload, is ignored after a
+// later answer that includes it.
+func TestReserve_IgnoresAnswersThatWereOvertaken(t *testing.T) {
 	t.Parallel()
 	asked, release := make(chan struct{}), make(chan struct{})
 	slow := make(chan bool, 1)

@@ -71,7 +71,7 @@ func (s *Store) known(ctx context.Context, tenant, session string) error {
 	_, err := s.one(ctx, []any{&known}, `SELECT EXISTS (SELECT FROM sessions WHERE tenant = $1 AND id = $2)
 		OR EXISTS (SELECT FROM deleted_sessions WHERE tenant = $1 AND id = $2)`, tenant, session)
 	if err == nil && !known {
-		err = problem.Gone()
+		err = problem.NoSuchSession()
 	}
 	return err
 }

@@ -206,7 +206,7 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 		return err
 	})
 	if err == nil && !events.AllowsAgent(agents, agent) {
-		return problem.Gone()
+		return problem.NoSuchSession()
 	}
 	return err
 }

@@ -113,11 +113,11 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 	case err != nil:
 		return err
 	case deleted:
-		return errDeleted{problem.Gone()}
+		return errDeleted{problem.NoSuchSession()}
 	case !caughtUp:
 		return folding()
 	}
-	return problem.Gone()
+	return problem.NoSuchSession()
 }
 
 // errDeleted is a session that was there: to wait for it is no use.

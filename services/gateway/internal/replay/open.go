@@ -9,22 +9,22 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxTextRead is how much of DELTAS TextOf reads, in bytes.
+// maxTextRead is the largest amount of DELTAS that TextOf reads, in bytes.
 const maxTextRead = 32 << 20
 
-// Text is the text in flight that a block had at some event.
+// Text is the text in flight of a block at an event.
 type Text struct {
 	reads.OpenText
-	Known []byte // from the block's beginning, without a hole
-	Whole bool   // Known is all of it
+	Known []byte // text from the block's beginning, without a gap
+	Whole bool   // whether Known is complete
 
-	later bool // text that came after the event was read
-	lost  bool // text was read that lies behind a hole
+	later bool // whether text from after the event was read
+	lost  bool // whether text after a gap was read
 }
 
-// TextOf reads the text in flight that blocks of a session had before a time, as a replay sends it; nil for the text so far. It reads
-// DELTAS from the beginning of the oldest block on. take is called with the bytes of the text before they are held, and its error ends
-// the read.
+// TextOf returns the text in flight that blocks of a session had before a time, as a replay would send it; a nil time
+// means the text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
+// bytes before they are held; its error ends the read.
 func (p *Player) TextOf(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
 	if len(open) == 0 {
 		return nil, nil
@@ -61,8 +61,8 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 	return list, nil
 }
 
-// waits reports whether text that came after a time may be of the block, and before the event. What was in flight of a block that is
-// complete may be longer than its text.
+// waits reports whether text after the time at may belong to the block and come before the event. The text in flight
+// of a complete block may be longer than its final text.
 func (t *Text) waits(at time.Time) bool {
 	if t.End.IsZero() {
 		return !t.later && !t.lost && len(t.Known) < t.Bytes
@@ -70,12 +70,12 @@ func (t *Text) waits(at time.Time) bool {
 	return !t.later && !t.lost && !at.After(t.End)
 }
 
-// add adds a piece of the block's text, unless it lies behind a hole or came later.
+// add adds a piece of the block's text, unless it comes after a gap or after the event.
 func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) error) error {
 	skip := len(t.Known) - int(d.Offset)
 	switch {
 	case skip < 0:
-		t.lost = true // pieces come in order
+		t.lost = true // pieces are in order, so the missing text will not come later
 		return nil
 	case t.lost || t.later:
 		return nil

@@ -1,6 +1,6 @@
-// Package replay sends the kept events of a session again, as far apart as they happened, and between them the text in flight
-// that DELTAS still holds. A replay holds one page of events and one of text, whatever the session's length; its client
-// pulls, so that a slow client slows its own replay alone.
+// Package replay sends the stored events of a session again, with their original spacing, and between them the text
+// in flight that DELTAS still has. A replay holds one page of events and one of text, regardless of the session's
+// length. Its client pulls, so a slow client delays only its own replay.
 package replay
 
 import (
@@ -24,17 +24,18 @@ import (
 const (
 	pageEvents = 64
 	pageBytes  = 256 << 10
-	// cost is what a replay takes of the gateway's bytes: its pages, and what is being sent.
+	// cost is the number of bytes that a replay takes from the gateway's limit: its pages, and the frames being sent.
 	cost = 768 << 10
-	// maxBatch is where what Next returns ends, in bytes.
+	// maxBatch is the size in bytes after which Next returns.
 	maxBatch = 256 << 10
-	// readers is how many replays of a gateway read Postgres and NATS at once, so that other reads find room; tenantReaders is how
-	// many of them are of one tenant, so that other tenants do not wait behind all of its replays.
+	// readers is the number of replays of a gateway that may read Postgres and NATS at the same time, so that other
+	// reads have capacity. tenantReaders is the part of it that one tenant may use, so that other tenants do not wait
+	// for all of its replays.
 	readers       = 8
 	tenantReaders = readers / 2
 )
 
-// Config of a Player. Every field is required.
+// Config configures a Player. Every field is required.
 type Config struct {
 	Live      *live.Hub
 	Reads     *reads.Store
@@ -42,19 +43,19 @@ type Config struct {
 	Admission *admission.Admission
 }
 
-// Player opens replays. Its methods may be called concurrently.
+// Player opens replays. It is safe for concurrent use.
 type Player struct {
 	cfg   Config
 	slots chan struct{}
 
 	mu      sync.Mutex
-	tenants map[string]*share // that read, or wait for their turn
+	tenants map[string]*share // tenants that are reading or waiting
 }
 
-// share is one tenant's part of the slots.
+// share is the part of the slots that one tenant may use.
 type share struct {
 	slots chan struct{}
-	users int // that hold a slot or wait for one
+	users int // replays that hold a slot or wait for one
 }
 
 // New returns a Player.
@@ -62,43 +63,43 @@ func New(cfg Config) *Player {
 	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*share{}}
 }
 
-// Request says what is replayed, to whom.
+// Request describes a replay.
 type Request struct {
 	Tenant  string
-	Agents  []string // slugs of the only agents whose sessions may be replayed; empty for all
+	Agents  []string // slugs of the only agents whose sessions may be replayed; empty means all
 	Session string
 	From    uint32  // seq of the first event, at least 1
-	To      *uint32 // seq of the last event; nil means the session's last event now
+	To      *uint32 // seq of the last event; nil means the session's present last event
 	Speed   pace.Speed
-	// Execution is the only execution whose events are replayed, from its first one to its end; empty for all events.
+	// Execution restricts the replay to the events of one execution; empty means all events.
 	Execution string
 }
 
-// Replay is one replay for one client. Its methods are for one goroutine.
+// Replay is one replay for one client. Its methods must be called by one goroutine.
 type Replay struct {
 	player *Player
 	ask    Request
-	place  *live.Reader // knows the session's tip, and when the session is deleted or the gateway stops
+	place  *live.Reader // reports the session's tip, its deletion, and the stop of the gateway
 	held   *admission.Request
 	extra  int64 // bytes held beyond cost, for a page with a large event
 
 	tip   uint32
-	last  uint32 // seq of the last event to be replayed
+	last  uint32 // seq of the last event to replay
 	page  []reads.Kept
 	read  uint32 // seq of the last event that was read
 	texts texts
-	open  map[string]int // blocks with text that are open here, to the bytes of their text that were replayed
+	open  map[string]int // replayed bytes of text, by id of each open block with text
 
 	sent     uint32    // seq of the last event that Next returned
-	position string    // of that event
-	reached  time.Time // recorded time of the last event of a runner that Next returned
+	position string    // position of that event
+	reached  time.Time // recorded time of the last runner event that Next returned
 	pacer    pace.Pacer
-	next     *step         // nil until it is looked for
-	notices  []pace.Notice // to be sent before anything else
+	next     *step         // nil until look has found it
+	notices  []pace.Notice // sent before anything else
 	ended    bool
 }
 
-// step is what comes next: an event or a piece of text.
+// step is the next item to send: an event or a piece of text.
 type step struct {
 	due   time.Time
 	kept  *reads.Kept
@@ -106,7 +107,7 @@ type step struct {
 	text  *events.Delta
 }
 
-// Open begins a replay; the caller must call Close. Its errors are *problem.Error and name the field at fault.
+// Open starts a replay; the caller must call Close. The error is a *problem.Error that names the invalid field.
 func (p *Player) Open(ctx context.Context, ask Request) (*Replay, error) {
 	held, err := p.cfg.Admission.Begin(ask.Tenant)
 	if err != nil {
@@ -145,22 +146,22 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// between checks which events are asked for.
+// between checks the requested range of events.
 func (r *Replay) between(ctx context.Context, tip uint32) error {
 	r.last = tip
 	if r.ask.To != nil {
 		r.last = *r.ask.To
 	}
 	ahead := func(field string) error {
-		e := problem.New(problem.CursorAhead, field, "it is greater than the seq of the session's last event, which tip gives")
+		e := problem.New(problem.CursorAhead, field, "value is greater than the seq of the session's last event, which is tip")
 		e.Tip = &tip
 		return r.player.cfg.Reads.UnlessFolding(ctx, r.ask.Session, e)
 	}
 	switch {
 	case r.ask.From == 0:
-		return problem.Invalid("from", "it is the seq of an event, at least 1")
+		return problem.Invalid("from", "value must be the seq of an event, at least 1")
 	case r.last == 0:
-		return problem.Invalid("to", "it is the seq of an event, at least 1")
+		return problem.Invalid("to", "value must be the seq of an event, at least 1")
 	case r.ask.From > tip:
 		return ahead("from")
 	case r.last > tip:
@@ -171,10 +172,10 @@ func (r *Replay) between(ctx context.Context, tip uint32) error {
 	return nil
 }
 
-// ErrExecutionEnded is the cause of the error of Open for an execution that ended before the first event that is asked for.
+// ErrExecutionEnded is the cause of the error of Open if the execution ended before the first requested event.
 var ErrExecutionEnded = errors.New("the execution ended before")
 
-// within narrows the replay to its execution, if it has one.
+// within restricts the range to the requested execution, if any.
 func (r *Replay) within(ctx context.Context) error {
 	if r.ask.Execution == "" {
 		return nil
@@ -195,13 +196,13 @@ func (r *Replay) within(ctx context.Context) error {
 	return nil
 }
 
-// has reports whether the replay sends an event, or the text of a block, of an execution.
+// has reports whether the replay includes events and text of an execution.
 func (r *Replay) has(execution string) bool {
 	return r.ask.Execution == "" || execution == r.ask.Execution
 }
 
-// goBefore reads the event that precedes the first one, and the blocks that are open there: their text is replayed from its
-// beginning. The read also reports whether the events are still kept.
+// goBefore reads the event before the first one, and the blocks that are open there, whose text is replayed from its
+// beginning. The read also detects events that are no longer stored.
 func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	r.read, r.sent = max(seq, 1)-1, seq
 	if err := r.readPage(ctx); err != nil || seq == 0 {
@@ -234,14 +235,15 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	return err
 }
 
-// reach notes how far the runner's clock is. The next runner may be on another machine, whose clock is behind.
+// reach records the clock of the runner. It may go back, because the next runner may be on another machine whose
+// clock is behind.
 func (r *Replay) reach(e events.Wire) {
 	if e.Source == events.FromRunner {
 		r.reached = e.Time
 	}
 }
 
-// Close ends the replay and gives back what it holds.
+// Close ends the replay and returns the bytes that it holds.
 func (r *Replay) Close() {
 	if r.place != nil {
 		r.place.Close()
@@ -249,17 +251,17 @@ func (r *Replay) Close() {
 	r.held.End()
 }
 
-// Session is the id of the session.
+// Session returns the id of the session.
 func (r *Replay) Session() string { return r.ask.Session }
 
-// Tip is the seq of the session's last event when the replay began.
+// Tip returns the seq of the session's last event when the replay began.
 func (r *Replay) Tip() uint32 { return r.tip }
 
-// Cursor is the seq of the last event that Next returned; the event before the first one if there is none.
+// Cursor returns the seq of the last event that Next returned, or the seq before the first event.
 func (r *Replay) Cursor() uint32 { return r.sent }
 
-// Next waits until something is due and returns it: a notice, an event, text in flight. It fails with io.EOF after the
-// replay's end, with the cause of ctx, or with why the replay cannot go on.
+// Next blocks until something is due and returns it: a notice, an event, or text in flight. It returns io.EOF after
+// the replay's end, the cause of ctx, or the reason why the replay cannot continue.
 func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	size := 0
 	for size < maxBatch {
@@ -274,7 +276,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 			if err := r.look(ctx); err != nil {
 				return some(frames, err)
 			}
-			continue // what it noticed is sent before the wait
+			continue // its notices are sent before the wait
 		}
 		wait := time.Until(r.next.due)
 		switch {
@@ -296,7 +298,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	return frames, nil
 }
 
-// some holds an error back while there is something to send; the next call meets it again.
+// some returns frames without the error if there are frames; the next call will return the error again.
 func some(frames []live.Frame, err error) ([]live.Frame, error) {
 	if len(frames) > 0 {
 		return frames, nil
@@ -304,7 +306,7 @@ func some(frames []live.Frame, err error) ([]live.Frame, error) {
 	return nil, err
 }
 
-// wait waits for what is due later, unless the session or the replay's client ends before.
+// wait blocks for d, unless the session or the replay's client ends first.
 func (r *Replay) wait(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -317,7 +319,7 @@ func (r *Replay) wait(ctx context.Context, d time.Duration) error {
 	return r.place.Over()
 }
 
-// look finds the next step and when it is due, or the end of the replay. It finds neither where it leaves an event out.
+// look finds the next step and its due time, or the end of the replay. It finds neither if it skips an event.
 func (r *Replay) look(ctx context.Context) error {
 	if err := r.place.Over(); err != nil {
 		return err
@@ -363,8 +365,9 @@ func (r *Replay) look(ctx context.Context) error {
 	return nil
 }
 
-// textBefore returns the next piece of text if it came before an event. The runner journals text and events in one order and
-// by one clock. Text of a block that is not open waits for the block's start, until an event of the runner is later.
+// textBefore returns the next piece of text if it came before an event. The runner journals text and events in one
+// order and with one clock. Text of a block that is not open is held until the block's start, or until a later event
+// of the runner.
 func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
 	for {
 		d, ok, err := r.player.head(ctx, r.ask.Tenant, &r.texts)
@@ -376,7 +379,7 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 			return nil, nil
 		}
 		from := known - int(d.Offset)
-		if !open || from < 0 || from >= len(d.Text) { // of a block that is complete, behind a hole, or known
+		if !open || from < 0 || from >= len(d.Text) { // the block is complete, text before it is missing, or it was sent already
 			r.texts.drop()
 			continue
 		}
@@ -385,7 +388,8 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 	}
 }
 
-// take returns the frame of the next step, which is due. What has to be told before it goes first: take is then called again.
+// take returns the frame of the next step, which is due. If a notice must precede it, take returns the notice and
+// must be called again.
 func (r *Replay) take() (live.Frame, error) {
 	s := r.next
 	if s.text != nil {
@@ -402,7 +406,7 @@ func (r *Replay) take() (live.Frame, error) {
 		}
 	}
 	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
-		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // others have no text in flight
+		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // other kinds have no text in flight
 		r.open[b.Block.ID] = 0
 	}
 	r.reach(s.event)
@@ -455,7 +459,7 @@ func (r *Replay) readPage(ctx context.Context) error {
 	return nil
 }
 
-// holdExtra takes what a page has beyond cost from the gateway's bytes.
+// holdExtra takes the bytes by which a page exceeds cost from the gateway's limit.
 func (r *Replay) holdExtra(n int64) error {
 	if n > r.extra {
 		if err := r.held.Take(n - r.extra); err != nil {
@@ -468,7 +472,7 @@ func (r *Replay) holdExtra(n int64) error {
 	return nil
 }
 
-// cursorError makes the error of a cursor one of from, which is what the client sent.
+// cursorError converts an error about the cursor to one about from, which is the field that the client sent.
 func cursorError(err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "after" {
@@ -483,7 +487,7 @@ func unreadable(err error) error {
 	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
 }
 
-// head is texts.head, in its turn where it reads.
+// head calls texts.head and waits for a slot if that reads from NATS.
 func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delta, bool, error) {
 	if len(t.page) == 0 && !t.done {
 		release, err := p.slot(ctx, tenant)
@@ -495,7 +499,7 @@ func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delt
 	return t.head(ctx)
 }
 
-// slot waits for a tenant's turn to read.
+// slot blocks until the tenant may read.
 func (p *Player) slot(ctx context.Context, tenant string) (release func(), err error) {
 	s := p.join(tenant)
 	select {
@@ -520,7 +524,7 @@ func (p *Player) slot(ctx context.Context, tenant string) (release func(), err e
 	}, nil
 }
 
-// join returns the share of a tenant, for one user more.
+// join returns the share of a tenant with one more user.
 func (p *Player) join(tenant string) *share {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -533,7 +537,7 @@ func (p *Player) join(tenant string) *share {
 	return s
 }
 
-// leave takes a user from a share, and forgets a share without users.
+// leave removes a user from a share, and removes a share without users.
 func (p *Player) leave(tenant string, s *share) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Replays of one tenant take half of the reads at most; a tenant that reads nothing any more is forgotten.
+// TestSlot_LeavesRoomForOtherTenants tests that replays of one tenant use at most half of the reads, and that a
+// tenant without reads is removed.
 func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 	t.Parallel()
 	p := New(Config{})
@@ -25,7 +26,8 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 	}
 	waits := func(tenant string) {
 		t.Helper()
-		// A select between a free slot and an ended context takes either: with a free slot, one of many goes through.
+		// A select between a free slot and an ended context may take either. If a slot were free, one of many calls
+		// would get it.
 		for range 100 {
 			if release, err := p.slot(ended, tenant); err == nil {
 				release()
@@ -39,7 +41,7 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 	waits("one")
 	take("other", readers-tenantReaders)
 	waits("other")
-	waits("third") // all reads of the gateway are taken
+	waits("third") // all reads of the gateway are in use
 	for _, release := range releases {
 		release()
 	}

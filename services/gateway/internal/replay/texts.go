@@ -16,27 +16,27 @@ import (
 )
 
 const (
-	textMessages = 256       // that are read of DELTAS at once
-	textBytes    = 128 << 10 // after which the read ends
+	textMessages = 256       // messages in one read of DELTAS
+	textBytes    = 128 << 10 // bytes after which a read ends
 	textTimeout  = 5 * time.Second
-	// textEarlier is how long before the first event of a replay its text in flight is looked for: NATS stamps messages by
-	// another clock.
+	// textEarlier is how long before the first event of a replay the search for its text begins. The timestamps of
+	// NATS messages come from another clock.
 	textEarlier = time.Minute
 )
 
-// texts reads the text in flight of one session from DELTAS, in the order in which it was published, without a consumer.
+// texts reads the text in flight of one session from DELTAS, in the order of publication and without a consumer.
 type texts struct {
 	nc      *nats.Conn
 	subject string
-	remedy  string    // what the client can do if a read fails
-	since   time.Time // the first read begins here; the zero time means at the stream's beginning
+	remedy  string    // advice for the client if a read fails
+	since   time.Time // start of the first read; the zero time means the beginning of the stream
 	next    uint64    // stream sequence of the next read; 0 before the first
 	page    []events.Delta
-	done    bool // the stream holds nothing more
-	bytes   int  // of the messages that were read
+	done    bool // whether the stream has no more messages
+	bytes   int  // bytes of the messages read so far
 }
 
-// getRequest asks JetStream for the first messages of a subject, from a sequence or a time on.
+// getRequest requests the first messages of a subject, starting at a sequence or a time.
 type getRequest struct {
 	Seq       uint64     `json:"seq,omitempty"`
 	StartTime *time.Time `json:"start_time,omitempty"`
@@ -45,7 +45,7 @@ type getRequest struct {
 	MaxBytes  int        `json:"max_bytes"`
 }
 
-// head returns the next piece of text without taking it; ok is false if there is none.
+// head returns the next piece of text without removing it; ok is false if there is none.
 func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
 	for len(t.page) == 0 && !t.done {
 		if err := t.read(ctx); err != nil {
@@ -61,7 +61,7 @@ func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
 	return t.page[0], true, nil
 }
 
-// drop takes the piece that head returned.
+// drop removes the piece that head returned.
 func (t *texts) drop() { t.page = t.page[1:] }
 
 // read reads the next messages.
@@ -81,7 +81,7 @@ func (t *texts) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = sub.Unsubscribe() }() // it fails if the connection is closed, which the read says
+	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closed, and then the read fails too
 	if err := t.nc.PublishRequest("$JS.API.DIRECT.GET."+topology.StreamDeltas, inbox, body); err != nil {
 		return err
 	}
@@ -96,13 +96,14 @@ func (t *texts) read(ctx context.Context) error {
 	}
 }
 
-// The answers of the server that are not messages.
+// Status values of responses that are not messages.
 const (
-	statusEnd  = "204" // of what was asked for
+	statusEnd  = "204" // end of the batch
+	// no messages
 	statusNone = "404"
 )
 
-// take adds a message to the page; end reports that it is the last answer to the request.
+// take adds a message to the page. end reports whether it was the last response to the request.
 func (t *texts) take(m *nats.Msg) (end bool, err error) {
 	switch status := m.Header.Get("Status"); status {
 	case statusEnd:
@@ -122,7 +123,7 @@ func (t *texts) take(m *nats.Msg) (end bool, err error) {
 	t.next = seq + 1
 	t.bytes += len(m.Data)
 	var d events.Delta
-	if json.Unmarshal(m.Data, &d) == nil { // what cannot be read is a copy of a part of its block, which says that text is missing
+	if json.Unmarshal(m.Data, &d) == nil { // an invalid delta is skipped; the completed block then shows that text is missing
 		t.page = append(t.page, d)
 	}
 	return false, nil

@@ -13,12 +13,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// codec is wirejson for grpc-gateway.
+// codec adapts wirejson to grpc-gateway.
 type codec struct{}
 
 var errNoMessage = errors.New("not a message of spool.v1")
 
-// Marshal writes a message.
+// Marshal encodes a message.
 func (codec) Marshal(v any) ([]byte, error) {
 	m, ok := v.(proto.Message)
 	if !ok {
@@ -27,7 +27,7 @@ func (codec) Marshal(v any) ([]byte, error) {
 	return append(wirejson.Marshal(m), '\n'), nil
 }
 
-// Unmarshal reads a message.
+// Unmarshal decodes a message.
 func (codec) Unmarshal(data []byte, v any) error {
 	m, ok := v.(proto.Message)
 	if !ok {
@@ -36,7 +36,7 @@ func (codec) Unmarshal(data []byte, v any) error {
 	return wirejson.Unmarshal(data, m)
 }
 
-// NewDecoder reads one message, all there is. Nothing at all is an empty message.
+// NewDecoder returns a decoder of one message, which must be the whole body. An empty body is an empty message.
 func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	return runtime.DecoderFunc(func(v any) error {
 		b, ok := r.(*body)
@@ -54,7 +54,7 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	})
 }
 
-// onlyBody refuses a field that the path holds already.
+// onlyBody returns an error if the body sets a field that the path contains.
 func (b *body) onlyBody(v any) error {
 	m, ok := v.(proto.Message)
 	if !ok {
@@ -63,13 +63,13 @@ func (b *body) onlyBody(v any) error {
 	for name := range b.inPath {
 		fd := m.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 		if fd != nil && m.ProtoReflect().Has(fd) {
-			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "it stands in the path and not in the body"}
+			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "the field must be in the path and not in the body"}
 		}
 	}
 	return nil
 }
 
-// NewEncoder writes messages.
+// NewEncoder returns an encoder of messages.
 func (c codec) NewEncoder(w io.Writer) runtime.Encoder {
 	return runtime.EncoderFunc(func(v any) error {
 		b, err := c.Marshal(v)
@@ -81,5 +81,5 @@ func (c codec) NewEncoder(w io.Writer) runtime.Encoder {
 	})
 }
 
-// ContentType is JSON's.
+// ContentType returns application/json.
 func (codec) ContentType(any) string { return "application/json" }

@@ -29,13 +29,14 @@ import (
 const (
 	filesSuffix = "/files"
 	typeTar     = "application/x-tar"
-	// stall bounds how long either side of a file may be silent.
+	// stall bounds how long the client may be silent during a file transfer.
 	stall = 30 * time.Second
-	// minRate is how fast a client must send or take a file, in bytes a second.
+	// minRate is the lowest average speed of a file transfer, in bytes per second.
 	minRate = 16 << 10
 )
 
-// filesOf tells whether a path is one of the routes of files: of which session, and of which file (has, and its path).
+// filesOf parses the path of a file route. has reports whether the path names a file; ok reports whether it is a file
+// route.
 func filesOf(urlPath string) (session, file string, has, ok bool) {
 	rest, ok := strings.CutPrefix(urlPath, streamPrefix)
 	if !ok {
@@ -51,7 +52,7 @@ func filesOf(urlPath string) (session, file string, has, ok bool) {
 	return "", "", false, false
 }
 
-// files serves the workspace's files: those of the last snapshot out, changes in.
+// files serves the workspace's files: reads from snapshots or the sandbox, and changes.
 func (h *Handler) files(w *answer, r *http.Request, session, file string, has bool) error {
 	w.route = streamPrefix + "{session_id}" + filesSuffix
 	serve := map[string]func() error{
@@ -77,10 +78,10 @@ func (h *Handler) files(w *answer, r *http.Request, session, file string, has bo
 	return do()
 }
 
-// paramAt is the event as of which files are read.
+// paramAt is the parameter that selects the event at which files are read.
 const paramAt = "at"
 
-// when reads as of when files are wanted: live, after an event, or, without either, as the last snapshot has them.
+// when returns which version of the files is requested: live, after an event, or, without either, the last snapshot.
 func when(q url.Values) (live bool, at *uint32, err error) {
 	if live, err = isLive(q); err != nil || !q.Has(paramAt) {
 		return live, nil, err
@@ -92,14 +93,14 @@ func when(q url.Values) (live bool, at *uint32, err error) {
 	return false, &n, fielded(err)
 }
 
-// only refuses query parameters that a route does not know, or that are given twice.
+// only returns the query parameters, or an error if one is unknown or repeated.
 func only(r *http.Request, known ...string) (url.Values, error) { return onlyBut(r, "", known...) }
 
-// onlyBut is only, with one parameter that may be given more than once.
+// onlyBut is like only, but the parameter many may be repeated.
 func onlyBut(r *http.Request, many string, known ...string) (url.Values, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, problem.Invalid("", "the query of the URL cannot be read")
+		return nil, problem.Invalid("", "the query of the URL is not valid")
 	}
 	for name, values := range q {
 		switch {
@@ -112,7 +113,7 @@ func onlyBut(r *http.Request, many string, known ...string) (url.Values, error) 
 	return q, nil
 }
 
-// putFile takes a file in as it comes.
+// putFile uploads a file.
 func (h *Handler) putFile(w *answer, r *http.Request, session, file string) error {
 	q, err := only(r, "mode")
 	if err != nil {
@@ -122,14 +123,14 @@ func (h *Handler) putFile(w *answer, r *http.Request, session, file string) erro
 	if m := q.Get("mode"); m != "" {
 		n, err := strconv.ParseUint(m, 8, 32)
 		if err != nil || n == 0 || n > 0o777 {
-			return problem.Invalid("mode", "%+q is no permission bits: write them in octal, as 644 or 755", clip(m))
+			return problem.Invalid("mode", "%+q is not a valid mode: write it in octal, such as 644 or 755", clip(m))
 		}
 		f.Mode = uint32(n)
 	}
 	return h.put(w, r, session, f)
 }
 
-// putTar takes an archive in.
+// putTar uploads an archive.
 func (h *Handler) putTar(w *answer, r *http.Request, session string) error {
 	q, err := only(r, "dir")
 	if err != nil {
@@ -157,31 +158,31 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 	return nil
 }
 
-// pace bounds how long the gateway waits for a client that sends or takes a file: up to stall at once, and for all of it no longer than
-// patience and what it takes at minRate.
+// pace bounds how long the gateway waits for a client during a file transfer: at most stall for one read or write,
+// and in total patience plus the time that the bytes take at minRate.
 type pace struct {
 	patience time.Duration
 	moved    int64 // bytes
 	waited   time.Duration
 }
 
-// deadline returns when a wait that begins now has to be over.
+// deadline returns the deadline of a wait that begins now.
 func (p *pace) deadline(now time.Time) time.Time {
 	return now.Add(min(stall, p.patience+time.Duration(p.moved)*time.Second/minRate-p.waited))
 }
 
-// add counts what was moved in a wait.
+// add counts the bytes that were moved during a wait.
 func (p *pace) add(n int, waited time.Duration) {
 	p.moved += int64(n)
 	p.waited += waited
 }
 
-// watched is a body that must keep coming.
+// watched is a body with a minimum speed.
 type watched struct {
 	pace
 	from    io.Reader
 	control *http.ResponseController
-	err     error // why it ended early
+	err     error // why the body ended early
 }
 
 func (b *watched) Read(p []byte) (int, error) {
@@ -198,9 +199,10 @@ func (b *watched) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// outcome returns why the body did not arrive, or else the error with which it was refused. Of a refused body the rest is read, if it is not too
-// large: a client that is still sending would not see the answer, since its connection would be reset. Of a body of unknown length a part
-// is read. A client that waits for 100 Continue sends nothing.
+// outcome returns the error of the body, or else the error with which it was refused. It reads the rest of a refused
+// body if that is not too large: the connection of a client that is still sending would be reset, and the client
+// would lose the answer. Of a body of unknown length only a part is read. A client that waits for 100 Continue sends
+// nothing.
 func (b *watched) outcome(r *http.Request, refused error) error {
 	switch {
 	case b.err != nil:
@@ -218,9 +220,9 @@ func (b *watched) outcome(r *http.Request, refused error) error {
 	return refused
 }
 
-// problem returns why the body ended early.
+// problem returns the problem for a body that ended early.
 func (b *watched) problem() error {
-	return problem.Invalid("", "the body did not arrive: it ended too early, nothing came for %s, or it came slower than %d bytes a second", stall, minRate).Because(b.err)
+	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stall, minRate).Because(b.err)
 }
 
 func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) error {
@@ -235,7 +237,7 @@ func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) e
 	return nil
 }
 
-// listFiles lists what lies below a folder, or gives all of it as a tar.
+// listFiles lists the entries below a folder, or returns them as a tar.
 func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 	q, err := only(r, "dir", "minPosition", paramLive, paramAt)
 	if err != nil {
@@ -271,7 +273,7 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 		return nil
 	}
 	var by map[string]string
-	if at == nil { // rows have the last change alone
+	if at == nil { // the rows contain only the last change
 		if by, err = h.cfg.API.Reads.FileChanges(r.Context(), ws.Tenant, session); err != nil {
 			return err
 		}
@@ -286,13 +288,13 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 	return nil
 }
 
-// broken ends a connection whose answer cannot be finished, so that nobody takes it for whole.
+// broken aborts the connection if a response cannot be completed, so that the client does not take it for complete.
 func (h *Handler) broken(r *http.Request, err error) {
 	if err == nil {
 		return
 	}
 	if r.Context().Err() == nil {
-		h.cfg.Logger.Warn("an answer with files was cut off", "path", r.URL.Path, "error", err)
+		h.cfg.Logger.Warn("file response aborted", "path", r.URL.Path, "error", err)
 	}
 	panic(http.ErrAbortHandler)
 }
@@ -308,21 +310,21 @@ func wantsTar(r *http.Request) bool {
 	return false
 }
 
-// listed is an entry as the API shows it.
+// listed is an entry in the API's JSON form.
 type listed struct {
 	Path        string     `json:"path"`
-	PathBase64  []byte     `json:"pathBase64,omitempty"` // of a path that is not UTF-8
+	PathBase64  []byte     `json:"pathBase64,omitempty"` // bytes of a path that is not UTF-8
 	Kind        string     `json:"kind"`                 // file, dir, symlink
 	Size        int64      `json:"size"`                 // bytes
 	Mode        uint32     `json:"mode"`
 	ModTime     *time.Time `json:"modTime,omitempty"`
-	SHA256      string     `json:"sha256,omitempty"` // of a file of up to 1 MiB
-	ETag        string     `json:"etag,omitempty"`   // of any file
+	SHA256      string     `json:"sha256,omitempty"` // for files of up to 1 MiB
+	ETag        string     `json:"etag,omitempty"`   // for all files
 	Target      string     `json:"target,omitempty"`
-	ExecutionID string     `json:"executionId,omitempty"` // during which it changed last
+	ExecutionID string     `json:"executionId,omitempty"` // the execution that changed it last
 }
 
-// writeListing writes entries one by one: there may be a hundred thousand.
+// writeListing writes entries one by one, because there may be a hundred thousand.
 func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[string]string) error {
 	head, err := json.Marshal(map[string]any{"snapshot": ws.Snapshot, "at": ws.At})
 	if err != nil {
@@ -364,8 +366,8 @@ func dress(e workspace.Entry, by map[string]string) listed {
 	return l
 }
 
-// etag is the SHA-256 of a file's content where the snapshot has it, which is up
-// to one block, and of its blocks' hashes otherwise.
+// etag returns the SHA-256 of a file's content if the snapshot has it, which is the case for files of one block, and
+// otherwise a hash of the hashes of its blocks.
 func etag(e workspace.Entry) string {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String()
@@ -381,7 +383,7 @@ func etag(e workspace.Entry) string {
 	return "b-" + sum
 }
 
-// getFile gives a file's content. Whatever it is, a browser does not show it in this origin.
+// getFile returns a file's content. Its headers prevent browsers from displaying the file in the API's origin.
 func (h *Handler) getFile(w *answer, r *http.Request, session, file string) error {
 	q, err := only(r, "minPosition", paramLive, paramAt)
 	if err != nil {
@@ -408,7 +410,8 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}
 	defer content.Close()
 	kind := mime.TypeByExtension(path.Ext(file))
-	// The first bytes are read before anything is answered: they tell the type, and whether the content is there.
+	// The first bytes are read before the header is sent: they determine the type, and show whether the content is
+	// available.
 	first := make([]byte, min(e.Size, 512))
 	if _, err := io.ReadFull(content, first); err != nil {
 		return err
@@ -419,7 +422,7 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 	h.secure(w, kind, path.Base(file))
 	w.Header().Set("ETag", `"`+etag(e)+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
-		r.Header.Del("Range") // each of many ranges would read the file from its start
+		r.Header.Del("Range") // each of several ranges would read the file from its start
 	}
 	content.rewind(first)
 	out := h.patient(w)
@@ -430,7 +433,7 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 	return nil
 }
 
-// secure sets what keeps content of an agent from running in the API's origin.
+// secure sets headers that prevent content of an agent from being executed in the API's origin.
 func (h *Handler) secure(w http.ResponseWriter, kind, name string) {
 	head := w.Header()
 	head.Set("Content-Type", kind)
@@ -440,7 +443,8 @@ func (h *Handler) secure(w http.ResponseWriter, kind, name string) {
 	head.Set("Cache-Control", "private, no-cache")
 }
 
-// disposition names an attachment, also in an alphabet that headers do not have (RFC 6266).
+// disposition returns a Content-Disposition for an attachment, with an encoded name if it has characters beyond ASCII
+// (RFC 6266).
 func disposition(name string) string {
 	plain := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' {
@@ -455,7 +459,7 @@ func disposition(name string) string {
 	return s
 }
 
-// patient is an answer that a client must keep taking.
+// patient is a response that the client must read at a minimum speed.
 type patient struct {
 	pace
 	*answer
@@ -474,22 +478,22 @@ func (p *patient) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// seeker makes an io.ReadSeeker of content that can be read from its beginning.
+// seeker implements io.ReadSeeker for content that can only be read from its beginning.
 type seeker struct {
 	ctx   context.Context
 	open  func(context.Context) (io.ReadCloser, error)
 	size  int64
-	at    int64 // where the next read is wanted
+	at    int64 // offset of the next read
 	from  io.ReadCloser
-	read  int64  // how far from is
-	first []byte // the beginning, kept
+	read  int64  // offset of from
+	first []byte // the first bytes, kept in memory
 	err   error
 }
 
-// rewind goes back to the beginning, which is kept.
+// rewind sets the offset to 0; first are the first bytes of the content.
 func (s *seeker) rewind(first []byte) { s.first, s.at = first, 0 }
 
-// Seek tells where the next read is wanted.
+// Seek implements io.Seeker.
 func (s *seeker) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -504,7 +508,7 @@ func (s *seeker) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// Read reads from where it is wanted.
+// Read implements io.Reader.
 func (s *seeker) Read(p []byte) (int, error) {
 	if s.at < int64(len(s.first)) {
 		n := copy(p, s.first[s.at:])
@@ -524,7 +528,7 @@ func (s *seeker) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reach brings the content to where the next read is wanted.
+// reach opens or skips content up to the offset of the next read.
 func (s *seeker) reach() (err error) {
 	if s.from != nil && s.read > s.at {
 		s.Close()
@@ -541,10 +545,10 @@ func (s *seeker) reach() (err error) {
 	return nil
 }
 
-// Close gives back what is open.
+// Close closes the open content.
 func (s *seeker) Close() {
 	if s.from != nil {
-		_ = s.from.Close() // it was read as far as it was wanted
+		_ = s.from.Close() // its content was only read
 		s.from, s.read = nil, 0
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// paramLive asks for files as they are in the sandbox now, in place of the last snapshot's.
+// paramLive is the parameter that selects files of the running sandbox instead of the last snapshot.
 const paramLive = "live"
 
 func isLive(q url.Values) (bool, error) {
@@ -26,12 +26,12 @@ func isLive(q url.Values) (bool, error) {
 		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", clip(v))
 	}
 	if q.Has("minPosition") {
-		return false, problem.Invalid("minPosition", "what is read live is newer than any position; leave it out")
+		return false, problem.Invalid("minPosition", "a live read is newer than any position; leave minPosition out")
 	}
 	return true, nil
 }
 
-// listLive lists what lies below a folder of the sandbox now.
+// listLive lists the entries below a folder of the running sandbox.
 func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) error {
 	if wantsTar(r) {
 		return problem.Invalid(paramLive, "a tar is made from the last snapshot; leave live out, or list")
@@ -59,7 +59,7 @@ func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) erro
 	return nil
 }
 
-// getLive gives a file's content as it is in the sandbox now.
+// getLive returns a file's content from the running sandbox.
 func (h *Handler) getLive(w *answer, r *http.Request, session, file string) error {
 	if err := heldBy(r).Take(admission.TransferCost); err != nil {
 		return err
@@ -68,11 +68,11 @@ func (h *Handler) getLive(w *answer, r *http.Request, session, file string) erro
 	if err != nil {
 		return err
 	}
-	defer content.Close() //nolint:errcheck // it was read to its end, or the connection is broken off
+	defer content.Close() //nolint:errcheck // it was read to its end, or the connection was aborted
 	kind := mime.TypeByExtension(path.Ext(file))
 	first := make([]byte, min(size, 512))
 	if _, err := io.ReadFull(content, first); err != nil {
-		return problem.New(problem.Unavailable, "", "the file broke off; try again").Because(err)
+		return problem.New(problem.Unavailable, "", "the transfer of the file was interrupted; try again").Because(err)
 	}
 	if kind == "" {
 		kind = http.DetectContentType(first)

@@ -24,27 +24,28 @@ import (
 )
 
 const (
-	// maxBody bounds a request's body that brings no files along: a message of 1 MiB, each of its bytes escaped, and its metadata; a definition of 4 MiB.
+	// maxBody is the largest body of a request without files, in bytes: a message of 1 MiB with every byte escaped,
+	// plus its metadata; or a definition of 4 MiB.
 	maxBody = 8 << 20
-	// maxDrain bounds what is read and thrown away of a body that is too large.
+	// maxDrain bounds how much of a body that is too large is read and discarded.
 	maxDrain = 64 << 20
-	// answerTime bounds how long an answer may take to leave.
+	// answerTime bounds how long a response may take to be sent.
 	answerTime = 60 * time.Second
 )
 
-// route is a method of spool.v1 as REST knows it.
+// route is a method of spool.v1 with its REST binding.
 type route struct {
 	method  string // "/spool.v1.Sessions/GetSession"
 	path    string // "/api/sessions/{session_id}"
 	request protoreflect.MessageDescriptor
-	body    bool // takes one
-	files   bool // which may bring files along
+	body    bool // whether the method has a request body
+	files   bool // whether the body may contain files
 }
 
-// filesField is the field of requests that bring files along.
+// filesField is the request field that contains files.
 const filesField = "workspace_files"
 
-// routes lists the methods that have a route, by HTTP method and pattern.
+// routes returns the methods that have a REST binding, by HTTP method and pattern.
 func routes() map[string]route {
 	out := map[string]route{}
 	services := spoolv1.File_spool_v1_spool_proto.Services()
@@ -82,7 +83,7 @@ func binding(rule *annotations.HttpRule) (verb, path string) {
 	panic(fmt.Sprintf("rest: a binding of kind %T", rule.GetPattern()))
 }
 
-// mux makes the routes of spool.v1.
+// mux creates the routes of spool.v1.
 func (h *Handler) mux() (http.Handler, error) {
 	table := routes()
 	mux := runtime.NewServeMux(
@@ -122,7 +123,7 @@ func (h *Handler) mux() (http.Handler, error) {
 			}
 		}),
 	)
-	ctx := context.Background() // of the registration only
+	ctx := context.Background() // used only for the registration
 	return mux, errors.Join(
 		spoolv1.RegisterSessionsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterExecutionsHandlerServer(ctx, mux, h.cfg.API),
@@ -146,8 +147,8 @@ func answerOf(w http.ResponseWriter) *answer {
 	return &answer{ResponseWriter: w}
 }
 
-// strict reads the body and checks query and body before the method is called, so
-// that what is wrong is said with the field's name. grpc-gateway ignores parameters that it does not know.
+// strict reads the body and validates query and body before the method is called, so that errors name the field.
+// grpc-gateway alone would ignore unknown parameters.
 func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
 	out := answerOf(w)
 	pattern, _ := runtime.HTTPPattern(r.Context())
@@ -185,19 +186,20 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 	next(w, r, params)
 }
 
-// checkKey looks at the Idempotency-Key here, since grpc-gateway drops without a word a header that gRPC could not carry.
+// checkKey validates the Idempotency-Key here, because grpc-gateway silently drops a header that gRPC could not
+// carry.
 func checkKey(r *http.Request) error {
 	switch keys := r.Header.Values(api.HeaderKey); {
 	case len(keys) == 0:
 		return nil
 	case len(keys) > 1:
-		return problem.Invalid("Idempotency-Key", "it is given more than once")
+		return problem.Invalid("Idempotency-Key", "the header is set more than once")
 	default:
 		return commands.CheckKey(keys[0])
 	}
 }
 
-// fielded makes the error of a field a problem.
+// fielded converts the error of a field to a problem.
 func fielded(err error) error {
 	var bad *wirejson.FieldError
 	if errors.As(err, &bad) {
@@ -206,18 +208,18 @@ func fielded(err error) error {
 	return err
 }
 
-// body is a request's body, in memory. What the codec finds wrong with it is kept
-// here, since the generated code hands on no more than its text.
+// body is a request's body in memory. It keeps the error of the codec, because the generated code passes on only the
+// error's text.
 type body struct {
 	io.Reader
 	data   []byte
-	inPath map[string]string // fields that the path holds
+	inPath map[string]string // fields that the path contains
 	err    error
 }
 
 func (*body) Close() error { return nil }
 
-// readBody reads all of a body, within limits of size and time.
+// readBody reads a whole body, with a limit of its size and a timeout.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration) (*body, error) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(timeout)) // a test's recorder has no connection
@@ -225,17 +227,17 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.
 	data, err := io.ReadAll(heldBy(r).Reader(io.LimitReader(r.Body, limit+1)))
 	var refused *problem.Error
 	if errors.As(err, &refused) {
-		// A client that is still sending would not see an answer: its connection would be reset.
+		// The connection of a client that is still sending would be reset, and the client would lose the answer.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
 		return nil, refused
 	}
 	if int64(len(data)) > limit {
-		// A client that is still sending would not see an answer: its connection would be reset.
+		// The connection of a client that is still sending would be reset, and the client would lose the answer.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
 		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and larger files go by PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
 	}
 	if err != nil {
-		return nil, problem.Invalid("", "the body did not arrive: it ended too early or took longer than %s", timeout)
+		return nil, problem.Invalid("", "the body is incomplete: it ended early or took longer than %s", timeout)
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	return &body{Reader: bytes.NewReader(data), data: data}, nil

@@ -5,12 +5,12 @@ import (
 	"net/http"
 )
 
-// health answers while the process lives.
+// health responds while the process is alive.
 func (h *Handler) health(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
-// ready says what of the gateway's needs is not met.
+// ready reports which dependencies of the gateway are not available.
 func (h *Handler) ready(w http.ResponseWriter, r *http.Request) {
 	status := http.StatusOK
 	checks := map[string]string{}

@@ -1,5 +1,5 @@
-// Package rest is the HTTP face of a gateway: the routes that grpc-gateway makes
-// of spool.v1, in the same process, and beside them WebSocket, SSE and what operation needs.
+// Package rest serves HTTP: the routes that grpc-gateway generates from spool.v1, which call the API in the same
+// process, and the routes of WebSocket, SSE, files, health and metrics.
 package rest
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 )
 
-// Config of a Handler; every field is required.
+// Config configures a Handler. Every field is required.
 type Config struct {
 	API     *api.Server
 	Auth    *auth.Authenticator
@@ -31,14 +31,14 @@ type Config struct {
 	Socket  *socket.Handler
 	SSE     *sse.Handler
 	Metrics *metrics.Metrics
-	Ready   func(context.Context) map[string]error // what the gateway needs, and what is wrong with it
+	Ready   func(context.Context) map[string]error // dependencies by name, with an error for each that is not available
 	Logger  *slog.Logger
 
 	Admission  *admission.Admission
-	MaxRequest int64 // bytes of a body that brings files along
-	MaxFile    int64 // bytes of a file that is put
+	MaxRequest int64 // largest body with files, in bytes
+	MaxFile    int64 // largest uploaded file, in bytes
 
-	MaxTranscript int64         // bytes of a transcript
+	MaxTranscript int64         // largest transcript, in bytes
 	ReadTimeout   time.Duration // how long a body may take to arrive
 }
 
@@ -49,7 +49,7 @@ type Handler struct {
 	metrics http.Handler
 }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) (*Handler, error) {
 	h := &Handler{cfg: cfg, metrics: cfg.Metrics.Handler()}
 	mux, err := h.mux()
@@ -60,7 +60,7 @@ func New(cfg Config) (*Handler, error) {
 	return h, nil
 }
 
-// ServeHTTP answers, counts, and turns a panic into an INTERNAL.
+// ServeHTTP answers a request, counts it, and converts a panic to INTERNAL.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.cfg.Metrics.Begin()()
 	began := time.Now()
@@ -70,7 +70,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 				panic(v)
 			}
-			h.cfg.Logger.Error("a request made the gateway panic", "method", r.Method, "path", r.URL.Path, "panic", v)
+			h.cfg.Logger.Error("panic in request", "method", r.Method, "path", r.URL.Path, "panic", v)
 			h.refuse(out, r, fmt.Errorf("panic: %v", v))
 		}
 		h.cfg.Metrics.Request(method(r.Method), out.route, out.code(), time.Since(began), strings.HasSuffix(out.route, streamSuffix))
@@ -81,7 +81,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// method keeps what clients invent out of the labels.
+// method returns the HTTP method as a metric label; unknown methods share one label.
 func method(m string) string {
 	switch m {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete, http.MethodOptions:
@@ -90,14 +90,14 @@ func method(m string) string {
 	return "other"
 }
 
-// refuse answers with a problem, and logs what is the server's own fault.
+// refuse answers with a problem, and logs errors of the server.
 func (h *Handler) refuse(w *answer, r *http.Request, err error) {
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
-		h.cfg.Logger.Error("a request failed", "method", r.Method, "path", r.URL.Path, "error", p)
+		h.cfg.Logger.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", p)
 	case problem.Unavailable:
-		h.cfg.Logger.Warn("a request could not be served", "method", r.Method, "path", r.URL.Path, "error", p)
+		h.cfg.Logger.Warn("request refused: not available", "method", r.Method, "path", r.URL.Path, "error", p)
 	case problem.Unauthenticated:
 		h.cfg.Metrics.Refused()
 	}
@@ -105,16 +105,16 @@ func (h *Handler) refuse(w *answer, r *http.Request, err error) {
 		return
 	}
 	if r.ProtoMajor > 1 {
-		// A client that takes no answer does not keep its request in memory: flow control of HTTP/2 would let it.
+		// On HTTP/2, flow control would allow a client that does not read the response to keep its request in memory.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(refusalTime))
 	}
 	p.Write(w)
 }
 
-// refusalTime bounds how long a client of HTTP/2 may take for a refusal.
+// refusalTime bounds how long an HTTP/2 client may take to read a refusal.
 const refusalTime = 10 * time.Second
 
-// byHand are the routes that are not made of spool.v1 and need no key, but for /metrics.
+// byHand returns the handler of a route that is not generated from spool.v1 and needs no key (except /metrics).
 func (h *Handler) byHand(path string) http.HandlerFunc {
 	switch path {
 	case "/health", "/healthz":
@@ -173,7 +173,7 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if !p.Admin || !manages(r.URL.Path) { // no tenant may keep the operator out
+	if !p.Admin || !manages(r.URL.Path) { // rate limits of a tenant must not lock out the operator
 		if err := h.cfg.Admission.Rate(p.Tenant); err != nil {
 			return err
 		}
@@ -201,12 +201,12 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	return nil
 }
 
-// heldBy returns what a request holds. Every request that is served has one.
+// heldBy returns the admission of a request. Every request that is served has one.
 func heldBy(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
 
-// streamOf returns what serves a route that is a stream, nil for other routes.
+// streamOf returns the handler of a streaming route, or nil for other routes.
 func (h *Handler) streamOf(w *answer, r *http.Request) func() error {
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
@@ -232,7 +232,7 @@ func (h *Handler) streamOf(w *answer, r *http.Request) func() error {
 	}
 }
 
-// allow is auth.Allow for a route that is not made of spool.v1; the answer names the route.
+// allow calls auth.Allow for a route that is not generated from spool.v1.
 func allow(w *answer, r *http.Request) error {
 	method := r.Method
 	if method == http.MethodHead {
@@ -241,7 +241,7 @@ func allow(w *answer, r *http.Request) error {
 	return auth.Allow(r.Context(), method+" "+w.route)
 }
 
-// Full returns the answer to a connection over the limit, as bytes of HTTP/1.1.
+// Full returns the response to a connection over the limit, as bytes of HTTP/1.1.
 func Full() []byte {
 	p := problem.New(problem.Overloaded, "", "the gateway, or your address, has as many connections open as it may (--max-connections, --max-address-connections); try again")
 	body := p.JSON()
@@ -249,10 +249,10 @@ func Full() []byte {
 		int(p.RetryAfter.Seconds()), len(body), body)
 }
 
-// MaxHeader is how many bytes the URL and the header fields of a request may have together.
+// MaxHeader is the largest total size of the URL and the header fields of a request, in bytes.
 const MaxHeader = 32 << 10
 
-// checkHeader refuses a header that is too large. The error names the largest field, "" for the URL.
+// checkHeader returns an error if the header is too large. The error names the largest field, or "" for the URL.
 func checkHeader(r *http.Request) error {
 	total, largest, field := len(r.RequestURI), len(r.RequestURI), ""
 	for name, values := range r.Header {
@@ -265,17 +265,17 @@ func checkHeader(r *http.Request) error {
 		}
 	}
 	if total > MaxHeader {
-		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; at most %d are taken", total, largest, MaxHeader)
+		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; the limit is %d", total, largest, MaxHeader)
 	}
 	return nil
 }
 
-// checkOperator refuses a request that is not the operator's: metrics show what
-// all tenants do. SPOOL_METRICS_LISTEN serves them without a key, on a network of the operator's.
+// checkOperator refuses a request that is not from the operator, because metrics concern all tenants.
+// SPOOL_METRICS_LISTEN serves them without a key, on a network of the operator.
 func (h *Handler) checkOperator(r *http.Request) error {
 	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
 	if err == nil && !p.Admin {
-		err = problem.New(problem.Forbidden, "Authorization", "metrics are the operator's: send the root key, or ask the address of SPOOL_METRICS_LISTEN")
+		err = problem.New(problem.Forbidden, "Authorization", "metrics require the root key; they are also served on the address of SPOOL_METRICS_LISTEN")
 	}
 	return err
 }
@@ -310,7 +310,7 @@ func openAPI(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
 }
 
-// answer remembers what was answered. Unwrap lets http.ResponseController reach the connection.
+// answer records the status of a response. Unwrap lets http.ResponseController reach the connection.
 type answer struct {
 	http.ResponseWriter
 	route  string
@@ -331,7 +331,7 @@ func (a *answer) Write(b []byte) (int, error) {
 	return a.ResponseWriter.Write(b)
 }
 
-// Unwrap gives the ResponseWriter inside.
+// Unwrap returns the wrapped ResponseWriter.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (a *answer) code() int {

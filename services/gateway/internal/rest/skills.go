@@ -21,7 +21,7 @@ const (
 	typeZIP       = "application/zip"
 )
 
-// skillsOf tells whether a request is one of the routes of skills whose bodies are no JSON.
+// skillsOf returns the handler of a skill route whose body is not JSON, or nil for other routes.
 func (h *Handler) skillsOf(r *http.Request) func(*answer, *http.Request) error {
 	if r.URL.Path == skillsPath && r.Method == http.MethodPost {
 		return h.pushSkill
@@ -34,7 +34,7 @@ func (h *Handler) skillsOf(r *http.Request) func(*answer, *http.Request) error {
 	return func(w *answer, r *http.Request) error { return h.getArchive(w, r, slug) }
 }
 
-// pushSkill takes a ZIP in as it comes.
+// pushSkill uploads a skill ZIP.
 func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	w.route = skillsPath
 	if err := allow(w, r); err != nil {
@@ -45,7 +45,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 		return err
 	}
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeZIP {
-		return problem.Invalid("Content-Type", "a skill comes as a ZIP, with Content-Type %s", typeZIP)
+		return problem.Invalid("Content-Type", "a skill must be a ZIP, with Content-Type %s", typeZIP)
 	}
 	from := api.SkillSource{
 		Ref: events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: q.Get("slug")}, Tags: q["tag"], SHA256: q.Get("sha256"), Length: r.ContentLength,
@@ -76,7 +76,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	return nil
 }
 
-// getArchive gives the ZIP of a version.
+// getArchive returns the ZIP of a version.
 func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	w.route = skillsPath + "/{slug}" + archiveSuffix
 	if !slices.Contains([]string{http.MethodGet, http.MethodHead}, r.Method) {
@@ -99,7 +99,7 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	}
 	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}
 	defer content.Close()
-	// The first bytes are read before anything is answered: they tell whether the content is there.
+	// The first bytes are read before the header is sent, to find out whether the content is available.
 	first := make([]byte, min(a.Size, 512))
 	if _, err := io.ReadFull(content, first); err != nil {
 		return err
@@ -107,7 +107,7 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	h.secure(w, typeZIP, a.Slug+".zip")
 	w.Header().Set("ETag", `"`+a.Digest+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
-		r.Header.Del("Range") // each of many ranges would read the content from its start
+		r.Header.Del("Range") // each of several ranges would read the content from its start
 	}
 	content.rewind(first)
 	http.ServeContent(h.patient(w), r, "", time.Time{}, content)

@@ -10,7 +10,7 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// putTranscript takes a transcript in as it comes.
+// putTranscript uploads a transcript.
 func (h *Handler) putTranscript(w *answer, r *http.Request) error {
 	w.route = transcriptsPath
 	if r.Method != http.MethodPost {

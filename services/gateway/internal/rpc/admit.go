@@ -19,14 +19,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// interceptor admits calls, and turns their errors into statuses.
+// interceptor admits calls, and converts their errors to statuses.
 type interceptor struct {
 	Config
-	limits  map[string]int // bytes of a message, by full method name; of others maxOther
-	unknown atomic.Int64   // calls whose key is not looked up yet
+	limits  map[string]int // largest message in bytes, by full method name; maxOther for all others
+	unknown atomic.Int64   // number of calls whose key was not looked up yet
 }
 
-// messageLimits returns how large messages may be, by full method name.
+// messageLimits returns the largest message of each method in bytes, by full method name.
 func messageLimits(maxRequest int64) map[string]int {
 	out := map[string]int{}
 	services := spoolv1.File_spool_v1_spool_proto.Services()
@@ -48,7 +48,7 @@ func messageLimits(maxRequest int64) map[string]int {
 	return out
 }
 
-// isHealth reports whether a method is of the health service, which alone needs no key.
+// isHealth reports whether a method belongs to the health service, the only one that needs no key.
 func isHealth(method string) bool {
 	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
 }
@@ -60,7 +60,8 @@ func authorization(md metadata.MD) string {
 	return ""
 }
 
-// userOf reads the end user that a call names. The metadata of gRPC takes text beyond ASCII under names that end with -bin alone.
+// userOf returns the end user that a call names. gRPC metadata allows text beyond ASCII only under names that end
+// with -bin.
 func userOf(md metadata.MD) (string, error) {
 	name := strings.ToLower(auth.HeaderUser)
 	if binary := md.Get(name + "-bin"); len(binary) > 0 {
@@ -71,9 +72,9 @@ func userOf(md metadata.MD) (string, error) {
 
 type decidedKey struct{}
 
-// tap runs before a call is given a stream, in the goroutine that reads the
-// connection. It refuses a call whose key is missing or malformed, of which
-// nothing is kept then, and bounds how many calls wait for theirs to be looked up.
+// tap runs before a call gets a stream, in the goroutine that reads the connection. It refuses a call whose key is
+// missing or malformed before any memory is used for it, and bounds how many calls wait for the look-up of their
+// keys.
 func (i *interceptor) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if isHealth(info.FullMethodName) {
 		return ctx, nil
@@ -86,12 +87,12 @@ func (i *interceptor) tap(ctx context.Context, info *tap.Info) (context.Context,
 		return ctx, i.settle("none", problem.New(problem.Overloaded, "", "too many calls wait for their key to be looked up; try again"))
 	}
 	decided := sync.OnceFunc(func() { i.unknown.Add(-1) })
-	context.AfterFunc(ctx, decided) // a call that never reaches its interceptor, such as one of a method that there is not
+	context.AfterFunc(ctx, decided) // for a call that never reaches its interceptor, such as one of an unknown method
 	return context.WithValue(ctx, decidedKey{}, decided), nil
 }
 
-// admit authenticates a call and returns its context. The health service says
-// nothing of anybody and needs no key.
+// admit authenticates a call and returns its context. The health service exposes nothing about tenants and needs no
+// key.
 func (i *interceptor) admit(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
 	if decided, ok := ctx.Value(decidedKey{}).(func()); ok {
 		defer decided()
@@ -110,12 +111,12 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	if from, ok := peer.FromContext(ctx); ok {
 		p.Address = i.Proxies.Client(from.Addr.String(), md.Get("x-forwarded-for"))
 	}
-	if !p.Admin || !manages(method) { // no tenant may keep the operator out
+	if !p.Admin || !manages(method) { // rate limits of a tenant must not lock out the operator
 		if err := i.Admission.Rate(p.Tenant); err != nil {
 			return ctx, "", err
 		}
 	}
-	if strings.HasPrefix(method, "/grpc.") { // reflection, which every key may use
+	if strings.HasPrefix(method, "/grpc.") { // reflection is available with every key
 		return ctx, p.Tenant, nil
 	}
 	if ctx, err = auth.With(ctx, p, manages(method)); err == nil {
@@ -124,8 +125,8 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	return ctx, p.Tenant, err
 }
 
-// admitted runs around every call, before a message is read. handle is given the
-// stream through which messages are read, with the principal in its context.
+// admitted runs around every call, before a message is read. handle receives the stream from which it must read
+// messages, with the principal in its context.
 func (i *interceptor) admitted(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -18,20 +18,19 @@ import (
 )
 
 const (
-	// receivePiece is how much of a message is asked for at once, in bytes. The
-	// client may send that much on top of its window, so that it bounds what a
-	// slow client makes the transport hold, and how fast a distant one can be.
+	// receivePiece is the number of bytes of a message that are requested from the transport at once. The client may
+	// send that many bytes on top of its window. It therefore bounds the memory that a slow client uses in the
+	// transport, and the speed of a distant one.
 	receivePiece = 1 << 20
-	// maxFields is how many fields a message may have at its top level. Empty
-	// entries of a list take two bytes each, and a hundred in memory.
+	// maxFields is the largest number of fields of a message at its top level. An empty list entry takes two bytes on
+	// the wire and about a hundred in memory.
 	maxFields = 20_000
-	// headerLen is the length of a message's header: whether it is compressed, and its length.
+	// headerLen is the length of a message's header: the compression flag and the length of the message.
 	headerLen = 5
 )
 
-// frames is the transport's side of a call. grpc-go reads a message as a whole
-// before any option or interceptor sees its length; its transport can be read in
-// pieces. TestReceive fails if a later grpc-go has no such methods.
+// frames is the transport's side of a call. grpc-go reads a whole message before any option or interceptor sees its
+// length, but its transport can be read in pieces. TestReceive fails if a later grpc-go does not have these methods.
 type frames interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
@@ -39,22 +38,21 @@ type frames interface {
 
 var errNoFrames = errors.New("the transport of gRPC cannot be read in pieces")
 
-// receiver is a stream whose messages are taken from the gateway's budget before they are read.
+// receiver is a stream that takes the bytes of messages from the gateway's limit before it reads them.
 type receiver struct {
 	grpc.ServerStream
 	ctx     context.Context
 	request *admission.Request
-	limit   int // bytes of a message
+	limit   int // largest message in bytes
 	timeout time.Duration
-	held    int64 // by the last message
+	held    int64 // bytes of the last message
 }
 
-// Context is the stream's context, with the principal.
+// Context returns the stream's context, with the principal.
 func (r *receiver) Context() context.Context { return r.ctx }
 
-// RecvMsg reads the next message. It fails with io.EOF when the client sends no
-// more, and with INVALID_REQUEST when a message takes longer than the time that
-// is set. The read then ends with the call, which the error ends.
+// RecvMsg reads the next message. It returns io.EOF after the client's last message, and INVALID_REQUEST if a message
+// takes longer than the timeout; the goroutine that reads then ends together with the call.
 func (r *receiver) RecvMsg(into any) error {
 	r.request.Return(r.held)
 	r.held = 0
@@ -79,7 +77,7 @@ func (r *receiver) RecvMsg(into any) error {
 	defer timer.Stop()
 	select {
 	case got := <-done:
-		if got.err != nil && r.ctx.Err() != nil { // the call is over, and the transport says so in words of its own
+		if got.err != nil && r.ctx.Err() != nil { // the call has ended; the transport's own error would hide that
 			return r.ctx.Err()
 		}
 		if got.err != nil {
@@ -91,7 +89,7 @@ func (r *receiver) RecvMsg(into any) error {
 	}
 }
 
-// read reads a message in pieces, each taken before it is read.
+// read reads a message in pieces. It takes the bytes of each piece before it reads the piece.
 func (r *receiver) read(from frames) ([]byte, error) {
 	var header [headerLen]byte
 	if err := from.ReadMessageHeader(header[:]); err != nil {
@@ -124,7 +122,7 @@ func (r *receiver) read(from frames) ([]byte, error) {
 	return data, nil
 }
 
-// decode reads a message of protobuf.
+// decode decodes a protobuf message.
 func decode(data []byte, m proto.Message) error {
 	rest := data
 	for fields := 1; len(rest) > 0; fields++ {
@@ -143,16 +141,15 @@ func decode(data []byte, m proto.Message) error {
 	return nil
 }
 
-// registrar registers services so that admitted runs around each of their
-// methods. A method with one request is registered as a stream: grpc-go calls the
-// handler of a stream before it reads a message, and calls no interceptor for
-// such a method before it has read the request.
+// registrar registers services so that admitted runs around each of their methods. A method with one request is
+// registered as a stream, because grpc-go calls the handler of a stream before it reads a message, but the
+// interceptor of a unary method only after it has read the request.
 type registrar struct {
 	*grpc.Server
 	admitted func(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) error
 }
 
-// RegisterService registers a service.
+// RegisterService implements grpc.ServiceRegistrar.
 func (r registrar) RegisterService(service *grpc.ServiceDesc, impl any) {
 	out := *service
 	out.Methods, out.Streams = nil, nil

@@ -28,31 +28,32 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Bytes that a message may have. A method that brings files along has the
-// setting max-request, and minFiles at least: a message of 1 MiB with its metadata, and room.
+// Largest messages in bytes. A method with files has the setting max-request, but at least minFiles: a message of 1
+// MiB with its metadata, and some spare bytes.
 const (
 	minFiles = 2 << 20
-	maxSpec  = 5 << 20 // of a method that brings a definition, which may have 4 MiB
+	maxSpec  = 5 << 20 // for methods with a definition, which may have 4 MiB
 	maxOther = 256 << 10
 )
 
 const (
-	// maxCalls is how many calls a connection may have open at once.
+	// maxCalls is the largest number of concurrent calls on a connection.
 	maxCalls = 256
-	// window is what a client may send of a call before it is read, and a connection of all its calls, in bytes.
-	// They are fixed: grpc-go would raise them to 16 MiB for a fast client.
+	// window is the number of bytes that a client may send of a call before they are read; connectionWindow is the
+	// same for all calls of a connection. They are fixed, because grpc-go would raise them to 16 MiB for a fast
+	// client.
 	window, connectionWindow = 64 << 10, 1 << 20
-	// maxHeaders bounds the headers of a call, in bytes.
+	// maxHeaders is the largest size of the headers of a call, in bytes.
 	maxHeaders = 32 << 10
-	// maxUnknown is how many calls may wait at once for their key to be looked up.
+	// maxUnknown is the largest number of calls that may wait for the look-up of their keys.
 	maxUnknown = 1024
 	// handshakeTimeout bounds how long a client may take to open a connection.
 	handshakeTimeout = 10 * time.Second
-	// idleTimeout is how long a connection may be open without a call.
+	// idleTimeout is how long a connection may stay open without a call.
 	idleTimeout = 15 * time.Minute
 )
 
-// healthEvery is how often health is looked at.
+// healthEvery is the interval of health checks.
 const healthEvery = 2 * time.Second
 
 // Server is the gRPC server.
@@ -61,7 +62,7 @@ type Server struct {
 	health *health.Server
 }
 
-// Config of a Server; every field but TLS is required.
+// Config configures a Server. Every field except TLS is required.
 type Config struct {
 	API         *api.Server
 	Auth        *auth.Authenticator
@@ -69,12 +70,12 @@ type Config struct {
 	Admission   *admission.Admission
 	Metrics     *metrics.Metrics
 	Logger      *slog.Logger
-	MaxRequest  int64         // bytes of a message that brings files along
+	MaxRequest  int64         // largest message with files, in bytes
 	ReadTimeout time.Duration // how long a message may take to arrive
 	TLS         *tls.Config   // nil serves without TLS
 }
 
-// New makes a Server.
+// New returns a Server.
 func New(cfg Config) *Server {
 	in := &interceptor{Config: cfg, limits: messageLimits(cfg.MaxRequest)}
 	secure := insecure.NewCredentials()
@@ -84,7 +85,7 @@ func New(cfg Config) *Server {
 	server := registrar{admitted: in.admitted, Server: grpc.NewServer(
 		grpc.Creds(secure),
 		grpc.InTapHandle(in.tap),
-		grpc.MaxRecvMsgSize(maxOther), // of calls that receiver does not read, of which there are none
+		grpc.MaxRecvMsgSize(maxOther), // for calls that receiver does not read; there are none
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(connectionWindow),
 		grpc.MaxHeaderListSize(maxHeaders),
@@ -111,10 +112,10 @@ func New(cfg Config) *Server {
 	return &Server{server.Server, h}
 }
 
-// Serve serves until Stop.
+// Serve serves until Stop is called.
 func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
 
-// Stop lets calls finish until ctx ends.
+// Stop waits for running calls to finish, until ctx ends, and then aborts them.
 func (s *Server) Stop(ctx context.Context) {
 	s.health.Shutdown()
 	done := make(chan struct{})
@@ -130,7 +131,7 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
-// Health keeps the health service to what check says, until ctx ends.
+// Health updates the health service with the result of check, until ctx ends.
 func (s *Server) Health(ctx context.Context, check func(context.Context) map[string]error) {
 	tick := time.NewTicker(healthEvery)
 	defer tick.Stop()
@@ -171,26 +172,26 @@ func manages(method string) bool {
 	return false
 }
 
-// settle makes an error a status, logs what is the server's fault, and counts.
+// settle converts an error to a status, logs errors of the server, and counts the call.
 func (i *interceptor) settle(method string, err error) error {
 	if err == nil {
 		i.Metrics.Call(method, "OK")
 		return nil
 	}
 	var known *problem.Error
-	if given, ok := status.FromError(err); ok && !errors.As(err, &known) { // of health, reflection, or gRPC itself
+	if given, ok := status.FromError(err); ok && !errors.As(err, &known) { // from health, reflection, or gRPC itself
 		i.Metrics.Call(method, given.Code().String())
 		return err
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = problem.Invalid("", "the call ended before its message had come")
+		err = problem.Invalid("", "the call ended before its message had arrived")
 	}
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
-		i.Logger.Error("a call failed", "method", method, "error", p)
+		i.Logger.Error("gRPC call failed", "method", method, "error", p)
 	case problem.Unavailable:
-		i.Logger.Warn("a call could not be served", "method", method, "error", p)
+		i.Logger.Warn("gRPC call refused: not available", "method", method, "error", p)
 	case problem.Unauthenticated:
 		i.Metrics.Refused()
 	}

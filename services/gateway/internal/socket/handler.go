@@ -1,6 +1,5 @@
-// Package socket is the WebSocket of the API: one connection that joins any
-// number of sessions and is sent their events. An idle connection costs one
-// goroutine, and another for each session it has joined.
+// Package socket implements the WebSocket of the API: one connection that joins any number of sessions and receives
+// their events. A connection uses one goroutine, and one more for each joined session.
 package socket
 
 import (
@@ -21,10 +20,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// MaxFrame bounds what a client may send in one message, in bytes.
+// MaxFrame is the largest message that a client may send, in bytes.
 const MaxFrame = 64 << 10
 
-// Config of a Handler. Zero numbers mean the defaults; the rest is required.
+// Config configures a Handler. Zero numbers mean the defaults; all other fields are required.
 type Config struct {
 	Admission    *admission.Admission
 	Live         *live.Hub
@@ -33,25 +32,25 @@ type Config struct {
 	Watch        *auth.Watch
 	Logger       *slog.Logger
 	ReadTimeout  time.Duration // how long a message may take to arrive
-	Ping         time.Duration // between pings; 0 means 30 s
+	Ping         time.Duration // interval of pings; 0 means 30 s
 	WriteTimeout time.Duration // how long a client may take for one message; 0 means 10 s
-	MaxSessions  int           // that one connection may join; 0 means 256
+	MaxSessions  int           // sessions that one connection may join; 0 means 256
 	Opened       func() (done func())
 	Sent         func(bytes int)
 	Cut          func(code string)
 }
 
-// Handler answers GET /api/ws.
+// Handler serves GET /api/ws.
 type Handler struct {
 	cfg Config
 
 	mu     sync.Mutex
 	closed bool
 	conns  map[*conn]struct{}
-	work   sync.WaitGroup // of connections
+	work   sync.WaitGroup // counts the goroutines of connections
 }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) *Handler {
 	if cfg.Ping == 0 {
 		cfg.Ping = 30 * time.Second
@@ -65,7 +64,7 @@ func New(cfg Config) *Handler {
 	return &Handler{cfg: cfg, conns: map[*conn]struct{}{}}
 }
 
-// Close makes every connection end, with a code that says so, and waits until they have.
+// Close ends every connection with a close code, and blocks until all have ended.
 func (h *Handler) Close() {
 	h.mu.Lock()
 	h.closed = true
@@ -78,9 +77,8 @@ func (h *Handler) Close() {
 	h.work.Wait()
 }
 
-// Serve upgrades and returns; the connection goes on, until the client, its key
-// or the Handler ends it. The caller has checked the origin. What is wrong
-// before the upgrade is returned, for problem+json.
+// Serve upgrades the connection and returns; the connection continues until the client, its key or the Handler ends
+// it. The caller must have checked the origin. Errors before the upgrade are returned, for problem+json.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	p, err := auth.From(r.Context())
 	if err != nil {
@@ -94,12 +92,12 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{
-		InsecureSkipVerify: true, // the origin was checked, with a list that can be set
+		InsecureSkipVerify: true, // the caller has checked the origin against a configurable list
 		CompressionMode:    websocket.CompressionDisabled,
 	})
 	if err != nil {
 		end()
-		return nil // Accept has answered
+		return nil // Accept has sent the response
 	}
 	ws.SetReadLimit(MaxFrame)
 	c := &conn{handler: h, ws: ws, tenant: p.Tenant, agents: p.Agents, joined: map[string]context.CancelCauseFunc{}}
@@ -110,7 +108,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return ws.CloseNow()
 	}
 	h.conns[c] = struct{}{}
-	// A goroutine of its own, since the request's holds on to the request and its buffers.
+	// The request's own goroutine would keep the request and its buffers in memory, so the connection gets a new one.
 	h.work.Go(func() {
 		defer end()
 		c.serve(p)
@@ -129,11 +127,11 @@ type conn struct {
 	handler *Handler
 	ws      *websocket.Conn
 	tenant  string
-	agents  []string // slugs of the only agents whose sessions may be joined; empty for all
+	agents  []string // slugs of the only agents whose sessions may be joined; empty means all
 
 	mu     sync.Mutex
 	joined map[string]context.CancelCauseFunc // by session
-	work   sync.WaitGroup                     // a goroutine for each join
+	work   sync.WaitGroup                     // counts the goroutines of joins
 	end    sync.Once
 }
 
@@ -160,7 +158,7 @@ func (c *conn) serve(p auth.Principal) {
 	c.work.Wait()
 }
 
-// pings finds out whether the client is there, again and again, until stop is called.
+// pings sends pings periodically until stop is called, and closes the connection when one is not answered.
 func (c *conn) pings(ctx context.Context) (stop func()) {
 	var mu sync.Mutex
 	stopped := false
@@ -171,7 +169,7 @@ func (c *conn) pings(ctx context.Context) (stop func()) {
 		wait, cancel := context.WithTimeout(ctx, c.handler.cfg.WriteTimeout)
 		defer cancel()
 		if err := c.ws.Ping(wait); err != nil && ctx.Err() == nil {
-			_ = c.ws.CloseNow() // a client that is gone cannot be told
+			_ = c.ws.CloseNow() // the client is gone, so no close frame is sent
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -187,17 +185,17 @@ func (c *conn) pings(ctx context.Context) (stop func()) {
 	}
 }
 
-// cut tells why and closes.
+// cut sends an error and closes the connection.
 func (c *conn) cut(code websocket.StatusCode, p *problem.Error, about request) {
 	c.handler.cfg.Cut(string(p.Code))
 	_ = c.send(errorMessage(p, about))
 	c.finish(code, string(p.Code)+": "+p.Detail)
 }
 
-// maxReason is what a close frame has room for.
+// maxReason is the largest reason of a close frame, in bytes.
 const maxReason = 123
 
-// finish closes once, with a code.
+// finish closes the connection with a code. Only the first call has an effect.
 func (c *conn) finish(code websocket.StatusCode, reason string) {
 	c.end.Do(func() {
 		if len(reason) > maxReason {
@@ -207,7 +205,8 @@ func (c *conn) finish(code websocket.StatusCode, reason string) {
 	})
 }
 
-// send writes one message. It takes up to twice the time a client has: one that reads again before that is told that it was too slow.
+// send writes one message. It waits up to twice the write timeout: a client that reads again before that still
+// receives the reason why it is disconnected.
 func (c *conn) send(b []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*c.handler.cfg.WriteTimeout)
 	defer cancel()

@@ -28,26 +28,26 @@ const (
 	typeError    = "error"
 )
 
-// request is what a client sends.
+// request is a message of a client.
 type request struct {
 	Type      string `json:"type"`
 	RequestID string `json:"requestId"`
 	SessionID string `json:"sessionId"`
 	After     uint32 `json:"after"`
-	Metadata  *bool  `json:"metadata"` // of a join: false leaves it out of the events
+	Metadata  *bool  `json:"metadata"` // for a join: false omits metadata from the events
 
-	Replay bool            `json:"replay"` // of a join: send what happened again, instead of what happens
-	Speed  json.RawMessage `json:"speed"`  // of a replay: a number, or "max"; nil means 1
-	From   *uint32         `json:"from"`   // of a replay: seq of the first event; nil means 1
-	To     *uint32         `json:"to"`     // of a replay: seq of the last event; nil means the session's last event
-	// ExecutionID is of a replay: the only execution whose events are sent; nil means all events.
+	Replay bool            `json:"replay"` // for a join: replay past events instead of streaming new ones
+	Speed  json.RawMessage `json:"speed"`  // for a replay: a number, or "max"; nil means 1
+	From   *uint32         `json:"from"`   // for a replay: seq of the first event; nil means 1
+	To     *uint32         `json:"to"`     // for a replay: seq of the last event; nil means the session's last event
+	// ExecutionID restricts a replay to the events of one execution; nil means all events.
 	ExecutionID *string `json:"executionId"`
 }
 
-// metadata reports whether the events of a join bring their metadata.
+// metadata reports whether the events of a join include their metadata.
 func (r request) metadata() bool { return r.Metadata == nil || *r.Metadata }
 
-// replayOf returns the replay that a join asks for; nil for a join that follows.
+// replayOf returns the requested replay, or nil for a join that streams new events.
 func (r request) replayOf() (*replay.Request, error) {
 	if !r.Replay {
 		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil, "executionId": r.ExecutionID != nil} {
@@ -84,14 +84,15 @@ func (r request) replayOf() (*replay.Request, error) {
 	return ask, nil
 }
 
-// errMalformed is a message that is no JSON: the connection is not what it should be, and ends.
+// errMalformed is returned for a message that is not JSON. It ends the connection.
 type errMalformed struct{ detail string }
 
 func (e errMalformed) Error() string { return e.detail }
 
 const maxRequestID = 128
 
-// parse reads a message. What could be read of it is given with an error too, so that the answer names the request.
+// parse decodes a message. With an error it returns the fields that could be decoded, so that the answer can name the
+// request.
 func parse(data []byte) (request, error) {
 	var r request
 	if !utf8.Valid(data) {
@@ -128,7 +129,7 @@ func parse(data []byte) (request, error) {
 	return r, nil
 }
 
-// message is what a client is sent, events apart.
+// message is a message to a client, except events.
 type message struct {
 	Type      string            `json:"type"`
 	RequestID string            `json:"requestId,omitempty"`
@@ -145,7 +146,7 @@ type message struct {
 
 func (m message) encode() []byte {
 	b, err := json.Marshal(m)
-	if err != nil { // strings, numbers and JSON that was just made always encode
+	if err != nil { // strings, numbers and valid JSON always encode
 		panic(err)
 	}
 	return b
@@ -165,7 +166,7 @@ func snapshotMessage(about request, seq uint32, blocks []*spoolv1.Block) []byte 
 	return m.encode()
 }
 
-// noticeMessage is what a replay tells: the notice's own fields beside type and sessionId.
+// noticeMessage encodes a notice of a replay: type and sessionId, followed by the notice's own fields.
 func noticeMessage(session string, n pace.Notice) []byte {
 	data, err := json.Marshal(n.Data)
 	if err != nil { // strings and numbers always encode
@@ -175,7 +176,7 @@ func noticeMessage(session string, n pace.Notice) []byte {
 	return append(append(b[:len(b)-1], ','), data[1:]...)
 }
 
-// frameMessage wraps a frame; the event's bytes stay as they are stored.
+// frameMessage wraps a frame in a message. The bytes of the event are not changed.
 func frameMessage(session string, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
 		return message{Type: typeLag, SessionID: session, Lagging: &f.Lag.Lagging, LagMs: &f.Lag.LagMs}.encode()
@@ -185,7 +186,7 @@ func frameMessage(session string, f live.Frame, metadata bool) []byte {
 	}
 	b := make([]byte, 0, f.Len(metadata)+80)
 	b = append(b, `{"type":"`+typeEvent+`","sessionId":`...)
-	b = strconv.AppendQuote(b, session) // an id: letters and digits
+	b = strconv.AppendQuote(b, session) // an id has only letters, digits and underscores
 	b = append(b, `,"event":`...)
 	return append(f.Append(b, metadata), '}')
 }

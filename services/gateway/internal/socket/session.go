@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// read takes what the client sends, until the connection ends.
+// read handles the client's messages until the connection ends.
 func (c *conn) read(ctx context.Context) {
 	for {
 		kind, data, err := c.receive()
@@ -46,10 +46,10 @@ func (c *conn) read(ctx context.Context) {
 	}
 }
 
-// receive reads a message, which takes from the gateway's budget while it
-// arrives. A client that does not finish one in time is disconnected.
+// receive reads a message. Its bytes count against the gateway's limit while it arrives. A client that does not
+// finish a message in time is disconnected.
 func (c *conn) receive() (websocket.MessageType, []byte, error) {
-	// Without a context of its own: one that ended would close the connection before its code is sent.
+	// A context that ends would close the connection before a close code is sent, so the read has none.
 	kind, from, err := c.ws.Reader(context.Background())
 	if err != nil {
 		return 0, nil, err
@@ -78,7 +78,7 @@ func (c *conn) handle(ctx context.Context, r request) error {
 	return problem.Invalid("type", "%+q is not a type of message: there are %s and %s", clip(r.Type), typeJoin, typeLeave)
 }
 
-// leaving ends a join at the client's wish.
+// leaving is the cause of a join that the client ended.
 type leaving struct{ request request }
 
 func (leaving) Error() string { return "the client left the session" }
@@ -126,14 +126,15 @@ func (c *conn) join(ctx context.Context, r request) error {
 	return nil
 }
 
-// forget takes a session off the list, before the client is told that it left: then it may join again.
+// forget removes a session from the joined ones. It must be called before the client is notified, so that the client
+// may join again.
 func (c *conn) forget(session string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.joined, session)
 }
 
-// follow joins a session and sends what it brings, until it ends or the client leaves.
+// follow joins a session and sends its events, until the session ends or the client leaves.
 func (c *conn) follow(ctx context.Context, r request) {
 	reader, err := c.handler.cfg.Live.Join(ctx, c.tenant, c.agents, r.SessionID, r.After)
 	if err != nil {
@@ -151,7 +152,7 @@ func (c *conn) follow(ctx context.Context, r request) {
 	c.over(r, cursor, err)
 }
 
-// replay sends what happened in a session, until it has all been sent or the client leaves.
+// replay sends the events of a replay, until it ends or the client leaves.
 func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
 	ask.Tenant, ask.Agents = c.tenant, c.agents
 	from, err := c.handler.cfg.Player.Open(ctx, ask)
@@ -170,7 +171,7 @@ func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
 	c.over(r, cursor, err)
 }
 
-// notJoined answers a join that failed; to a cursor that cannot be served with the blocks to go on from.
+// notJoined answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
 func (c *conn) notJoined(ctx context.Context, r request, err error) {
 	var left leaving
 	if errors.As(context.Cause(ctx), &left) {
@@ -179,7 +180,7 @@ func (c *conn) notJoined(ctx context.Context, r request, err error) {
 	}
 	p := problem.From(err)
 	if p.Code == problem.Internal {
-		c.handler.cfg.Logger.Error("a session could not be joined", "session", r.SessionID, "error", p)
+		c.handler.cfg.Logger.Error("join session", "session", r.SessionID, "error", p)
 	}
 	if c.send(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
@@ -189,7 +190,7 @@ func (c *conn) notJoined(ctx context.Context, r request, err error) {
 	}
 }
 
-// snapshot sends a session's blocks, which it takes from the gateway's budget until they are sent.
+// snapshot sends a session's blocks. Their bytes count against the gateway's limit until they are sent.
 func (c *conn) snapshot(ctx context.Context, r request) error {
 	held := c.handler.cfg.Admission.Hold(c.tenant)
 	defer held.End()
@@ -200,13 +201,13 @@ func (c *conn) snapshot(ctx context.Context, r request) error {
 	return err
 }
 
-// source is what a join sends: a live.Reader or a replay.
+// source is a source of frames: a live.Reader or a replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Session() string
 }
 
-// pump sends; cursor is the seq of the last event that was sent.
+// pump sends frames until it fails; cursor is the seq of the last event that was sent.
 func (c *conn) pump(ctx context.Context, from source, cursor *uint32, metadata bool) error {
 	for {
 		frames, err := from.Next(ctx)
@@ -229,14 +230,14 @@ func (c *conn) pump(ctx context.Context, from source, cursor *uint32, metadata b
 	}
 }
 
-// over says how a join ended, if there is still somebody to say it to.
+// over notifies the client that a join has ended, if the connection is still open.
 func (c *conn) over(r request, cursor uint32, err error) {
 	session := r.SessionID
 	left := message{Type: typeLeft, SessionID: session, Seq: &cursor}
 	var wish leaving
 	var p *problem.Error
 	switch {
-	case errors.Is(err, io.EOF): // all was replayed
+	case errors.Is(err, io.EOF): // the replay is complete
 		_ = c.send(left.encode())
 	case errors.As(err, &wish):
 		left.RequestID = wish.request.RequestID
@@ -250,7 +251,7 @@ func (c *conn) over(r request, cursor uint32, err error) {
 		c.cut(websocket.StatusPolicyViolation, slow, request{SessionID: session})
 	case errors.As(err, &p):
 		if p.Code == problem.Unauthenticated {
-			return // guard says so, once for the connection
+			return // the whole connection is closed with this error
 		}
 		c.handler.cfg.Cut(string(p.Code))
 		if c.send(errorMessage(p, request{SessionID: session})) == nil {
@@ -258,7 +259,7 @@ func (c *conn) over(r request, cursor uint32, err error) {
 		}
 	case errors.Is(err, errClosed):
 	default:
-		_ = c.ws.CloseNow() // it cannot be written to
+		_ = c.ws.CloseNow() // the connection is broken
 	}
 }
 

@@ -24,23 +24,23 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Config of a Handler. Zero times mean the defaults.
+// Config configures a Handler. Zero durations mean the defaults.
 type Config struct {
 	Admission    *admission.Admission
 	Live         *live.Hub
 	Player       *replay.Player
 	Watch        *auth.Watch
-	Comment      time.Duration // between comments that keep the connection open; 0 means 15 s
-	WriteTimeout time.Duration // how long a client may take for what is sent at once; 0 means 10 s
+	Comment      time.Duration // interval of comments that keep the connection open; 0 means 15 s
+	WriteTimeout time.Duration // how long a client may take to read one batch; 0 means 10 s
 	Opened       func() (done func())
 	Sent         func(bytes int)
 	Cut          func(code string)
 }
 
-// Handler answers GET /api/sessions/{id}/events/stream.
+// Handler serves GET /api/sessions/{id}/events/stream.
 type Handler struct{ cfg Config }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) *Handler {
 	if cfg.Comment == 0 {
 		cfg.Comment = 15 * time.Second
@@ -51,8 +51,8 @@ func New(cfg Config) *Handler {
 	return &Handler{cfg}
 }
 
-// Serve streams until the client, the session or the context's time is over. What is wrong
-// before the stream begins is returned, for problem+json.
+// Serve streams until the client disconnects, the session ends or the context is cancelled. Errors before the
+// beginning of the stream are returned, for problem+json.
 func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) error {
 	p, err := auth.From(r.Context())
 	if err != nil {
@@ -102,19 +102,19 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err := h.stream(ctx, out, from, metadata); err != nil {
 		refused := problem.From(err)
 		h.cfg.Cut(string(refused.Code))
-		_ = out.write(message("", "problem", refused.JSON())) // the last word; the client may be gone
+		_ = out.write(message("", "problem", refused.JSON())) // the client may be gone
 	}
 	return nil
 }
 
-// source is what a stream sends: a live.Reader or a replay.
+// source is a source of frames: a live.Reader or a replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32
 	Close()
 }
 
-// parameters returns the query's, each of which is known and given once.
+// parameters returns the query parameters. Unknown and repeated ones are errors.
 func parameters(r *http.Request) (url.Values, error) {
 	q := r.URL.Query()
 	for name, values := range q {
@@ -128,7 +128,7 @@ func parameters(r *http.Request) (url.Values, error) {
 	return q, nil
 }
 
-// opener reads what is asked for, and returns what opens it.
+// opener validates the parameters, and returns the function that opens the stream.
 func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
 	again := false
 	if q.Has("replay") {
@@ -155,7 +155,7 @@ func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, a
 	}, err
 }
 
-// replayOf reads the parameters of a replay. A browser that comes back goes on after Last-Event-ID.
+// replayOf returns the request for a replay. A browser that reconnects continues after Last-Event-ID.
 func replayOf(r *http.Request, q url.Values) (replay.Request, error) {
 	ask := replay.Request{From: 1, Speed: 1}
 	if q.Has("after") {
@@ -197,10 +197,11 @@ func replayOf(r *http.Request, q url.Values) (replay.Request, error) {
 	return ask, nil
 }
 
-// errReplayed is a browser that comes back after the end of its replay: 204 makes it stay away.
+// errReplayed is returned when a browser reconnects after the end of its replay. The answer 204 makes it stop
+// reconnecting.
 var errReplayed = errors.New("the replay has ended")
 
-// replay opens a replay; back reports whether the client was here before.
+// replay opens a replay; back reports whether the client is reconnecting.
 func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (source, error) {
 	if back && ask.To != nil && ask.From == *ask.To+1 {
 		return nil, errReplayed
@@ -218,7 +219,7 @@ func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (so
 	return from, nil
 }
 
-// withMetadata reports whether the client wants events with their metadata: yes, unless it says no.
+// withMetadata returns the parameter metadata, which is true by default.
 func withMetadata(q url.Values) (bool, error) {
 	if !q.Has("metadata") {
 		return true, nil
@@ -227,7 +228,7 @@ func withMetadata(q url.Values) (bool, error) {
 	return yes, invalid(err)
 }
 
-// invalid makes the error of a field a problem.
+// invalid converts the error of a field to a problem.
 func invalid(err error) error {
 	var bad *wirejson.FieldError
 	if errors.As(err, &bad) {
@@ -236,7 +237,7 @@ func invalid(err error) error {
 	return err
 }
 
-// cursor is where the client is: Last-Event-ID, which a browser sends when it comes back, else after.
+// cursor returns the client's cursor: Last-Event-ID, which a browser sends when it reconnects, or else after.
 func cursor(r *http.Request, q url.Values) (uint32, error) {
 	name, text := "after", q.Get("after")
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
@@ -251,7 +252,7 @@ func cursor(r *http.Request, q url.Values) (uint32, error) {
 // errQuiet ends a wait so that a comment can be sent.
 var errQuiet = errors.New("nothing to send")
 
-// stream sends until it cannot; a client that is gone is no error.
+// stream sends frames until it fails. A client that disconnects is not an error.
 func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata bool) error {
 	for {
 		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errQuiet)
@@ -304,7 +305,7 @@ func (h *Handler) render(b []byte, f live.Frame, metadata bool) []byte {
 	return append(b, "\n\n"...)
 }
 
-// plain is one event whose data is a struct of strings and numbers, which always encode.
+// plain returns an event whose data is a struct of strings and numbers, which always encodes.
 func plain(event string, data any) []byte {
 	b, err := json.Marshal(data)
 	if err != nil {
@@ -315,7 +316,7 @@ func plain(event string, data any) []byte {
 
 const dataField = "data: "
 
-// message is one event.
+// message returns one event.
 func message(id, event string, data []byte) []byte { return lines(head(nil, id, event), data) }
 
 func head(b []byte, id, event string) []byte {
@@ -324,14 +325,15 @@ func head(b []byte, id, event string) []byte {
 	}
 	b = append(b, "event: "...)
 	for i := range len(event) {
-		if event[i] != '\r' && event[i] != '\n' { // a type may come from a newer version, unchecked
+		if event[i] != '\r' && event[i] != '\n' { // the type may come from a newer version and was not validated
 			b = append(b, event[i])
 		}
 	}
 	return append(b, '\n')
 }
 
-// lines appends data. With line breaks, which JSON allows between its tokens, it stays one event.
+// lines appends data. JSON may contain line breaks between tokens; each line then gets its own data field of the same
+// event.
 func lines(b, data []byte) []byte {
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
 		b = append(append(append(b, dataField...), line...), '\n')
@@ -339,8 +341,8 @@ func lines(b, data []byte) []byte {
 	return append(b, '\n')
 }
 
-// writer writes and flushes within a time. A client that reads again before twice
-// the time is over is still told why it is cut.
+// writer writes and flushes with a timeout. A client that reads again before twice the timeout still receives the
+// reason why its stream ends.
 type writer struct {
 	w       http.ResponseWriter
 	control *http.ResponseController

@@ -18,12 +18,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxItems is how many entries a list may have.
+// maxItems is the largest number of entries of a list.
 const maxItems = 20_000
 
-// Unmarshal reads an object into a message. Only the fields of the message may
-// be in it, under their JSON names, each once and of the right type; null is the
-// same as absent, except where any JSON is taken. The error is a *FieldError.
+// Unmarshal decodes an object into a message. The object may contain only fields of the message, under their JSON
+// names, each once and with the right type. null is the same as absent, except for fields that accept any JSON. The
+// error is a *FieldError.
 func Unmarshal(data []byte, m proto.Message) error {
 	if err := CheckDepth(data); err != nil {
 		return err
@@ -73,7 +73,7 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 	}
 	list := m.Mutable(fd).List()
 	for i := 0; items.More(); i++ {
-		// An empty entry takes three bytes here, and a hundred and more in memory.
+		// An empty entry takes three bytes of JSON, and more than a hundred in memory.
 		if i == maxItems {
 			return &FieldError{at, "a list has at most " + strconv.Itoa(maxItems) + " entries"}
 		}
@@ -90,7 +90,7 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 	return nil
 }
 
-// readMap reads an object of any names.
+// readMap decodes an object with arbitrary member names.
 func readMap(raw json.RawMessage, at string, into protoreflect.Map, fd protoreflect.FieldDescriptor) error {
 	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
 		key, at := protoreflect.ValueOfString(name).MapKey(), join(at, name)
@@ -105,7 +105,7 @@ func readMap(raw json.RawMessage, at string, into protoreflect.Map, fd protorefl
 	})
 }
 
-// readValue reads one value; zero is an empty one of the field's type.
+// readValue decodes one value; zero is an empty value of the field's type.
 func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
@@ -130,7 +130,7 @@ func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd proto
 		return protoreflect.ValueOfUint32(uint32(n)), nil
 	case protoreflect.DoubleKind:
 		n, err := strconv.ParseFloat(string(raw), 64)
-		if err != nil || raw[0] == '"' { // a number of JSON is finite unless it is too large
+		if err != nil || raw[0] == '"' { // a JSON number is finite unless it is too large
 			return zero, wrongType(at, "a number", raw)
 		}
 		return protoreflect.ValueOfFloat64(n), nil
@@ -143,7 +143,7 @@ func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd proto
 	panic(fmt.Sprintf("wirejson: %s is a %s, which no request uses", fd.FullName(), fd.Kind()))
 }
 
-// readObjectReference reads a reference in its object form, and returns the string form.
+// readObjectReference decodes a reference in object form, and returns its string form.
 func readObjectReference(raw json.RawMessage, at string) (protoreflect.Value, error) {
 	var r events.Reference
 	if raw[0] != '{' {
@@ -158,13 +158,13 @@ func readString(raw json.RawMessage, at string) (string, error) {
 		return "", wrongType(at, "a string", raw)
 	}
 	if bytes.IndexByte(raw, '\\') < 0 {
-		return string(raw[1 : len(raw)-1]), nil // it was scanned, and is UTF-8: a large file is not read once more
+		return string(raw[1 : len(raw)-1]), nil // the text was scanned and is UTF-8, so a large file need not be scanned again
 	}
 	var s string
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return "", &FieldError{at, "not valid JSON"}
 	}
-	// encoding/json puts U+FFFD where half of a surrogate pair was escaped; text is not to change on its way.
+	// encoding/json replaces an escaped half of a surrogate pair with U+FFFD; text must not be changed.
 	if n := strings.Count(s, "\uFFFD"); n > bytes.Count(raw, []byte("\uFFFD"))+bytes.Count(bytes.ToLower(raw), []byte(`\ufffd`)) {
 		return "", &FieldError{at, `the text holds half of a surrogate pair (\ud800 to \udfff)`}
 	}
@@ -179,7 +179,7 @@ func readAny(raw json.RawMessage, at string) (protoreflect.Value, error) {
 	return protoreflect.ValueOfMessage((&spoolv1.Json{Text: b.String()}).ProtoReflect()), nil
 }
 
-// eachMember walks an object. It gives each member's bytes as they stand.
+// eachMember calls member with the raw bytes of each member of an object.
 func eachMember(data []byte, path string, member func(string, json.RawMessage) error) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	token, err := dec.Token()
@@ -222,9 +222,8 @@ func syntax(err error, path string) error {
 	return &FieldError{path, "not valid JSON: " + strings.TrimPrefix(err.Error(), "json: ")}
 }
 
-// CheckDepth refuses nesting deeper than MaxDepth before any recursion meets it.
-// It counts brackets outside strings, which is exact for JSON that is valid. The
-// error is a *FieldError that names the member at the top.
+// CheckDepth refuses deeply nested JSON before any recursive function sees it. It counts brackets outside strings,
+// which is exact for valid JSON. The error is a *FieldError that names the top-level member.
 func CheckDepth(data []byte) error {
 	depth, inString, member := 0, false, ""
 	start := 0
@@ -236,7 +235,7 @@ func CheckDepth(data []byte) error {
 		case inString && c == '"':
 			inString = false
 			if depth == 1 && i-start < 100 {
-				member = string(bytes.ToValidUTF8(data[start+1:i], nil)) // the last string at the top stands before its value
+				member = string(bytes.ToValidUTF8(data[start+1:i], nil)) // the last string at the top level is the name of the present member
 			}
 		case inString:
 		case c == '"':
@@ -265,7 +264,7 @@ func wrongType(at, want string, raw []byte) error {
 
 const number = "a number"
 
-// typeOf names the type of a value and tells nothing of it.
+// typeOf returns the name of a value's type, without its content.
 func typeOf(raw []byte) string {
 	switch raw[0] {
 	case '"':
@@ -282,7 +281,7 @@ func typeOf(raw []byte) string {
 	return number
 }
 
-// redacted tells whether a field may hold what no error may repeat.
+// redacted reports whether errors must not contain the value of a field.
 func redacted(fd protoreflect.FieldDescriptor) bool {
 	o, ok := fd.Options().(*descriptorpb.FieldOptions)
 	return ok && o.GetDebugRedact()
@@ -299,7 +298,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// known lists the fields that a message has.
+// known returns a list of the fields of a message.
 func known(d protoreflect.MessageDescriptor) string {
 	var names []string
 	for i := range d.Fields().Len() {

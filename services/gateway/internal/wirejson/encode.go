@@ -13,8 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Marshal writes a message: fields in their order, without those that have
-// presence and are absent.
+// Marshal encodes a message: its fields in order, without absent fields that have presence.
 func Marshal(m proto.Message) []byte {
 	var b bytes.Buffer
 	writeMessage(&b, m.ProtoReflect())
@@ -65,7 +64,7 @@ func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
 	b.WriteByte('}')
 }
 
-// optionalLists are the lists that are left out when they are empty, as the stored JSON of a block leaves them out.
+// optionalLists are lists that are omitted when empty, as in the stored JSON of a block.
 var optionalLists = map[protoreflect.FullName]bool{"spool.v1.Block.parts": true, "spool.v1.Block.todos": true}
 
 func absent(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
@@ -86,7 +85,7 @@ func writeList(b *bytes.Buffer, fd protoreflect.FieldDescriptor, list protorefle
 	b.WriteByte(']')
 }
 
-// writeMap writes members in the order of their names.
+// writeMap encodes members sorted by name.
 func writeMap(b *bytes.Buffer, fd protoreflect.FieldDescriptor, m protoreflect.Map) {
 	var names []string
 	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
@@ -125,11 +124,11 @@ func writeValue(b *bytes.Buffer, fd protoreflect.FieldDescriptor, v protoreflect
 
 func writeString(b *bytes.Buffer, s string) { writeAny(b, s) }
 
-// writeAny writes as the log does: without HTML escapes.
+// writeAny encodes without HTML escapes, like the log.
 func writeAny(b *bytes.Buffer, v any) {
 	enc := json.NewEncoder(b)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil { // NaN or infinity: no number of JSON
+	if err := enc.Encode(v); err != nil { // NaN or infinity is not a JSON number
 		b.WriteString("null")
 		return
 	}

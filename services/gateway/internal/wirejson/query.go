@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// CheckQuery reports a *FieldError unless every parameter is a field of the
-// message, outside those that the path holds, given once (a list more often) and of its type.
+// CheckQuery returns a *FieldError unless every parameter is a field of the message that is not in the path, has the
+// right type, and is given once (except lists).
 func CheckQuery(q url.Values, d protoreflect.MessageDescriptor, inPath func(field string) bool) error {
 	var names []string
 	for i := range d.Fields().Len() {
@@ -53,10 +53,10 @@ func checkParameter(name, v string, kind protoreflect.Kind) error {
 	return nil
 }
 
-// ParseCursor reads an unsigned 32-bit number; the error is a *FieldError that names it.
+// ParseCursor parses an unsigned 32-bit number. The error is a *FieldError that names the parameter.
 func ParseCursor(name, v string) (uint32, error) { return parseNumber(name, v, 0) }
 
-// ParseSeq reads the seq of an event, which is at least 1; the error is a *FieldError that names it.
+// ParseSeq parses the seq of an event, which is at least 1. The error is a *FieldError that names the parameter.
 func ParseSeq(name, v string) (uint32, error) { return parseNumber(name, v, 1) }
 
 func parseNumber(name, v string, least uint64) (uint32, error) {
@@ -70,7 +70,7 @@ func parseNumber(name, v string, least uint64) (uint32, error) {
 	return uint32(n), nil
 }
 
-// ParseBool reads true or false, or 1 or 0; the error is a *FieldError that names it.
+// ParseBool parses true or false, or 1 or 0. The error is a *FieldError that names the parameter.
 func ParseBool(name, v string) (bool, error) {
 	switch v {
 	case "1", "true":

@@ -13,10 +13,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// UnmarshalValue reads JSON into a Go value of structs, maps, lists, texts,
-// numbers and references, as strictly as Unmarshal: only the fields of the type,
-// each once and of the right type. path is where the value stands in its
-// document. The error is a *FieldError, which repeats no text of the value.
+// UnmarshalValue decodes JSON into a Go value of structs, maps, lists, strings, numbers and references, as strictly
+// as Unmarshal: only fields of the type, each once and with the right type. path is the position of the value in its
+// document. The error is a *FieldError that does not contain text of the value.
 func UnmarshalValue(data []byte, path string, into any) error {
 	if !utf8.Valid(data) {
 		return &FieldError{path, "the text is not valid UTF-8"}
@@ -34,7 +33,7 @@ func UnmarshalValue(data []byte, path string, into any) error {
 	return readGo(data, path, reflect.ValueOf(into).Elem())
 }
 
-// readGo reads one value; null is the same as absent.
+// readGo decodes one value; null is the same as absent.
 func readGo(raw json.RawMessage, at string, v reflect.Value) error {
 	if string(raw) == "null" {
 		return nil
@@ -137,7 +136,7 @@ func readSlice(raw json.RawMessage, at string, v reflect.Value) error {
 	return nil
 }
 
-// readElement reads what stands in a list or a map, where null is no absence.
+// readElement decodes an element of a list or map, where null is not the same as absent.
 func readElement(raw json.RawMessage, at string, t reflect.Type) (reflect.Value, error) {
 	v := reflect.New(t).Elem()
 	if string(raw) == "null" {
@@ -146,14 +145,14 @@ func readElement(raw json.RawMessage, at string, t reflect.Type) (reflect.Value,
 	return v, readGo(raw, at, v)
 }
 
-// fieldName is the name of the field at a path, that of the list for an element of one.
+// fieldName returns the name of the field at a path; for a list element, the name of the list.
 func fieldName(at string) string {
 	name := at[strings.LastIndexByte(at, '.')+1:]
 	name, _, _ = strings.Cut(name, "[")
 	return name
 }
 
-// readReference takes the string form, or the object. The tenant's own scope goes without its name.
+// readReference decodes a reference in string or object form. The organization scope becomes "".
 func readReference(raw json.RawMessage, at string, r *events.Reference) error {
 	var err error
 	var wrong *events.ReferenceError

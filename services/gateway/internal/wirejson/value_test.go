@@ -42,7 +42,8 @@ func TestUnmarshalValueNamesWhatIsAtFault(t *testing.T) {
 	}
 }
 
-// Whatever a definition may hold comes back as it was; references in both forms.
+// TestUnmarshalValueTakesEveryField tests that every field of a definition survives a round trip, with references in
+// both forms.
 func TestUnmarshalValueTakesEveryField(t *testing.T) {
 	t.Parallel()
 	for _, zero := range []any{events.AgentSpec{}, events.InstanceSpec{}, events.EnvironmentSpec{}} {

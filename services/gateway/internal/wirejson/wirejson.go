@@ -1,7 +1,6 @@
-// Package wirejson is the JSON of the public API: messages of spool.v1, read
-// strictly and written so that what an application gave comes back untouched
-// (spool.v1.Json stands as itself). It knows the kinds of field that spool.v1
-// has, and panics on others, which the test of the whole file would show.
+// Package wirejson implements the JSON of the public API: messages of spool.v1 are decoded strictly and encoded so
+// that application data (spool.v1.Json) is returned unchanged. It supports the kinds of field that spool.v1 uses and
+// panics on all others; a test that encodes every message would detect that.
 package wirejson
 
 import (
@@ -13,13 +12,13 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-// MaxDepth is how deep JSON may be nested.
+// MaxDepth is the largest nesting depth of JSON.
 const MaxDepth = 512
 
-// FieldError says which field of a document is at fault, and why.
+// FieldError reports an invalid field of a document.
 type FieldError struct {
 	Field  string // path in the document; "" for the document itself
-	Detail string // one sentence
+	Detail string // one sentence for the user
 }
 
 func (e *FieldError) Error() string {
@@ -34,12 +33,12 @@ var (
 	timestampName = (&timestamppb.Timestamp{}).ProtoReflect().Descriptor().FullName()
 )
 
-// isJSON tells whether a field holds spool.v1.Json.
+// isJSON reports whether a field is a spool.v1.Json.
 func isJSON(fd protoreflect.FieldDescriptor) bool {
 	return fd.Kind() == protoreflect.MessageKind && fd.Message().FullName() == jsonName
 }
 
-// Time gives a time as the API writes it; nil for the zero time.
+// Time converts a time to a message; nil for the zero time.
 func Time(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
@@ -47,7 +46,7 @@ func Time(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// Raw dresses JSON text; nil for none.
+// Raw converts JSON text to a message; nil for the empty text.
 func Raw(text string) *spoolv1.Json {
 	if text == "" {
 		return nil

@@ -73,7 +73,8 @@ func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 	}
 }
 
-// Every field of a request that holds references takes both forms, and so do those of definitions.
+// TestUnmarshalTakesReferencesInBothForms tests that every request field that holds references accepts both forms,
+// and so do references in definitions.
 func TestUnmarshalTakesReferencesInBothForms(t *testing.T) {
 	t.Parallel()
 	var r spoolv1.CreateSessionRequest
@@ -129,7 +130,7 @@ func TestUnmarshalTakesWhatIsRight(t *testing.T) {
 	}
 }
 
-// An event leaves as the bytes that are stored.
+// TestEventIsWrittenAsStored tests that an event is returned as its stored bytes.
 func TestEventIsWrittenAsStored(t *testing.T) {
 	t.Parallel()
 	wire := events.Wire{
@@ -153,7 +154,7 @@ func TestEventIsWrittenAsStored(t *testing.T) {
 	}
 }
 
-// Every message of the API can be written, and every request read, whatever is in it.
+// TestEveryMessageHasJSON tests that every message can be encoded and every request decoded, with all fields set.
 func TestEveryMessageHasJSON(t *testing.T) {
 	t.Parallel()
 	list := spoolv1.File_spool_v1_spool_proto.Messages()
@@ -217,7 +218,7 @@ func TestCheckQuery(t *testing.T) {
 	}
 }
 
-// fill sets every field, so that each kind is met.
+// fill sets every field of a message, so that every kind is tested.
 func fill(d protoreflect.MessageDescriptor) protoreflect.Message {
 	if d.FullName() == timestampName {
 		return timestamppb.New(time.Unix(1, 0)).ProtoReflect()
