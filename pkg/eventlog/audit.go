@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Audit returns what the audit lists of a commit; ok is false for a commit that no client caused. Times are in microseconds, as Postgres has
-// them.
+// Audit returns the audit entry of a commit. ok is false if no client caused the commit. Times are truncated to
+// microseconds, the precision of Postgres.
 func Audit(rec Record) (a events.Audited, ok bool) {
 	actor := rec.Commit.Actor
 	if !actor.IsClient() {
@@ -26,10 +26,11 @@ func Audit(rec Record) (a events.Audited, ok bool) {
 	return a, true
 }
 
-// maxAudit bounds in bytes what a session's run_retired keeps of the audit: it has to stay in its commit.
+// maxAudit is the maximum size in bytes of the audit entries in a session's run_retired, so that they stay inside
+// its commit.
 const maxAudit = events.MaxInline * 3 / 4
 
-// KeepAudit returns the newest of a session's audited commits, ascending by sequence, that fit into run_retired.
+// KeepAudit returns the newest of a session's audit entries that fit into run_retired, ascending by sequence.
 func KeepAudit(list []events.Audited) ([]events.Audited, error) {
 	size := 0
 	for i := len(list) - 1; i >= 0; i-- {

@@ -6,11 +6,12 @@ import (
 	"strconv"
 )
 
-// Copy names this process among the copies of a service, for the actors of its commits: host and process id.
+// Copy returns the name of this process among the replicas of a service, for the actors of its commits: host name
+// and process id.
 func Copy() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("name this copy: %w", err)
+		return "", fmt.Errorf("name this replica: %w", err)
 	}
 	return host + ":" + strconv.Itoa(os.Getpid()), nil
 }

@@ -9,16 +9,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Entries loads and writes the entries of the catalogue: agents, instances, environments and skills.
+// Entries loads and appends to the entries of the catalogue: agents, instances, environments and skills.
 type Entries struct{ Log Log }
 
-// Entry is one as the log holds it.
+// Entry is the state of a catalogue entry and the head of its chain.
 type Entry struct {
 	Head  Head
 	State versions.State
 }
 
-// VersionError is a reference that means nothing.
+// VersionError is returned for a reference to an entry or a version that does not exist.
 type VersionError struct {
 	Kind events.Aspect
 	Ref  events.Reference
@@ -31,7 +31,7 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("there is no %s %s, or no such version of it", e.Kind, e.Ref)
 }
 
-// Load reads an entry; one that does not exist has no versions.
+// Load returns an entry. An entry that does not exist has no versions.
 func (s Entries) Load(ctx context.Context, subject events.Subject, f Freshness) (Entry, error) {
 	var e Entry
 	var err error
@@ -55,7 +55,7 @@ func (s Entries) Load(ctx context.Context, subject events.Subject, f Freshness) 
 	return e, nil
 }
 
-// Append writes what a command decided. The id of the commit follows from the command.
+// Append appends the events of a command and updates e. The id of the commit is derived from the command.
 func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, command string, list []events.Event) error {
 	id := events.Derive(events.KindCommit, command)
 	next := versions.Fold(e.State, id, list)
@@ -67,8 +67,8 @@ func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, comma
 	return nil
 }
 
-// Did reports whether a command was carried out on the entry as it is loaded. It reads the entry's chain once
-// the state has forgotten its first commands.
+// Did reports whether a command was carried out on the entry. It reads the entry's chain only if the state no
+// longer has all commands.
 func (s Entries) Did(ctx context.Context, e Entry, command string) (bool, error) {
 	id := events.Derive(events.KindCommit, command)
 	if e.State.Did(id) || !e.State.MayHaveForgotten() {
@@ -78,19 +78,19 @@ func (s Entries) Did(ctx context.Context, e Entry, command string) (bool, error)
 	return done, err
 }
 
-// Position of the entry's last commit.
+// Position returns the position of the entry's last commit.
 func (s Entries) Position(e Entry) Position {
 	return Position{Shard: e.Head.Subject.Partition() % s.Log.Shards(), Seq: e.Head.Seq}
 }
 
-// Resolve finds what a reference means to a tenant: the payload that made the
-// version (AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed), whose
-// reference has the digest. It fails with *VersionError if there is none.
+// Resolve returns the payload that created the version to which a reference refers (AgentApplied, InstanceApplied,
+// EnvironmentApplied or SkillPushed). The reference in the payload has the digest. The error is a *VersionError if
+// there is no such version.
 func (s Entries) Resolve(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
 	subject := ref.Subject(kind, tenant)
 	freshness := Leader
 	if events.IsDigest(ref.Version) {
-		freshness = Any // what a digest means never changes
+		freshness = Any // the version of a digest never changes
 	}
 	for {
 		e, err := s.Load(ctx, subject, freshness)
@@ -107,12 +107,12 @@ func (s Entries) Resolve(ctx context.Context, kind events.Aspect, tenant string,
 		if freshness == Leader {
 			return nil, &VersionError{kind, ref}
 		}
-		freshness = Leader // a replica may not have heard of it yet
+		freshness = Leader // the replica may not have the newest commits
 	}
 }
 
-// Recall finds the payload that made a version also if it was removed since;
-// the reference has its digest. It fails with *VersionError if there never was one.
+// Recall returns the payload that created a version, even if the version was removed since. ref must have its
+// digest. The error is a *VersionError if the version never existed.
 func (s Entries) Recall(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
 	e, err := s.Load(ctx, ref.Subject(kind, tenant), Leader)
 	if err != nil {
@@ -125,7 +125,7 @@ func (s Entries) Recall(ctx context.Context, kind events.Aspect, tenant string, 
 	return p, err
 }
 
-// version reads the payload that made a version; ErrNotFound if there is none.
+// version returns the payload that created a version, or ErrNotFound.
 func (s Entries) version(ctx context.Context, e Entry, digest string) (events.Payload, error) {
 	if at := e.State.At(digest); at > 0 {
 		rec, err := s.Log.At(ctx, Position{Shard: s.Position(e).Shard, Seq: at})
@@ -145,7 +145,7 @@ func (s Entries) version(ctx context.Context, e Entry, digest string) (events.Pa
 	return nil, ErrNotFound
 }
 
-// made gives the payload of a commit that made a version.
+// made returns the payload in rec that created the version, or ErrNotFound.
 func made(rec Record, digest string) (events.Payload, error) {
 	for _, e := range rec.Events {
 		var ref events.Reference

@@ -1,6 +1,5 @@
-// Package eventlog is how Spool's parts write to and read from the log of
-// commits. Adapters are jslog (JetStream) and memlog (memory); both pass the
-// suite in eventlogtest.
+// Package eventlog defines how Spool's services append to and read the log of commits. Its implementations are
+// jslog (JetStream) and memlog (memory). Both pass the conformance suite in eventlogtest.
 package eventlog
 
 import (
@@ -15,19 +14,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Position is a commit's place in the log: the shard and the sequence in its stream.
-// The zero Position stands before the first commit.
+// Position is the position of a commit in the log: its shard and its sequence in the shard's stream. The zero
+// Position precedes the first commit.
 type Position struct {
 	Shard int
 	Seq   uint64
 }
 
-// String is the opaque form that clients see: <shard>-<stream sequence>.
+// String returns the opaque form that clients see: <shard>-<stream sequence>.
 func (p Position) String() string {
 	return strconv.Itoa(p.Shard) + "-" + strconv.FormatUint(p.Seq, 10)
 }
 
-// ParsePosition reads String back.
+// ParsePosition parses the form that String returns.
 func ParsePosition(s string) (Position, error) {
 	shard, seq, ok := strings.Cut(s, "-")
 	n, err1 := strconv.ParseUint(shard, 10, 8)
@@ -38,32 +37,33 @@ func ParsePosition(s string) (Position, error) {
 	return Position{int(n), q}, nil
 }
 
-// Head is the last commit of a subject; Seq 0 means that there is none yet.
+// Head is the last commit of a subject. Seq 0 means that the subject has none.
 type Head struct {
 	Subject events.Subject
 	Seq     uint64 // stream sequence
-	Hash    string // which the next commit chains to
+	Hash    string // the next commit's Prev
 	Commit  events.Commit
-	// Guard is the stream sequence of the last message on the subject where that is not the commit: messages that are not part of the
-	// log follow it. 0 means Seq.
+	// Guard is the stream sequence of the subject's last message if that message is not the commit but a message
+	// that is not part of the log. 0 means Seq.
 	Guard uint64
 }
 
-// Expected is the stream sequence that the next append is guarded by.
+// Expected returns the stream sequence that the next append expects as the subject's last.
 func (h Head) Expected() uint64 { return max(h.Guard, h.Seq) }
 
-// Record is a stored commit. Events are decoded, and data that lies in the
-// object store has been fetched and checked; Commit holds the stored bytes.
+// Record is a stored commit. Its events are decoded, and data from the object store has been fetched and verified.
+// Commit has the stored bytes.
 type Record struct {
 	Subject  events.Subject
 	Position Position
-	Time     time.Time // when the log stored it
+	Time     time.Time // when the log stored the commit
 	Commit   events.Commit
 	Events   []events.Event
-	Bytes    int64 // that the events take in the log, and their large data in Payloads
+	Bytes    int64 // size of the events in the log, and of their large data in the object store
 }
 
-// ConflictError is a refused guard: another commit came first. It is never retried blindly.
+// ConflictError is returned if another commit was appended first. The caller must load the new head and decide
+// again before it retries.
 type ConflictError struct {
 	Subject  events.Subject
 	Expected uint64
@@ -73,31 +73,32 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("append to %s: another commit came after sequence %d", e.Subject, e.Expected)
 }
 
-// Errors that a caller may branch on.
+// Errors that a caller may test for.
 var (
-	// ErrTooLarge is a commit over events.MaxCommit after claim checks: split it.
+	// ErrTooLarge is returned for a commit that exceeds events.MaxCommit although its large data was moved to the
+	// object store. The caller must split it.
 	ErrTooLarge = errors.New("commit is too large")
-	// ErrFull is a log at its limit: the write was refused, nothing was dropped.
+	// ErrFull is returned if the log has reached its limit. Nothing was written or dropped.
 	ErrFull = errors.New("the log is full")
-	// ErrUnavailable is a log that cannot be reached; whether an append was stored is unknown.
+	// ErrUnavailable is returned if the log cannot be reached. It is unknown whether an append was stored.
 	ErrUnavailable = errors.New("the log is unavailable")
-	// ErrNotFound is a position or payload that the log does not hold.
+	// ErrNotFound is returned for a position or payload that the log does not have.
 	ErrNotFound = errors.New("not in the log")
 )
 
-// Appender writes commits.
+// Appender appends commits.
 type Appender interface {
-	// Append seals the draft onto the head and stores it, guarded: it fails with
-	// *ConflictError if the subject's last commit is no longer the head. A lost
-	// acknowledgement is settled inside: when Append returns nil the commit is
-	// stored exactly once. It returns the new head.
+	// Append seals the draft onto the head and stores it. It returns the new head. It returns *ConflictError if
+	// head is no longer the subject's last commit. Append handles lost acknowledgements: if it returns nil, the
+	// commit is stored exactly once.
 	Append(ctx context.Context, head Head, draft events.Draft) (Head, error)
 }
 
-// Freshness says which copy of a stream may answer.
+// Freshness selects which replica of a stream may answer.
 type Freshness int
 
-// Any may be a replica that lags (a guard catches it); Leader is the newest.
+// Any accepts a replica that lags, in which case a later append fails with a conflict. Leader returns the newest
+// state.
 const (
 	Any Freshness = iota
 	Leader
@@ -105,30 +106,32 @@ const (
 
 // Reader reads commits.
 type Reader interface {
-	// Last is the head of a subject.
+	// Last returns the head of a subject.
 	Last(ctx context.Context, s events.Subject, f Freshness) (Head, error)
-	// At reads one commit, with its events resolved; ErrNotFound if there is none.
+	// At returns one commit with its events, or ErrNotFound.
 	At(ctx context.Context, p Position) (Record, error)
-	// Read yields the commits of one shard after a position up to the shard's
-	// present end, in order; f narrows it.
+	// Read yields the commits of one shard after a position, in order, up to the end that the shard has now. f
+	// restricts the commits.
 	Read(ctx context.Context, after Position, f Filter) iter.Seq2[Record, error]
-	// Tail yields what Read does and then waits for more until ctx ends; then it
-	// yields no error. It survives reconnects without loss or repetition.
+	// Tail yields the same commits as Read and then waits for new ones until ctx is done, which is not an error. It
+	// survives reconnects without loss or repetition.
 	Tail(ctx context.Context, after Position, f Filter) iter.Seq2[Record, error]
 }
 
-// Changes is what came into one shard of the log.
+// Changes describes which subjects of one shard changed.
 type Changes struct {
-	Through Position          // the last message that was looked at
-	Last    map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether it is part of the log or not
-	More    bool              // the shard has changes after Through
-	looked  int               // messages
+	Through Position          // the last message that was examined
+	Last    map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether or not it is part of the log
+	More    bool              // there are changes after Through
+	looked  int               // number of examined messages
 }
 
-// maxLooked is how many messages one Changes looks at, so that a caller who remembers Through gets on in a log of any length.
+// maxLooked is the maximum number of messages that one Changes covers. A caller that stores Through makes progress
+// in a log of any length.
 const maxLooked = 1_000_000
 
-// Add notes a message. It reports false, and sets More, if the message or its subject is one too many.
+// Add records a message. It returns false and sets More if the number of messages or of subjects would exceed its
+// limit.
 func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
 	if _, known := c.Last[subject]; c.looked == maxLooked || !known && len(c.Last) == maxSubjects {
 		c.More = true
@@ -139,47 +142,47 @@ func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
 	return true
 }
 
-// ChangeReader finds out which subjects changed, without reading the commits.
+// ChangeReader finds the subjects that changed, without reading their commits.
 type ChangeReader interface {
-	// Changed returns the changes after a position up to the shard's present end, or, with More, a part of them: of maxSubjects subjects
-	// and a million messages at most.
+	// Changed returns the changes after a position up to the end that the shard has now. It returns at most
+	// maxSubjects subjects and a million messages, and sets More if there are more.
 	Changed(ctx context.Context, after Position, maxSubjects int) (Changes, error)
 }
 
-// Filter narrows a read; the zero Filter is everything.
+// Filter restricts a read. The zero Filter matches everything.
 type Filter struct {
 	Partitions []int          // nil for all of the shard
 	Subject    events.Subject // zero for all; with Aspect "" both aspects of a session
-	// Foreign asks for the messages that are not part of the log as well, each as a *ForeignError with its Record's Position. Without it
-	// they are left out.
+	// Foreign also yields messages that are not part of the log, each as a *ForeignError with the Position of its
+	// Record. Without Foreign they are skipped.
 	Foreign bool
 }
 
-// Log is all of them.
+// Log combines all interfaces of a log.
 type Log interface {
 	Appender
 	Reader
 	ChangeReader
-	// Shards is the number of streams the log is spread over; a partition lies in
-	// the shard partition mod Shards.
+	// Shards returns the number of streams over which the log is distributed. Partition p is in shard p mod Shards.
 	Shards() int
 }
 
-// Numbered is an event with its place in its session.
+// Numbered is an event with its number in its session.
 type Numbered struct {
-	Seq      uint32 // 1, 2, 3, … in stream order over both subjects
+	Seq      uint32 // 1, 2, 3, … in stream order over both subjects of the session
 	Position Position
 	Aspect   events.Aspect
 	Event    events.Event
 }
 
-// Session yields a session's events numbered from 1, over both its subjects in
-// stream order, up to the present end. Every reader counts the same numbers.
+// Session yields a session's events in stream order over both of its subjects, numbered from 1, up to the end that
+// the log has now. All readers number the events equally.
 func Session(ctx context.Context, l Log, tenant, session string) iter.Seq2[Numbered, error] {
 	return SessionAfter(ctx, l, tenant, session, Numbered{})
 }
 
-// SessionAfter yields what Session does after the last event of a commit; the zero Numbered stands before the first.
+// SessionAfter yields the same events as Session, starting after last, which must be the last event of a commit.
+// The zero Numbered precedes the first event.
 func SessionAfter(ctx context.Context, l Log, tenant, session string, last Numbered) iter.Seq2[Numbered, error] {
 	after := Position{Shard: events.Partition(session) % l.Shards(), Seq: last.Position.Seq}
 	return func(yield func(Numbered, error) bool) {

@@ -7,13 +7,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Carried reports whether a command was carried out on a subject whose chain has no state beside its commits.
+// Carried reports whether a command was carried out on a subject whose commits have no state.
 func Carried(ctx context.Context, l Log, head Head, command string) (bool, error) {
 	_, done, err := find(ctx, l, head, events.Derive(events.KindCommit, command))
 	return done, err
 }
 
-// find reads a subject up to its head for a commit, and returns the commit's stream sequence.
+// find reads a subject up to its head and returns the stream sequence of a commit, if it exists.
 func find(ctx context.Context, l Log, head Head, commit string) (seq uint64, found bool, err error) {
 	if head.Seq == 0 {
 		return 0, false, nil

@@ -14,25 +14,24 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Payloads keeps event data that is too large for the log, by the session or
-// catalogue entry that it belongs to and its SHA-256 in hex. Equal data of two
-// sessions is stored twice, so that a session's data can be removed with it.
+// Payloads stores event data that is too large for the log, by its owner (a session or catalogue entry) and its
+// SHA-256 in hex. Equal data of two sessions is stored twice, so that a session's data can be removed with the
+// session.
 type Payloads interface {
-	// Put stores data under its owner and digest; storing it again changes nothing.
+	// Put stores data under its owner and digest. It is idempotent.
 	Put(ctx context.Context, owner events.Subject, digest string, data []byte) error
-	// Get reads it back; ErrNotFound if it is not there.
+	// Get returns the data, or ErrNotFound.
 	Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error)
 }
 
-// Seal is the part of Append that all adapters share: it chains the draft to
-// the head, moves large data to store, and gives the commit with its message.
-// It fails with ErrTooLarge, and then has stored nothing.
+// Seal is the part of Append that all implementations share. It seals the draft onto the head, moves large data to
+// store, and returns the commit and its message. If it returns ErrTooLarge, it has stored nothing.
 func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (events.Commit, []byte, error) {
 	if err := head.Subject.Check(); err != nil {
 		return events.Commit{}, nil, fmt.Errorf("append: %w", err)
 	}
 	if (head.Seq == 0) != (head.Hash == "") {
-		return events.Commit{}, nil, fmt.Errorf("append to %s: a head has a sequence and a hash, or neither, not %d and %q", head.Subject, head.Seq, head.Hash)
+		return events.Commit{}, nil, fmt.Errorf("append to %s: head must have both a sequence and a hash or neither, but has %d and %q", head.Subject, head.Seq, head.Hash)
 	}
 	c, err := d.Seal(head.Subject, head.Hash)
 	if err != nil {
@@ -62,7 +61,7 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 	return c, msg, nil
 }
 
-// claim puts references in place of data over events.MaxInline; the data comes back by digest.
+// claim replaces data over events.MaxInline by references. It returns the events and the removed data by digest.
 func claim(list []events.Event) ([]events.Event, map[string][]byte, error) {
 	out := make([]events.Event, len(list))
 	large := map[string][]byte{}
@@ -87,8 +86,8 @@ func claim(list []events.Event) ([]events.Event, map[string][]byte, error) {
 	return out, large, nil
 }
 
-// Open reads a stored message and fetches what it refers to. Even when it fails
-// the record says where the message lies.
+// Open decodes a stored message and fetches the data that it refers to. If it fails, the record still has the
+// position of the message.
 func Open(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store Payloads) (Record, error) {
 	rec, err := Decode(subject, p, stored, msg)
 	if err != nil {
@@ -97,7 +96,7 @@ func Open(ctx context.Context, subject string, p Position, stored time.Time, msg
 	return Resolve(ctx, rec, store)
 }
 
-// Decode is the first half of Open: the record has its commit, and no events yet.
+// Decode is the first step of Open. The returned record has its commit but no events.
 func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	rec := Record{Position: p, Time: stored}
 	var err error
@@ -111,7 +110,7 @@ func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, e
 	return rec, nil
 }
 
-// Resolve is the other half: it decodes the events of a record's commit and fetches what they refer to.
+// Resolve is the second step of Open. It decodes the events of the commit and fetches the data that they refer to.
 func Resolve(ctx context.Context, rec Record, store Payloads) (Record, error) {
 	var err error
 	if rec.Events, err = rec.Commit.Decode(); err != nil {
@@ -128,7 +127,7 @@ func Resolve(ctx context.Context, rec Record, store Payloads) (Record, error) {
 	return rec, nil
 }
 
-// PayloadError is data in the object store that is not what the log refers to.
+// PayloadError is returned if data in the object store does not match its reference in the log.
 type PayloadError struct {
 	Digest string
 	Reason string
@@ -136,7 +135,7 @@ type PayloadError struct {
 
 func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.Reason }
 
-// fetch returns the data that a reference stands for, checked, and its length, or what it was given.
+// fetch returns the data of a reference after verification, and its size. It returns other payloads unchanged.
 func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Payloads) (_ events.Payload, large int64, err error) {
 	o, ok := p.(events.Opaque)
 	if !ok || !events.IsPayloadRef(o.Raw) {
@@ -152,12 +151,12 @@ func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Pa
 		return p, large, fmt.Errorf("payload %s: %w", ref.SHA256, err)
 	}
 	if sum := sha256.Sum256(data); len(data) != ref.Size || hex.EncodeToString(sum[:]) != ref.SHA256 {
-		return p, large, &PayloadError{Digest: ref.SHA256, Reason: fmt.Sprintf("%d bytes are stored that do not have this digest; %d were", len(data), ref.Size)}
+		return p, large, &PayloadError{Digest: ref.SHA256, Reason: fmt.Sprintf("the object has %d bytes and does not match the digest of the %d bytes that were stored", len(data), ref.Size)}
 	}
 	return events.DecodePayload(o.Name, data), large, nil
 }
 
-// encode is JSON without HTML escapes, as commits are written.
+// encode returns JSON without HTML escapes, the encoding of commits.
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -168,7 +167,7 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Match tells whether the filter lets a subject through.
+// Match reports whether the filter matches a subject.
 func (f Filter) Match(s events.Subject) bool {
 	if f.Subject != (events.Subject{}) {
 		if s.Tenant != f.Subject.Tenant || s.ID != f.Subject.ID || f.Subject.Aspect != "" && s.Aspect != f.Subject.Aspect {
@@ -178,17 +177,17 @@ func (f Filter) Match(s events.Subject) bool {
 	return f.Partitions == nil || slices.Contains(f.Partitions, s.Partition())
 }
 
-// Check reports an error unless the filter can be applied to the shard.
+// Check returns an error if the filter cannot match anything in the shard.
 func (f Filter) Check(shard, shards int) error {
 	if shard < 0 || shard >= shards {
-		return fmt.Errorf("shard: %d is not one of the log's %d", shard, shards)
+		return fmt.Errorf("shard: %d is not one of the log's %d shards", shard, shards)
 	}
 	if f.Partitions != nil && len(f.Partitions) == 0 {
-		return errors.New("partitions: the list is empty; nil stands for all of them")
+		return errors.New("partitions: the list is empty; use nil for all partitions")
 	}
 	for _, p := range f.Partitions {
 		if p < 0 || p >= events.Partitions || p%shards != shard {
-			return fmt.Errorf("partition: %d does not lie in shard %d of %d", p, shard, shards)
+			return fmt.Errorf("partition: %d is not in shard %d of %d", p, shard, shards)
 		}
 	}
 	if f.Subject == (events.Subject{}) {
@@ -196,16 +195,16 @@ func (f Filter) Check(shard, shards int) error {
 	}
 	s := f.Subject
 	if s.Aspect == "" {
-		s.Aspect = events.Life // both aspects of a session: any of them checks its tokens
+		s.Aspect = events.Life // covers both aspects of a session, which have equal tokens
 	}
 	if err := s.Check(); err != nil {
 		return fmt.Errorf("filter: %w", err)
 	}
 	if s.Partition()%shards != shard {
-		return fmt.Errorf("filter: %s does not lie in shard %d of %d", s.ID, shard, shards)
+		return fmt.Errorf("filter: %s is not in shard %d of %d", s.ID, shard, shards)
 	}
 	if f.Partitions != nil && !slices.Contains(f.Partitions, s.Partition()) {
-		return fmt.Errorf("filter: %s does not lie in the partitions %v", s.ID, f.Partitions)
+		return fmt.Errorf("filter: %s is not in the partitions %v", s.ID, f.Partitions)
 	}
 	return nil
 }

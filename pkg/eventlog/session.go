@@ -13,10 +13,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Sessions loads and writes both halves of a session.
+// Sessions loads and appends to both subjects of a session.
 type Sessions struct{ Log Log }
 
-// Loaded is a session as the log holds it.
+// Loaded is the state of a session and the heads of its subjects.
 type Loaded struct {
 	Tenant, ID string
 	LifeHead   Head
@@ -25,19 +25,19 @@ type Loaded struct {
 	Run        run.State
 }
 
-// View is what the session's life needs to know of its runs.
+// View returns the part of the run state on which the session's life depends.
 func (l Loaded) View() session.RunView { return l.Run.View(l.Life) }
 
-// Due is what the session asks of an executor.
+// Due returns the work that the session requires from an executor.
 func (l Loaded) Due() run.Work { return run.Due(l.Life, l.Run) }
 
-// Load reads both halves by two direct gets. A session that does not exist has
-// Life.Status session.None.
+// Load returns a session with one direct get per subject. A session that does not exist has Life.Status
+// session.None.
 func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (Loaded, error) {
 	l := Loaded{Tenant: tenant, ID: id}
 	var err error
-	// Run first: what life then says is at least as new, so that an execution
-	// that life shows as active is never hidden by an older life.
+	// The run head is read first. Life is then at least as new as run, so that an older life never hides an
+	// execution that run already shows as active.
 	if l.RunHead, err = s.Log.Last(ctx, events.RunOf(tenant, id), f); err != nil {
 		return l, fmt.Errorf("load runs of %s: %w", id, err)
 	}
@@ -87,7 +87,7 @@ func (s Sessions) runState(ctx context.Context, h Head) (run.State, error) {
 	return st, nil
 }
 
-// stateOf decodes a state of the known version.
+// stateOf decodes raw into the given value. It reports false if there is no state of the given version.
 func stateOf(raw json.RawMessage, version int, into any) bool {
 	var v struct {
 		V int `json:"v"`
@@ -115,9 +115,9 @@ func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) 
 	}
 }
 
-// Did reports whether a command was carried out on the session as it is loaded, and where. It reads the
-// session's life only for a command that is as old as those that the state no longer remembers: a late
-// retry, or a command from a gateway whose clock is behind.
+// Did returns the stream sequence of the commit that carried out a command, and whether there is one. It reads the
+// session's life only if the state may no longer remember the command: for a late retry, or for a command from a
+// gateway whose clock is behind.
 func (s Sessions) Did(ctx context.Context, l Loaded, command string) (at uint64, done bool, err error) {
 	if at, done = l.Life.Did(command); done || !l.Life.MayHaveForgotten(command) {
 		return at, done, nil
@@ -125,7 +125,7 @@ func (s Sessions) Did(ctx context.Context, l Loaded, command string) (at uint64,
 	return find(ctx, s.Log, l.LifeHead, session.CommitID(command))
 }
 
-// AppendLife writes events to the session's life. The id of the commit follows from the command.
+// AppendLife appends events to the session's life. The id of the commit is derived from the command.
 func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor, command string, list []events.Event) error {
 	draft := events.Draft{ID: session.CommitID(command), Actor: actor, Events: list}
 	if events.CheckID("", events.KindCommand, command) == nil {
@@ -141,10 +141,9 @@ func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor,
 	return nil
 }
 
-// AppendRun writes a decision to the session's runs under a commit id of the caller's. A
-// decision that does not fit into one commit is stored in several, in order, as
-// run.Decision.Split says; the last one has the id. l is the state after the last commit
-// that was stored, also with an error: the caller then decides again.
+// AppendRun appends a decision to the session's runs under the given commit id. A decision that does not fit into
+// one commit is stored in several, in order, as run.Decision.Split defines; the last commit has the id. Even if
+// AppendRun fails, l is the state after the last stored commit, from which the caller must decide again.
 func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
 	parts, err := d.Split()
 	if err != nil {
@@ -162,8 +161,8 @@ func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, 
 	return nil
 }
 
-// AppendRunPart writes a decision in one commit under an id of the caller's: one of those
-// that run.Decision.Split returned. It fails with ErrTooLarge if the decision does not fit.
+// AppendRunPart appends one of the decisions that run.Decision.Split returned, in one commit with the given id. It
+// returns ErrTooLarge if the decision does not fit.
 func (s Sessions) AppendRunPart(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
 	next := run.Fold(l.Run, d.Epoch, d.Events)
 	head, err := s.Log.Append(ctx, l.RunHead, events.Draft{ID: id, Actor: actor, Epoch: d.Epoch, Events: d.Events, State: next})
@@ -174,7 +173,7 @@ func (s Sessions) AppendRunPart(ctx context.Context, l *Loaded, actor events.Act
 	return nil
 }
 
-// Message finds a query's text.
+// Message returns the message_accepted of a query.
 func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (events.MessageAccepted, error) {
 	rec, err := s.Log.At(ctx, s.Position(l.ID, ref.Message))
 	if err != nil {
@@ -188,8 +187,7 @@ func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (event
 	return events.MessageAccepted{}, fmt.Errorf("message of %s at %s: %w", ref.ExecutionID, rec.Position, ErrNotFound)
 }
 
-// OpenBlocks reads the blocks that run has open, as they were started, for
-// whoever must complete them.
+// OpenBlocks returns the open blocks of run as they were started, so that the caller can complete them.
 func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.Block, error) {
 	blocks := map[string]events.Block{}
 	for _, open := range l.Run.Open {
@@ -209,12 +207,12 @@ func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.B
 	return blocks, nil
 }
 
-// Position is where a stream sequence lies that a session's state refers to.
+// Position returns the position of a stream sequence to which the session's state refers.
 func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
 }
 
-// FileChanges reads what file changes say, in their order.
+// FileChanges returns the events of the given file changes, in order.
 func (s Sessions) FileChanges(ctx context.Context, l Loaded, list []session.Change) ([]events.Event, error) {
 	var out []events.Event
 	for _, c := range list {

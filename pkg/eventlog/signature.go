@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// writers are the roles that write commits, and the aspects that each may write.
+// writers maps each role that writes commits to the aspects that it may write.
 var writers = map[string][]events.Aspect{
 	"session":  {events.Life, events.Run, events.Key, events.Agent, events.Instance, events.Environment, events.TenantBudget, events.LimitsAspect},
 	"executor": {events.Run},
@@ -31,10 +31,11 @@ func Writers() []string {
 	return list
 }
 
-// minKey is the least length of a key in characters: 128 bits in hexadecimal.
+// minKey is the minimum length of a key in characters: 128 bits in hexadecimal.
 const minKey = 32
 
-// Keys signs commits as one role and checks those of the roles whose keys it has. The zero Keys signs nothing and checks nothing.
+// Keys signs commits as one role, and checks the commits of the roles whose keys it has. The zero Keys does
+// neither.
 type Keys struct {
 	sign  *key
 	check map[string]map[string][]byte // secrets, by role and id
@@ -46,22 +47,22 @@ type key struct {
 	secret   []byte
 }
 
-// ParseKeys reads keys as settings have them: role:key, separated by commas or white space, or role:key+key with older keys of the role
-// after it. The first key of role, if there is one, signs.
+// ParseKeys parses the keys of a setting: role:key, separated by commas or white space. Older keys of a role follow
+// its key after plus signs: role:key+key. The first key of role, if there is one, signs.
 func ParseKeys(text, role string) (Keys, error) {
 	k := Keys{check: map[string]map[string][]byte{}}
 	for entry := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
 		owner, secrets, _ := strings.Cut(entry, ":")
 		if writers[owner] == nil {
-			return Keys{}, fmt.Errorf("log-keys: an entry is not role:key with one of the roles %s", strings.Join(Writers(), ", "))
+			return Keys{}, fmt.Errorf("log-keys: an entry is not role:key with a role of %s", strings.Join(Writers(), ", "))
 		}
 		if k.check[owner] != nil {
-			return Keys{}, fmt.Errorf("log-keys: %s is there twice: older keys follow the first one after a plus sign", owner)
+			return Keys{}, fmt.Errorf("log-keys: role %s appears twice: append older keys to the first one with a plus sign", owner)
 		}
 		k.check[owner] = map[string][]byte{}
 		for i, secret := range strings.Split(secrets, "+") {
 			if len(secret) < minKey {
-				return Keys{}, fmt.Errorf("log-keys: a key of %s has %d characters, at least %d are needed", owner, len(secret), minKey)
+				return Keys{}, fmt.Errorf("log-keys: a key of %s has %d characters, at least %d are required", owner, len(secret), minKey)
 			}
 			next := key{owner, keyID(secret), []byte(secret)}
 			k.check[owner][next.id] = next.secret
@@ -73,20 +74,20 @@ func ParseKeys(text, role string) (Keys, error) {
 	return k, nil
 }
 
-// keyID names a key without telling it.
+// keyID returns an identifier of a key that does not reveal the key.
 func keyID(secret string) string {
 	mac := hmac.New(sha256.New, []byte(secret))
 	mac.Write([]byte("spool key id")) // never fails
 	return hex.EncodeToString(mac.Sum(nil)[:4])
 }
 
-// IsZero reports whether there is no key.
+// IsZero reports whether k has no key.
 func (k Keys) IsZero() bool { return len(k.ids) == 0 }
 
-// KeyIDs are the names of all keys, role/id.
+// KeyIDs returns the names, role/id, of all keys.
 func (k Keys) KeyIDs() []string { return slices.Clone(k.ids) }
 
-// SigningKey is the name of the key that signs, "" for none.
+// SigningKey returns the name of the signing key, or "" if there is none.
 func (k Keys) SigningKey() string {
 	if k.sign == nil {
 		return ""
@@ -94,7 +95,7 @@ func (k Keys) SigningKey() string {
 	return k.sign.role + "/" + k.sign.id
 }
 
-// Missing is the first role that no key is of, "" for none.
+// Missing returns the first role without a key, or "" if every role has one.
 func (k Keys) Missing() string {
 	for _, role := range Writers() {
 		if len(k.check[role]) == 0 {
@@ -104,7 +105,7 @@ func (k Keys) Missing() string {
 	return ""
 }
 
-// Sign returns the signature of a commit: role/id/HMAC. It is "" without a key that signs.
+// Sign returns the signature of a commit, role/id/HMAC, or "" if there is no signing key.
 func (k Keys) Sign(s events.Subject, c events.Commit) string {
 	if k.sign == nil {
 		return ""
@@ -112,7 +113,8 @@ func (k Keys) Sign(s events.Subject, c events.Commit) string {
 	return k.sign.role + "/" + k.sign.id + "/" + hex.EncodeToString(sum(k.sign.secret, s, c))
 }
 
-// sum is HMAC-SHA-256 over subject, hash, state and command, each with its length before it. The hash covers the rest of the commit.
+// sum returns the HMAC-SHA-256 over subject, hash, state and command, each prefixed with its length. The hash
+// covers the rest of the commit.
 func sum(secret []byte, s events.Subject, c events.Commit) []byte {
 	mac := hmac.New(sha256.New, secret)
 	for _, part := range [][]byte{[]byte(s.String()), []byte(c.Hash), c.State, []byte(c.Command)} {
@@ -122,7 +124,7 @@ func sum(secret []byte, s events.Subject, c events.Commit) []byte {
 	return mac.Sum(nil)
 }
 
-// ForeignError is a message in the log's streams that no writer of Spool put there. It is not part of the log.
+// ForeignError describes a message in the log's streams that no writer of Spool stored. It is not part of the log.
 type ForeignError struct {
 	Position Position
 	Subject  string
@@ -133,16 +135,16 @@ func (e *ForeignError) Error() string {
 	return fmt.Sprintf("%s on %s is not part of the log: %s", e.Position, e.Subject, e.Reason)
 }
 
-// UnknownKeyError is a commit that is signed with a key that is not among those given.
+// UnknownKeyError is returned for a commit that is signed with an unknown key.
 type UnknownKeyError struct{ Key string }
 
 func (e *UnknownKeyError) Error() string {
-	return fmt.Sprintf("log-keys: no key %s is among them", e.Key)
+	return fmt.Sprintf("log-keys: key %s is missing", e.Key)
 }
 
-// Check reports why a commit is not one of a writer of Spool, given its signature; "" means that it is. It fails with *UnknownKeyError if
-// the signature names a key that Keys has not: whether such a key exists is for the caller to find out. The commits of roles of which
-// there is no key at all are not checked.
+// Check returns why a commit with the given signature was not written by a writer of Spool, or "" if it was. It
+// returns *UnknownKeyError if the signature names a key that k does not have; the caller must find out whether the
+// key exists. Commits of a role are not checked if k has no key of that role.
 func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why string, err error) {
 	if k.IsZero() {
 		return "", nil
@@ -151,7 +153,7 @@ func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why st
 	id, mac, _ := strings.Cut(rest, "/")
 	switch {
 	case signature == "":
-		return "it has no signature", nil
+		return "the signature is missing", nil
 	case !slices.Contains(writers[role], s.Aspect):
 		return fmt.Sprintf("%.20q does not write %s", role, s.Aspect), nil
 	case len(k.check[role]) == 0:
@@ -164,11 +166,11 @@ func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why st
 	given, err := hex.DecodeString(mac)
 	switch {
 	case err != nil, !hmac.Equal(given, sum(secret, s, c)):
-		return "its signature is wrong", nil
+		return "the signature is invalid", nil
 	case c.ComputeHash(s) != c.Hash:
-		return "its hash is not that of its contents", nil
+		return "the hash does not match the contents", nil
 	case c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command):
-		return "its id does not derive from its command", nil
+		return "the id is not derived from the command", nil
 	}
 	return "", nil
 }

@@ -12,47 +12,46 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Scope says what Verify walks; the zero Scope is everything.
+// Scope selects what Verify checks. The zero Scope is the whole log.
 type Scope struct {
-	Tenant  string // with Session: one session
+	Tenant  string // must be set together with Session
 	Session string
-	// Heads are the signed heads of each shard that the log is compared with; nil for none.
+	// Heads are the signed heads of each shard to compare the log with; nil for none.
 	Heads []*heads.Chain
-	// Accept are the positions of faults that are known: they are reported as accepted.
+	// Accept lists the positions of known problems, which the report marks as accepted.
 	Accept []Position
 }
 
-// maxProblems bounds the faults that a report lists. Verify stops when there are more.
+// maxProblems is the maximum number of problems in a report. Verify stops when it is reached.
 const maxProblems = 1000
 
-// Report is what Verify found.
+// Report is the result of Verify.
 type Report struct {
 	Sessions int // with at least one commit
 	Commits  int
 	Events   int // over all sessions and catalogue entries
-	// Open are the accepted queries without an end, in the order they were
-	// accepted. An end may be still to come; after session_deleted none will.
+	// Open lists the accepted queries without an end, in the order of their acceptance. Their end may still come,
+	// unless the session is deleted.
 	Open []OpenExecution
-	// Problem is the first place where the log is not what it must be and that is not accepted,
-	// nil if there is none.
+	// Problem is the first problem that is not accepted; nil if there is none.
 	Problem *Problem
-	// Problems are all such places, accepted or not, in the order they were found. One fault may have
-	// others as a consequence, each at a commit of its own.
+	// Problems lists all problems, accepted or not, in the order in which they were found. One fault may cause
+	// further problems at later commits.
 	Problems []Problem
-	// Stopped reports whether there were too many faults, so that the rest was not looked at.
+	// Stopped reports whether Verify stopped because of too many problems and did not check the rest.
 	Stopped bool
 }
 
-// OpenExecution is an accepted query that has no terminal event.
+// OpenExecution is an accepted query without a terminal event.
 type OpenExecution struct {
 	Tenant      string
 	Session     string
 	ExecutionID string
-	Position    Position // of its message_accepted
-	Deleted     bool     // its session is deleted
+	Position    Position // of its message_accepted event
+	Deleted     bool     // the session is deleted
 }
 
-// Problem is a place where the log is broken.
+// Problem is a position at which the log is invalid.
 type Problem struct {
 	Position Position
 	Subject  string
@@ -65,11 +64,10 @@ func (p *Problem) Error() string {
 	return fmt.Sprintf("%s on %s (commit %s): %s", p.Position, p.Subject, p.CommitID, p.Why)
 }
 
-// Verify walks the log and checks all that can be known from it alone: hashes,
-// chains, order, epochs, the ends of executions, nothing after a session's end,
-// and that every payload is there and has its digest. It goes on after a fault, and
-// takes the commit at fault as what the commits after it follow on. An error means that
-// the log could not be read; what is wrong with it is in the report.
+// Verify reads the log and checks everything that follows from the log alone: hashes, chains, order, epochs, the
+// ends of executions, that nothing follows the end of a session, and that every payload exists and matches its
+// digest. It continues after a problem, and accepts the invalid commit as the predecessor of the next one. An error
+// means that the log could not be read; problems of its content are in the report.
 func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 	shards := l.Shards()
 	first, last, filter := 0, shards-1, Filter{Foreign: true}
@@ -81,7 +79,7 @@ func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 		filter.Subject = events.Subject{Tenant: scope.Tenant, ID: scope.Session}
 		first, last = s.Partition()%shards, s.Partition()%shards
 	} else if scope.Tenant != "" {
-		return Report{}, fmt.Errorf("verify: tenant %s without a session: name one, or neither", scope.Tenant)
+		return Report{}, fmt.Errorf("verify: tenant %s requires a session: set both or neither", scope.Tenant)
 	}
 	v := Verifier{shards: shards, accept: scope.Accept, whole: scope.Session == ""}
 	if scope.Heads != nil && len(scope.Heads) != shards {
@@ -99,7 +97,8 @@ func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 	return v.Report(), nil
 }
 
-// shard adds the commits of one shard. A read ends at a commit that cannot be opened, and is begun again after it.
+// shard checks the commits of one shard. A read ends at a commit that cannot be opened, and a new read starts after
+// it.
 func (v *Verifier) shard(ctx context.Context, l Log, shard int, filter Filter) error {
 	at := Position{Shard: shard}
 	for {
@@ -128,10 +127,10 @@ func (v *Verifier) shard(ctx context.Context, l Log, shard int, filter Filter) e
 	}
 }
 
-// Verifier checks commits one after the other. Those of one shard are added in
-// order; the zero value is for a log of any number of shards.
+// Verifier checks commits one by one. The commits of one shard must be added in order. The zero value checks a log
+// with any number of shards.
 type Verifier struct {
-	shards   int // 0: not known
+	shards   int // 0 if unknown
 	last     map[int]uint64
 	sessions map[sessionKey]*sessionCheck
 	commits  int
@@ -139,34 +138,34 @@ type Verifier struct {
 	problems []Problem
 	accept   []Position
 	whole    bool         // every commit of each shard is added
-	heads    *heads.Check // of the present shard, nil for none
-	missing  uint64       // stream sequences that no commit has, over all shards
-	gapOf    Record       // the first commit after some of them
+	heads    *heads.Check // comparison of the current shard; nil for none
+	missing  uint64       // number of stream sequences without a commit, over all shards
+	gapOf    Record       // the first commit after a gap
 }
 
 type sessionKey struct{ tenant, id string }
 
-// sessionCheck is what must be remembered of a session, or of a catalogue entry.
+// sessionCheck is the state of the check for one session or catalogue entry.
 type sessionCheck struct {
 	chains     map[events.Aspect]chain
-	ids        map[uint64]struct{} // hashes of the ids of commits and events: a repeated one was stored twice
+	ids        map[uint64]struct{} // hashes of the ids of commits and events, to detect duplicates
 	executions map[string]*executionCheck
-	order      []string // executions as they were accepted
+	order      []string // execution ids in the order of their acceptance
 	deleted    bool
 	epoch      uint64
-	commits    map[events.Aspect]uint64 // so far
-	before     uint64                   // commits of life before session_deleted, of run before run_retired: those that are left
-	removable  uint64                   // how many of them run_retired says there were
+	commits    map[events.Aspect]uint64 // number of commits so far
+	before     uint64                   // number of remaining commits of life before session_deleted and of run before run_retired
+	removable  uint64                   // number of those commits according to run_retired
 	retired    bool
-	// suspects are the places where commits of the session are missing. They are
-	// problems unless the session is deleted and retired: then they may be removed.
+	// suspects are positions at which commits of the session are missing. They are problems unless the session is
+	// deleted and retired, because its commits may then have been removed.
 	suspects []Problem
 }
 
 type chain struct {
 	begun bool
-	hash  string // "" if the last commit could not be read: the next one may link to anything
-	v     int    // the newest version of a commit so far
+	hash  string // "" if the last commit could not be read: then any link is accepted
+	v     int    // the newest commit version so far
 }
 
 type executionCheck struct {
@@ -175,11 +174,11 @@ type executionCheck struct {
 	at       Position
 }
 
-// full reports whether no further fault is listed.
+// full reports whether the report has no room for further problems.
 func (v *Verifier) full() bool { return len(v.problems) >= maxProblems }
 
-// unreadable notes a commit that cannot be opened. A payload of a deleted session
-// may be removed already while its commit is still there.
+// unreadable records a commit that cannot be opened. The payloads of a deleted session are removed before its
+// commits.
 func (v *Verifier) unreadable(rec Record, err error) {
 	s := v.session(rec)
 	v.count(rec)
@@ -199,11 +198,11 @@ func (v *Verifier) unreadable(rec Record, err error) {
 	}
 }
 
-// foreign notes a message that is not part of the log: the commits of its subject go on without it.
+// foreign records a message that is not part of the log. The chain of its subject continues without it.
 func (v *Verifier) foreign(rec Record, err *ForeignError) {
 	v.begin()
 	v.count(rec)
-	rec.Commit = events.Commit{} // what it says of itself is not to be believed
+	rec.Commit = events.Commit{} // the content of a foreign message cannot be trusted
 	p := v.problem(rec, "is not part of the log: "+err.Reason)
 	if p.Subject = err.Subject; !v.full() {
 		v.problems = append(v.problems, p)
@@ -217,7 +216,7 @@ func (v *Verifier) begin() {
 	}
 }
 
-// session returns what is remembered of a commit's session.
+// session returns the check state of a commit's session.
 func (v *Verifier) session(rec Record) *sessionCheck {
 	v.begin()
 	key := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
@@ -231,7 +230,7 @@ func (v *Verifier) session(rec Record) *sessionCheck {
 	return s
 }
 
-// Add checks the next commit. Of a commit that is at fault in more than one way, the first is reported.
+// Add checks the next commit. If a commit has several problems, only the first is reported.
 func (v *Verifier) Add(rec Record) {
 	s := v.session(rec)
 	v.commits++
@@ -263,7 +262,7 @@ func (v *Verifier) problem(rec Record, why string) Problem {
 	}
 }
 
-// suspect notes what the removal of a deleted session's content may explain, once for each commit.
+// suspect records a problem that the removal of a deleted session's content may explain, at most one per commit.
 func (v *Verifier) suspect(rec Record, s *sessionCheck, why string) {
 	n := len(s.suspects)
 	if n < maxProblems && (n == 0 || s.suspects[n-1].Position != rec.Position) {
@@ -271,7 +270,7 @@ func (v *Verifier) suspect(rec Record, s *sessionCheck, why string) {
 	}
 }
 
-// count notes the sequences that are missing before a commit.
+// count records the stream sequences that are missing before a commit.
 func (v *Verifier) count(rec Record) {
 	last := v.last[rec.Position.Shard]
 	if v.whole && rec.Position.Seq > last+1 {
@@ -282,13 +281,13 @@ func (v *Verifier) count(rec Record) {
 	}
 }
 
-// place checks the order in the shard, and that the shard is the subject's.
+// place checks the order in the shard, and that the subject belongs to the shard.
 func (v *Verifier) place(rec Record, _ *sessionCheck) string {
 	if last := v.last[rec.Position.Shard]; rec.Position.Seq <= last {
 		return fmt.Sprintf("comes after sequence %d of its shard", last)
 	}
 	if v.shards > 0 && rec.Subject.Partition()%v.shards != rec.Position.Shard {
-		return fmt.Sprintf("partition %d does not lie in shard %d of %d", rec.Subject.Partition(), rec.Position.Shard, v.shards)
+		return fmt.Sprintf("partition %d is not in shard %d of %d", rec.Subject.Partition(), rec.Position.Shard, v.shards)
 	}
 	if len(rec.Events) == 0 {
 		return "has no events"
@@ -296,15 +295,15 @@ func (v *Verifier) place(rec Record, _ *sessionCheck) string {
 	return ""
 }
 
-// link checks the hash and its link to the commit before, which is missing where
-// the janitor removed it.
+// link checks the hash of a commit and its link to the previous commit. A previous commit that the janitor removed
+// makes the commit only suspect.
 func (v *Verifier) link(rec Record, s *sessionCheck) string {
 	c := rec.Commit
 	if want := c.ComputeHash(rec.Subject); c.Hash != want {
 		return fmt.Sprintf("its hash is %s, but its contents hash to %s", c.Hash, want)
 	}
 	if c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command) {
-		return fmt.Sprintf("its id does not derive from its command %s", c.Command)
+		return fmt.Sprintf("id is not derived from the command %s", c.Command)
 	}
 	before := s.chains[rec.Subject.Aspect]
 	if c.V < before.v {
@@ -339,8 +338,8 @@ func (v *Verifier) once(rec Record, s *sessionCheck) string {
 	return why
 }
 
-// add remembers an id by its 64-bit hash, since all ids of a large log would not
-// fit in memory; it tells whether the id is new.
+// add records an id and reports whether it is new. It keeps only a 64-bit hash, because all ids of a large log
+// would not fit into memory.
 func (s *sessionCheck) add(id string) bool {
 	h := fnv.New64a()
 	h.Write([]byte(id)) // never fails
@@ -349,8 +348,8 @@ func (s *sessionCheck) add(id string) bool {
 	return len(s.ids) > n
 }
 
-// ends checks what a session's events say together: epochs that never go back,
-// one end at most for each accepted query, nothing on life after the session's end.
+// ends checks the events of a session against each other: epochs never decrease, each accepted query has at most
+// one end, and nothing follows the session's end on life.
 func (v *Verifier) ends(rec Record, s *sessionCheck) string {
 	var why string
 	if rec.Subject.Aspect == events.Life && s.deleted {
@@ -375,7 +374,7 @@ func (v *Verifier) ends(rec Record, s *sessionCheck) string {
 	return why
 }
 
-// retire checks that run_retired comes after session_deleted, and that only content_removed follows it.
+// retire checks that run_retired follows session_deleted, and that only content_removed follows run_retired.
 func (s *sessionCheck) retire(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.RunRetired:
@@ -400,8 +399,8 @@ func (s *sessionCheck) retire(e events.Event) string {
 	return ""
 }
 
-// execution checks one event of an execution. One that is accepted a second time is at fault there alone: from then on
-// it is expected to end once more.
+// execution checks one event of an execution. A second acceptance is a problem only at that event; after it the
+// execution is expected to end again.
 func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string {
 	at := rec.Position
 	x := s.executions[e.ExecutionID]
@@ -424,7 +423,7 @@ func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string
 	return ""
 }
 
-// explain lists what was found, with what is missing and no deleted session explains.
+// explain returns the problems found, with the missing commits that no deleted session explains.
 func (v *Verifier) explain() []Problem {
 	list := slices.Clone(v.problems)
 	at := map[Position]bool{}
@@ -440,13 +439,13 @@ func (v *Verifier) explain() []Problem {
 		}
 		holes = holes || len(s.suspects) > 0
 		for _, p := range s.suspects {
-			if !at[p.Position] { // of a commit that is at fault in more than one way, one is reported
+			if !at[p.Position] { // report only one problem per commit
 				list = append(list, p)
 			}
 		}
 	}
-	if !holes && v.missing > explained { // else the places are known
-		list = append(list, v.problem(v.gapOf, fmt.Sprintf("%d sequences of the log are missing, and deleted sessions explain %d; the first are before it", v.missing, explained)))
+	if !holes && v.missing > explained { // otherwise the positions are known
+		list = append(list, v.problem(v.gapOf, fmt.Sprintf("%d sequences of the log are missing, of which deleted sessions explain %d; the first missing ones precede this commit", v.missing, explained)))
 	}
 	slices.SortStableFunc(list, func(a, b Problem) int { return a.Position.compare(b.Position) })
 	return list[:min(len(list), maxProblems)]
@@ -456,7 +455,7 @@ func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }
 
-// Report is what was found so far.
+// Report returns the result so far.
 func (v *Verifier) Report() Report {
 	r := Report{Commits: v.commits, Events: v.events, Problems: v.explain(), Stopped: v.full()}
 	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {
@@ -472,7 +471,7 @@ func (v *Verifier) Report() Report {
 			}
 		}
 	}
-	// Stable, since the queries of one commit are in order already.
+	// The sort is stable because the queries of one commit are already in order.
 	slices.SortStableFunc(r.Open, func(a, b OpenExecution) int {
 		return a.Position.compare(b.Position)
 	})

@@ -415,8 +415,8 @@ func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 	}{
 		"the first commit":        {func(_ eventlog.Record, n int, _ events.Subject) bool { return n == 0 }, "missing before it"},
 		"a commit amid the chain": {func(_ eventlog.Record, n int, _ events.Subject) bool { return n == 3 }, "the commit before it has the hash"},
-		"the run subject":         {func(rec eventlog.Record, _ int, run events.Subject) bool { return rec.Subject == run }, "2 sequences of the log are missing, and deleted sessions explain 0"},
-		"the whole session":       {func(rec eventlog.Record, _ int, run events.Subject) bool { return rec.Subject.ID == run.ID }, "7 sequences of the log are missing, and deleted sessions explain 0"},
+		"the run subject":         {func(rec eventlog.Record, _ int, run events.Subject) bool { return rec.Subject == run }, "2 sequences of the log are missing, of which deleted sessions explain 0"},
+		"the whole session":       {func(rec eventlog.Record, _ int, run events.Subject) bool { return rec.Subject.ID == run.ID }, "7 sequences of the log are missing, of which deleted sessions explain 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

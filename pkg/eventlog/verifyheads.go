@@ -7,7 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// compareWith begins the comparison of a shard with its signed heads: of all subjects, or of those of one session.
+// compareWith starts the comparison of a shard with its signed heads. If session is set, only its subjects are
+// compared.
 func (v *Verifier) compareWith(c *heads.Chain, session events.Subject) {
 	var covers func(string) bool
 	if session.ID != "" {
@@ -20,7 +21,7 @@ func (v *Verifier) compareWith(c *heads.Chain, session events.Subject) {
 	}
 }
 
-// signedHead compares a commit with what was signed of it.
+// signedHead compares a commit with its signed head. It returns the problem, or "".
 func (v *Verifier) signedHead(rec Record, _ *sessionCheck) string {
 	if v.heads == nil {
 		return ""
@@ -32,7 +33,8 @@ func (v *Verifier) signedHead(rec Record, _ *sessionCheck) string {
 	return why
 }
 
-// endOfHeads ends the comparison of a shard. The janitor may have removed commits of a deleted session.
+// endOfHeads ends the comparison of a shard. A missing commit is only suspect, because the janitor removes commits
+// of deleted sessions.
 func (v *Verifier) endOfHeads(shard int) {
 	if v.heads == nil {
 		return

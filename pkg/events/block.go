@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// BlockKind says what a block is.
+// BlockKind is the kind of a block: it decides which fields of the block are set and how a client renders it.
 type BlockKind string
 
-// The kinds of block.
+// The kinds of blocks.
 const (
 	KindUserMessage   BlockKind = "user_message"
 	KindAssistantText BlockKind = "assistant_text"
@@ -21,18 +21,18 @@ const (
 	KindError         BlockKind = "error"
 )
 
-// BlockStatus says whether more is to come.
+// BlockStatus is the state of a block.
 type BlockStatus string
 
-// The statuses of a block. Complete and error are final.
+// The statuses of a block. A pending block may still change; complete and error are final.
 const (
 	StatusPending  BlockStatus = "pending"
 	StatusComplete BlockStatus = "complete"
 	StatusError    BlockStatus = "error"
 )
 
-// Block is a unit to render, discriminated by Kind. The fields behind the
-// common ones belong to the kinds named beside them; the others are empty.
+// Block is one unit that a client renders: a message, a tool call, a list of tasks. Kind discriminates: a field
+// with kinds in its comment is set for these kinds only.
 type Block struct {
 	ID             string      `json:"id"`
 	Kind           BlockKind   `json:"kind"`
@@ -41,16 +41,16 @@ type Block struct {
 	ExecutionID    string      `json:"executionId,omitempty"`
 	ConversationID string      `json:"conversationId,omitempty"`
 
-	Anchor string `json:"anchor,omitempty"` // the agent's own position directly after a whole block, where a fork can cut its conversation; absent where it cannot be cut, and in logs of earlier builds
+	Anchor string `json:"anchor,omitempty"` // the agent's own position directly after the complete block, at which a fork can cut the conversation; absent if the conversation cannot be cut there, and in logs of earlier builds
 
-	Content string `json:"content,omitempty"` // user_message, assistant_text, thinking: the whole text so far
-	Parts   []Part `json:"parts,omitempty"`   // user_message with images, in place of content
+	Content string `json:"content,omitempty"` // user_message, assistant_text, thinking: the complete text so far
+	Parts   []Part `json:"parts,omitempty"`   // user_message with images: replaces content
 	Model   string `json:"model,omitempty"`   // assistant_text
 	Summary string `json:"summary,omitempty"` // thinking
 
 	ToolName    string          `json:"toolName,omitempty"`    // tool_use
-	ToolUseID   string          `json:"toolUseId,omitempty"`   // tool_use, tool_result, subagent: the agent's own id of the call
-	Input       json.RawMessage `json:"input,omitempty"`       // tool_use, subagent: JSON, set when it is whole
+	ToolUseID   string          `json:"toolUseId,omitempty"`   // tool_use, tool_result, subagent: the agent's own id of the tool call
+	Input       json.RawMessage `json:"input,omitempty"`       // tool_use, subagent: JSON; set when it is complete
 	DisplayName string          `json:"displayName,omitempty"` // tool_use
 	Description string          `json:"description,omitempty"` // tool_use
 	Output      string          `json:"output,omitempty"`      // tool_result, subagent
@@ -67,7 +67,7 @@ type Block struct {
 	Message string `json:"message,omitempty"` // system, error
 }
 
-// Part is a piece of a message: text or an image.
+// Part is one part of a user message: text or an image.
 type Part struct {
 	Type      string `json:"type"` // text or image
 	Text      string `json:"text,omitempty"`
@@ -75,13 +75,13 @@ type Part struct {
 	Data      string `json:"data,omitempty"` // base64
 }
 
-// TodoItem is a line of an agent's own list.
+// TodoItem is one entry of the agent's own list of tasks.
 type TodoItem struct {
 	Content string `json:"content"`
 	Status  string `json:"status"` // pending, in_progress, completed
 }
 
-// BlockUpdates are the fields that a block_update sets; a nil one is left as it is.
+// BlockUpdates holds the fields that a block_update sets. A nil field stays unchanged.
 type BlockUpdates struct {
 	Input       json.RawMessage `json:"input,omitempty"`
 	DisplayName *string         `json:"displayName,omitempty"`

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Budget bounds what a session or a tenant may take; 0 is no bound.
+// Budget limits what a session or a tenant may use. 0 means no limit.
 type Budget struct {
-	Turns   uint32  `json:"turns,omitempty"`   // executions that are started
-	Tokens  uint64  `json:"tokens,omitempty"`  // in and out, those of caches too
-	CostUSD float64 `json:"costUsd,omitempty"` // dollars
-	TimeMs  uint64  `json:"timeMs,omitempty"`  // milliseconds that executions run
+	Turns   uint32  `json:"turns,omitempty"`   // executions that were started
+	Tokens  uint64  `json:"tokens,omitempty"`  // input and output tokens, cached ones included
+	CostUSD float64 `json:"costUsd,omitempty"` // US dollars
+	TimeMs  uint64  `json:"timeMs,omitempty"`  // milliseconds of execution time
 }
 
-// Spent is what was taken, of the same measures.
+// Spent is the usage that a Budget limits, in the same units.
 type Spent struct {
 	Turns   uint32  `json:"turns,omitempty"`
 	Tokens  uint64  `json:"tokens,omitempty"`
@@ -21,18 +21,18 @@ type Spent struct {
 	TimeMs  uint64  `json:"timeMs,omitempty"`
 }
 
-// Plus adds.
+// Plus returns the sum of s and o.
 func (s Spent) Plus(o Spent) Spent {
 	return Spent{s.Turns + o.Turns, s.Tokens + o.Tokens, s.CostUSD + o.CostUSD, s.TimeMs + o.TimeMs}
 }
 
-// Max is the greater of each measure.
+// Max returns the greater value of each field.
 func (s Spent) Max(o Spent) Spent {
 	return Spent{max(s.Turns, o.Turns), max(s.Tokens, o.Tokens), max(s.CostUSD, o.CostUSD), max(s.TimeMs, o.TimeMs)}
 }
 
-// Exceeded says in a sentence what of the budget is used up, "" for nothing;
-// whose names who has it: "the session".
+// Exceeded returns a sentence that names the first exhausted limit of the budget, or "" if no limit is exhausted.
+// whose is the subject of the sentence, for example "the session".
 func (b Budget) Exceeded(s Spent, whose string) string {
 	switch {
 	case b.Turns > 0 && s.Turns >= b.Turns:
@@ -47,30 +47,30 @@ func (b Budget) Exceeded(s Spent, whose string) string {
 	return ""
 }
 
-// Period is what a tenant's budget is for.
+// Period is the time that a tenant's budget covers.
 type Period string
 
-// The periods: of the calendar in UTC, or for ever.
+// The periods: a calendar day or month in UTC, or all time.
 const (
 	PeriodDay   Period = "day"
 	PeriodMonth Period = "month"
 	PeriodTotal Period = "total"
 )
 
-// Periods lists them.
+// Periods returns all periods.
 func Periods() []Period { return []Period{PeriodDay, PeriodMonth, PeriodTotal} }
 
-// CheckPeriod reports an error that begins with the field's name unless p is a period.
+// CheckPeriod returns an error that begins with field if p is not a period.
 func CheckPeriod(field string, p Period) error {
 	switch p {
 	case PeriodDay, PeriodMonth, PeriodTotal:
 		return nil
 	}
-	return fmt.Errorf("%s: %q is none of day, month and total", field, clip(string(p), 64))
+	return fmt.Errorf("%s: %q is not one of day, month and total", field, clip(string(p), 64))
 }
 
-// Span is the period that holds a time: from is its first day, as 2026-01-31 and
-// "" for ever; until is when the next one begins, zero for never.
+// Span returns the bounds of the period that contains now. from is its first day in the form 2026-01-31, or "" for
+// PeriodTotal. until is the start of the next period, or the zero time for PeriodTotal.
 func (p Period) Span(now time.Time) (from string, until time.Time) {
 	y, m, d := now.UTC().Date()
 	switch p {
@@ -82,19 +82,19 @@ func (p Period) Span(now time.Time) (from string, until time.Time) {
 	return "", time.Time{}
 }
 
-// BudgetOf is the subject of a tenant's budget for a period.
+// BudgetOf returns the log subject of a tenant's budget for a period.
 func BudgetOf(tenant string, p Period) Subject {
 	return Subject{Tenant: tenant, ID: CatalogueID(TenantBudget, tenant, "", "", string(p)), Aspect: TenantBudget}
 }
 
-// TenantBudgetSet gives a tenant a budget for a period, in place of the former.
+// TenantBudgetSet sets a tenant's budget for a period and replaces the previous one.
 type TenantBudgetSet struct {
 	Tenant string `json:"tenant"`
 	Period Period `json:"period"` // day, month or total
 	Budget Budget `json:"budget"`
 }
 
-// TenantBudgetRemoved ends a tenant's budget for a period.
+// TenantBudgetRemoved removes a tenant's budget for a period.
 type TenantBudgetRemoved struct {
 	Tenant string `json:"tenant"`
 	Period Period `json:"period"`

@@ -2,16 +2,16 @@ package events
 
 import "encoding/json"
 
-// Entry is one line of the catalogue of types.
+// Entry describes one event type of the catalogue.
 type Entry struct {
 	Type   Type
-	Aspect Aspect // the subject that carries it
+	Aspect Aspect // the aspect whose subject carries the event
 	Doc    string // one line for docs/events.md
 	New    func() Payload
 	decode func(json.RawMessage) (Payload, error)
 }
 
-// entry builds a line from the payload's Go type.
+// entry returns the entry for payload type P.
 func entry[P Payload](aspect Aspect, doc string) Entry {
 	var zero P
 	return Entry{
@@ -30,89 +30,89 @@ func entry[P Payload](aspect Aspect, doc string) Entry {
 	}
 }
 
-// Catalogue lists every type, in the order of docs/events.md.
+// Catalogue returns all event types, in the order of docs/events.md.
 func Catalogue() []Entry {
 	return []Entry{
-		entry[SessionCreated](Life, "A session exists; it pins its agent's version and names architecture, provider and options."),
-		entry[SessionForked](Life, "The session goes on from an event of another session; says which snapshots of it the files and the agent's records are from."),
+		entry[SessionCreated](Life, "The session was created; the event pins the agent's version and names architecture, provider and options."),
+		entry[SessionForked](Life, "The session continues from an event of another session; names the snapshots that its files and the agent's records come from."),
 		entry[SessionOptionsUpdated](Life, "The session's options or metadata changed."),
-		entry[SessionIdle](Life, "The idle timeout passed; the sandbox is given up, the session goes on with its next message."),
-		entry[SessionClosed](Life, "The session takes no more messages; what ran is cancelled."),
-		entry[SessionDeleted](Life, "The session is gone; always its last life event."),
-		entry[MessageAccepted](Life, "A query was stored; it is the user_message block of its execution."),
-		entry[ExecutionQueued](Life, "The query waits behind others."),
-		entry[ExecutionDispatched](Life, "An executor may claim the execution; from here only run ends it."),
+		entry[SessionIdle](Life, "The idle timeout passed; the sandbox is released, and the next message continues the session."),
+		entry[SessionClosed](Life, "The session accepts no more messages; running executions are cancelled."),
+		entry[SessionDeleted](Life, "The session was deleted; always its last life event."),
+		entry[MessageAccepted](Life, "A query was accepted and stored; it is the user_message block of its execution."),
+		entry[ExecutionQueued](Life, "The execution waits behind others in the session's queue."),
+		entry[ExecutionDispatched](Life, "An executor may claim the execution; from now on only an event on the run subject ends it."),
 		entry[ExecutionWithdrawn](Life, "The execution ended before it was dispatched."),
-		entry[InterruptRequested](Life, "Someone asked the turn to stop; the agent stays warm."),
-		entry[CancelRequested](Life, "Someone asked the execution to stop; after 10 s its process is ended."),
-		entry[PauseRequested](Life, "Someone asked that the execution stand still; it keeps all it has in memory."),
-		entry[ResumeRequested](Life, "Someone asked that a paused execution go on."),
-		entry[TerminateRequested](Life, "Someone asked that the sandbox end at once, with what runs in it."),
-		entry[SyncRequested](Life, "Someone asked for a snapshot of the workspace."),
-		entry[FilePut](Life, "A file or an archive is to be in the workspace; the session's holder applies it."),
-		entry[FileRemoved](Life, "A file is not to be in the workspace any more; the session's holder applies it."),
-		entry[ExecutionClaimed](Run, "An executor holds the session's runs under a new epoch."),
-		entry[ExecutionResolved](Run, "What the execution's agent, environments and skills were when it began."),
-		entry[ExecutionAttached](Run, "The executor that took a running execution over follows its agent; the claim is not one of those that come to nothing."),
-		entry[ExecutionHandedOver](Run, "The executor stops and leaves the execution to the next one."),
-		entry[ExecutionStarted](Run, "The agent was given the query: one attempt."),
-		entry[AttemptFailed](Run, "The agent's process, or its sandbox, died amid the turn; after a wait the agent is started again."),
+		entry[InterruptRequested](Life, "A client requested that the turn stop; the agent's process is kept."),
+		entry[CancelRequested](Life, "A client or the session service requested that the execution stop; its process is killed after 10 s."),
+		entry[PauseRequested](Life, "A client requested that the execution pause; its processes keep their memory."),
+		entry[ResumeRequested](Life, "A client requested that a paused execution resume."),
+		entry[TerminateRequested](Life, "A client requested that the sandbox be terminated at once, with everything that runs in it."),
+		entry[SyncRequested](Life, "A client requested a snapshot of the workspace."),
+		entry[FilePut](Life, "A client put a file or an archive into the workspace; the executor that holds the session applies the change."),
+		entry[FileRemoved](Life, "A client removed a file from the workspace; the executor that holds the session applies the change."),
+		entry[ExecutionClaimed](Run, "An executor claimed the execution and holds the session under a new epoch."),
+		entry[ExecutionResolved](Run, "The agent, environments and skills of the execution, as they were resolved when it started."),
+		entry[ExecutionAttached](Run, "The executor that took over a running execution follows its agent; the claim does not count as a failed one."),
+		entry[ExecutionHandedOver](Run, "The executor is shutting down and leaves the execution to the next executor."),
+		entry[ExecutionStarted](Run, "An attempt started: the agent received the query."),
+		entry[AttemptFailed](Run, "The agent's process or its sandbox died during the turn; the agent is started again after a wait."),
 		entry[ExecutionCompleted](Run, "Terminal: the query was answered."),
 		entry[ExecutionFailed](Run, "Terminal: the query was not answered, with a code and a message."),
 		entry[ExecutionCancelled](Run, "Terminal: a control stopped the query."),
-		entry[ExecutionPaused](Run, "The execution stands still; it has neither slot nor holder until it is resumed."),
-		entry[ExecutionResumed](Run, "The execution goes on."),
-		entry[SandboxCreating](Run, "A sandbox is being made."),
-		entry[SandboxReady](Run, "The runner in the sandbox answers; names its journal."),
-		entry[SandboxReplaced](Run, "The sandbox was lost, another takes its place; says what was lost."),
-		entry[SandboxTerminated](Run, "The sandbox ended, with the reason."),
-		entry[SandboxFailed](Run, "No sandbox could be made."),
-		entry[SandboxPaused](Run, "The sandbox's processes stand still."),
-		entry[SandboxResumed](Run, "The sandbox's processes go on."),
+		entry[ExecutionPaused](Run, "The execution is paused; it occupies no slot and no executor holds it until it is resumed."),
+		entry[ExecutionResumed](Run, "The execution was resumed."),
+		entry[SandboxCreating](Run, "The creation of a sandbox started."),
+		entry[SandboxReady](Run, "The runner in the sandbox responds; names its journal."),
+		entry[SandboxReplaced](Run, "The sandbox was lost and is replaced; states what was lost with it."),
+		entry[SandboxTerminated](Run, "The sandbox was terminated, with the reason."),
+		entry[SandboxFailed](Run, "No sandbox could be created."),
+		entry[SandboxPaused](Run, "The sandbox's processes were paused."),
+		entry[SandboxResumed](Run, "The sandbox's processes were resumed."),
 		entry[SandboxHealth](Run, "The sandbox's health changed."),
-		entry[SandboxUsage](Run, "A metered sandbox ran for a time, which may have a price; no time is in two of them."),
+		entry[SandboxUsage](Run, "A metered sandbox ran for a period of time, which may have a price; the periods of a session do not overlap."),
 		entry[FileCreated](Run, "A file appeared in the workspace."),
 		entry[FileModified](Run, "A file of the workspace changed."),
-		entry[FileDeleted](Run, "A file is gone from the workspace."),
-		entry[FilesApplied](Run, "Changes of file_put and file_removed are in the workspace."),
-		entry[WorkspaceSyncStarted](Run, "An executor begins to put file changes into a sandbox at rest, and to store its workspace."),
-		entry[WorkspaceSynced](Run, "Workspace and agent's records are in the object store, under a snapshot's name."),
-		entry[WorkspaceTrimmed](Run, "Objects of the session's workspace that nothing needs any more were removed."),
+		entry[FileDeleted](Run, "A file of the workspace was deleted."),
+		entry[FilesApplied](Run, "The changes of file_put and file_removed were applied to the workspace."),
+		entry[WorkspaceSyncStarted](Run, "An executor started to apply file changes to a sandbox between turns and to store its workspace."),
+		entry[WorkspaceSynced](Run, "The workspace and the agent's records were stored in the object store, under the name of a snapshot."),
+		entry[WorkspaceTrimmed](Run, "Objects of the session's workspace that are no longer referenced were removed."),
 		entry[WorkspaceRestored](Run, "A new sandbox was filled from a snapshot."),
 		entry[EgressDenied](Run, "The egress proxy refused a connection or a request of the sandbox."),
 		entry[ModelCalled](Run, "A request to a model, with tokens, cost and latency as the egress proxy saw them."),
-		entry[BlockStart](Run, "A block opens, or is stated whole."),
+		entry[BlockStart](Run, "A block was opened, or is given complete."),
 		entry[BlockUpdate](Run, "Fields of an open block changed."),
-		entry[BlockComplete](Run, "The whole block, final."),
-		entry[SubagentSpawned](Run, "A sub-agent began, with its own conversation id."),
+		entry[BlockComplete](Run, "The complete, final block."),
+		entry[SubagentSpawned](Run, "A sub-agent started, with its own conversation id."),
 		entry[SubagentCompleted](Run, "A sub-agent ended."),
 		entry[PermissionDecided](Run, "A permission request of the agent was answered by the recorded policy."),
-		entry[TranscriptWritten](Run, "The agent's own record of the conversation, by which it can be resumed."),
+		entry[TranscriptWritten](Run, "The agent wrote its own record of the conversation, from which it can be resumed."),
 		entry[MetadataUpdate](Run, "Usage, cost and model of the execution so far."),
-		entry[Log](Run, "A line that an agent printed outside its protocol, or a notice of the runner."),
-		entry[RunRetired](Run, "The session is deleted and nothing writes to its runs any more: what it took, by day; the content before may be removed."),
-		entry[ContentRemoved](Run, "The content of a deleted session was removed; what is left is its ends."),
-		entry[Error](Run, "Something went wrong; the execution's end says whether it mattered."),
-		entry[WatchdogWarned](Run, "The agent was silent too long, or hung after its result."),
-		entry[KeyCreated](Key, "An API key exists; only its hash is stored."),
-		entry[KeyRevoked](Key, "An API key is no longer accepted."),
-		entry[AgentApplied](Agent, "A version of an agent exists, or its tags moved."),
-		entry[AgentRemoved](Agent, "The agent is hidden: new sessions cannot name it."),
-		entry[InstanceApplied](Instance, "A version of an agent instance exists, or its tags moved."),
-		entry[InstanceRemoved](Instance, "The agent instance is hidden."),
-		entry[EnvironmentApplied](Environment, "A version of an environment exists, or its tags moved; of secrets it has the names only."),
-		entry[EnvironmentRemoved](Environment, "The environment is hidden."),
-		entry[SkillPushed](Skill, "A version of a skill exists: a ZIP in the object store, under its SHA-256."),
-		entry[SkillTagged](Skill, "A tag names another version of the skill."),
-		entry[SkillRemoved](Skill, "The skill, or one version of it, is hidden."),
-		entry[TenantBudgetSet](TenantBudget, "A tenant has a budget for each day, each month, or in total, in place of the former."),
-		entry[TenantBudgetRemoved](TenantBudget, "The tenant's budget for the period is no more."),
-		entry[TenantLimitsSet](LimitsAspect, "A tenant has limits of its own, in place of the former ones."),
-		entry[TenantLimitsRemoved](LimitsAspect, "The tenant has no limits of its own any more: the services' settings count."),
+		entry[Log](Run, "A line that an agent printed outside its protocol, or a message of the runner."),
+		entry[RunRetired](Run, "The session is deleted and its run subject accepts no more commits; records its usage by day. Earlier content may be removed."),
+		entry[ContentRemoved](Run, "The content of a deleted session was removed; only its final events remain."),
+		entry[Error](Run, "Something failed that does not end the execution by itself; the event that ends the execution states its outcome."),
+		entry[WatchdogWarned](Run, "The agent sent nothing for too long, or did not exit after its result."),
+		entry[KeyCreated](Key, "An API key was created; only its hash is stored."),
+		entry[KeyRevoked](Key, "An API key was revoked and is no longer accepted."),
+		entry[AgentApplied](Agent, "A version of an agent was applied, or its tags moved."),
+		entry[AgentRemoved](Agent, "The agent was removed: new sessions cannot use it."),
+		entry[InstanceApplied](Instance, "A version of an agent instance was applied, or its tags moved."),
+		entry[InstanceRemoved](Instance, "The agent instance was removed."),
+		entry[EnvironmentApplied](Environment, "A version of an environment was applied, or its tags moved; holds only the names of secrets."),
+		entry[EnvironmentRemoved](Environment, "The environment was removed."),
+		entry[SkillPushed](Skill, "A version of a skill was pushed: a ZIP in the object store, named by its SHA-256."),
+		entry[SkillTagged](Skill, "A tag of the skill was moved to another version."),
+		entry[SkillRemoved](Skill, "The skill, or one version of it, was removed."),
+		entry[TenantBudgetSet](TenantBudget, "A tenant's budget for a day, a month or in total was set and replaces the previous one."),
+		entry[TenantBudgetRemoved](TenantBudget, "The tenant's budget for the period was removed."),
+		entry[TenantLimitsSet](LimitsAspect, "A tenant's own limits were set and replace the previous ones."),
+		entry[TenantLimitsRemoved](LimitsAspect, "The tenant's own limits were removed; the settings of the services apply."),
 	}
 }
 
-// byType is the catalogue by name; it is filled once and never changed.
+// byType holds the catalogue by type name. It is never changed after initialization.
 var byType = func() map[Type]Entry {
 	m := map[Type]Entry{}
 	for _, e := range Catalogue() {
@@ -121,13 +121,13 @@ var byType = func() map[Type]Entry {
 	return m
 }()
 
-// Lookup finds a type's line.
+// Lookup returns the catalogue entry of a type, and whether the catalogue has one.
 func Lookup(t Type) (Entry, bool) {
 	e, ok := byType[t]
 	return e, ok
 }
 
-// Terminal tells whether a type ends an execution.
+// Terminal reports whether a type ends an execution.
 func Terminal(t Type) bool {
 	switch t {
 	case ExecutionCompleted{}.EventType(), ExecutionFailed{}.EventType(), ExecutionCancelled{}.EventType(), ExecutionWithdrawn{}.EventType():

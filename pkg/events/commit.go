@@ -12,11 +12,11 @@ import (
 	"strconv"
 )
 
-// CommitVersion is the newest version of the commit's shape. Version 2 added to the actor key, user, service and address, and the hash
-// covers them. Every version up to this one is read.
+// CommitVersion is the newest version of the commit format. Version 2 added key, user, service and address to the
+// actor and to the hash. All versions up to this one can be read.
 const CommitVersion = 2
 
-// The most bytes of the fields of an Actor that version 2 added.
+// The maximum lengths in bytes of the Actor fields that version 2 added.
 const (
 	MaxUser    = 256
 	maxKey     = 128
@@ -24,32 +24,35 @@ const (
 	maxAddress = 64
 )
 
-// MaxCommit is the largest commit in bytes; a longer list of events is split in order.
+// MaxCommit is the maximum size of a commit in bytes. Writers split a longer list of events into several commits,
+// in order.
 const MaxCommit = 900_000
 
-// MaxInline is the largest data of one event in bytes that stays in the log;
-// more goes to the object store under its SHA-256.
+// MaxInline is the maximum size in bytes of an event's data inside a commit. Larger data goes to the object store,
+// named by its SHA-256.
 const MaxInline = 256 << 10
 
-// MaxCommitEvents is how many bytes of events, as they are stored, a writer puts into one
-// commit. The rest of MaxCommit is for the envelope and the state.
+// MaxCommitEvents is the maximum total size in bytes of the stored events that a writer puts into one commit. The
+// rest of MaxCommit is for the envelope and the state.
 const MaxCommitEvents = 700_000
 
-// Actor is who caused a commit, and who wrote it. Commits of version 1 have Kind and ID alone.
+// Actor identifies who caused a commit and which service wrote it. Commits of version 1 have only Kind and ID.
 type Actor struct {
 	Kind string `json:"kind"`         // service, executor, key, user
 	ID   string `json:"id,omitempty"` // the service's name, the executor's id, the key's id
 
 	Key     string `json:"key,omitempty"`     // the API key that caused the commit; "root" for the root key, "" for none
 	User    string `json:"user,omitempty"`    // the application's end user, as the holder of the key stated it
-	Service string `json:"service,omitempty"` // the service that wrote the commit, and its copy: session/<copy>
+	Service string `json:"service,omitempty"` // the service that wrote the commit, and its replica: session/<replica>
 	Address string `json:"address,omitempty"` // the client's IP address, as the gateway saw it
 }
 
-// IsClient reports whether a client caused the commit: the holder of a key, or anybody where no key is needed.
+// IsClient reports whether a client caused the commit: the holder of an API key, or any client of a gateway that
+// requires no key.
 func (a Actor) IsClient() bool { return a.Kind == "key" || a.Kind == "user" || a.Address != "" }
 
-// WrittenBy returns the actor of a commit that a service writes for a. Gateways of builds before version 2 name a key in ID alone.
+// WrittenBy returns a with Service set: the actor of a commit that service writes on behalf of a. Gateways built
+// before version 2 state the key in ID alone, so Key is filled from ID.
 func (a Actor) WrittenBy(service string) Actor {
 	if a.Kind == "key" {
 		a.Key = cmp.Or(a.Key, a.ID)
@@ -58,47 +61,48 @@ func (a Actor) WrittenBy(service string) Actor {
 	return a
 }
 
-// check reports the first field of version 2 that is too long.
+// check returns an error for the first field of version 2 that is too long.
 func (a Actor) check() error {
 	for _, f := range []struct {
 		name, value string
 		most        int
 	}{{"key", a.Key, maxKey}, {"user", a.User, MaxUser}, {"service", a.Service, maxService}, {"address", a.Address, maxAddress}} {
 		if len(f.value) > f.most {
-			return fmt.Errorf("actor: %s has %d bytes, at most %d are taken", f.name, len(f.value), f.most)
+			return fmt.Errorf("actor: %s has %d bytes, at most %d are allowed", f.name, len(f.value), f.most)
 		}
 	}
 	return nil
 }
 
-// Commit is one message of the log: events that become true together.
+// Commit is one message of the log: events that are appended atomically.
 type Commit struct {
 	V      int             `json:"v"`
 	ID     string          `json:"id"`
 	Actor  Actor           `json:"actor"`
 	Epoch  uint64          `json:"epoch,omitempty"`
-	Prev   string          `json:"prev"` // hash of the subject's commit before, "" for the first
+	Prev   string          `json:"prev"` // hash of the previous commit of the subject, "" for the first
 	Hash   string          `json:"hash"`
 	Events json.RawMessage `json:"events"`          // the stored bytes, which the hash covers
-	State  json.RawMessage `json:"state,omitempty"` // the writer's fold after this commit; not hashed
+	State  json.RawMessage `json:"state,omitempty"` // the writer's folded state after this commit; not part of the hash
 
-	// Command is the id of the command that the commit carries out, "" where there is none and in
-	// commits of builds that did not record it. The hash covers it through ID, which derives from it.
+	// Command is the id of the command that caused the commit. It is "" if there is none and in commits of builds
+	// that did not record it. The hash covers it through ID, which is derived from it.
 	Command string `json:"command,omitempty"`
 }
 
-// Draft is a commit before it is sealed into its subject's chain.
+// Draft is a commit before Seal encodes it and links it to the previous commit of its subject.
 type Draft struct {
-	V       int // version of the commit's shape; 0 means CommitVersion
+	V       int // version of the commit format; 0 means CommitVersion
 	ID      string
-	Command string // that the commit carries out, and that ID derives from; "" for none
+	Command string // the command that ID is derived from; "" for none
 	Actor   Actor
 	Epoch   uint64
 	Events  []Event
-	State   any // marshalled to JSON; nil for none
+	State   any // the writer's folded state, marshalled to JSON; nil for none
 }
 
-// Seal encodes a draft and chains it to the hash of the commit before.
+// Seal validates and encodes a draft for subject s. prev is the hash of the subject's previous commit, "" for the
+// first.
 func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if len(d.Events) == 0 {
 		return Commit{}, fmt.Errorf("commit %s on %s has no events", d.ID, s)
@@ -129,20 +133,21 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	return c, nil
 }
 
-// version1 is the actor as a commit of version 1 has it.
+// version1 returns the actor with the fields that commits of version 1 have.
 func (a Actor) version1() Actor { return Actor{Kind: a.Kind, ID: a.ID} }
 
-// Rechain gives the commit with other stored event bytes (large data moved to
-// the object store) and the hash that covers them.
+// Rechain returns the commit with other stored event bytes (large data moved to the object store) and the hash that
+// covers them.
 func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
 	c.Events = events
 	c.Hash = c.ComputeHash(s)
 	return c
 }
 
-// ComputeHash is the chain's hash in hex: SHA-256 over length-prefixed parts. Of version 1 they are prev, subject, commit id, actor kind,
-// actor id, epoch (decimal) and the stored bytes of events. From version 2 on they are the version (decimal), prev, subject, commit id,
-// actor kind, actor id, key, user, service, address, epoch and events.
+// ComputeHash returns the hash of the commit in hex: SHA-256 over length-prefixed parts. In version 1 the parts are
+// prev, subject, commit id, actor kind, actor id, epoch (decimal) and the stored bytes of events. From version 2 on
+// they are version (decimal), prev, subject, commit id, actor kind, actor id, key, user, service, address, epoch
+// and events.
 func (c Commit) ComputeHash(s Subject) string {
 	h := sha256.New()
 	epoch := strconv.FormatUint(c.Epoch, 10)
@@ -154,24 +159,24 @@ func (c Commit) ComputeHash(s Subject) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// DecodeCommit reads a message of the log.
+// DecodeCommit decodes a message of the log. It does not verify the hash.
 func DecodeCommit(b []byte) (Commit, error) {
 	var c Commit
 	if err := json.Unmarshal(b, &c); err != nil {
 		return Commit{}, fmt.Errorf("decode commit: %w", err)
 	}
 	if c.V < 1 || c.V > CommitVersion {
-		return Commit{}, fmt.Errorf("commit %s has version %d, known is %d", c.ID, c.V, CommitVersion)
+		return Commit{}, fmt.Errorf("commit %s has version %d, newest known version is %d", c.ID, c.V, CommitVersion)
 	}
 	if c.V == 1 {
-		c.Actor = c.Actor.version1() // the hash covers no more
+		c.Actor = c.Actor.version1() // the hash covers no other field
 	}
 	return c, nil
 }
 
-// Decode gives the commit's events.
+// Decode returns the commit's events.
 func (c Commit) Decode() ([]Event, error) {
-	// Not into []Event, whose UnmarshalJSON would read each event's bytes several times more.
+	// Event.UnmarshalJSON would scan each event's bytes several times; decoding into stored scans them once.
 	var read []stored
 	if err := json.Unmarshal(c.Events, &read); err != nil {
 		return nil, fmt.Errorf("decode events of commit %s: %w", c.ID, err)
@@ -183,11 +188,11 @@ func (c Commit) Decode() ([]Event, error) {
 	return list, nil
 }
 
-// payloadRefSize is more than the bytes of a PayloadRef in JSON.
+// payloadRefSize is an upper bound of the size in bytes of a PayloadRef in JSON.
 const payloadRefSize = 128
 
-// StoredSize returns how many bytes of a commit an event takes. Of data over MaxInline only
-// the reference is in the commit.
+// StoredSize returns how many bytes of a commit an event occupies. Data over MaxInline counts only with the size of
+// its reference.
 func StoredSize(e Event) (int, error) {
 	b, err := marshal(e)
 	if err != nil {
@@ -206,8 +211,8 @@ func StoredSize(e Event) (int, error) {
 	return len(b) - len(data) + payloadRefSize, nil
 }
 
-// Split cuts a list of events into runs that each stay under the limit of bytes as they are
-// stored, in order. An event larger than the limit stands alone.
+// Split divides a list of events, in order, into chunks whose stored size is at most limit bytes. An event that is
+// larger than limit gets a chunk of its own.
 func Split(list []Event, limit int) ([][]Event, error) {
 	var out [][]Event
 	start, size := 0, 0
@@ -228,18 +233,19 @@ func Split(list []Event, limit int) ([][]Event, error) {
 	return out, nil
 }
 
-// PayloadRef stands in place of an event's data that lies in the object store.
+// PayloadRef replaces the data of an event in a commit; the data itself is in the object store.
 type PayloadRef struct {
 	SHA256 string `json:"$sha256"`
 	Size   int    `json:"$size"` // bytes
 }
 
-// IsPayloadRef tells whether data is a reference to the object store.
+// IsPayloadRef reports whether data is a reference to the object store.
 func IsPayloadRef(data json.RawMessage) bool {
 	return bytes.HasPrefix(data, []byte(`{"$sha256":`))
 }
 
-// hashParts writes each part with its length before it, so that no two lists of parts look alike.
+// hashParts writes each part with its length in front, so that different lists of parts never produce the same
+// input.
 func hashParts(h hash.Hash, parts ...string) {
 	var n [8]byte
 	for _, p := range parts {

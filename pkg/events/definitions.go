@@ -2,11 +2,11 @@ package events
 
 import "time"
 
-// AgentSpec is what an agent is made of. Fields that its architecture cannot
-// honour are refused when it is applied, see docs/agents.md.
+// AgentSpec is the definition of an agent. Fields that the architecture does not support are rejected when the
+// agent is applied, see docs/agents.md.
 type AgentSpec struct {
-	Name          string                 `json:"name,omitempty"`          // for people
-	Description   string                 `json:"description,omitempty"`   // for people
+	Name          string                 `json:"name,omitempty"`          // display name
+	Description   string                 `json:"description,omitempty"`   // display text
 	Architecture  string                 `json:"architecture"`            // claude-code, codex, opencode, acp or spool
 	Model         string                 `json:"model,omitempty"`         // "" means the architecture's default
 	ModelProvider string                 `json:"modelProvider,omitempty"` // the API by which models are reached: anthropic, openai or nvidia; "" means the executor's default for the architecture
@@ -23,99 +23,99 @@ type AgentSpec struct {
 	ModelSettings ModelSettings          `json:"modelSettings,omitzero"` // of architecture acp: how the agent is given its model
 	Image         string                 `json:"image,omitempty"`        // of the sandbox
 	Dependencies  Dependencies           `json:"dependencies,omitzero"`
-	Egress        []string               `json:"egress,omitempty"` // hosts beside the models' that the sandbox may reach, each after methods and a space where not all are allowed
+	Egress        []string               `json:"egress,omitempty"` // hosts besides the model APIs that the sandbox may reach; a prefix of HTTP methods and a space restricts the host to these methods
 	Limits        Limits                 `json:"limits,omitzero"`
-	Retries       Retries                `json:"retries,omitzero"` // what follows when the agent's process, or its sandbox, dies amid an execution
+	Retries       Retries                `json:"retries,omitzero"` // what happens when the agent's process or its sandbox dies during an execution
 }
 
-// ToolChoice narrows the tools that an agent has, by the agent's own names for them.
+// ToolChoice restricts an agent's tools, by the names that the agent itself uses.
 type ToolChoice struct {
-	Allow []string `json:"allow,omitempty"` // only these; empty means all
-	Deny  []string `json:"deny,omitempty"`  // not these
+	Allow []string `json:"allow,omitempty"` // only these tools; empty means all
+	Deny  []string `json:"deny,omitempty"`  // except these tools
 }
 
-// SubagentSpec is an agent that another may start.
+// SubagentSpec defines an agent that the main agent may start.
 type SubagentSpec struct {
 	Name         string      `json:"name"`        // a-z, 0-9 and hyphens
 	Description  string      `json:"description"` // when to use it
 	Instructions string      `json:"instructions"`
 	Model        string      `json:"model,omitempty"`
-	Tools        []string    `json:"tools,omitempty"`      // only these; empty means those of the agent
-	MCPServers   []string    `json:"mcpServers,omitempty"` // by name, only these of the agent's, beside its tools; empty means all of them where it has no list of tools, and none where it has
-	Skills       []Reference `json:"skills,omitempty"`     // beside the agent's: listed in its own instructions
+	Tools        []string    `json:"tools,omitempty"`      // only these tools; empty means the main agent's tools
+	MCPServers   []string    `json:"mcpServers,omitempty"` // only these servers of the main agent, by name, in addition to Tools; empty means all servers if Tools is empty, and none otherwise
+	Skills       []Reference `json:"skills,omitempty"`     // in addition to the agent's skills; listed in the sub-agent's instructions
 }
 
-// CommandSpec is a prompt by name, called as /name.
+// CommandSpec is a named prompt, invoked as /name.
 type CommandSpec struct {
 	Name        string `json:"name"` // a-z, 0-9 and hyphens
 	Description string `json:"description,omitempty"`
-	Prompt      string `json:"prompt"` // $ARGUMENTS stands for what follows the name
+	Prompt      string `json:"prompt"` // $ARGUMENTS is replaced by the text after the name
 }
 
 // Transports of an MCP server.
 const (
 	MCPStdio  = "stdio"
 	MCPHTTP   = "http"
-	MCPDocker = "docker" // stdio, of a container beside the sandbox
+	MCPDocker = "docker" // stdio of a container next to the sandbox
 )
 
-// MCPServer is a server of tools. ${VAR} in its strings stands for a variable of the merged environment.
+// MCPServer is a server of tools. ${VAR} in its strings is replaced by a variable of the merged environment.
 type MCPServer struct {
 	Name      string            `json:"name"`                // a-z, 0-9, hyphens and underscores
 	Type      string            `json:"type"`                // stdio, http or docker
-	Image     string            `json:"image,omitempty"`     // of docker: the server's container
-	Command   []string          `json:"command,omitempty"`   // of stdio: the program and its arguments, in the sandbox; of docker: arguments after the image's entrypoint, in place of its own
-	Env       map[string]string `json:"env,omitempty"`       // of stdio and docker
-	URL       string            `json:"url,omitempty"`       // of http: streamable HTTP
-	Headers   map[string]string `json:"headers,omitempty"`   // of http; put in by the egress proxy
-	TimeoutMs uint32            `json:"timeoutMs,omitempty"` // milliseconds for a call; default 30 s, at most 300 s
-	Tools     []string          `json:"tools,omitempty"`     // only these; empty means all
+	Image     string            `json:"image,omitempty"`     // docker only: the image of the server's container
+	Command   []string          `json:"command,omitempty"`   // stdio: the program and its arguments, run in the sandbox; docker: the arguments of the image's entrypoint, which replace the image's own
+	Env       map[string]string `json:"env,omitempty"`       // stdio and docker only
+	URL       string            `json:"url,omitempty"`       // http only: endpoint of streamable HTTP
+	Headers   map[string]string `json:"headers,omitempty"`   // http only; added by the egress proxy
+	TimeoutMs uint32            `json:"timeoutMs,omitempty"` // timeout of a call in milliseconds; default 30 s, at most 300 s
+	Tools     []string          `json:"tools,omitempty"`     // only these tools; empty means all
 }
 
-// Declaration is a variable that an agent has or wants.
+// Declaration declares a variable of an agent, with or without a value.
 type Declaration struct {
 	Value       string `json:"value,omitempty"`
-	Secret      bool   `json:"secret,omitempty"` // its value is never shown; it must come from an environment or the run
+	Secret      bool   `json:"secret,omitempty"` // the value is never shown; it must come from an environment or the execution
 	Required    bool   `json:"required,omitempty"`
 	Description string `json:"description,omitempty"`
 }
 
-// Dependencies are packages that are installed once for all sandboxes of an image, not at each run.
+// Dependencies are packages that are installed once into an image layer, which all sandboxes of the image share.
 type Dependencies struct {
-	NPM []string `json:"npm,omitempty"` // of Node, with exact versions: name@1.2.3 or @scope/name@1.2.3
-	PIP []string `json:"pip,omitempty"` // of Python, with exact versions: name==1.2.3 or name[extra]==1.2.3
+	NPM []string `json:"npm,omitempty"` // Node packages with exact versions: name@1.2.3 or @scope/name@1.2.3
+	PIP []string `json:"pip,omitempty"` // Python packages with exact versions: name==1.2.3 or name[extra]==1.2.3
 }
 
-// FileSpec is a file of a new workspace.
+// FileSpec is a file that every new workspace contains.
 type FileSpec struct {
-	Path          string `json:"path"` // relative, with slashes
+	Path          string `json:"path"` // relative, slash-separated
 	Content       string `json:"content,omitempty"`
-	ContentBase64 string `json:"contentBase64,omitempty"` // in place of content
+	ContentBase64 string `json:"contentBase64,omitempty"` // instead of content
 	Mode          uint32 `json:"mode,omitempty"`          // permission bits; 0 means 0644
 }
 
-// Limits bound what an agent may take; 0 means the server's default, or none.
+// Limits limit what an agent may use. 0 means the server's default, or no limit if there is none.
 type Limits struct {
-	Turns        uint32  `json:"turns,omitempty"`        // requests to the model in one execution
-	BudgetUSD    float64 `json:"budgetUsd,omitempty"`    // of one execution
-	Tokens       uint32  `json:"tokens,omitempty"`       // of one execution, in and out
+	Turns        uint32  `json:"turns,omitempty"`        // model requests of one execution
+	BudgetUSD    float64 `json:"budgetUsd,omitempty"`    // US dollars of one execution
+	Tokens       uint32  `json:"tokens,omitempty"`       // input and output tokens of one execution
 	TimeMs       uint32  `json:"timeMs,omitempty"`       // milliseconds of one execution
-	OutputEvents uint32  `json:"outputEvents,omitempty"` // events that the agent writes in one execution; less than the server's limit, or it has no effect
-	OutputBytes  uint32  `json:"outputBytes,omitempty"`  // bytes of these events, likewise
-	Session      Budget  `json:"session,omitzero"`       // of a whole session, unless the session has one
+	OutputEvents uint32  `json:"outputEvents,omitempty"` // events that the agent writes in one execution; has no effect above the server's limit
+	OutputBytes  uint32  `json:"outputBytes,omitempty"`  // bytes of these events; has no effect above the server's limit
+	Session      Budget  `json:"session,omitzero"`       // budget of a session that sets none itself
 }
 
-// Retries say how often an execution's agent is started. The zero value is once, and again
-// after the loss of a sandbox, at once and as often as executors are set to (--max-attempts).
+// Retries define how often an execution's agent is started. The zero value means one start, and further starts only
+// after the loss of a sandbox: without a wait, up to the executors' --max-attempts.
 type Retries struct {
-	Attempts  uint32 `json:"attempts,omitempty"`  // starts of the agent in one execution, at most 20; 1 means never again, after the loss of a sandbox either
-	BackoffMs uint32 `json:"backoffMs,omitempty"` // milliseconds before the second start, at most 300 s; doubled before each further one, up to 300 s
+	Attempts  uint32 `json:"attempts,omitempty"`  // starts of the agent in one execution, at most 20; 1 means no retry, not even after the loss of a sandbox
+	BackoffMs uint32 `json:"backoffMs,omitempty"` // wait before the second start in milliseconds, at most 300 s; doubled before each further start, up to 300 s
 }
 
-// MaxBackoff bounds the wait before a further start of an execution's agent.
+// MaxBackoff is the maximum wait before the agent of an execution is started again.
 const MaxBackoff = 5 * time.Minute
 
-// Backoff is the wait after a number of starts that died: 1, 2, …
+// Backoff returns the wait after the given number of attempts has died: 1, 2, …
 func (r Retries) Backoff(died uint32) time.Duration {
 	wait := time.Duration(r.BackoffMs) * time.Millisecond
 	for range died - min(died, 1) {
@@ -127,24 +127,24 @@ func (r Retries) Backoff(died uint32) time.Duration {
 	return min(wait, MaxBackoff)
 }
 
-// InstanceSpec is an agent with environments.
+// InstanceSpec is an agent combined with environments.
 type InstanceSpec struct {
 	Description  string      `json:"description,omitempty"`
 	Agent        Reference   `json:"agent"`
-	Environments []Reference `json:"environments,omitempty"` // a later one wins
+	Environments []Reference `json:"environments,omitempty"` // a later environment overrides an earlier one
 }
 
-// EnvironmentSpec is a set of variables, and of hosts.
+// EnvironmentSpec is a set of variables and of allowed hosts.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
-	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not a digit first
-	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes of its executions may reach, in the form of an agent's
+	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not starting with a digit
+	Egress      []string            `json:"egress,omitempty"` // hosts that the sandbox of an execution may reach, in the form of AgentSpec
 }
 
-// Variable is a variable of an environment. Of a secret only where its value lies is known here.
+// Variable is a variable of an environment. For a secret it holds only where the encrypted value is stored.
 type Variable struct {
 	Value       string `json:"value,omitempty"`
 	Secret      bool   `json:"secret,omitempty"`
-	Sealed      string `json:"sealed,omitempty"` // of a secret: the key in bucket secrets under which its value lies encrypted
+	Sealed      string `json:"sealed,omitempty"` // secrets only: the key in bucket secrets that holds the encrypted value
 	Description string `json:"description,omitempty"`
 }

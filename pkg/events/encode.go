@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// Commits are encoded by hand, field by field: every append pays for it, and
-// encoding/json would scan what is already JSON once more for each level that
-// it lies in. The goldens hold the bytes, which are those of the struct tags.
+// Commits are encoded by hand, field by field. Every append pays for the encoding, and encoding/json would scan
+// nested JSON again on each level. The output is identical to what the struct tags would produce; the golden files
+// pin it.
 
-// MarshalJSON writes the stored shape.
+// MarshalJSON returns the stored form.
 func (e Event) MarshalJSON() ([]byte, error) { return e.append(nil) }
 
-// append writes the stored shape.
+// append appends the stored form to b.
 func (e Event) append(b []byte) ([]byte, error) {
 	if e.Data == nil {
 		return nil, fmt.Errorf("event %s has no data", e.ID)
@@ -44,7 +44,7 @@ func (e Event) append(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// marshalEvents is the list that a commit stores and hashes.
+// marshalEvents returns the JSON list of events that a commit stores and hashes.
 func marshalEvents(list []Event) (json.RawMessage, error) {
 	b := append(make([]byte, 0, 512*len(list)), '[')
 	for i, e := range list {
@@ -59,8 +59,8 @@ func marshalEvents(list []Event) (json.RawMessage, error) {
 	return append(b, ']'), nil
 }
 
-// Encode is the commit's message. Events and State must be compact JSON, as Seal
-// makes them and as they are read.
+// Encode returns the commit as a message of the log. Events and State must be compact JSON, which holds for the
+// results of Seal and DecodeCommit.
 func (c Commit) Encode() ([]byte, error) {
 	b := make([]byte, 0, len(c.Events)+len(c.State)+512)
 	b = strconv.AppendInt(append(b, `{"v":`...), int64(c.V), 10)
@@ -96,13 +96,13 @@ func orNull(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// appendString writes a JSON string as encoding/json does without HTML escapes.
+// appendString appends s as a JSON string, as encoding/json does without HTML escapes.
 func appendString(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' {
 			quoted, err := marshal(s)
 			if err != nil {
-				panic(err) // a string always encodes
+				panic(err) // unreachable: a string always encodes
 			}
 			return append(b, quoted...)
 		}
@@ -112,7 +112,7 @@ func appendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// marshal is JSON without HTML escapes, so that text is stored as it was said.
+// marshal returns JSON without HTML escapes, so that stored text stays readable.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

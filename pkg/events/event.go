@@ -6,54 +6,54 @@ import (
 	"time"
 )
 
-// Type is the wire name of an event's type, in snake case and past tense where it is a fact.
+// Type is the wire name of an event type, in snake case; a fact is in the past tense.
 type Type string
 
-// Source says where an event was born.
+// Source is where an event was created.
 type Source string
 
 // The sources.
 const (
-	FromRunner Source = "runner" // inside the sandbox: what an agent did
+	FromRunner Source = "runner" // the runner inside the sandbox: activity of an agent
 	FromServer Source = "server" // a service
 )
 
-// MainConversation is the conversation of the agent itself; sub-agents have their own.
+// MainConversation is the conversation id of the main agent. Each sub-agent has its own.
 const MainConversation = "main"
 
-// Payload is the data of one type of event. The set is sealed: the types of the
-// catalogue, and Opaque for what a newer version wrote.
+// Payload is the data of one event type. The set is sealed: it has the types of the catalogue, and Opaque for types
+// that a newer version wrote.
 type Payload interface {
-	// EventType is the payload's wire name.
+	// EventType returns the payload's wire name.
 	EventType() Type
 	sealed()
 }
 
-// Event is an immutable fact, as it is stored inside a commit.
+// Event is an immutable fact, as stored inside a commit.
 type Event struct {
 	ID             string
 	Time           time.Time
 	ExecutionID    string // "" for a fact about the session
-	ConversationID string // "" for server facts outside any conversation
+	ConversationID string // "" for server events outside any conversation
 	Source         Source
-	N              uint64 // number in the runner's journal; 0 for server facts
+	N              uint64 // sequence number in the runner's journal; 0 for server events
 	Data           Payload
 }
 
-// Type of the event's data.
+// Type returns the type of the event's data.
 func (e Event) Type() Type { return e.Data.EventType() }
 
-// Opaque keeps an event whose type this version does not know, byte for byte.
+// Opaque holds the data of an event whose type this version does not know, byte for byte.
 type Opaque struct {
 	Name Type
 	Raw  json.RawMessage
 }
 
-// EventType is the unknown name.
+// EventType returns the unknown type name.
 func (o Opaque) EventType() Type { return o.Name }
 func (Opaque) sealed()           {}
 
-// MarshalJSON gives back what was read.
+// MarshalJSON returns the bytes that were read.
 func (o Opaque) MarshalJSON() ([]byte, error) {
 	if len(o.Raw) == 0 {
 		return []byte("{}"), nil
@@ -61,7 +61,7 @@ func (o Opaque) MarshalJSON() ([]byte, error) {
 	return o.Raw, nil
 }
 
-// stored is an event's shape inside a commit.
+// stored is the JSON form of an event inside a commit.
 type stored struct {
 	ID             string          `json:"id"`
 	Type           Type            `json:"type"`
@@ -73,8 +73,8 @@ type stored struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-// UnmarshalJSON reads the stored shape. An unknown type, or a known one whose
-// data no longer decodes, becomes Opaque: it is kept and stops nobody.
+// UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes
+// Opaque, so that one event cannot block a reader of the log.
 func (e *Event) UnmarshalJSON(b []byte) error {
 	var s stored
 	if err := json.Unmarshal(b, &s); err != nil {
@@ -84,7 +84,8 @@ func (e *Event) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// DecodePayload decodes the data of a type; see Event.UnmarshalJSON for what it does with the unknown.
+// DecodePayload decodes the data of a type. It returns Opaque for an unknown type, for data that does not decode,
+// and for a reference to the object store.
 func DecodePayload(t Type, data json.RawMessage) Payload {
 	if entry, ok := Lookup(t); ok && !IsPayloadRef(data) {
 		if p, err := entry.decode(data); err == nil {
@@ -94,7 +95,7 @@ func DecodePayload(t Type, data json.RawMessage) Payload {
 	return Opaque{Name: t, Raw: append(json.RawMessage(nil), data...)}
 }
 
-// Wire is an event as every client sees it: REST, SSE, WebSocket, --json.
+// Wire is an event as all clients receive it: over REST, SSE and WebSocket, and from the CLI with --json.
 type Wire struct {
 	Seq            uint32          `json:"seq"`
 	Position       string          `json:"position"`
@@ -108,7 +109,7 @@ type Wire struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-// ToWire dresses a stored event for clients.
+// ToWire returns the event in the form for clients.
 func (e Event) ToWire(session string, seq uint32, position string) (Wire, error) {
 	data, err := marshal(e.Data)
 	if err != nil {
@@ -117,26 +118,26 @@ func (e Event) ToWire(session string, seq uint32, position string) (Wire, error)
 	return Wire{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, data}, nil
 }
 
-// Event turns what a client sees back into a stored event (without N).
+// Event converts the client form back into a stored event. N is not part of the client form and is 0.
 func (w Wire) Event() Event {
 	return Event{w.ID, w.Time, w.ExecutionID, w.ConversationID, w.Source, 0, DecodePayload(w.Type, w.Data)}
 }
 
-// TextDelta is the type of text in flight; it is never kept in the log.
+// TextDelta is the wire type of a delta. Deltas are never stored in the log.
 const TextDelta Type = "text_delta"
 
-// Delta is text in flight: a piece of an open block. It is idempotent by its offset.
+// Delta is a piece of streamed text of an open block. Offset makes its application idempotent.
 type Delta struct {
 	BlockID        string    `json:"blockId"`
 	ExecutionID    string    `json:"executionId"`
 	ConversationID string    `json:"conversationId"`
 	Epoch          uint64    `json:"epoch"`
-	Offset         uint32    `json:"offset"` // in UTF-8 bytes from the block's start
+	Offset         uint32    `json:"offset"` // in UTF-8 bytes from the start of the block
 	Text           string    `json:"delta"`
 	Time           time.Time `json:"time"`
 }
 
-// ToWire dresses a delta; seq and position are those of the last kept event.
+// ToWire returns the delta in the form for clients. seq and position are those of the last stored event.
 func (d Delta) ToWire(session string, seq uint32, position string) (Wire, error) {
 	data, err := marshal(struct {
 		BlockID string `json:"blockId"`

@@ -26,15 +26,15 @@ const (
 	KindKey       Kind = "key"
 )
 
-// crockford is the ULID alphabet.
+// crockford is the alphabet of ULIDs.
 const crockford = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 // ulidLen is the number of characters of a ULID.
 const ulidLen = 26
 
-// IDError says which field held an id that is not one.
+// IDError is returned for a field whose value is not a valid id of the expected kind.
 type IDError struct {
-	Field string // the name of the field, as the caller knows it
+	Field string // the caller's name of the field
 	Want  Kind
 	Got   string
 }
@@ -43,7 +43,7 @@ func (e *IDError) Error() string {
 	return fmt.Sprintf("%s: %q is not an id of the form %s_ and 26 characters of [0-9A-HJKMNP-TV-Z]", e.Field, clip(e.Got, 64), e.Want)
 }
 
-// NewID mints an id from a time (millisecond precision) and ten bytes of entropy.
+// NewID returns a new id from a time (millisecond precision) and ten bytes of entropy.
 func NewID(kind Kind, at time.Time, entropy io.Reader) (string, error) {
 	var b [16]byte
 	ms := uint64(at.UnixMilli())
@@ -54,8 +54,8 @@ func NewID(kind Kind, at time.Time, entropy io.Reader) (string, error) {
 	return string(kind) + "_" + encodeULID(b), nil
 }
 
-// Derive gives the id that follows from its causes: the same parts, the same
-// id. It is how a retry writes what was written before.
+// Derive returns an id that is a hash of parts: the same parts always give the same id. A retry therefore writes
+// the same ids as the first attempt.
 func Derive(kind Kind, parts ...string) string {
 	h := sha256.New()
 	hashParts(h, string(kind))
@@ -65,7 +65,7 @@ func Derive(kind Kind, parts ...string) string {
 	return string(kind) + "_" + encodeULID(b)
 }
 
-// CheckID reports an *IDError unless s is an id of the kind.
+// CheckID returns an *IDError if s is not an id of the kind.
 func CheckID(field string, kind Kind, s string) error {
 	rest, ok := strings.CutPrefix(s, string(kind)+"_")
 	if !ok || len(rest) != ulidLen || rest[0] > '7' {
@@ -79,11 +79,11 @@ func CheckID(field string, kind Kind, s string) error {
 	return nil
 }
 
-// maxTenant bounds a tenant's name, which is a token of subjects.
+// maxTenant is the maximum length of a tenant's name, which is a token of NATS subjects.
 const maxTenant = 64
 
-// CheckTenant reports an error unless s can be a tenant: 1 to 64 characters of
-// [a-z0-9_-], the first one a letter or digit.
+// CheckTenant returns an error if s is not a valid tenant name: 1 to 64 characters of [a-z0-9_-], the first of
+// which is a letter or a digit.
 func CheckTenant(field, s string) error {
 	ok := len(s) > 0 && len(s) <= maxTenant && s[0] != '-' && s[0] != '_'
 	for i := 0; ok && i < len(s); i++ {
@@ -96,7 +96,7 @@ func CheckTenant(field, s string) error {
 	return nil
 }
 
-// encodeULID writes 128 bits as 26 characters, most significant first.
+// encodeULID encodes 128 bits as 26 characters, most significant bits first.
 func encodeULID(b [16]byte) string {
 	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
 	var out [ulidLen]byte
@@ -108,7 +108,7 @@ func encodeULID(b [16]byte) string {
 	return string(out[:])
 }
 
-// clip shortens what is quoted in an error.
+// clip returns the first n bytes of s, with "…" if it was longer. Errors quote values with it.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s

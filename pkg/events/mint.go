@@ -5,25 +5,24 @@ import (
 	"time"
 )
 
-// Meta is what every decision is given from outside: who asked, and when. The
-// ids of the events that follow derive from the command's, so that deciding
-// again decides the same.
+// Meta is the input of a decision that does not come from the state: the id of the command and the time. The ids of
+// the resulting events are derived from the command's id, so that repeating a decision gives the same events.
 type Meta struct {
 	CommandID string    // cmd_…, or any id that is unique to the cause
-	Now       time.Time // of the events that follow
+	Now       time.Time // the time of the resulting events
 }
 
-// Mint makes server events with ids derived from a command, in order.
+// Mint collects server events, in order, and derives their ids from one command.
 type Mint struct {
 	meta Meta
 	n    int
 	out  []Event
 }
 
-// NewMint starts a list for one command.
+// NewMint returns an empty Mint for one command.
 func NewMint(m Meta) *Mint { return &Mint{meta: m} }
 
-// Add appends an event about an execution ("" for the session).
+// Add appends an event about an execution, or about the session if execution is "".
 func (m *Mint) Add(execution string, data Payload) {
 	m.out = append(m.out, Event{
 		ID:          Derive(KindEvent, m.meta.CommandID, strconv.Itoa(m.n)),
@@ -35,8 +34,8 @@ func (m *Mint) Add(execution string, data Payload) {
 	m.n++
 }
 
-// Keep appends an event that has its id already.
+// Keep appends an event that already has an id.
 func (m *Mint) Keep(e Event) { m.out = append(m.out, e) }
 
-// Events gives the list.
+// Events returns the collected events.
 func (m *Mint) Events() []Event { return m.out }

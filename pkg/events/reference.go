@@ -7,25 +7,25 @@ import (
 	"strings"
 )
 
-// Scope says whose a catalogue entry is.
+// Scope is the owner of a catalogue entry.
 type Scope string
 
-// The scopes. What is the platform's lies under PlatformTenant and is read by every tenant.
+// The scopes. Entries of the platform are stored under PlatformTenant and can be read by every tenant.
 const (
 	ScopePlatform     Scope = "platform"
-	ScopeOrganization Scope = "organization" // the tenant's; "" means this one
+	ScopeOrganization Scope = "organization" // the tenant; "" means this scope
 	ScopeAccount      Scope = "identity_account"
 )
 
-// PlatformTenant owns what every tenant may use; only the root key writes there.
+// PlatformTenant is the tenant of the entries that every tenant may use. Only the root key may write them.
 const PlatformTenant = "platform"
 
-// Latest is the tag that every new version gets.
+// Latest is the tag that always names the newest version.
 const Latest = "latest"
 
 // Reference names a version of a catalogue entry. Its string form is
-// [platform/|identity_account/][org/]slug[@version]; one that is read, from there or
-// from JSON, has the empty scope for organization, so that references to the same are equal.
+// [platform/|identity_account/][org/]slug[@version]. Parsing, from the string form or from JSON, turns the scope
+// organization into "", so that equal references compare equal.
 type Reference struct {
 	Scope   Scope  `json:"scope,omitempty"`   // "" means organization
 	Org     string `json:"org,omitempty"`     // within the scope: an organization of the tenant, or the account
@@ -33,9 +33,9 @@ type Reference struct {
 	Version string `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
 }
 
-// ReferenceError says what is wrong with a reference, and where.
+// ReferenceError is returned for an invalid reference.
 type ReferenceError struct {
-	Field  string // of the reference: scope, org, slug or version; "" for the whole
+	Field  string // scope, org, slug or version; "" if the error concerns the whole reference
 	Detail string
 }
 
@@ -46,10 +46,10 @@ func (e *ReferenceError) Error() string {
 	return e.Field + ": " + e.Detail
 }
 
-// maxReference bounds the string form in bytes.
+// maxReference is the maximum size of the string form in bytes.
 const maxReference = 512
 
-// ParseReference reads the string form back.
+// ParseReference parses the string form.
 func ParseReference(s string) (Reference, error) {
 	if len(s) > maxReference {
 		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("a reference has at most %d bytes", maxReference)}
@@ -81,7 +81,7 @@ func ParseReference(s string) (Reference, error) {
 	return r, r.Check()
 }
 
-// plain leaves out the scope that the empty one stands for.
+// plain returns r with "" for the scope organization.
 func (r Reference) plain() Reference {
 	if r.Scope == ScopeOrganization {
 		r.Scope = ""
@@ -89,13 +89,13 @@ func (r Reference) plain() Reference {
 	return r
 }
 
-// String is the form that ParseReference reads.
+// String returns the form that ParseReference reads.
 func (r Reference) String() string {
 	var b strings.Builder
 	r = r.plain()
 	switch Scope(r.Org) {
 	case ScopePlatform, ScopeOrganization:
-		if r.Scope == "" { // an organization of this name would be read as a scope
+		if r.Scope == "" { // parsing would take an organization of this name for a scope
 			b.WriteString(string(ScopeOrganization) + "/")
 		}
 	}
@@ -112,7 +112,7 @@ func (r Reference) String() string {
 	return b.String()
 }
 
-// UnmarshalJSON takes the object, or the string form.
+// UnmarshalJSON decodes the object form or the string form.
 func (r *Reference) UnmarshalJSON(raw []byte) error {
 	if bytes.HasPrefix(raw, []byte{'"'}) {
 		var s string
@@ -122,7 +122,7 @@ func (r *Reference) UnmarshalJSON(raw []byte) error {
 		}
 		return err
 	}
-	type object Reference // without this method
+	type object Reference // a type without this method
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	err := dec.Decode((*object)(r))
@@ -130,16 +130,16 @@ func (r *Reference) UnmarshalJSON(raw []byte) error {
 	return err
 }
 
-// Check reports a *ReferenceError unless every part is well formed.
+// Check returns a *ReferenceError for the first part that is not well formed.
 func (r Reference) Check() error {
 	switch r.Scope {
 	case "", ScopeOrganization, ScopePlatform:
 	case ScopeAccount:
 		if r.Org == "" {
-			return &ReferenceError{"org", "of scope identity_account it names the account, and must be there"}
+			return &ReferenceError{"org", "is empty: the scope identity_account requires the name of the account"}
 		}
 	default:
-		return &ReferenceError{"scope", fmt.Sprintf("%q is none of platform, organization and identity_account", clip(string(r.Scope), 64))}
+		return &ReferenceError{"scope", fmt.Sprintf("%q is not one of platform, organization and identity_account", clip(string(r.Scope), 64))}
 	}
 	if r.Org != "" && !isSlug(r.Org) {
 		return &ReferenceError{"org", fmt.Sprintf("%q is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens", clip(r.Org, 64))}
@@ -153,7 +153,7 @@ func (r Reference) Check() error {
 	return nil
 }
 
-// Tenant that the entry lies under, as seen by a tenant.
+// Tenant returns the tenant under which the entry is stored, for a reference of tenant own.
 func (r Reference) Tenant(own string) string {
 	if r.Scope == ScopePlatform {
 		return PlatformTenant
@@ -161,7 +161,7 @@ func (r Reference) Tenant(own string) string {
 	return own
 }
 
-// Subject of the entry's chain in the log.
+// Subject returns the log subject of the entry.
 func (r Reference) Subject(kind Aspect, tenant string) Subject {
 	scope := r.Scope
 	if scope == "" {
@@ -171,21 +171,21 @@ func (r Reference) Subject(kind Aspect, tenant string) Subject {
 	return Subject{Tenant: tenant, ID: CatalogueID(kind, tenant, string(scope), r.Org, r.Slug), Aspect: kind}
 }
 
-// Bare is the reference without its version: the entry itself.
+// Bare returns the reference without its version. It identifies the entry itself.
 func (r Reference) Bare() Reference {
 	r.Version = ""
 	return r.plain()
 }
 
-// IsDigest tells whether s is a SHA-256 in lower-case hex.
+// IsDigest reports whether s is a SHA-256 in lower-case hex.
 func IsDigest(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// maxName bounds slugs and tags in characters.
+// maxName is the maximum length of slugs and tags in characters.
 const maxName = 64
 
-// IsTag tells whether s may name a version. What looks like a digest is none.
+// IsTag reports whether s is a valid tag. A digest is not a tag.
 func IsTag(s string) bool {
 	ok := len(s) > 0 && len(s) <= maxName && !IsDigest(s) && s[0] != '.' && s[0] != '-'
 	for i := 0; ok && i < len(s); i++ {
@@ -195,21 +195,21 @@ func IsTag(s string) bool {
 	return ok
 }
 
-// isSlug is ^[a-z0-9]+([.-][a-z0-9]+)*$, as agent skills are named.
+// isSlug reports whether s matches ^[a-z0-9]+([.-][a-z0-9]+)*$, the form of agent skill names.
 func isSlug(s string) bool {
 	if s == "" || len(s) > maxName {
 		return false
 	}
-	joint := true
+	afterSeparator := true
 	for i := range len(s) {
 		switch c := s[i]; {
 		case c >= 'a' && c <= 'z' || c >= '0' && c <= '9':
-			joint = false
-		case (c == '.' || c == '-') && !joint:
-			joint = true
+			afterSeparator = false
+		case (c == '.' || c == '-') && !afterSeparator:
+			afterSeparator = true
 		default:
 			return false
 		}
 	}
-	return !joint
+	return !afterSeparator
 }

@@ -2,12 +2,12 @@ package events
 
 import "fmt"
 
-// ReferenceObject is a Reference in its object form, as people write it. Kind may
-// be left out, since the field that holds the reference says it.
+// ReferenceObject is the object form of a Reference, as clients write it. Kind is optional because the field that
+// holds the reference implies it.
 type ReferenceObject struct {
 	Scope   Scope  `json:"scope,omitempty"`   // "" means organization
 	Org     string `json:"org,omitempty"`     // within the scope: an organization of the tenant, or the account
-	Kind    Aspect `json:"kind,omitempty"`    // agent, instance, environment or skill: what the field refers to
+	Kind    Aspect `json:"kind,omitempty"`    // agent, instance, environment or skill: the kind of entry that the field refers to
 	Slug    string `json:"slug"`              // 1 to 64 characters: groups of a-z and 0-9 joined by single dots or hyphens
 	Version string `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
 }

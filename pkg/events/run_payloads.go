@@ -2,43 +2,43 @@ package events
 
 import "time"
 
-// ExecutionClaimed says which executor now writes for the session's runs.
+// ExecutionClaimed records that an executor claimed the execution and now writes the session's run subject.
 type ExecutionClaimed struct {
 	Epoch    uint64 `json:"epoch"`
-	Executor string `json:"executor"` // or the copy of the session service that ends what nobody claimed
+	Executor string `json:"executor"` // the executor's id, or the id of the session service's replica that ends an execution that nobody claimed
 	Turn     uint32 `json:"turn"`     // number of the execution's dispatch within its session: 1, 2, …
 }
 
-// ExecutionAttached says that the holder which took a running execution over follows its agent:
-// it is attached to the runner, and what the runner's journal held is in the log.
+// ExecutionAttached records that an executor which took over a running execution is attached to the runner, and
+// that all entries of the runner's journal are in the log.
 type ExecutionAttached struct {
-	Epoch     uint64 `json:"epoch"` // of the claim
+	Epoch     uint64 `json:"epoch"` // epoch of the claim
 	SandboxID string `json:"sandboxId"`
 }
 
-// ExecutionHandedOver says that the holder stops, and leaves the execution to the next one.
+// ExecutionHandedOver records that the executor is shutting down and leaves the execution to the next executor.
 type ExecutionHandedOver struct {
-	Epoch uint64 `json:"epoch"` // of the claim that ends
+	Epoch uint64 `json:"epoch"` // epoch of the claim that ends
 }
 
-// ExecutionStarted is one start of the agent for an execution.
+// ExecutionStarted records one attempt: a start of the agent for an execution.
 type ExecutionStarted struct {
 	Attempt uint32 `json:"attempt"` // 1, 2, …
-	Warm    bool   `json:"warm"`    // the agent's process was running already
-	PID     uint32 `json:"pid"`     // of the agent's process, inside the sandbox
-	Policy  string `json:"policy"`  // the permission policy in force
+	Warm    bool   `json:"warm"`    // the agent's process was already running
+	PID     uint32 `json:"pid"`     // process id of the agent inside the sandbox
+	Policy  string `json:"policy"`  // the permission policy that applies
 }
 
-// AttemptFailed says that a start of the agent died amid the turn, and that another one follows.
+// AttemptFailed records that an attempt died during the turn and that another one follows.
 type AttemptFailed struct {
 	Attempt  uint32 `json:"attempt"`  // 1, 2, …
-	Attempts uint32 `json:"attempts"` // how many the execution may have
+	Attempts uint32 `json:"attempts"` // how many attempts the execution may have
 	Code     string `json:"code"`     // AGENT_EXITED, AGENT_SILENT, OUT_OF_MEMORY, SANDBOX_LOST
 	Message  string `json:"message"`
-	WaitMs   uint32 `json:"waitMs,omitempty"` // milliseconds that pass before the next start
+	WaitMs   uint32 `json:"waitMs,omitempty"` // milliseconds until the next attempt
 }
 
-// Usage counts what a model took.
+// Usage counts the tokens of model requests.
 type Usage struct {
 	InputTokens      uint32 `json:"inputTokens"`
 	OutputTokens     uint32 `json:"outputTokens"`
@@ -46,109 +46,110 @@ type Usage struct {
 	CacheWriteTokens uint32 `json:"cacheWriteTokens,omitempty"`
 }
 
-// Tokens is all that went in and came out, what came from or went into a cache too.
+// Tokens returns the total of input and output tokens, including those read from and written to a cache.
 func (u Usage) Tokens() uint64 {
 	return uint64(u.InputTokens) + uint64(u.OutputTokens) + uint64(u.CacheReadTokens) + uint64(u.CacheWriteTokens)
 }
 
-// ExecutionCompleted is the end of a query that was answered.
+// ExecutionCompleted ends an execution whose query was answered.
 type ExecutionCompleted struct {
-	DurationMs uint32  `json:"durationMs"` // since it was first claimed
+	DurationMs uint32  `json:"durationMs"` // since the first claim
 	Usage      Usage   `json:"usage"`
-	CostUSD    float64 `json:"costUsd,omitempty"` // as the agent reckons it
-	Result     string  `json:"result,omitempty"`  // the agent's last words
+	CostUSD    float64 `json:"costUsd,omitempty"` // as the agent computes it
+	Result     string  `json:"result,omitempty"`  // the agent's final text
 }
 
-// ExecutionFailed is the end of a query that was not answered.
+// ExecutionFailed ends an execution whose query was not answered.
 type ExecutionFailed struct {
 	Code       string `json:"code"`
 	Message    string `json:"message"`
 	DurationMs uint32 `json:"durationMs"`
 	Usage      Usage  `json:"usage"`
-	Unstopped  bool   `json:"unstopped,omitempty"` // the runner could not be told to stop: the agent may go on until an executor reaches its sandbox
+	Unstopped  bool   `json:"unstopped,omitempty"` // the stop request did not reach the runner: the agent may continue until an executor reaches its sandbox
 }
 
-// NotStopped returns the end with the statement that the agent could not be told to stop, and why.
+// NotStopped returns f with Unstopped set, and with a message that states why the agent could not be stopped.
 func (f ExecutionFailed) NotStopped(why error) ExecutionFailed {
 	f.Unstopped = true
 	f.Message += "; the agent could not be told to stop, and may go on until an executor reaches its sandbox: " + why.Error()
 	return f
 }
 
-// ExecutionCancelled is the end of a query that was stopped by a control.
+// ExecutionCancelled ends an execution that a control stopped.
 type ExecutionCancelled struct {
 	Reason     string `json:"reason"` // interrupted, cancelled, terminated, session_deleted, session_closed
 	DurationMs uint32 `json:"durationMs"`
 	Usage      Usage  `json:"usage"`
 }
 
-// SandboxCreating says that a sandbox is being made.
+// SandboxCreating records that the creation of a sandbox started.
 type SandboxCreating struct {
 	SandboxID string `json:"sandboxId"`
 	Provider  string `json:"provider"`
 	Engine    string `json:"engine"`
 }
 
-// SandboxReady says that the runner in a sandbox answers.
+// SandboxReady records that the runner in a sandbox responds.
 type SandboxReady struct {
 	SandboxID  string `json:"sandboxId"`
 	Provider   string `json:"provider"`
 	Engine     string `json:"engine"`
-	Journal    string `json:"journal"` // name of the runner's journal; its numbers start at 1
+	Journal    string `json:"journal"` // name of the runner's journal, whose numbers start at 1
 	DurationMs uint32 `json:"durationMs"`
-	Workspace  string `json:"workspace,omitempty"` // the sandbox whose workspace this one has, if not its own
+	Workspace  string `json:"workspace,omitempty"` // id of the sandbox whose workspace this one uses, if not its own
 	Image      string `json:"image,omitempty"`
-	Pooled     bool   `json:"pooled,omitempty"` // it was made beforehand
-	Empty      bool   `json:"empty,omitempty"`  // its workspace is new: what snapshots and file changes say is to be applied
+	Pooled     bool   `json:"pooled,omitempty"` // it was created in advance, in the warm pool
+	Empty      bool   `json:"empty,omitempty"`  // its workspace is new: snapshots and file changes have to be applied
 }
 
-// SandboxReplaced says that a sandbox was lost and another takes its place.
+// SandboxReplaced records that a sandbox was lost and that another one replaces it.
 type SandboxReplaced struct {
-	SandboxID string `json:"sandboxId"`      // the one that is gone
-	Lost      string `json:"lost"`           // what is known to be lost with it
-	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the sandbox that comes next
+	SandboxID string `json:"sandboxId"`      // the lost sandbox
+	Lost      string `json:"lost"`           // description of what was lost with it
+	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the next sandbox
 }
 
-// SandboxTerminated is a sandbox's end.
+// SandboxTerminated records the end of a sandbox.
 type SandboxTerminated struct {
 	SandboxID string `json:"sandboxId"`
 	Reason    string `json:"reason"`         // idle, terminated, manual, unhealthy, max_age, tenant_limit, session_deleted, session_closed
-	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the sandbox that comes next
+	Kept      bool   `json:"kept,omitempty"` // its workspace is still on its engine, for the next sandbox
 }
 
-// SandboxFailed says that no sandbox could be made.
+// SandboxFailed records that no sandbox could be created.
 type SandboxFailed struct {
 	SandboxID string `json:"sandboxId"`
 	Code      string `json:"code"`
 	Message   string `json:"message"`
 }
 
-// SandboxUsage is a stretch of time that a metered sandbox ran, up to the event's time. Of a session the stretches follow one another: none
-// overlaps another one. With an execution, it is time within that execution; without one, time between executions.
+// SandboxUsage records a period of time during which a metered sandbox ran. The period ends at the event's time.
+// The periods of a session do not overlap. If the event names an execution, the time is within that execution;
+// otherwise it is between executions.
 type SandboxUsage struct {
 	SandboxID  string  `json:"sandboxId"`
 	Provider   string  `json:"provider"`
 	DurationMs uint64  `json:"durationMs"`        // milliseconds
-	CostUSD    float64 `json:"costUsd,omitempty"` // dollars, by the executor's price; absent where it has none
+	CostUSD    float64 `json:"costUsd,omitempty"` // US dollars, by the executor's price; absent if no price is set
 }
 
-// BlockStart opens a block, or states one that is whole at once.
+// BlockStart opens a block, or holds a block that is already complete.
 type BlockStart struct {
 	Block Block `json:"block"`
 }
 
-// BlockUpdate changes an open block.
+// BlockUpdate changes fields of an open block.
 type BlockUpdate struct {
 	BlockID string       `json:"blockId"`
 	Updates BlockUpdates `json:"updates"`
 }
 
-// BlockComplete is the whole block, final; it replaces what was known of it.
+// BlockComplete holds the complete, final block. It replaces everything known about the block.
 type BlockComplete struct {
 	Block Block `json:"block"`
 }
 
-// SubagentSpawned opens a conversation of its own.
+// SubagentSpawned records the start of a sub-agent and opens its conversation.
 type SubagentSpawned struct {
 	SubagentID   string `json:"subagentId"`
 	Conversation string `json:"subConversationId"`
@@ -158,7 +159,7 @@ type SubagentSpawned struct {
 	Prompt       string `json:"prompt,omitempty"`
 }
 
-// SubagentCompleted is a sub-agent's end.
+// SubagentCompleted records the end of a sub-agent.
 type SubagentCompleted struct {
 	SubagentID   string `json:"subagentId"`
 	Conversation string `json:"subConversationId"`
@@ -166,81 +167,80 @@ type SubagentCompleted struct {
 	DurationMs   uint32 `json:"durationMs,omitempty"`
 }
 
-// PermissionDecided records how a permission request inside the sandbox was answered, and by which rule.
+// PermissionDecided records how a permission request inside the sandbox was answered, and which rule decided.
 type PermissionDecided struct {
 	ToolName  string `json:"toolName"`
 	ToolUseID string `json:"toolUseId,omitempty"`
 	Decision  string `json:"decision"` // allow, deny
-	Rule      string `json:"rule"`     // the rule of the policy that decided
+	Rule      string `json:"rule"`     // the rule of the policy that matched
 	Reason    string `json:"reason,omitempty"`
 }
 
-// TranscriptWritten says where the agent keeps its own record, so that it can resume it.
+// TranscriptWritten records where the agent stores its own record of the conversation, from which it can resume.
 type TranscriptWritten struct {
-	AgentSessionID string `json:"agentSessionId"` // the CLI's own id
+	AgentSessionID string `json:"agentSessionId"` // the agent's own session id
 	Path           string `json:"path,omitempty"`
 	Bytes          uint32 `json:"bytes,omitempty"`
 }
 
-// MetadataUpdate tells usage, cost and model of the running execution so far.
+// MetadataUpdate holds the usage, cost and model of the running execution so far.
 type MetadataUpdate struct {
 	Usage   Usage   `json:"usage"`
 	CostUSD float64 `json:"costUsd,omitempty"`
 	Model   string  `json:"model,omitempty"`
 }
 
-// Log is a line that is not an agent's message.
+// Log is a line of output that is not a message of the agent's protocol.
 type Log struct {
 	Level   string `json:"level"`  // debug, info, warn, error
 	Stream  string `json:"stream"` // stdout, stderr, runner
 	Message string `json:"message"`
 }
 
-// Error says that something went wrong that did not end the execution by itself.
+// Error records a failure that does not end the execution by itself.
 type Error struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
 
-// WatchdogWarned says that an agent has been silent, or hangs after its result.
+// WatchdogWarned records that an agent sent nothing for too long, or did not exit after its result.
 type WatchdogWarned struct {
 	Watchdog string `json:"watchdog"` // silence, after_result
 	AfterMs  uint32 `json:"afterMs"`
 	Action   string `json:"action"` // none, killed
 }
 
-// RunRetired ends the run subject of a deleted session: every reader of the log
-// has passed what is before it, and a writer that is late is refused by the
-// guard. Everything before it on both subjects of the session, session_deleted
-// apart, may be removed.
+// RunRetired ends the run subject of a deleted session. It is appended after all readers of the log have processed
+// the earlier commits; a late writer is rejected by the expected-sequence check. All earlier commits on both
+// subjects of the session, except session_deleted, may be removed.
 type RunRetired struct {
-	Usage []DayUsage `json:"usage,omitempty"` // what the session took up to its deletion, ascending by day
+	Usage []DayUsage `json:"usage,omitempty"` // usage of the session up to its deletion, ascending by day
 	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
 
-	Stored uint64    `json:"stored,omitempty"` // bytes that the session's events and objects take until content_removed, as they were counted
-	Audit  []Audited `json:"audit,omitempty"`  // who did what on the life subject before session_deleted, ascending by seq; of many the newest
+	Stored uint64    `json:"stored,omitempty"` // bytes that the session's events and objects occupy until content_removed, as counted at this time
+	Audit  []Audited `json:"audit,omitempty"`  // what was done by whom on the life subject before session_deleted, ascending by seq; the newest entries if there are too many
 }
 
-// Audited is who did what by a commit, without its content.
+// Audited records who made a commit and which event types it has, without its content.
 type Audited struct {
-	Seq         uint64    `json:"seq"`  // of the commit, in the stream of its shard
+	Seq         uint64    `json:"seq"`  // sequence number of the commit in the stream of its shard
 	Time        time.Time `json:"time"` // when the log stored it
 	Actor       Actor     `json:"actor"`
-	ExecutionID string    `json:"executionId,omitempty"` // that the first event with one names
-	Types       []Type    `json:"types"`                 // of its events, each once
+	ExecutionID string    `json:"executionId,omitempty"` // of the first event that names an execution
+	Types       []Type    `json:"types"`                 // the event types of the commit, without duplicates
 }
 
-// DayUsage is what a session took on a day.
+// DayUsage is the usage of a session on one day.
 type DayUsage struct {
 	Day   string `json:"day"` // in UTC, as 2026-01-31
 	Spent Spent  `json:"spent"`
 
-	Logged Output `json:"logged,omitzero"` // events that the session added to the log
+	Logged Output `json:"logged,omitzero"` // events that the session appended to the log
 }
 
-// ContentRemoved says that nothing of the session's content is left in streams and buckets.
+// ContentRemoved records that all content of the session was removed from streams and buckets.
 type ContentRemoved struct {
-	Messages uint32 `json:"messages,omitempty"` // of the log
-	Objects  uint32 `json:"objects,omitempty"`  // of the buckets workspaces and payloads
+	Messages uint32 `json:"messages,omitempty"` // removed messages of the log
+	Objects  uint32 `json:"objects,omitempty"`  // removed objects of the buckets workspaces and payloads
 }

@@ -2,25 +2,25 @@ package events
 
 import "encoding/json"
 
-// eventOverhead is what an event takes beside its text, about.
+// eventOverhead is the approximate size in bytes of an event without its text and data.
 const eventOverhead = 256
 
-// Output is how much an agent said: events of its runner's journal, and their bytes.
+// Output is the amount of an agent's output: the events of its runner's journal, and their size in bytes.
 type Output struct {
 	Events uint64 `json:"events,omitempty"`
 	Bytes  uint64 `json:"bytes,omitempty"`
 }
 
-// Plus returns the sum of both.
+// Plus returns the sum of o and p.
 func (o Output) Plus(p Output) Output { return Output{o.Events + p.Events, o.Bytes + p.Bytes} }
 
-// Exceeds reports whether a bound of a limit is exceeded; a bound of 0 is none.
+// Exceeds reports whether o exceeds one of the limits. A limit of 0 means no limit.
 func (o Output) Exceeds(limit Output) bool {
 	return limit.Events > 0 && o.Events > limit.Events || limit.Bytes > 0 && o.Bytes > limit.Bytes
 }
 
-// OutputOf returns what an event counts: one event, and the bytes of its text and data and 256 for the rest. It is the same for an event
-// that was stored and read again.
+// OutputOf returns the amount that an event counts as: one event, and the bytes of its text and data plus 256. A
+// stored event that is read again counts the same.
 func OutputOf(e Event) Output { return Output{1, uint64(eventOverhead + sizeOf(e.Data))} } //nolint:gosec // lengths
 
 func sizeOf(p Payload) int {
@@ -41,7 +41,8 @@ func sizeOf(p Payload) int {
 	return 0
 }
 
-// sizeOfJSON is the length of JSON as it is stored, whatever its spaces and escapes were before.
+// sizeOfJSON returns the length of raw in its stored form, which does not depend on the original spaces and
+// escapes.
 func sizeOfJSON(raw json.RawMessage) int {
 	stored, err := json.Marshal(raw)
 	if err != nil {

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Partitions is the number of partitions that sessions are spread over.
+// Partitions is the number of partitions over which sessions are distributed.
 const Partitions = 64
 
-// Aspect is the last token of a log subject: whose writer it is.
+// Aspect is the last token of a log subject. Each aspect has one kind of writer.
 type Aspect string
 
-// The aspects. A session has life (session service) and run (holder of the epoch);
-// the catalogue has one aspect for each kind of thing.
+// The aspects. A session has life, written by the session service, and run, written by the executor that holds the
+// epoch. Catalogue entries have one aspect per kind.
 const (
 	Life         Aspect = "life"
 	Run          Aspect = "run"
@@ -26,7 +26,7 @@ const (
 	LimitsAspect Aspect = "limits"
 )
 
-// Catalogued tells whether an aspect is one of the catalogue's.
+// Catalogued reports whether an aspect belongs to the catalogue.
 func (a Aspect) Catalogued() bool {
 	switch a {
 	case Key, Agent, Instance, Environment, Skill, TenantBudget, LimitsAspect:
@@ -35,45 +35,44 @@ func (a Aspect) Catalogued() bool {
 	return false
 }
 
-// Subject names one chain of commits: ev.<partition>.<tenant>.<id>.<aspect>.
+// Subject identifies one chain of commits: ev.<partition>.<tenant>.<id>.<aspect>.
 type Subject struct {
 	Tenant string
-	ID     string // a session id, or CatalogueID
+	ID     string // a session id, or the result of CatalogueID
 	Aspect Aspect
 }
 
-// LifeOf is the subject of a session's life.
+// LifeOf returns the subject of a session's life.
 func LifeOf(tenant, session string) Subject { return Subject{tenant, session, Life} }
 
-// RunOf is the subject of a session's runs.
+// RunOf returns the subject of a session's runs.
 func RunOf(tenant, session string) Subject { return Subject{tenant, session, Run} }
 
-// CatalogueID stands in place of a session id in the subject of a catalogue
-// entry: it follows from what must be unique, so that the guard of the log is
-// the unique constraint.
+// CatalogueID returns the id that replaces the session id in the subject of a catalogue entry. It is derived from
+// the fields that must be unique, so that the log's expected-sequence check is the unique constraint.
 func CatalogueID(kind Aspect, tenant, scope, org, slug string) string {
 	return Derive("cat", string(kind), tenant, scope, org, slug)
 }
 
-// Partition is the partition of a session or catalogue id: FNV-1a mod 64.
+// Partition returns the partition of a session id or catalogue id: FNV-1a mod 64.
 func Partition(id string) int {
 	h := fnv.New32a()
 	h.Write([]byte(id)) // never fails
 	return int(h.Sum32() % Partitions)
 }
 
-// PartitionToken is a partition as it stands in subjects: two hex digits.
+// PartitionToken returns a partition as a token of subjects: two hex digits.
 func PartitionToken(p int) string { return fmt.Sprintf("%02x", p) }
 
-// Partition of the subject.
+// Partition returns the partition of the subject.
 func (s Subject) Partition() int { return Partition(s.ID) }
 
-// String is the NATS subject. Its tokens must have been checked (Check).
+// String returns the NATS subject. The caller must have validated the tokens with Check.
 func (s Subject) String() string {
 	return "ev." + PartitionToken(s.Partition()) + "." + s.Tenant + "." + s.ID + "." + string(s.Aspect)
 }
 
-// Check reports an error unless every token may stand in a subject.
+// Check returns an error if a token is not allowed in a subject.
 func (s Subject) Check() error {
 	if err := CheckTenant("tenant", s.Tenant); err != nil {
 		return err
@@ -84,10 +83,10 @@ func (s Subject) Check() error {
 	case s.Aspect.Catalogued():
 		return CheckID("catalogue id", "cat", s.ID)
 	}
-	return fmt.Errorf("aspect: %q is not one of the log's", s.Aspect)
+	return fmt.Errorf("aspect: %q is unknown", s.Aspect)
 }
 
-// ParseSubject reads a log subject back; the partition must be the id's.
+// ParseSubject parses a log subject. It returns an error if the partition does not belong to the id.
 func ParseSubject(subject string) (Subject, error) {
 	t := strings.Split(subject, ".")
 	if len(t) != 5 || t[0] != "ev" {
@@ -103,10 +102,10 @@ func ParseSubject(subject string) (Subject, error) {
 	return s, nil
 }
 
-// DeltaSubject is where the text in flight of a session is published.
+// DeltaSubject returns the subject on which the deltas of a session are published.
 func DeltaSubject(tenant, session string) string {
 	return "dl." + PartitionToken(Partition(session)) + "." + tenant + "." + session
 }
 
-// LiveSubject is where the projector announces a session's changes.
+// LiveSubject returns the subject on which the projector announces changes of a session.
 func LiveSubject(tenant, session string) string { return "live." + tenant + "." + session }

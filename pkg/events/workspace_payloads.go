@@ -1,125 +1,126 @@
 package events
 
-// FilePut says that a file, or a whole archive, is to be in the workspace; the
-// holder of the session applies it before the next turn, or at once.
+// FilePut records that a client put a file or an archive into the workspace. The executor that holds the session
+// applies it at once, or before the next turn.
 type FilePut struct {
 	N       uint32 `json:"n"`                 // number of the change within its session: 1, 2, …
-	Path    string `json:"path"`              // slash-separated, relative to the workspace; of an archive the folder it goes into, "" for the workspace
+	Path    string `json:"path"`              // slash-separated, relative to the workspace; for an archive the folder into which it is unpacked, "" for the workspace itself
 	Object  string `json:"object"`            // name of the content in the bucket workspaces
 	Size    uint64 `json:"size"`              // bytes
 	SHA256  string `json:"sha256"`            // hex, of the content
 	Mode    uint32 `json:"mode,omitempty"`    // permission bits; 0 means 0644
 	Archive bool   `json:"archive,omitempty"` // the content is a tar
-	Held    uint32 `json:"held,omitempty"`    // the last change that a snapshot was known to hold
+	Held    uint32 `json:"held,omitempty"`    // number of the last change that a snapshot was known to contain
 }
 
-// FileRemoved says that a file, or a folder with all below it, is not to be in the workspace any more.
+// FileRemoved records that a client removed a file, or a folder with everything below it, from the workspace.
 type FileRemoved struct {
 	N    uint32 `json:"n"`
 	Path string `json:"path"`
-	Held uint32 `json:"held,omitempty"` // the last change that a snapshot was known to hold
+	Held uint32 `json:"held,omitempty"` // number of the last change that a snapshot was known to contain
 }
 
-// SyncRequested asks for a snapshot of the workspace.
+// SyncRequested requests a snapshot of the workspace.
 type SyncRequested struct {
 	Sync uint32 `json:"sync"` // number of the request within its session: 1, 2, …
 }
 
-// PauseRequested asks that the execution stop where it is, with all it has in memory.
+// PauseRequested requests that the execution pause; its processes keep their memory.
 type PauseRequested struct {
 	Control uint32 `json:"control"`
 }
 
-// ResumeRequested asks that a paused execution go on.
+// ResumeRequested requests that a paused execution resume.
 type ResumeRequested struct {
 	Control uint32 `json:"control"`
 }
 
-// TerminateRequested asks that the sandbox end at once, and what runs in it.
+// TerminateRequested requests that the sandbox, and everything that runs in it, end at once.
 type TerminateRequested struct {
 	Control uint32 `json:"control"`
 	Reason  string `json:"reason"` // terminated
 }
 
-// FileCreated says that a file appeared in the workspace.
+// FileCreated records that a file appeared in the workspace.
 type FileCreated struct {
 	Path   string `json:"path"`
 	Size   uint64 `json:"size"` // bytes
 	Binary bool   `json:"binary,omitempty"`
 }
 
-// FileModified says that a file's content changed.
+// FileModified records that the content of a file changed.
 type FileModified struct {
 	Path   string `json:"path"`
 	Size   uint64 `json:"size"`
 	Binary bool   `json:"binary,omitempty"`
 }
 
-// FileDeleted says that a file is gone from the workspace.
+// FileDeleted records that a file was removed from the workspace.
 type FileDeleted struct {
 	Path string `json:"path"`
 }
 
-// WorkspaceSyncStarted says that an executor begins to put file changes into the workspace of a sandbox in which nothing
-// runs, and to store it. Until files_applied and workspace_synced follow, others ask that executor before they use the sandbox.
+// WorkspaceSyncStarted records that an executor started to apply file changes to a sandbox between turns and to
+// store its workspace. Until files_applied and workspace_synced follow, other executors ask that executor before
+// they use the sandbox.
 type WorkspaceSyncStarted struct {
 	SandboxID string `json:"sandboxId"`
 	Executor  string `json:"executor"`
 }
 
-// WorkspaceSynced says that workspace and agent's records are in the object store.
+// WorkspaceSynced records that the workspace and the agent's records are in the object store.
 type WorkspaceSynced struct {
 	Snapshot   string `json:"snapshot"`          // name of its manifest in the bucket workspaces
 	Reason     string `json:"reason"`            // turn, interval, idle, requested, terminated, max_age, tenant_limit, stopped
-	Request    uint32 `json:"request,omitempty"` // the last sync_requested that it answers
-	Applied    uint32 `json:"applied,omitempty"` // the last file change that it contains
+	Request    uint32 `json:"request,omitempty"` // number of the last sync_requested that it answers
+	Applied    uint32 `json:"applied,omitempty"` // number of the last file change that it contains
 	Files      uint32 `json:"files"`
-	Bytes      uint64 `json:"bytes"`             // of all files
-	NewBytes   uint64 `json:"newBytes"`          // that had to be stored
-	Skipped    uint32 `json:"skipped,omitempty"` // files that it does not hold: unreadable, sockets, devices
+	Bytes      uint64 `json:"bytes"`             // total size of the files
+	NewBytes   uint64 `json:"newBytes"`          // size of the files that were not stored before
+	Skipped    uint32 `json:"skipped,omitempty"` // files that it does not contain: unreadable files, sockets, devices
 	DurationMs uint32 `json:"durationMs"`
-	Stored     uint64 `json:"stored,omitempty"` // bytes of the objects that it added: packs, those that were packed again too, and the manifest
+	Stored     uint64 `json:"stored,omitempty"` // size of the objects that it added: packs, including those that were packed again, and the manifest
 }
 
-// WorkspaceTrimmed says that objects of the session's workspace were removed that nothing needs any more: snapshots beyond the
-// retention, and files that a snapshot holds.
+// WorkspaceTrimmed records that unreferenced objects of the session's workspace were removed: snapshots beyond the
+// retention, and uploaded files that a snapshot contains.
 type WorkspaceTrimmed struct {
 	Objects uint32 `json:"objects"`
 	Bytes   uint64 `json:"bytes"`
 }
 
-// WorkspaceRestored says that a new sandbox was filled from a snapshot.
+// WorkspaceRestored records that a new sandbox was filled from a snapshot.
 type WorkspaceRestored struct {
 	SandboxID  string `json:"sandboxId"`
-	Snapshot   string `json:"snapshot"` // "" for the files that the agent's definition has
+	Snapshot   string `json:"snapshot"` // "" if only the files of the agent's definition were written
 	Files      uint32 `json:"files"`
 	DurationMs uint32 `json:"durationMs"`
 
-	Session        string `json:"session,omitempty"`        // that the snapshot is of, if it is another one: a fork is filled from its parent's
-	Records        string `json:"records,omitempty"`        // the snapshot that the agent's records came from, if it is another one than Snapshot or of another session
-	RecordsSession string `json:"recordsSession,omitempty"` // the session that Records is of
+	Session        string `json:"session,omitempty"`        // session that owns the snapshot, if not this one: a fork is filled from its parent's
+	Records        string `json:"records,omitempty"`        // snapshot that the agent's records came from, if it is not Snapshot or belongs to another session
+	RecordsSession string `json:"recordsSession,omitempty"` // session that owns Records
 }
 
-// FilesApplied says that the changes of file_put and file_removed are in the workspace.
+// FilesApplied records that the changes of file_put and file_removed were applied to the workspace.
 type FilesApplied struct {
-	N     uint32 `json:"n"`               // the last one
-	Error string `json:"error,omitempty"` // of those that could not be applied, one sentence each
+	N     uint32 `json:"n"`               // number of the last applied change
+	Error string `json:"error,omitempty"` // one sentence for each change that could not be applied
 }
 
-// ExecutionPaused says that the execution stands still.
+// ExecutionPaused records that the execution is paused.
 type ExecutionPaused struct{}
 
-// ExecutionResumed says that the execution goes on.
+// ExecutionResumed records that the execution was resumed.
 type ExecutionResumed struct {
-	PausedMs uint32 `json:"pausedMs"` // how long it stood still; its turn limit is that much later
+	PausedMs uint32 `json:"pausedMs"` // duration of the pause in milliseconds; the turn limit is extended by it
 }
 
-// SandboxPaused says that a sandbox's processes stand still.
+// SandboxPaused records that the processes of a sandbox were paused.
 type SandboxPaused struct {
 	SandboxID string `json:"sandboxId"`
 }
 
-// SandboxResumed says that a sandbox's processes go on.
+// SandboxResumed records that the processes of a sandbox were resumed.
 type SandboxResumed struct {
 	SandboxID string `json:"sandboxId"`
 }
@@ -130,44 +131,44 @@ const (
 	Unhealthy = "unhealthy"
 )
 
-// SandboxHealth says that a sandbox's health changed.
+// SandboxHealth records a change of a sandbox's health.
 type SandboxHealth struct {
 	SandboxID   string `json:"sandboxId"`
 	Status      string `json:"status"` // healthy, unhealthy
 	Reason      string `json:"reason,omitempty"`
-	MemoryBytes uint64 `json:"memoryBytes,omitempty"` // of the agent's processes
-	DiskBytes   uint64 `json:"diskBytes,omitempty"`   // of workspace and agent's records
+	MemoryBytes uint64 `json:"memoryBytes,omitempty"` // memory of the agent's processes
+	DiskBytes   uint64 `json:"diskBytes,omitempty"`   // disk usage of the workspace and the agent's records
 }
 
-// EgressDenied says that the egress proxy refused a connection or a request.
+// EgressDenied records that the egress proxy refused a connection or a request.
 type EgressDenied struct {
-	Journal string `json:"journal"` // of the proxy
-	Line    uint64 `json:"line"`    // its number there
-	Host    string `json:"host"`    // as asked for
+	Journal string `json:"journal"` // name of the proxy's journal
+	Line    uint64 `json:"line"`    // number of the line in that journal
+	Host    string `json:"host"`    // as requested
 	Port    uint32 `json:"port,omitempty"`
 	Method  string `json:"method,omitempty"`  // CONNECT, GET, …
-	Address string `json:"address,omitempty"` // that the host resolved to, when that was the reason
+	Address string `json:"address,omitempty"` // address of the host, if it was the reason
 	Code    string `json:"code"`              // NOT_ALLOWED, PRIVATE_ADDRESS, BAD_HOST, UNRESOLVED, BAD_TOKEN, METHOD_NOT_ALLOWED, UNTRUSTED (a program in the sandbox does not trust the proxy's certificate), UNKNOWN_SERVER, BUDGET_EXHAUSTED, PROVIDER_SIDE (a tool, URL or stored object that the model's provider would act on), UNREADABLE_BODY, NO_EXECUTION (a model is called while no execution runs)
 	Message string `json:"message"`
-	Count   uint32 `json:"count"` // how many alike within a second this line stands for
+	Count   uint32 `json:"count"` // number of equal refusals within a second that this line represents
 }
 
-// ModelCalled is a request to a model, as the egress proxy saw it.
+// ModelCalled records a request to a model, as the egress proxy observed it.
 type ModelCalled struct {
 	Journal     string  `json:"journal"`
 	Line        uint64  `json:"line"`
 	Provider    string  `json:"provider"` // anthropic, openai, nvidia, or the name of a custom host
 	Model       string  `json:"model,omitempty"`
-	Status      uint32  `json:"status"` // of HTTP; 0 when none came
+	Status      uint32  `json:"status"` // HTTP status; 0 if there was no response
 	Usage       Usage   `json:"usage"`
 	CostUSD     float64 `json:"costUsd,omitempty"`
-	Prices      string  `json:"prices,omitempty"` // version of the price table; "" where it has no price for the model
+	Prices      string  `json:"prices,omitempty"` // version of the price table; "" if it has no price for the model
 	FirstByteMs uint32  `json:"firstByteMs"`
 	DurationMs  uint32  `json:"durationMs"`
 	Error       string  `json:"error,omitempty"`
 
-	Betas []string `json:"betas,omitempty"` // of the headers Anthropic-Beta and OpenAI-Beta
+	Betas []string `json:"betas,omitempty"` // values of the headers Anthropic-Beta and OpenAI-Beta
 }
 
-// Answered tells whether the model gave an answer that is none of an error.
+// Answered reports whether the model answered without an error.
 func (m ModelCalled) Answered() bool { return m.Status > 0 && m.Status < 400 }

@@ -17,29 +17,30 @@ import (
 	"time"
 )
 
-// The parties that a secret identifies.
+// The parties that share a secret.
 const (
 	executorParty = "spool executor"
 	runnerParty   = "spool runner"
 )
 
-// NewSecret returns the secret of a new sandbox. The provider gives it to the runner once, with OpClaim, before
-// any agent runs. From then on the runner obeys only executors that prove it.
+// NewSecret returns the secret of a new sandbox. The provider gives it to the runner once, with OpClaim, before any
+// agent runs. From then on the runner accepts only executors that prove the secret.
 func NewSecret() string { return rand.Text() }
 
-// ExecutorTLS returns the executor's end of a stream to the runner that was claimed with secret.
+// ExecutorTLS returns the TLS configuration of the executor's end of a stream to the runner that was claimed with
+// secret.
 func ExecutorTLS(secret string) (*tls.Config, error) {
 	return mutualTLS(secret, executorParty, runnerParty)
 }
 
-// RunnerTLS returns the runner's end of a stream from an executor that has secret.
+// RunnerTLS returns the TLS configuration of the runner's end of a stream from an executor that has secret.
 func RunnerTLS(secret string) (*tls.Config, error) {
 	return mutualTLS(secret, runnerParty, executorParty)
 }
 
-// mutualTLS returns a configuration in which each party has a key that is derived from the secret, and accepts
-// only the other party's key. The secret itself never crosses the stream, and a process between the parties, such
-// as one that listens in the runner's place, can neither read nor change the stream.
+// mutualTLS returns a configuration in which each party has a key that is derived from the secret, and accepts only
+// the key of the other party. The secret itself is never sent. A process between the parties, for example one that
+// listens in place of the runner, can neither read nor modify the stream.
 func mutualTLS(secret, own, peer string) (*tls.Config, error) {
 	key, err := partyKey(secret, own)
 	if err != nil {
@@ -52,7 +53,7 @@ func mutualTLS(secret, own, peer string) (*tls.Config, error) {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<32, 0)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("make the certificate of the %s: %w", own, err)
+		return nil, fmt.Errorf("create the certificate of the %s: %w", own, err)
 	}
 	want := peerKey.Public()
 	return &tls.Config{
@@ -85,39 +86,39 @@ func partyKey(secret, party string) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// GiveSecret claims the runner at the other end of a new connection, which the caller closes.
+// GiveSecret claims the runner at the other end of a new connection. The caller closes the connection.
 func GiveSecret(c io.ReadWriter, secret string) error {
 	if err := json.NewEncoder(c).Encode(Claim{ID: 1, Op: OpClaim, Secret: secret}); err != nil {
 		return fmt.Errorf("%s: %w", OpClaim, err)
 	}
 	var m Message
 	if err := json.NewDecoder(c).Decode(&m); err != nil {
-		return fmt.Errorf("%s: read the runner's answer: %w", OpClaim, err)
+		return fmt.Errorf("%s: read the runner's reply: %w", OpClaim, err)
 	}
 	switch {
 	case m.Reply == nil:
-		return fmt.Errorf("%s: the runner gives no answer", OpClaim)
+		return fmt.Errorf("%s: the runner sent no reply", OpClaim)
 	case m.Reply.Error != nil:
 		return fmt.Errorf("%s: %w", OpClaim, m.Reply.Error)
 	}
 	return nil
 }
 
-// Seal proves the secret to the runner at the other end of "runner attach --sealed", whose stdout and stdin these
-// are, and returns the stream to it. It blocks until the runner has answered or the streams end.
+// Seal proves the secret to the runner at the other end of "runner attach --sealed" and returns the stream to it.
+// stdout and stdin are the streams of that command. Seal blocks until the runner has answered or the streams end.
 func Seal(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
 	config, err := ExecutorTLS(secret)
 	if err != nil {
 		return nil, err
 	}
 	conn := tls.Client(stdio{stdout, stdin}, config)
-	if err := conn.HandshakeContext(context.Background()); err != nil { // the caller ends the streams
+	if err := conn.HandshakeContext(context.Background()); err != nil { // the caller closes the streams to stop it
 		return nil, fmt.Errorf("prove the sandbox's secret to its runner: %w", err)
 	}
 	return sealed{conn, stdin}, nil
 }
 
-// sealed is a stream whose Close does not wait for a peer that does not read.
+// sealed is a TLS stream whose Close does not wait for a peer that has stopped reading.
 type sealed struct {
 	*tls.Conn
 	under io.Closer
@@ -125,23 +126,23 @@ type sealed struct {
 
 func (s sealed) Close() error { return s.under.Close() }
 
-// Accept waits for the first bytes of a TLS stream that an executor opens, of which peeked were read already,
-// and returns the stream when the executor has proved the secret of config.
+// Accept accepts the TLS stream of an executor on c and returns it after the executor has proved the secret of
+// config. peeked has the bytes of c that were already read, followed by c itself.
 func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
 	conn := tls.Server(buffered{c, peeked}, config)
-	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline ends it
+	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline stops it
 		return nil, err
 	}
 	return sealed{conn, c}, nil
 }
 
-// IsSealed reports whether a connection whose first byte is b is a TLS stream. JSON begins with a brace.
+// IsSealed reports whether a connection whose first byte is b is a TLS stream. JSON starts with a brace.
 func IsSealed(b byte) bool { return b == recordHandshake }
 
 // recordHandshake is the type of the first record of a TLS stream (RFC 8446, section 5.1).
 const recordHandshake = 22
 
-// buffered reads what was read ahead of a connection first.
+// buffered is a connection that reads from in.
 type buffered struct {
 	net.Conn
 	in io.Reader
@@ -149,7 +150,7 @@ type buffered struct {
 
 func (b buffered) Read(p []byte) (int, error) { return b.in.Read(p) }
 
-// stdio is a command's streams as a connection. It has no deadlines.
+// stdio presents the standard streams of a command as a connection. It has no deadlines.
 type stdio struct {
 	io.Reader
 	io.WriteCloser

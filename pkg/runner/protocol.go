@@ -1,8 +1,7 @@
-// Package runner is the protocol between an executor and the runner, the
-// supervisor that lives in every sandbox: JSON lines in both directions over
-// one attached stream. The runner journals everything an agent does with a
-// number; the executor follows the journal, appends to the log and tells the
-// runner what may be forgotten.
+// Package runner defines the protocol between an executor and the runner, the supervisor inside every sandbox: JSON
+// lines in both directions over one attached stream. The runner journals everything that an agent does, with
+// sequence numbers. The executor follows the journal, appends it to the log and acknowledges entries, which the
+// runner then discards.
 package runner
 
 import (
@@ -12,80 +11,80 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ProtocolVersion is the version that Hello states; an executor refuses another major.
+// ProtocolVersion is the version that Hello states. An executor rejects another major version.
 const ProtocolVersion = 1
 
-// MaxLine is the longest line in bytes either side accepts. Longer output of an
-// agent is cut by the runner, which says so in a line of type error.
+// MaxLine is the maximum length in bytes of a line in either direction. The runner truncates longer output of an
+// agent and adds a line of type error.
 const MaxLine = 8 << 20
 
-// Op is what a command asks for.
+// Op is the operation of a command.
 type Op string
 
 // The operations.
 const (
-	// OpStart gives the agent a query. Refused with BUSY while another runs. The
-	// same execution and attempt again is answered as accepted and changes nothing.
+	// OpStart gives the agent a query. It is refused with BUSY while another query runs. Repeating the same
+	// execution and attempt is accepted and changes nothing.
 	OpStart Op = "start"
-	// OpInterrupt asks the agent to stop the turn and stay warm. A no-op when nothing runs.
+	// OpInterrupt requests that the agent stop the turn and keep its process. It does nothing if no turn runs.
 	OpInterrupt Op = "interrupt"
-	// OpKill ends the agent's process group; a running turn ends with outcome killed.
+	// OpKill kills the agent's process group. A running turn ends with outcome killed.
 	OpKill Op = "kill"
-	// OpAck says that every line up to Ack is stored; the runner forgets them.
+	// OpAck states that every line up to Ack is stored. The runner discards these lines.
 	OpAck Op = "ack"
-	// OpStatus asks for a Status.
+	// OpStatus requests a Status.
 	OpStatus Op = "status"
-	// OpWarm starts the agent's process without a query, so that the first turn
-	// finds it warm; Query says for what, without execution, content and parts.
-	// A no-op while an agent runs or rests.
+	// OpWarm starts the agent's process without a query, so that the first turn finds it running. Query must be
+	// set, without execution, content and parts. OpWarm does nothing if an agent's process exists.
 	OpWarm Op = "warm"
-	// OpClaim gives a runner the secret that executors prove from then on, as the first line of a connection of its
-	// own (see Claim). Refused with FORBIDDEN when the runner has another secret, or has been attached to without one.
+	// OpClaim gives a runner the secret that executors prove from then on. It is the first line of a separate
+	// connection (see Claim). It is refused with FORBIDDEN if the runner has another secret, or if an executor has
+	// attached without a secret before.
 	OpClaim Op = "claim"
 	// OpShutdown ends the agent and the runner.
 	OpShutdown Op = "shutdown"
 )
 
-// Claim is the only line of a connection that gives the runner its secret, with OpClaim, or asks for something that
-// needs neither an epoch nor the journal.
+// Claim is the only line of a connection that gives the runner its secret, with OpClaim, or that requests something
+// that needs neither an epoch nor the journal.
 type Claim struct {
 	ID     uint64 `json:"id"`
 	Op     Op     `json:"op"`               // OpClaim, OpStatus or OpInterrupt
-	Secret string `json:"secret,omitempty"` // of OpClaim
+	Secret string `json:"secret,omitempty"` // OpClaim only
 }
 
-// Attach is the first line that a follower sends. To a runner that was claimed, it is the first line inside the
-// stream that Seal opens; the runner takes epochs from no other stream.
+// Attach is the first line from a follower. If the runner was claimed, Attach is the first line inside the stream
+// that Seal opens; the runner accepts epochs from no other stream.
 type Attach struct {
-	Epoch uint64 `json:"epoch"` // lower than the highest seen: refused with FENCED; a higher or equal one replaces the follower before
+	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch seen; otherwise the follower replaces the previous one
 	After uint64 `json:"after"` // lines with a greater number are sent
 }
 
 // Command is a line from the executor.
 type Command struct {
-	ID    uint64 `json:"id"` // repeated by the reply; 0 wants none
+	ID    uint64 `json:"id"` // repeated by the reply; 0 requests no reply
 	Op    Op     `json:"op"`
-	Epoch uint64 `json:"epoch"` // lower than the highest seen: refused with FENCED
+	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch seen
 	Query *Query `json:"query,omitempty"`
 	Ack   uint64 `json:"ack,omitempty"`
 }
 
-// Query is all that an agent needs for one turn.
+// Query is everything that an agent needs for one turn.
 type Query struct {
 	SessionID    string            `json:"sessionId"`
 	ExecutionID  string            `json:"executionId"`
 	Attempt      uint32            `json:"attempt"`
 	Architecture string            `json:"architecture"`      // claude-code, codex, opencode, acp, spool
-	Command      []string          `json:"command,omitempty"` // of architecture acp: the agent's program and its arguments
+	Command      []string          `json:"command,omitempty"` // architecture acp: the agent's program and its arguments
 	Model        string            `json:"model,omitempty"`
-	ModelSet     bool              `json:"modelSet,omitempty"` // of architecture acp: Env or Command have the model; it is chosen over the protocol only where the agent offers it by this name
+	ModelSet     bool              `json:"modelSet,omitempty"` // architecture acp: Env or Command already set the model; the runner selects it over the protocol only if the agent offers it by this name
 	SystemPrompt string            `json:"systemPrompt,omitempty"`
 	Content      string            `json:"content,omitempty"`
 	Parts        []events.Part     `json:"parts,omitempty"`
 	Policy       string            `json:"policy"`           // see Policies
 	Env          map[string]string `json:"env,omitempty"`    // for the agent's process only; never journaled
-	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the turn before, should its process be gone
-	Fork         *Fork             `json:"fork,omitempty"`   // with Resume: go on with a copy of that session
+	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the previous turn, used if the agent's process has ended
+	Fork         *Fork             `json:"fork,omitempty"`   // with Resume: continue with a copy of that session
 
 	MemoryFile string                `json:"memoryFile,omitempty"` // content of the agent's memory file (CLAUDE.md, AGENTS.md)
 	Tools      events.ToolChoice     `json:"tools,omitzero"`
@@ -93,104 +92,103 @@ type Query struct {
 	Commands   []events.CommandSpec  `json:"commands,omitempty"`
 	MCPServers []MCPServer           `json:"mcpServers,omitempty"`
 	Skills     []Skill               `json:"skills,omitempty"`
-	MaxTurns   uint32                `json:"maxTurns,omitempty"` // requests to the model; 0 for no limit
-	Redact     []string              `json:"redact,omitempty"`   // values that nothing the agent says may hold; never journaled
+	MaxTurns   uint32                `json:"maxTurns,omitempty"` // maximum number of model requests; 0 for no limit
+	Redact     []string              `json:"redact,omitempty"`   // values that the runner removes from all output of the agent; never journaled
 
 	Pace Pace `json:"pace,omitzero"`
 
-	Authority string `json:"authority,omitempty"` // PEM: certificates of the egress proxy that the agent's process trusts beside the sandbox's own; "" for none
+	Authority string `json:"authority,omitempty"` // certificates of the egress proxy in PEM form that the agent's process trusts in addition to the sandbox's own; "" for none
 }
 
-// Fork asks that the agent go on with a copy of the conversation Resume, cut after an anchor.
+// Fork requests that the agent continue with a copy of the conversation Resume, cut after an anchor.
 //
-// It is sent with Resume until the log has a transcript_written of the fork itself; from then on Resume is the fork's
-// own agent session, and Fork is nil. The same session, Resume and Fork always lead to the same point, also when an
-// earlier attempt died during its turn. The records of Resume itself are not changed.
+// It is sent with Resume until the log has a transcript_written of the fork itself. From then on Resume is the
+// fork's own agent session, and Fork is nil. The same session, Resume and Fork always lead to the same point, even
+// if an earlier attempt died during its turn. The records of Resume itself are not changed.
 //
-// Where a conversation can be cut depends on the architecture. Blocks that it cannot be cut after have no anchor, nor
-// have blocks of sub-agents.
+// Where a conversation can be cut depends on the architecture. Blocks after which it cannot be cut have no anchor,
+// and neither have blocks of sub-agents.
 //
-//	claude-code  after each line of the transcript: after each text, call and result, also within a turn, but not after a thought
-//	codex        after each message and each result of a call, also within a turn, but not after calls that the tool
+//	claude-code  after each line of the transcript: after each text, call and result, also during a turn, but not after thinking
+//	codex        after each message and each result of a call, also during a turn, but not after calls that the tool
 //	             exec makes, whose results the model sees at the end of its script
-//	opencode     after the last text of a message, that is between turns
-//	spool        after each message of the transcript: after each answer of the model and each result of a call
-//	acp          not at all: the whole conversation is gone on with in place
+//	opencode     after the last text of a message: between turns
+//	spool        after each message of the transcript: after each response of the model and each result of a call
+//	acp          never: the agent continues the original conversation
 //
-// After a call without its result the agent sees the call as one that was broken off, or not at all. Without its
-// records, or without the anchor in them, the agent begins a new conversation, and an error event TRANSCRIPT_LOST comes
-// first: it never answers from what came after the anchor.
+// After a tool call without its result the agent sees an aborted call, or none. If the records or the anchor are
+// missing, the agent starts a new conversation, and an error event TRANSCRIPT_LOST comes first: the agent never
+// answers from text after the anchor.
 type Fork struct {
-	Anchor string `json:"anchor,omitempty"` // of a block (events.Block.Anchor); "" for the whole conversation
-	// Provided asks for the transcript that `runner provide-transcript` put into the sandbox, in place of a conversation
-	// in the agent's own records. What is not conversation is left out of the copy. Architectures claude-code, codex and
-	// opencode; Anchor is empty.
+	Anchor string `json:"anchor,omitempty"` // anchor of a block (events.Block.Anchor); "" for the whole conversation
+	// Provided requests that the agent continue with the transcript that `runner provide-transcript` stored in the
+	// sandbox, instead of a conversation in the agent's own records. The copy contains only the conversation.
+	// Supported by claude-code, codex and opencode; Anchor must be empty.
 	Provided bool `json:"provided,omitempty"`
 }
 
-// Pace is how fast an execution may fill the journal; 0 is no bound. It may be ahead by PaceBurst: what is faster waits, and the agent
-// with it.
+// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. Output above the rate
+// waits, and the agent with it, once the execution is PaceBurst ahead.
 type Pace struct {
 	EventsPerSecond uint32 `json:"eventsPerSecond,omitempty"`
 	BytesPerSecond  uint32 `json:"bytesPerSecond,omitempty"`
 }
 
-// PaceBurst is how far an execution may be ahead of its Pace.
+// PaceBurst is the time by which an execution may be ahead of its Pace.
 const PaceBurst = 10 * time.Second
 
-// MCPServer is a server of tools as the agent is to reach it: every variable is filled in.
+// MCPServer is a server of tools with all variables replaced.
 type MCPServer struct {
 	Name      string            `json:"name"`
 	Type      string            `json:"type"`              // stdio, http or docker
-	Socket    string            `json:"socket,omitempty"`  // of docker: where the server's container is joined
-	Command   []string          `json:"command,omitempty"` // of stdio; of docker, the arguments of the image's entrypoint
-	Env       map[string]string `json:"env,omitempty"`     // of stdio and docker
-	URL       string            `json:"url,omitempty"`     // of http
-	Headers   map[string]string `json:"headers,omitempty"` // of http
-	TimeoutMs uint32            `json:"timeoutMs"`         // milliseconds for a call
-	Tools     []string          `json:"tools,omitempty"`   // only these; empty means all
+	Socket    string            `json:"socket,omitempty"`  // docker: socket of the server's container
+	Command   []string          `json:"command,omitempty"` // stdio: the program and its arguments; docker: the arguments of the image's entrypoint
+	Env       map[string]string `json:"env,omitempty"`     // stdio and docker only
+	URL       string            `json:"url,omitempty"`     // http only
+	Headers   map[string]string `json:"headers,omitempty"` // http only
+	TimeoutMs uint32            `json:"timeoutMs"`         // timeout of a call in milliseconds
+	Tools     []string          `json:"tools,omitempty"`   // only these tools; empty means all
 }
 
-// Skill is a skill that lies in the sandbox, for agents that know skills by themselves.
+// Skill is a skill inside the sandbox, for agents that support skills natively.
 type Skill struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
-	Dir         string `json:"dir"`                // absolute, read-only
-	Unlisted    bool   `json:"unlisted,omitempty"` // sub-agents' alone, whose instructions tell of it: it may be read, and is not offered to the agent
+	Dir         string `json:"dir"`                // absolute path, read-only
+	Unlisted    bool   `json:"unlisted,omitempty"` // the skill belongs to sub-agents, whose instructions mention it: it can be read, but is not offered to the main agent
 }
 
-// The way out of a sandbox without a network. The runner listens on
-// EgressAddress and joins each connection to the egress proxy's Unix socket,
-// or to its TLS port where sandbox and proxy are on different machines, after a first line that says whose it is: EgressPreamble, the token, newline.
-// Then HTTP follows: requests to the model routes (EgressRoutes), proxy requests
-// (an absolute URI, or CONNECT) to hosts of the allowlist.
+// Egress of a sandbox without a network. The runner listens on EgressAddress and forwards each connection to the
+// egress proxy's Unix socket, or to its TLS port if sandbox and proxy are on different machines. It first sends a
+// line that identifies the sandbox: EgressPreamble, the token, newline. HTTP follows: requests to the model routes
+// (EgressRoutes), or proxy requests (an absolute URI, or CONNECT) to hosts of the allowlist.
 const (
 	EgressAddress  = "127.0.0.1:7070"
 	EgressURL      = "http://" + EgressAddress
 	EgressPreamble = "SPOOL/1 "
 )
 
-// EgressHosts may follow the token on the first line: a connection with it
-// reaches hosts of the allowlist alone, no models and no MCP servers.
+// EgressHosts may follow the token on the first line. It restricts the connection to hosts of the allowlist: no
+// models and no MCP servers.
 const EgressHosts = " hosts"
 
-// EgressRoutes are the first path elements under EgressURL by which agents
-// reach models; the proxy puts the credentials in. A custom host's is its name.
+// EgressRoutes are the first path elements under EgressURL through which agents reach models. The proxy adds the
+// credentials. The route of a custom host is its name.
 const (
-	EgressAnthropic = "anthropic" // stands for a base URL without /v1
-	EgressOpenAI    = "openai"    // with /v1
-	EgressNVIDIA    = "nvidia"    // with /v1
+	EgressAnthropic = "anthropic" // base URL without /v1
+	EgressOpenAI    = "openai"    // base URL with /v1
+	EgressNVIDIA    = "nvidia"    // base URL with /v1
 )
 
-// EgressMCP is the path under EgressURL by which agents reach MCP servers, each
-// by its name; the proxy puts the credentials in.
+// EgressMCP is the path under EgressURL through which agents reach MCP servers by name. The proxy adds the
+// credentials.
 const EgressMCP = "/mcp/"
 
-// The permission policies. There is one so far: what stays inside the workspace
-// is allowed, the rest is denied with the reason told to the agent.
+// The permission policies. PolicyWorkspace allows everything that stays inside the workspace, and denies everything
+// else with a reason that the agent receives.
 const PolicyWorkspace = "workspace"
 
-// Message is a line from the runner: exactly one field is set.
+// Message is a line from the runner. Exactly one field is set.
 type Message struct {
 	Hello *Hello `json:"hello,omitempty"` // the first line
 	Line  *Line  `json:"line,omitempty"`
@@ -200,30 +198,30 @@ type Message struct {
 // Hello introduces the runner to a follower.
 type Hello struct {
 	Protocol int    `json:"protocol"`
-	Journal  string `json:"journal"` // jnl_…, new with every runner process
-	First    uint64 `json:"first"`   // the lowest number still kept, Last+1 if none
+	Journal  string `json:"journal"` // jnl_…, different for every runner process
+	First    uint64 `json:"first"`   // the lowest stored number; Last+1 if the journal is empty
 	Last     uint64 `json:"last"`
 	Status   Status `json:"status"`
 }
 
-// Status is what the runner is doing.
+// Status is the state of the runner.
 type Status struct {
-	ExecutionID  string `json:"executionId,omitempty"` // the one that runs
+	ExecutionID  string `json:"executionId,omitempty"` // the running execution
 	Attempt      uint32 `json:"attempt,omitempty"`
-	Architecture string `json:"architecture,omitempty"` // of the warm agent
-	AgentPID     int    `json:"agentPid,omitempty"`     // 0 when no agent is warm
-	MemoryBytes  uint64 `json:"memoryBytes"`            // resident, of the agent's whole process tree
-	DiskBytes    uint64 `json:"diskBytes"`              // of the workspace and the agent's records, as the disk watch last saw them
+	Architecture string `json:"architecture,omitempty"` // of the running agent process
+	AgentPID     int    `json:"agentPid,omitempty"`     // 0 if no agent process runs
+	MemoryBytes  uint64 `json:"memoryBytes"`            // resident memory of the agent's process tree
+	DiskBytes    uint64 `json:"diskBytes"`              // size of the workspace and the agent's records when the runner last measured it
 }
 
-// Reply answers a command.
+// Reply is the reply to a command.
 type Reply struct {
 	ID     uint64  `json:"id"`
 	Error  *Error  `json:"error,omitempty"`
-	Status *Status `json:"status,omitempty"` // answers OpStatus, and OpStart, OpWarm and OpKill with what then holds
+	Status *Status `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
 }
 
-// Error is a refusal.
+// Error is the refusal of a command.
 type Error struct {
 	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
 	Message string `json:"message"`
@@ -231,10 +229,9 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code + ": " + e.Message }
 
-// Line is a journal line. Type is a run event's wire name, text_delta, or one of
-// the types below. Ids of blocks inside Data are the runner's own, unique within
-// its journal; the host derives the log's from (journal, id), and overrides
-// whatever else a sandbox could forge.
+// Line is an entry of the journal. Type is the wire name of a run event, text_delta, or one of the types below. Ids of
+// blocks inside Data are unique within the journal only: the executor derives the ids for the log from (journal, id), and
+// replaces every other field that a sandbox could forge.
 type Line struct {
 	N              uint64          `json:"n"`
 	Type           events.Type     `json:"type"`
@@ -244,7 +241,7 @@ type Line struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-// Types of lines that are not events: the host turns them into events.
+// Types of lines that are not events. The executor converts them into events.
 const (
 	// AgentStarted (data: Started) becomes execution_started.
 	AgentStarted events.Type = "agent_started"
@@ -255,7 +252,7 @@ const (
 // Started is the data of AgentStarted.
 type Started struct {
 	Attempt uint32 `json:"attempt"`
-	Warm    bool   `json:"warm"` // the process was running already
+	Warm    bool   `json:"warm"` // the agent's process was already running
 	PID     int    `json:"pid"`
 	Policy  string `json:"policy"`
 }
@@ -267,16 +264,16 @@ type Outcome string
 const (
 	Completed   Outcome = "completed"
 	Failed      Outcome = "failed"
-	Interrupted Outcome = "interrupted" // as asked by OpInterrupt
-	Killed      Outcome = "killed"      // as asked by OpKill
+	Interrupted Outcome = "interrupted" // requested by OpInterrupt
+	Killed      Outcome = "killed"      // requested by OpKill
 )
 
 // Ended is the data of TurnEnded.
 type Ended struct {
 	Outcome Outcome      `json:"outcome"`
-	Code    string       `json:"code,omitempty"` // of a failure: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
+	Code    string       `json:"code,omitempty"` // for Failed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
 	Message string       `json:"message,omitempty"`
-	Result  string       `json:"result,omitempty"` // the agent's last words
+	Result  string       `json:"result,omitempty"` // the agent's final text
 	Usage   events.Usage `json:"usage"`
 	CostUSD float64      `json:"costUsd,omitempty"`
 }
@@ -284,6 +281,6 @@ type Ended struct {
 // Delta is the data of a text_delta line.
 type Delta struct {
 	BlockID string `json:"blockId"`
-	Offset  uint32 `json:"offset"` // UTF-8 bytes from the block's start
+	Offset  uint32 `json:"offset"` // in UTF-8 bytes from the start of the block
 	Delta   string `json:"delta"`
 }

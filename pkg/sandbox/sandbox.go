@@ -1,5 +1,5 @@
-// Package sandbox is what an executor asks of a place where agents run. The
-// suite in sandboxtest holds every provider to it.
+// Package sandbox defines the interface between an executor and a sandbox provider. Every provider passes the
+// conformance suite in sandboxtest.
 package sandbox
 
 import (
@@ -11,206 +11,204 @@ import (
 	"github.com/spoolhq/spool/pkg/dependency"
 )
 
-// Errors that a caller may branch on.
+// Errors that a caller may test for.
 var (
-	// ErrNotFound is a sandbox or file that is not there.
+	// ErrNotFound is returned for a sandbox or file that does not exist.
 	ErrNotFound = errors.New("not found in the sandbox provider")
-	// ErrOutside is a path that leaves the workspace, by .., by a symlink or as a sibling.
+	// ErrOutside is returned for a path that leaves the workspace through "..", a symlink or a sibling folder.
 	ErrOutside = errors.New("path is outside the workspace")
 )
 
-// Error is a failure with a code that ends up in sandbox_failed.
+// Error is a failure with a code for sandbox_failed.
 type Error struct {
-	Code    string // see the codes
-	Message string // one sentence with the remedy
-	Err     error  // the cause, may be nil
+	Code    string // one of the codes below
+	Message string // one sentence that includes the remedy
+	Err     error  // the cause; may be nil
 }
 
 func (e *Error) Error() string { return e.Message }
 func (e *Error) Unwrap() error { return e.Err }
 
-// The codes of errors.
+// The error codes.
 const (
-	CodeEngineUnavailable  = "ENGINE_UNAVAILABLE"  // there is no engine, or it went away
-	CodeEgressUnavailable  = "EGRESS_UNAVAILABLE"  // the engine's egress proxy does not answer: there is no way out
-	CodeImageNotFound      = "IMAGE_NOT_FOUND"     // the image is not there and cannot be pulled
-	CodeImageNotAllowed    = "IMAGE_NOT_ALLOWED"   // the operator's list does not have the image
-	CodeImageUnsupported   = "IMAGE_UNSUPPORTED"   // its architecture is one for which there is no runner
-	CodeDiskFull           = "DISK_FULL"           // the engine has no room
-	CodeRunnerSilent       = "RUNNER_SILENT"       // the sandbox was made, its runner does not answer
-	CodeServerFailed       = "MCP_SERVER_FAILED"   // a container beside the sandbox was made, its MCP server does not start
-	CodeHostPath           = "HOST_PATH_REFUSED"   // the folder in which the session works is gone, or is not allowed
-	CodeQuotaExceeded      = "QUOTA_EXCEEDED"      // the account with the provider has no room for another sandbox
-	CodeCredentialsRefused = "CREDENTIALS_REFUSED" // the provider does not accept the installation's token
-	CodeRegionUnknown      = "REGION_UNKNOWN"      // the provider has no such region
-	CodeSandboxFailed      = "SANDBOX_FAILED"      // anything else
+	CodeEngineUnavailable  = "ENGINE_UNAVAILABLE"  // the engine is not available
+	CodeEgressUnavailable  = "EGRESS_UNAVAILABLE"  // the engine's egress proxy does not respond: the sandbox would have no egress
+	CodeImageNotFound      = "IMAGE_NOT_FOUND"     // the image does not exist locally and cannot be pulled
+	CodeImageNotAllowed    = "IMAGE_NOT_ALLOWED"   // the operator's list does not contain the image
+	CodeImageUnsupported   = "IMAGE_UNSUPPORTED"   // there is no runner for the image's architecture
+	CodeDiskFull           = "DISK_FULL"           // the engine has no disk space left
+	CodeRunnerSilent       = "RUNNER_SILENT"       // the sandbox was created, but its runner does not respond
+	CodeServerFailed       = "MCP_SERVER_FAILED"   // the container of an MCP server was created, but the server does not start
+	CodeHostPath           = "HOST_PATH_REFUSED"   // the folder in which the session works does not exist or is not allowed
+	CodeQuotaExceeded      = "QUOTA_EXCEEDED"      // the account with the provider has no quota for another sandbox
+	CodeCredentialsRefused = "CREDENTIALS_REFUSED" // the provider rejects the installation's token
+	CodeRegionUnknown      = "REGION_UNKNOWN"      // the provider does not have the region
+	CodeSandboxFailed      = "SANDBOX_FAILED"      // any other failure
 
-	CodeDependenciesFailed      = "DEPENDENCIES_FAILED"      // what an agent depends on could not be installed
-	CodeDependenciesUnavailable = "DEPENDENCIES_UNAVAILABLE" // nothing can be installed here
+	CodeDependenciesFailed      = "DEPENDENCIES_FAILED"      // an agent's dependencies could not be installed
+	CodeDependenciesUnavailable = "DEPENDENCIES_UNAVAILABLE" // dependencies cannot be installed here
 )
 
-// Labels say whose a sandbox is; the sweep compares them with the log. A sandbox
-// of the warm pool has no tenant and no session until it is adopted.
+// Labels identify the owner of a sandbox. The executor's sweep compares them with the log. A sandbox of the warm
+// pool has no tenant and no session until it is adopted.
 type Labels struct {
 	Tenant   string `json:"tenant"`
 	Session  string `json:"session"`
 	Engine   string `json:"engine"`
 	Epoch    uint64 `json:"epoch"`
-	Executor string `json:"executor,omitempty"` // of a pooled one: whose pool it is in
+	Executor string `json:"executor,omitempty"` // for a pooled sandbox: the executor that owns the pool
 }
 
-// Limits of a sandbox; 0 means the provider's default.
+// Limits are the resource limits of a sandbox. 0 means the provider's default.
 type Limits struct {
-	MemoryBytes int64   // resident, of all its processes together
-	CPUs        float64 // as many processors' worth of time
+	MemoryBytes int64   // resident memory of all processes together
+	CPUs        float64 // CPU time, in number of processors
 	PIDs        int64   // processes and threads
-	DiskBytes   int64   // workspace and the agent's records; the runner watches it
+	DiskBytes   int64   // workspace and the agent's records; the runner enforces it
 }
 
-// Spec is what a sandbox is made from.
+// Spec describes the sandbox to create.
 type Spec struct {
-	ID     string // sbx_…, minted by the caller: creating it again finds the first, and starts its runner should it have ended
+	ID     string // sbx_…, chosen by the caller; creating the same id again returns the existing sandbox and restarts its runner if it has ended
 	Labels Labels
-	Image  string // "" for the provider's default; providers without images ignore it
+	Image  string // "" for the provider's default; ignored by providers without images
 	Limits Limits
-	// Workspace is the id of a sandbox that was lost, whose workspace and agent's
-	// records this one takes over if they are still there; "" for new ones.
-	// Providers that keep them by session ignore it.
+	// Workspace is the id of a lost sandbox whose workspace and agent records the new sandbox takes over if they
+	// still exist; "" for an empty workspace. Providers that keep workspaces by session ignore it.
 	Workspace string
-	// HostPath is a folder of the provider's machine that is the workspace; "" for
-	// a workspace of the sandbox's own. The provider never removes it. Only local
-	// sandboxes have one; others refuse it.
+	// HostPath is a folder of the provider's machine to use as the workspace; "" for a workspace of the sandbox's
+	// own. The provider never removes it. Only local sandboxes support it; other providers return an error.
 	HostPath string
-	// Servers is how many containers of MCP servers the sandbox can have beside it; see Companion.
+	// Servers is the maximum number of MCP server containers of the sandbox; see Companion.
 	Servers int
-	// EgressToken is what the sandbox names itself by at the egress proxy; "" for no way out.
+	// EgressToken authenticates the sandbox to the egress proxy; "" for a sandbox without egress.
 	EgressToken string
-	// Layer is of packages that the sandbox sees and cannot change, as a Layerer
-	// gave it; "" for none.
+	// Layer is a read-only layer of packages in the sandbox, as returned by a Layerer; "" for none.
 	Layer string
-	// Fills is a layer that the sandbox is made for, to put packages into; "" for
-	// none. Only a Layerer asks for it.
+	// Fills is the layer into which this sandbox installs packages; "" for none. Only a Layerer sets it.
 	Fills string
 }
 
-// Info is a sandbox as its provider lists it.
+// Info describes a sandbox in a provider's list.
 type Info struct {
 	ID      string
 	Labels  Labels
 	Created time.Time
-	Running bool // its runner lives
+	Running bool // its runner is alive
 	Paused  bool
 }
 
-// Pauser is a provider whose sandboxes can be stopped for a while with all they have in memory.
+// Pauser is implemented by providers that can pause a sandbox with all of its memory.
 type Pauser interface {
-	Pause(ctx context.Context, id string) error  // pausing a paused one is no error
-	Resume(ctx context.Context, id string) error // so with one that runs
+	Pause(ctx context.Context, id string) error  // a paused sandbox is not an error
+	Resume(ctx context.Context, id string) error // a running sandbox is not an error
 }
 
-// Adopter is a provider whose sandboxes can be made before it is known for whom.
+// Adopter is implemented by providers whose sandboxes can be created before their session is known.
 type Adopter interface {
-	// Adopt gives a pooled sandbox to a session: from now on List names it so.
+	// Adopt assigns a pooled sandbox to a session. From then on List returns the new labels.
 	Adopt(ctx context.Context, id string, labels Labels) error
 }
 
-// Layerer is a provider that can install packages once for many sandboxes.
+// Layerer is implemented by providers that can install packages once for many sandboxes.
 type Layerer interface {
-	// Layer makes sure that a layer of these packages is there, and gives it for
-	// Spec.Layer. One that is there is used without asking anybody. Those who want
-	// the same one at once, by other executors too, wait for the one that makes it.
-	// An *Error with CodeDependenciesFailed has the installer's last words.
+	// Layer returns the layer with the given packages for Spec.Layer, and creates it if it does not exist. An
+	// existing layer needs no access to a registry. Concurrent callers, also in other executors, wait for the
+	// caller that creates the layer. An *Error with CodeDependenciesFailed contains the end of the installer's
+	// output.
 	Layer(ctx context.Context, want Packages, use Workshop) (string, error)
 }
 
-// Packages are what a layer holds.
+// Packages are the contents of a layer.
 type Packages struct {
 	dependency.Set
-	Image string // of the sandboxes that see it; "" for the provider's default
+	Image string // image of the sandboxes that use the layer; "" for the provider's default
 }
 
-// Workshop is what a Layerer needs to make a layer.
+// Workshop provides what a Layerer needs to create a layer.
 type Workshop struct {
-	// Begun is called at most once, from any goroutine, when the layer is not there:
-	// it is made now, or waited for. It may be nil.
+	// Begun is called when the layer does not exist, before the Layerer creates it or waits for it. It is called at
+	// most once, from any goroutine. It may be nil.
 	Begun func()
-	// Build makes a sandbox as the spec says, whose ID, labels and way out it fills
-	// in: nobody's, that reaches the registries of packages alone. It gives the sandbox
-	// to work, and has ended it when it returns. nil where there is no way out.
+	// Build creates a sandbox from spec, in which it sets ID, Labels and EgressToken. The sandbox belongs to no
+	// session and can reach only package registries. Build calls work with the sandbox and terminates it before it
+	// returns. Build is nil if there is no egress.
 	Build func(ctx context.Context, spec Spec, work func(context.Context, Sandbox) error) error
 }
 
-// Keeper is a provider that keeps something of a session beyond its sandboxes.
+// Keeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
 type Keeper interface {
-	// Kept lists whose workspaces there are.
+	// Kept returns the labels of all kept workspaces.
 	Kept(ctx context.Context) ([]Labels, error)
-	// Wipe removes a workspace; one that is gone is no error.
+	// Wipe removes a workspace. A workspace that does not exist is not an error.
 	Wipe(ctx context.Context, l Labels) error
 }
 
-// Companion is a provider that runs MCP servers in containers of their own
-// beside a sandbox, with which they are paused and end.
+// Companion is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
+// paused and terminated together with the sandbox.
 type Companion interface {
-	// Serve makes sure that the n-th server of a sandbox runs, from 0 on, below the
-	// Servers of its Spec; one that differs is replaced. It gives the path of the
-	// Unix socket by which it is joined inside the sandbox, which is another one
-	// when the container is. ErrNotFound when the sandbox is gone, or has no room for it.
+	// Serve ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
+	// replaces a server that differs from s. It returns the path, inside the sandbox, of the Unix socket of the
+	// server; the path changes when the container is replaced. It returns ErrNotFound if the sandbox does not exist
+	// or has no room for the server.
 	Serve(ctx context.Context, id string, n int, s Server) (socket string, err error)
 }
 
-// Server is an MCP server that speaks over stdio in a container of its own. Its
-// variables, and arguments that replace the image's, come with each connection.
+// Server is an MCP server that speaks stdio in a separate container. Its variables, and the arguments that replace
+// the image's, are sent with each connection.
 type Server struct {
 	Image  string
-	Egress bool // it has the sandbox's way out, to hosts alone
+	Egress bool // it may use the sandbox's egress, restricted to allowed hosts
 }
 
-// Restorer tells whether a sandbox came with the workspace that its Spec asked
-// for; providers that keep workspaces by session need no such word.
+// Restorer reports whether a sandbox was created with the workspace that its Spec requested. Providers that keep
+// workspaces by session do not implement it.
 type Restorer interface {
-	// Kept is false when the workspace and the agent's records are new and empty.
+	// Kept reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
+	// empty.
 	Kept() bool
 }
 
-// Provider makes and finds the sandboxes of one engine.
+// Provider creates and finds the sandboxes of one engine.
 type Provider interface {
-	// Create makes a sandbox with its runner started and an empty workspace, or
-	// the session's own where the provider keeps it. It returns when the runner answers.
+	// Create creates a sandbox, starts its runner and returns when the runner responds. The workspace is empty, or
+	// the session's own if the provider keeps it.
 	Create(ctx context.Context, spec Spec) (Sandbox, error)
-	// Attach finds a running sandbox by id; ErrNotFound when it or its runner is gone.
+	// Attach returns a running sandbox by id, or ErrNotFound if the sandbox or its runner has ended.
 	Attach(ctx context.Context, id string) (Sandbox, error)
-	// List gives every sandbox of the engine, also those whose runner is gone.
+	// List returns every sandbox of the engine, including those whose runner has ended.
 	List(ctx context.Context) ([]Info, error)
-	// Terminate ends every process of the sandbox and forgets it; with wipe the
-	// workspace goes too. Ending one that is gone is no error.
+	// Terminate ends every process of the sandbox and removes it, with wipe also its workspace. A sandbox that does
+	// not exist is not an error.
 	Terminate(ctx context.Context, id string, wipe bool) error
 }
 
 // Sandbox is a running sandbox.
 type Sandbox interface {
 	ID() string
-	// Secret is what executors prove to the sandbox's runner (see runner.Seal). Create gives it to the runner, before
-	// any agent runs. It is "" for a sandbox that an executor of a release without secrets created.
+	// Secret returns the secret with which executors authenticate to the sandbox's runner (see runner.Seal). Create
+	// gives it to the runner before any agent runs. It is "" for a sandbox that an executor of a release without
+	// secrets created.
 	Secret() string
-	// Exec starts a command inside and returns at once; ctx bounds only the start.
-	// Args[0] "runner" is the runner's own binary.
+	// Exec starts a command inside the sandbox and returns at once. ctx limits only the start. Args[0] "runner"
+	// means the runner's own binary.
 	Exec(ctx context.Context, cmd Command) (Process, error)
-	// Running tells whether the sandbox's runner lives.
+	// Running reports whether the sandbox's runner is alive.
 	Running(ctx context.Context) (bool, error)
-	// Files is the workspace.
+	// Files returns the workspace.
 	Files() Files
 }
 
-// Files reads and writes the workspace by slash-separated relative paths.
+// Files reads and writes the workspace. Paths are relative and slash-separated.
 type Files interface {
-	// Put writes a file, making folders as needed, and replaces it in one step.
+	// Put writes a file and creates its parent folders. It replaces an existing file atomically.
 	Put(ctx context.Context, path string, content io.Reader) error
-	// Get opens a file; ErrNotFound if there is none, fs.ErrPermission if its mode
-	// does not let it be read, fs.ErrInvalid if it is no regular file.
+	// Get opens a file. It returns ErrNotFound if the file does not exist, fs.ErrPermission if its mode forbids
+	// reading, and fs.ErrInvalid if it is not a regular file.
 	Get(ctx context.Context, path string) (io.ReadCloser, error)
-	// List gives the files below a folder ("" for all), sorted by path.
+	// List returns the files below a folder ("" for all), sorted by path.
 	List(ctx context.Context, dir string) ([]File, error)
-	// Remove removes a file, or a folder with all below it; ErrNotFound if there is none.
+	// Remove removes a file, or a folder with everything below it. It returns ErrNotFound if it does not exist.
 	Remove(ctx context.Context, path string) error
 }
 
@@ -225,8 +223,8 @@ type File struct {
 // Command is a program to run inside a sandbox.
 type Command struct {
 	Args []string
-	Dir  string            // "" for the workspace
-	Env  map[string]string // added to the sandbox's own
+	Dir  string            // "" means the workspace
+	Env  map[string]string // added to the sandbox's own variables
 }
 
 // Process is a running command.
@@ -234,8 +232,8 @@ type Process interface {
 	Stdin() io.WriteCloser
 	Stdout() io.Reader
 	Stderr() io.Reader
-	// Wait gives the exit code; a process ended by a signal has -1.
+	// Wait returns the exit code, or -1 if a signal ended the process.
 	Wait() (int, error)
-	// Kill ends the command at once; its streams close.
+	// Kill ends the command at once and closes its streams.
 	Kill() error
 }

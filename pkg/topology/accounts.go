@@ -7,14 +7,16 @@ import (
 	"strings"
 )
 
-// AccountLog is the NATS account that owns JetStream. Users admin and gate are in it; every service has an account of its own.
+// AccountLog is the NATS account that owns JetStream. It has the users admin and gate; every service has an account
+// of its own.
 const AccountLog = "LOG"
 
-// Subjects of the gate, which runs in AccountLog.
+// Subjects of the consumer gate, which runs in AccountLog.
 const (
-	// GatePrefix is followed by the name of a service's user and by what follows $JS.API in the service's request.
+	// GatePrefix is the prefix of requests to the gate. It is followed by the name of the service's user and the part of
+	// the subject after $JS.API.
 	GatePrefix = "gate."
-	// ReplyPrefix begins the reply subject of each request that comes from another account.
+	// ReplyPrefix is the prefix of the reply subject of each request from another account.
 	ReplyPrefix = "_R_."
 
 	apiPrefix      = "$JS.API."
@@ -29,18 +31,18 @@ func Account(user string) string {
 	return strings.ToUpper(user)
 }
 
-// Import is a right of a service's account on a subject of another account. Requests are answered through NATS, which remaps
-// their reply subjects: an answer cannot leave the account that asked.
+// Import is the permission of a service's account to send to a subject of another account. NATS rewrites the reply
+// subjects of such requests: a response cannot leave the account that sent the request.
 type Import struct {
-	Account string // that exports Subject
+	Account string // the subject in Account
 	Subject string // in that account
-	To      string // in the service's account
+	To      string // the subject in the service's account
 }
 
-// Imports returns what the account of a service may send to other accounts: the user's right to publish, subject by subject. What
-// it publishes to its own copies stays in its account.
+// Imports returns the subjects that the account of a service may send to in other accounts: the user's publish
+// permissions. What a service publishes to its own replicas stays in its account.
 func (u User) Imports() []Import {
-	list := []Import{{AccountLog, apiPrefix + "INFO", apiPrefix + "INFO"}} // without it NATS answers the JetStream API itself, with an error
+	list := []Import{{AccountLog, apiPrefix + "INFO", apiPrefix + "INFO"}} // without it NATS itself answers the JetStream API with an error
 	for _, subject := range u.Publish {
 		i := Import{subscriberAccount(subject), subject, subject}
 		if rest, ok := strings.CutPrefix(subject, apiPrefix); ok && strings.HasPrefix(subject, consumerCreate) {
@@ -53,7 +55,7 @@ func (u User) Imports() []Import {
 	return list
 }
 
-// subscriberAccount returns the account in which a subject is subscribed.
+// subscriberAccount returns the account that subscribes to a subject.
 func subscriberAccount(subject string) string {
 	token, rest, _ := strings.Cut(subject, ".")
 	if user, ok := strings.CutPrefix(token, InboxPrefix("")); ok {
@@ -68,9 +70,9 @@ func subscriberAccount(subject string) string {
 	return AccountLog
 }
 
-// streams returns the subjects of other accounts that the account of a service listens to; To is empty. Push consumers deliver to
-// inboxes in AccountLog. What a projector announces comes from its own account, since NATS does not pass on as a stream what
-// reached AccountLog by a service import.
+// streams returns the subjects of other accounts to which the account of a service listens; To is empty. Push
+// consumers deliver to inboxes in AccountLog. The live subjects come from the account of the projector, because
+// NATS does not export as a stream what reached AccountLog through a service import.
 func (u User) streams() []Import {
 	list := []Import{{Account: AccountLog, Subject: inbox(u.Name)}}
 	for _, s := range u.Subscribe {
@@ -81,8 +83,8 @@ func (u User) streams() []Import {
 	return list
 }
 
-// logExports are the services of AccountLog. They must not overlap. A response with several messages is kept open for the
-// threshold: longer than a pull request may wait without a message, which is 30 s.
+// logExports are the service exports of AccountLog. They must not overlap. The response threshold of streamed
+// responses exceeds the longest wait of a pull request without a message, which is 30 s.
 const logExports = `      { service: "ev.>" }
       { service: "dl.>" }
       { service: "cmd.>" }
@@ -104,9 +106,9 @@ const logExports = `      { service: "ev.>" }
       { service: "$JS.API.DIRECT.GET.*", response_type: stream, response_threshold: "10s" }
 `
 
-// WriteAccounts writes the accounts and users of an installation, as a part of a NATS server's configuration. password returns
-// the value of a user's password as it stands in the configuration. maxFile is how many bytes the streams may take on disk, as it
-// stands in the configuration: services read the limit of their account, and cannot read that of the server.
+// WriteAccounts writes the accounts and users of an installation in the format of the NATS server's configuration.
+// password returns the password of a user as configuration text. maxFile is the disk limit of the streams as
+// configuration text: services can read the limit of their account, but not that of the server.
 func WriteAccounts(w io.Writer, maxFile string, password func(user string) string) error {
 	var b strings.Builder
 	b.WriteString("accounts {\n")
@@ -159,7 +161,7 @@ func writeAccount(b *strings.Builder, u User, users []User, password func(user s
 	b.WriteString("    ]\n  }\n")
 }
 
-// writeStreamExports writes the subjects of an account that others listen to.
+// writeStreamExports writes the subjects of an account to which other accounts listen.
 func writeStreamExports(b *strings.Builder, account string, users []User) {
 	for _, u := range users {
 		if Account(u.Name) == AccountLog {
@@ -173,7 +175,7 @@ func writeStreamExports(b *strings.Builder, account string, users []User) {
 	}
 }
 
-// exports are the subjects of a service's account that others send to.
+// exports returns the subjects of a service's account to which other accounts send.
 func exports(account string, users []User) []string {
 	var list []string
 	for _, u := range users {
@@ -186,7 +188,7 @@ func exports(account string, users []User) []string {
 	return list
 }
 
-// writeUser writes a user and what it may publish and subscribe; what is not listed it may not.
+// writeUser writes a user with its publish and subscribe permissions. Everything else is denied.
 func writeUser(b *strings.Builder, u User, password func(user string) string) {
 	fmt.Fprintf(b, "      # %s\n      {\n        user: %s\n        password: %s\n        permissions: {\n", u.Doc, u.Name, password(u.Name))
 	for _, p := range []struct {
@@ -202,7 +204,8 @@ func writeUser(b *strings.Builder, u User, password func(user string) string) {
 	b.WriteString("        }\n      }\n")
 }
 
-// DurableOwner returns the user whose durable has that name in a stream, or "" if no durable may have it.
+// DurableOwner returns the user that owns a durable of a stream, or "" if the stream may not have a durable of that
+// name.
 func DurableOwner(stream, name string) string {
 	switch stream {
 	case StreamCommands:

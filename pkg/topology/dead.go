@@ -10,22 +10,22 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// DeadLetter is a message of DEAD: what was given up, and why.
+// DeadLetter is a message of the stream DEAD, with the reason why processing was given up.
 type DeadLetter struct {
-	Sequence  uint64    // in DEAD; it names the letter
-	Time      time.Time // when the message was given up
-	Subject   string    // that the message was published to
-	MessageID string    // of the message, "" where it is not known
+	Sequence  uint64    // sequence in DEAD, the id of the letter
+	Time      time.Time // when processing was given up
+	Subject   string    // original subject of the message
+	MessageID string    // id of the message; "" if unknown
 	Reason    string    // one sentence
-	Handler   string    // that gave it up
-	Delivered uint64    // how often it had been delivered
+	Handler   string    // handler that gave up
+	Delivered uint64    // number of deliveries
 	Payload   []byte
 
-	// Tenant and Session say whose it is, as far as the message tells; "" otherwise.
+	// Tenant and Session are the owner of the message; "" if the message names none.
 	Tenant, Session string
 }
 
-// ParseDeadLetter reads a message of DEAD.
+// ParseDeadLetter decodes a message of DEAD.
 func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header nats.Header, data []byte) DeadLetter {
 	d := DeadLetter{
 		Sequence: sequence, Time: stored, Payload: data, Subject: header.Get(HeaderDeadSubject), MessageID: header.Get(HeaderDeadMessageID),
@@ -44,7 +44,7 @@ func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header n
 	return d
 }
 
-// owner returns the tenant and the session that a message is about, "" where it names none.
+// owner returns the tenant and the session of a message, or "" for what it does not name.
 func owner(subject string, data []byte) (tenant, session string) {
 	switch kind, _, _ := strings.Cut(subject, "."); kind {
 	case "job", "timer":
@@ -71,6 +71,6 @@ func owner(subject string, data []byte) (tenant, session string) {
 	return "", ""
 }
 
-// Retryable reports whether another try has a meaning: the message asked that a session be looked at. A command was
-// answered as unknown, and whoever sent it may send it again.
+// Retryable reports whether a retry can have an effect: the message asked a service to look at a session. The
+// sender of a command was told that the outcome is unknown, and may send the command again.
 func (d DeadLetter) Retryable() bool { return d.Session != "" && !strings.HasPrefix(d.Subject, "cmd.") }

@@ -11,7 +11,7 @@ import (
 func WriteDocs(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("<!-- Generated from pkg/topology by `make generate`; do not edit. -->\n# Subjects\n\n" +
-		"Everything of Spool that lies in NATS. `spool up` installs it; in a cluster the `admin` user does, once, with the number of shards that stays.\n")
+		"All streams, subjects, buckets, durables and users of Spool in NATS. `spool up` creates them. In a cluster the `admin` user creates them once, with a number of shards that cannot be changed later.\n")
 	docStreams(&b)
 	docBuckets(&b)
 	docDurables(&b)
@@ -22,8 +22,8 @@ func WriteDocs(w io.Writer) error {
 }
 
 func docStreams(b *strings.Builder) {
-	b.WriteString("\n## Streams\n\nWith one shard; with n shards partition p lies in EVENTS-(p mod n).\n\n" +
-		"| stream | subjects | kind | writes | reads | what |\n| --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("\n## Streams\n\nThe table shows one shard. With n shards, partition p is in EVENTS-(p mod n).\n\n" +
+		"| stream | subjects | kind | written by | read by | content |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, s := range Streams(1) {
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n",
 			s.Config.Name, code(subjectsBrief(s.Config.Subjects)), s.Kind, s.Writes, s.Reads, s.Config.Description)
@@ -40,30 +40,30 @@ func docStreams(b *strings.Builder) {
 	}
 }
 
-// subjectLines say what each subject is for.
+// subjectLines returns the subjects and their descriptions.
 func subjectLines() [][2]string {
 	return [][2]string{
-		{"ev.<partition>.<tenant>.<session>.life", "what was asked of a session; written by the session service"},
-		{"ev.<partition>.<tenant>.<session>.run", "what its runs did; written by the holder of the epoch"},
+		{"ev.<partition>.<tenant>.<session>.life", "commands and decisions on a session; written by the session service"},
+		{"ev.<partition>.<tenant>.<session>.run", "events of its executions; written by the executor that holds the epoch"},
 		{"ev.<partition>.<tenant>.<catalogue id>.key", "an API key"},
-		{"ev.<partition>.<tenant>.<catalogue id>.agent", "an agent's versions; .instance and .environment likewise, by the session service"},
-		{"ev.<partition>.<tenant>.<catalogue id>.skill", "a skill's versions; written by the skills service"},
-		{"dl.<partition>.<tenant>.<session>", "text in flight"},
-		{CommandPattern, "a command; the id is what it is about"},
-		{JobAny("<provider>"), "a job that any executor of the provider may take"},
+		{"ev.<partition>.<tenant>.<catalogue id>.agent", "versions of an agent; .instance and .environment are alike; written by the session service"},
+		{"ev.<partition>.<tenant>.<catalogue id>.skill", "versions of a skill; written by the skills service"},
+		{"dl.<partition>.<tenant>.<session>", "deltas: text of blocks that are not complete"},
+		{CommandPattern, "a command; the id is that of its target"},
+		{JobAny("<provider>"), "a job for any executor of the provider"},
 		{JobOn("<provider>", "<engine>"), "a job for the executors of one engine"},
 		{TimerAt("<session>"), "the session's schedule"},
-		{TimerDue("<session>"), "the session's schedule fired"},
-		{"live.<tenant>.<session>", "what changed in the read models"},
-		{Dead("<origin>"), "a message that was given up"},
+		{TimerDue("<session>"), "the fired schedule of a session"},
+		{"live.<tenant>.<session>", "changes of the read models"},
+		{Dead("<origin>"), "a message whose processing was given up"},
 	}
 }
 
-// CommandPattern is CommandSubject in words.
+// CommandPattern is the subject pattern of commands, see CommandSubject.
 const CommandPattern = "cmd.<service>.<partition>.<tenant>.<id>"
 
 func docBuckets(b *strings.Builder) {
-	b.WriteString("\n## Buckets\n\n| bucket | kind | names | age | storage | writes | reads | what |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("\n## Buckets\n\n| bucket | kind | names | age | storage | written by | read by | content |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, k := range KeyValues() {
 		fmt.Fprintf(b, "| %s | key-value | %s | %s | %s | %s | %s | %s |\n", k.Config.Bucket, code(k.Keys), age(k.Config.TTL), k.Config.Storage, k.Writes, k.Reads, k.Config.Description)
 	}
@@ -73,7 +73,7 @@ func docBuckets(b *strings.Builder) {
 }
 
 func docDurables(b *strings.Builder) {
-	b.WriteString("\n## Durables\n\n| durable | stream | filter | silent for at most | deliveries | pending |\n| --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("\n## Durables\n\n| durable | stream | filter | ack wait | deliveries | pending |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, d := range []Durable{CommandsConsumer(), ReactorConsumer(0), TimersConsumer(), JobsAnyConsumer("<provider>"), JobsOnConsumer("<provider>", "<engine>")} {
 		filters := d.Config.FilterSubjects
 		if d.Config.FilterSubject != "" {
@@ -85,25 +85,25 @@ func docDurables(b *strings.Builder) {
 }
 
 func docCore(b *strings.Builder) {
-	b.WriteString("\n## Core subjects\n\nNothing durable depends on these.\n\n")
-	fmt.Fprintf(b, "- %s: hints to an executor that something was stored, and questions what it still does for a session.\n", code(Ctl("<executor>")))
-	fmt.Fprintf(b, "- %s: a projector started; gateways look for holes.\n", code(CtlProjector))
-	fmt.Fprintf(b, "- %s: a gateway asks the executors of an engine for a file of a running sandbox, which comes in chunks on %s; the gateway acknowledges them on %s (adr/0038).\n", code(FilesOn("<provider>", "<engine>")), code(FilesTo("<transfer>")), code(FilesAck("<transfer>")))
-	fmt.Fprintf(b, "- %s: a user's inboxes; the answer to a command goes to the subject in header %s.\n", code("_INBOX_<user>.>"), code(HeaderReply))
+	b.WriteString("\n## Core subjects\n\nNo durable state depends on these subjects.\n\n")
+	fmt.Fprintf(b, "- %s: hints to an executor that an event was stored, and requests for its current work on a session.\n", code(Ctl("<executor>")))
+	fmt.Fprintf(b, "- %s: a projector started; gateways look for events that they missed.\n", code(CtlProjector))
+	fmt.Fprintf(b, "- %s: a gateway asks the executors of an engine for a file of a running sandbox, which it sends in chunks on %s; the gateway acknowledges them on %s (adr/0038).\n", code(FilesOn("<provider>", "<engine>")), code(FilesTo("<transfer>")), code(FilesAck("<transfer>")))
+	fmt.Fprintf(b, "- %s: inboxes of a user; the response to a command is sent to the subject in header %s.\n", code("_INBOX_<user>.>"), code(HeaderReply))
 }
 
 func docUsers(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## Accounts\n\nAccount %s owns JetStream; users admin and gate are in it. Each service has an account of its own, which imports what its user "+
-		"may publish and nothing else, so that the answer to a request stays in the account that asked ([adr/0042](adr/0042-nats-accounts.md)). "+
+		"may publish and nothing else, so that the response to a request stays in the requesting account ([adr/0042](adr/0042-nats-accounts.md)). "+
 		"Requests for consumers, %s, reach JetStream through the gate, on %s.\n", code(AccountLog), code(consumerCreate+">"), code(GatePrefix+"<user>.>"))
 	fmt.Fprintf(b, "\n## Users\n\nEach service has a NATS user with these rights and no others; inboxes have the prefix %s. "+
-		"Only the janitor may delete messages, and purge two key-value buckets. EVENTS-n stands for each of the %d possible shards.\n", code("_INBOX_<user>"), MaxShards)
+		"Only the janitor may delete messages, and purge two key-value buckets. EVENTS-n means each of the %d possible shards.\n", code("_INBOX_<user>"), MaxShards)
 	for _, u := range Users() {
 		fmt.Fprintf(b, "\n### %s\n\n%s.\n\n- publish: %s\n- subscribe: %s\n", u.Name, u.Doc, shards(u.Publish), shards(u.Subscribe))
 	}
 }
 
-// shards writes the rights on shard 0 as EVENTS-n and leaves the others' out.
+// shards formats the permissions on shard 0 as EVENTS-n and omits those on the other shards.
 func shards(list []string) string {
 	var out []string
 	seen := map[string]bool{}
@@ -126,7 +126,7 @@ func code(s string) string { return "`" + s + "`" }
 func age(d time.Duration) string {
 	switch {
 	case d == 0:
-		return "for ever"
+		return "no limit"
 	case d%(24*time.Hour) == 0:
 		return fmt.Sprintf("%d d", d/(24*time.Hour))
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Names of durables that are one of a kind.
+// Names of the durables that exist once.
 const (
 	// CommandsSession is the session service's durable on COMMANDS.
 	CommandsSession = "session"
@@ -19,35 +19,36 @@ const (
 	DeadJobs = "jobs"
 )
 
-// ReactorDurable is the session service's durable on a shard of the log.
+// ReactorDurable returns the session service's durable on a shard of the log.
 func ReactorDurable(shard int) string { return "reactor-" + strconv.Itoa(shard) }
 
-// JobsAny is the durable on JOBS that all executors of a provider share.
+// JobsAny returns the durable on JOBS that all executors of a provider share.
 func JobsAny(provider string) string { return provider + "-any" }
 
-// JobsOn is the durable on JOBS that the executors of one engine share.
+// JobsOn returns the durable on JOBS that the executors of one engine share.
 func JobsOn(provider, engine string) string { return provider + "-on-" + engine }
 
-// Settings of the durables. None has an inactive threshold, which would delete it, and
-// none a back-off, which would override the wait.
+// Settings of the durables. No durable has an inactive threshold, which would delete it, or a back-off, which would
+// override the ack wait.
 const (
-	// WorkWait is how long a handler of the session service may be silent before its message is given to another.
+	// WorkWait is the ack wait of the session service's handlers: how long one may be silent before its message is
+	// redelivered.
 	WorkWait = 5 * time.Second
-	// JobWait is the same for an executor's job: the InProgress beat is one second.
+	// JobWait is the ack wait of an executor's job. Executors send InProgress every second.
 	JobWait = 5 * time.Second
-	// SkillsPending is how many skills the copies of the skills service may hold together.
+	// SkillsPending is the maximum number of unacknowledged skill commands of all replicas of the skills service.
 	SkillsPending = 64
-	// ReactorPending is how many commits of a shard the copies of the reactor may hold together.
+	// ReactorPending is the maximum number of unacknowledged commits of a shard of all reactor replicas.
 	ReactorPending = 4096
 )
 
-// Durable is a durable consumer: where it lies and how it is made.
+// Durable is a durable consumer: its stream and its configuration.
 type Durable struct {
 	Stream string
 	Config jetstream.ConsumerConfig
 }
 
-// CommandsConsumer takes the commands of the session service.
+// CommandsConsumer returns the consumer of the session service's commands.
 func CommandsConsumer() Durable {
 	return Durable{StreamCommands, jetstream.ConsumerConfig{
 		Durable: CommandsSession, Description: "The session service's commands.",
@@ -56,7 +57,8 @@ func CommandsConsumer() Durable {
 	}}
 }
 
-// SkillsConsumer takes the commands of the skills service. Its handlers read whole ZIPs, which are kept alive meanwhile.
+// SkillsConsumer returns the consumer of the skills service's commands. Its handlers read whole ZIPs and send
+// InProgress meanwhile.
 func SkillsConsumer() Durable {
 	return Durable{StreamCommands, jetstream.ConsumerConfig{
 		Durable: CommandsSkills, Description: "The skills service's commands.",
@@ -65,16 +67,16 @@ func SkillsConsumer() Durable {
 	}}
 }
 
-// ReactorConsumer follows the commits of a shard that can make something due.
+// ReactorConsumer returns the consumer of the commits of a shard that can make work due.
 func ReactorConsumer(shard int) Durable {
 	return Durable{EventsStream(shard), jetstream.ConsumerConfig{
-		Durable: ReactorDurable(shard), Description: "What the log makes due.",
+		Durable: ReactorDurable(shard), Description: "Commits that can make work due.",
 		FilterSubjects: []string{LifeFilter, RunFilter}, DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
 	}}
 }
 
-// TimersConsumer takes the timers that fired.
+// TimersConsumer returns the consumer of fired timers.
 func TimersConsumer() Durable {
 	return Durable{StreamTimers, jetstream.ConsumerConfig{
 		Durable: TimersDue, Description: "Timers that fired.",
@@ -83,26 +85,27 @@ func TimersConsumer() Durable {
 	}}
 }
 
-// DeadJobsConsumer takes the dead letters of jobs, whose executions are failed.
+// DeadJobsConsumer returns the consumer of dead jobs. Its handler fails their executions.
 func DeadJobsConsumer() Durable {
 	return Durable{StreamDead, jetstream.ConsumerConfig{
-		Durable: DeadJobs, Description: "Jobs that were given up.",
+		Durable: DeadJobs, Description: "Jobs whose processing was given up.",
 		FilterSubject: DeadJobFilter, AckPolicy: jetstream.AckExplicitPolicy,
 		AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
 	}}
 }
 
-// JobsAnyConsumer takes the jobs that any executor of a provider may do.
+// JobsAnyConsumer returns the consumer of jobs for any executor of a provider.
 func JobsAnyConsumer(provider string) Durable {
 	return jobs(JobsAny(provider), JobAny(provider))
 }
 
-// JobsOnConsumer takes the jobs of one engine.
+// JobsOnConsumer returns the consumer of jobs for one engine.
 func JobsOnConsumer(provider, engine string) Durable {
 	return jobs(JobsOn(provider, engine), JobOn(provider, engine))
 }
 
-// jobs is held for as long as a run takes, by as many executors as there are: no limit on either.
+// jobs returns a consumer of jobs. A job stays unacknowledged while its execution runs, on any number of executors:
+// the consumer limits neither deliveries nor pending messages.
 func jobs(name, filter string) Durable {
 	return Durable{StreamJobs, jetstream.ConsumerConfig{
 		Durable: name, Description: "Jobs of executors.",

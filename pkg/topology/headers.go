@@ -4,34 +4,37 @@ package topology
 const (
 	// HeaderSignature is a commit's signature: role/id of the key/HMAC in hexadecimal. See eventlog.Keys.
 	HeaderSignature = "Spool-Signature"
-	// HeaderReply is the subject on core NATS that the answer to a command goes to.
+	// HeaderReply is the core NATS subject to which the response to a command is sent.
 	HeaderReply = "Spool-Reply"
-	// HeaderTimeToLive is how long somebody waits for a command's effect, from when the stream stored it, as a duration of Go ("3s");
-	// past it the command is dropped. It says nothing about anybody's clock but the server's.
+	// HeaderTimeToLive is how long the client waits for a command's effect, from when the stream stored the
+	// command, as a Go duration ("3s"). After that time the command is dropped. It depends only on the server's
+	// clock.
 	HeaderTimeToLive = "Spool-Time-To-Live"
-	// HeaderDeadline is what builds before HeaderTimeToLive sent: the same as a time of the sender's clock, in RFC 3339.
+	// HeaderDeadline is the predecessor of HeaderTimeToLive in earlier builds: a deadline by the sender's clock, in
+	// RFC 3339.
 	HeaderDeadline = "Spool-Deadline"
-	// HeaderCommandID names the command over all its deliveries and retries, so that a repeat changes nothing.
+	// HeaderCommandID is the id of a command in all its deliveries and retries. It makes a repeated command a
+	// no-op.
 	HeaderCommandID = "Spool-Command-Id"
-	// HeaderCorrelation names the cause that a message goes back to; what a handler publishes inherits it.
+	// HeaderCorrelation is the id of the message's original cause. Messages that a handler publishes inherit it.
 	HeaderCorrelation = "Spool-Correlation-Id"
-	// HeaderMessageID is the message's own id (watermill's UUID). It is not NATS's id for deduplication.
+	// HeaderMessageID is watermill's UUID of the message. It is not the id that JetStream uses for deduplication.
 	HeaderMessageID = "Spool-Message-Id"
 
-	// HeaderDeadReason says, in one sentence, why a message lies in DEAD.
+	// HeaderDeadReason is the reason why a message is in DEAD, in one sentence.
 	HeaderDeadReason = "Spool-Dead-Reason"
-	// HeaderDeadSubject is the subject that a dead message was published to.
+	// HeaderDeadSubject is the original subject of a dead message.
 	HeaderDeadSubject = "Spool-Dead-Subject"
-	// HeaderDeadMessageID is the id that a dead message had.
+	// HeaderDeadMessageID is the original id of a dead message.
 	HeaderDeadMessageID = "Spool-Dead-Message-Id"
-	// HeaderDeadStream is the stream that a dead message came from.
+	// HeaderDeadStream is the original stream of a dead message.
 	HeaderDeadStream = "Spool-Dead-Stream"
-	// HeaderDeadSequence is a dead message's sequence in that stream, in decimal.
+	// HeaderDeadSequence is the sequence of a dead message in its original stream, in decimal.
 	HeaderDeadSequence = "Spool-Dead-Sequence"
-	// HeaderDeadDelivered is how often a dead message had been delivered, in decimal.
+	// HeaderDeadDelivered is the number of deliveries of a dead message, in decimal.
 	HeaderDeadDelivered = "Spool-Dead-Delivered"
-	// HeaderDeadHandler is the name of the Router handler that gave the message up.
+	// HeaderDeadHandler is the name of the Router handler that gave up.
 	HeaderDeadHandler = "Spool-Dead-Handler"
-	// HeaderDeadTime is when the message was given up, in RFC 3339 with nanoseconds, UTC.
+	// HeaderDeadTime is when processing was given up, in RFC 3339 with nanoseconds, UTC.
 	HeaderDeadTime = "Spool-Dead-Time"
 )

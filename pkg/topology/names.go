@@ -1,7 +1,6 @@
-// Package topology is everything of Spool that lies in NATS: each stream,
-// subject, bucket and durable as a documented constant or function, the rights
-// of each service's user, and Provision, the one place that creates them.
-// docs/subjects.md is generated from it.
+// Package topology defines everything that Spool has in NATS: each stream, subject, bucket and durable as a
+// documented constant or function, the permissions of each service's user, and Provision, the only code that
+// creates them. docs/subjects.md is generated from it.
 package topology
 
 import (
@@ -13,7 +12,7 @@ import (
 
 //go:generate go run ./gen ../../docs/subjects.md
 
-// Names of the streams. The log itself is EventsStream(0), EventsStream(1), ….
+// Names of the streams. The log itself is in EventsStream(0), EventsStream(1), ….
 const (
 	StreamDeltas   = "DELTAS"
 	StreamCommands = "COMMANDS"
@@ -24,23 +23,23 @@ const (
 	StreamHeads    = "HEADS"
 )
 
-// MaxShards is the largest number of streams that the log can be spread over.
+// MaxShards is the maximum number of streams over which the log can be distributed.
 const MaxShards = 8
 
-// EventsStream is the stream of a shard of the log.
+// EventsStream returns the stream of a shard of the log.
 func EventsStream(shard int) string { return "EVENTS-" + strconv.Itoa(shard) }
 
-// ShardOf is the shard that a partition lies in.
+// ShardOf returns the shard of a partition.
 func ShardOf(partition, shards int) int { return partition % shards }
 
-// ProjectorGroups is the number of partition groups, each of which one projector reads.
-// The number of shards divides it, so that a group lies in one shard.
+// ProjectorGroups is the number of partition groups. One projector reads each group. The number of shards divides
+// it, so that each group is in one shard.
 const ProjectorGroups = 8
 
-// GroupOf is the projector group of a partition.
+// GroupOf returns the projector group of a partition.
 func GroupOf(partition int) int { return partition % ProjectorGroups }
 
-// GroupPartitions lists the partitions of a projector group, ascending.
+// GroupPartitions returns the partitions of a projector group, ascending.
 func GroupPartitions(group int) []int {
 	var list []int
 	for p := group; p < events.Partitions; p += ProjectorGroups {
@@ -49,17 +48,17 @@ func GroupPartitions(group int) []int {
 	return list
 }
 
-// GroupShard is the shard that all partitions of a projector group lie in.
+// GroupShard returns the shard of all partitions of a projector group.
 func GroupShard(group, shards int) int { return group % shards }
 
-// Services that take commands; the second token of a command's subject.
+// The services that take commands. The name is the second token of a command's subject.
 const (
 	ServiceSession = "session"
 	ServiceSkills  = "skills"
 )
 
-// CommandSubject is where a command waits for its service. The id is what the
-// command is about: it decides the partition. Its tokens must have been checked.
+// CommandSubject returns the subject on which a command waits for its service. id is the id of the command's target
+// and determines the partition. The caller must have validated the tokens.
 func CommandSubject(service, tenant, id string) string {
 	return "cmd." + service + "." + events.PartitionToken(events.Partition(id)) + "." + tenant + "." + id
 }
@@ -67,22 +66,23 @@ func CommandSubject(service, tenant, id string) string {
 // CommandFilter matches every command of a service.
 func CommandFilter(service string) string { return "cmd." + service + ".>" }
 
-// JobAny is where a job waits that any executor of the provider may take.
+// JobAny returns the subject of jobs for any executor of the provider.
 func JobAny(provider string) string { return "job." + provider + ".any" }
 
-// JobOn is where a job waits for the executors of one engine, which holds the session's sandbox.
+// JobOn returns the subject of jobs for the executors of the engine that has the session's sandbox.
 func JobOn(provider, engine string) string { return "job." + provider + ".on." + engine }
 
-// TimerAt is where a session's schedule lies; publishing again replaces it.
+// TimerAt returns the subject of a session's schedule. Publishing again replaces the schedule.
 func TimerAt(session string) string { return "timer.at." + session }
 
-// TimerDue is where a session's schedule fires. One message is kept for each session.
+// TimerDue returns the subject to which a session's schedule publishes when it fires. One message is kept per
+// session.
 func TimerDue(session string) string { return "timer.due." + session }
 
-// TimerDueFilter matches every timer that fired.
+// TimerDueFilter matches every fired timer.
 const TimerDueFilter = "timer.due.*"
 
-// Subjects of the session log by aspect, which readers filter by and users are held to.
+// Subjects of the log by aspect, for the filters of readers and the permissions of users.
 const (
 	LifeFilter = "ev.*.*.*.life"
 	RunFilter  = "ev.*.*.*.run"
@@ -96,55 +96,56 @@ const (
 	SkillFilter       = "ev.*.*.*.skill"
 )
 
-// PartitionFilter matches every subject of the log in a partition.
+// PartitionFilter returns the filter for every subject of the log in a partition.
 func PartitionFilter(partition int) string {
 	return "ev." + events.PartitionToken(partition) + ".*.*.*"
 }
 
-// HeadSubject is where the signed heads of a shard of the log are stored.
+// HeadSubject returns the subject of the signed heads of a shard of the log.
 func HeadSubject(shard int) string { return "head." + strconv.Itoa(shard) }
 
 // HeadFilter matches the signed heads of all shards.
 const HeadFilter = "head.*"
 
-// TenantLifeFilter matches what was asked of a tenant's sessions in a partition.
+// TenantLifeFilter returns the filter for the life subjects of a tenant's sessions in a partition.
 func TenantLifeFilter(partition int, tenant string) string {
 	return "ev." + events.PartitionToken(partition) + "." + tenant + ".*." + string(events.Life)
 }
 
-// TenantKeyFilter matches the API keys of a tenant in all partitions.
+// TenantKeyFilter returns the filter for the API keys of a tenant in all partitions.
 func TenantKeyFilter(tenant string) string { return "ev.*." + tenant + ".*." + string(events.Key) }
 
-// DeltaFilter matches the text in flight of a partition.
+// DeltaFilter returns the filter for the deltas of a partition.
 func DeltaFilter(partition int) string { return "dl." + events.PartitionToken(partition) + ".>" }
 
-// Ctl is the core subject on which an executor takes hints and questions; nothing depends on them.
+// Ctl returns the core subject on which an executor receives hints and requests. No durable state depends on it.
 func Ctl(executor string) string { return "ctl." + executor }
 
-// CtlProjector is the core subject on which a projector announces its start, so that gateways look for holes.
+// CtlProjector is the core subject on which a projector announces its start, so that gateways look for events that
+// they missed.
 const CtlProjector = "ctl.projector"
 
-// FilesOn is the core subject on which executors of an engine are asked for files of its running sandboxes.
+// FilesOn returns the core subject for requests to the executors of an engine for files of running sandboxes.
 func FilesOn(provider, engine string) string { return "files.on." + provider + "." + engine }
 
-// FilesTo is the core subject of the executor's answer: the head and the chunks. It is
-// not an inbox, so that an executor cannot forge the answers to a gateway's other requests.
+// FilesTo returns the core subject of the executor's response: a header and chunks. It is not an inbox, so that an
+// executor cannot forge responses to other requests of a gateway.
 func FilesTo(transfer string) string { return "files.to." + transfer }
 
-// FilesAck is the core subject on which the gateway acknowledges the chunks that it read.
+// FilesAck returns the core subject on which the gateway acknowledges the chunks that it has read.
 func FilesAck(transfer string) string { return "files.ack." + transfer }
 
-// Dead is where a message that was given up is kept, by the subject or part it came from.
-// The headers of headers.go say the rest.
+// Dead returns the subject of dead letters by the subject, or the component, that they came from. See headers.go
+// for their headers.
 func Dead(origin string) string { return "dead." + origin }
 
-// DeadFilter matches every dead letter, and none of the server's advisories beside them.
+// DeadFilter matches every dead letter, but not the advisories of the server in the same stream.
 const DeadFilter = "dead.>"
 
 // DeadJobFilter matches the dead letters of jobs.
 const DeadJobFilter = "dead.job.>"
 
-// Advisories that the server itself publishes into DEAD.
+// The advisories that the server itself publishes into DEAD.
 const (
 	AdvisoryMaxDeliveries = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"
 	AdvisoryTerminated    = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"
@@ -152,27 +153,28 @@ const (
 
 // Buckets.
 const (
-	// BucketLeases is the key-value bucket of living executors: their engine, capacity and address.
+	// BucketLeases is the key-value bucket of live executors: their engine, capacity and address.
 	BucketLeases = "leases"
-	// BucketIdempotency is the key-value bucket of requests that came with an Idempotency-Key.
+	// BucketIdempotency is the key-value bucket of requests with an Idempotency-Key.
 	BucketIdempotency = "idempotency"
 	// BucketPayloads is the object bucket of event data over events.MaxInline, by SHA-256 in hex.
 	BucketPayloads = "payloads"
-	// BucketWorkspaces is the object bucket of snapshots and of files on their way into a workspace.
+	// BucketWorkspaces is the object bucket of snapshots and of uploaded files.
 	BucketWorkspaces = "workspaces"
-	// BucketSkills is the object bucket of skills' ZIPs, by SHA-256 in hex, and of those on their way in.
+	// BucketSkills is the object bucket of skills' ZIPs, by SHA-256 in hex, and of uploads that are not checked
+	// yet.
 	BucketSkills = "skills"
-	// BucketSecrets is the key-value bucket of secrets' values, encrypted.
+	// BucketSecrets is the key-value bucket of the encrypted values of secrets.
 	BucketSecrets = "secrets"
-	// BucketBudgets is the key-value bucket of tenants' limits and budgets, and of what they have taken of them.
+	// BucketBudgets is the key-value bucket of tenants' limits, budgets and usage.
 	BucketBudgets = "budgets"
 )
 
-// maxToken bounds what an operator may put into a subject, a key or a durable's name.
+// maxToken is the maximum length of a name that an operator uses in a subject, a key or a durable's name.
 const maxToken = 64
 
-// CheckToken reports an error unless s may stand in a subject, a key and a
-// durable's name: 1 to 64 characters of A-Z, a-z, 0-9, - and _.
+// CheckToken returns an error if s is not allowed in a subject, a key and a durable's name: it must have 1 to 64
+// characters of A-Z, a-z, 0-9, - and _.
 func CheckToken(field, s string) error {
 	ok := len(s) > 0 && len(s) <= maxToken
 	for i := 0; ok && i < len(s); i++ {

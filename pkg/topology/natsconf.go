@@ -8,29 +8,31 @@ import (
 
 //go:generate go run ./gen ../../deploy/nats.conf
 
-// PasswordVariable is the environment variable that deploy/nats.conf takes a user's password from.
+// PasswordVariable returns the name of the environment variable with a user's password in deploy/nats.conf.
 func PasswordVariable(user string) string { return "SPOOL_NATS_PASSWORD_" + strings.ToUpper(user) }
 
-// The environment variables that deploy/nats.conf takes the PEM files of the server's certificate and of its private key from.
+// The environment variables with the paths of the PEM files of the server's certificate and private key in
+// deploy/nats.conf.
 const (
 	CertificateVariable = "SPOOL_NATS_TLS_CERT"
 	KeyVariable         = "SPOOL_NATS_TLS_KEY"
 )
 
-// StoreVariable is the environment variable that bounds what the streams of deploy/nats.conf may take on disk, such as 100GB.
+// StoreVariable is the environment variable with the disk limit of the streams in deploy/nats.conf, for example
+// 100GB.
 const StoreVariable = "SPOOL_NATS_MAX_STORE"
 
-// natsConfHead is what the server is apart from its users. What differs from NATS's own defaults is what
-// `spool up` sets for its embedded server too; ADR 11 says why.
+// natsConfHead is the server configuration without the users. Settings that differ from the defaults of NATS are
+// the ones that `spool up` sets for its embedded server; ADR 11 has the reasons.
 const natsConfHead = `# Generated from pkg/topology by "make generate"; do not edit.
-# The NATS server of an installation: JetStream on the disk, and for each service one account and one user with its rights alone
-# (docs/adr/0042). Passwords come from the environment; make them of letters and digits and begin them with a letter, since the server reads them as values of its own.
+# The NATS server of an installation: JetStream on disk, and for each service one account and one user with only its own permissions
+# (docs/adr/0042). Passwords come from the environment. Use letters and digits, starting with a letter: the server parses them as configuration values.
 server_name: spool
 listen: 0.0.0.0:4222
-# Health and figures, without a password: for this container's own health check alone.
+# Health and metrics, without a password: only for the health check inside this container.
 http: 127.0.0.1:8222
 
-# Whoever connects has to speak TLS. The files are read again at SIGHUP.
+# Clients must use TLS. SIGHUP reloads the files.
 tls {
   cert_file: $%s
   key_file: $%s
@@ -42,17 +44,17 @@ max_connections: 4096
 
 jetstream {
   store_dir: /data
-  # What is acknowledged is on the disk.
+  # An acknowledged message is on disk.
   sync_interval: always
   max_file_store: $%s
-  # LIVE alone lies in memory, for a minute.
+  # Only LIVE is in memory, for a minute.
   max_memory_store: 512MB
 }
 
 `
 
-// WriteNATSConf writes deploy/nats.conf: the configuration of a NATS server of
-// its own, with the accounts of WriteAccounts.
+// WriteNATSConf writes deploy/nats.conf: the configuration of a separate NATS server, with the accounts of
+// WriteAccounts.
 func WriteNATSConf(w io.Writer) error {
 	if _, err := fmt.Fprintf(w, natsConfHead, CertificateVariable, KeyVariable, StoreVariable); err != nil {
 		return err

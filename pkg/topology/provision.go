@@ -13,21 +13,24 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Config says how an installation is laid out.
+// Config is the layout of an installation.
 type Config struct {
-	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means what is
-	// installed, else 1. It cannot be changed after the first installation.
+	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means the installed number, or 1 for a new
+	// installation. It cannot be changed later.
 	Shards int
-	// Replicas is the number of copies of each stream, 1 to 5; 0 means what is
-	// installed, else 1. DELTAS always has one.
+	// Replicas is the number of replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new
+	// installation. DELTAS always has one.
 	Replicas int
-	// KeyIDs names the keys that commits are signed with, role/id. The first time that there are any, each stream of the log records its
-	// last sequence: what comes after it has to be signed. The names are added to those that are recorded.
+	// KeyIDs are the names, role/id, of the keys that sign commits. When the first keys are added, each stream of
+	// the log records its last sequence, after which commits must be signed. The names are added to the recorded
+	// ones.
 	KeyIDs []string
-	// KeysLost says that keys which signed commits so far are lost: what the log holds now counts as not signed, and KeyIDs alone are recorded.
+	// KeysLost declares the recorded signing keys as lost: the present content of the log counts as unsigned, and
+	// only KeyIDs are recorded.
 	KeysLost bool
-	// CommitVersion is the version of commits that the log's writers are to write from their next start on. 0 means events.CommitVersion,
-	// which builds that do not know it cannot read; a version below what is recorded is an error.
+	// CommitVersion is the commit version that the log's writers use from their next start on. 0 means
+	// events.CommitVersion, which older builds may not be able to read. A version below the recorded one is an
+	// error.
 	CommitVersion int
 }
 
@@ -44,10 +47,10 @@ func (c Config) validate() error {
 	return nil
 }
 
-// ErrNotInstalled is a NATS without Spool's streams.
+// ErrNotInstalled is returned if NATS does not have Spool's streams.
 var ErrNotInstalled = errors.New("the streams of Spool are not installed on this NATS")
 
-// Shards is the number of shards that is installed; ErrNotInstalled if there is none.
+// Shards returns the number of installed shards, or ErrNotInstalled.
 func Shards(ctx context.Context, js jetstream.JetStream) (int, error) {
 	s, err := js.Stream(ctx, EventsStream(0))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -62,14 +65,14 @@ func Shards(ctx context.Context, js jetstream.JetStream) (int, error) {
 func shardsOf(have jetstream.StreamConfig) (int, error) {
 	n, err := strconv.Atoi(have.Metadata[shardsKey])
 	if err != nil || n < 1 || n > MaxShards {
-		return 0, fmt.Errorf("stream %s was not made by Spool: its metadata %s is %q", have.Name, shardsKey, have.Metadata[shardsKey])
+		return 0, fmt.Errorf("stream %s was not created by Spool: its metadata %s is %q", have.Name, shardsKey, have.Metadata[shardsKey])
 	}
 	return n, nil
 }
 
-// Provision makes every stream and bucket, or brings what exists up to date. It
-// is idempotent, and several callers may run it at once. A shard count or an
-// immutable setting that differs from what is installed is an error that names it.
+// Provision creates every stream and bucket, or updates the existing ones. It is idempotent, and several callers
+// may run it concurrently. It returns an error that names the setting if the number of shards or an immutable
+// setting differs from the installation.
 func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	if err := cfg.validate(); err != nil {
 		return err
@@ -81,8 +84,8 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	case err != nil:
 		return err
 	}
-	// EVENTS-0 is made first and holds the number of shards, so of two callers
-	// that disagree one is refused before the second stream is made.
+	// EVENTS-0 is created first and records the number of shards. If two callers disagree, one of them fails before
+	// the second stream is created.
 	if cfg.Shards != 0 && cfg.Shards != installed {
 		return shardsError(installed, cfg.Shards)
 	}
@@ -96,10 +99,10 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 }
 
 func shardsError(have, want int) error {
-	return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; ask for %d, or export into a new installation", have, want, have)
+	return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have, want, have)
 }
 
-// ensureStream creates the stream, or updates what Spool owns of its settings.
+// ensureStream creates the stream, or updates the settings that Spool owns.
 func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, cfg Config) error {
 	if want.Replicas == 0 {
 		want.Replicas = max(cfg.Replicas, 1)
@@ -113,7 +116,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return err
 		}
-		// Another caller was faster, with other settings: compare them.
+		// Another caller created the stream meanwhile, perhaps with other settings: compare them.
 		s, err = js.Stream(ctx, want.Name)
 	}
 	if err != nil {
@@ -137,7 +140,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	return err
 }
 
-// logMetadata adds to a stream of the log what it records of signatures and of the version of commits.
+// logMetadata adds the signing keys and the commit version to the metadata of a stream of the log.
 func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Config) error {
 	if !isLog(want.Name) {
 		return nil
@@ -151,10 +154,10 @@ func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Con
 	return nil
 }
 
-// isLog reports whether a stream is one of the log's.
+// isLog reports whether a stream is part of the log.
 func isLog(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
 
-// checkImmutable names the first setting that differs and that the server can never change.
+// checkImmutable returns an error for the first setting that differs and that the server cannot change.
 func checkImmutable(have, want jetstream.StreamConfig) error {
 	if h, w := have.Metadata[shardsKey], want.Metadata[shardsKey]; h != "" && h != w {
 		n, err := shardsOf(have)
@@ -178,13 +181,13 @@ func checkImmutable(have, want jetstream.StreamConfig) error {
 		{"deny purge", have.DenyPurge, want.DenyPurge},
 	} {
 		if s.have != s.want {
-			return fmt.Errorf("%s is %v and must be %v, which cannot be changed on a stream that exists: move its messages to a new one", s.name, s.have, s.want)
+			return fmt.Errorf("%s is %v and must be %v, which cannot be changed on an existing stream: move its messages to a new one", s.name, s.have, s.want)
 		}
 	}
 	return nil
 }
 
-// merge sets what Spool owns and keeps the operator's own settings, such as placement.
+// merge returns have with the settings that Spool owns, and keeps the operator's other settings, such as placement.
 func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
@@ -203,7 +206,7 @@ func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	return next
 }
 
-// unlimited is how the server writes "no limit" back.
+// unlimited returns n in the server's form, in which -1 means no limit.
 func unlimited(n int64) int64 {
 	if n == 0 {
 		return -1
@@ -244,7 +247,7 @@ func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int)
 	return nil
 }
 
-// bucketReplicas is the number asked for, else what is installed, else 1.
+// bucketReplicas returns the requested number, or else the installed one, or else 1.
 func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, asked int) (int, error) {
 	if asked != 0 {
 		return asked, nil

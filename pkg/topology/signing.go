@@ -13,29 +13,30 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Metadata of the log's streams.
+// Metadata keys of the log's streams.
 const (
 	signedAfterKey = "spool-signed-after"
 	signingKeysKey = "spool-signing-keys"
 	commitKey      = "spool-commit-version"
 )
 
-// Signing says which commits of the log have to be signed, and by which keys, and in which version writers write them.
+// Signing describes which commits of the log must be signed, with which keys, and which commit version writers use.
 type Signing struct {
-	// After holds, for each shard, the sequence after which commits are signed.
+	// After has, for each shard, the sequence after which commits are signed.
 	After []uint64
-	// Keys are the names of the keys that have been used, role/id. None means that the log is not signed.
+	// Keys are the names, role/id, of all keys that have been used. An empty list means that the log is not signed.
 	Keys []string
-	// CommitVersion is the version of the commits that writers write; 0 means 1, which every build reads.
+	// CommitVersion is the version of the commits that writers write. 0 means 1, which every build can read.
 	CommitVersion int
 }
 
-// Required reports whether a commit has to be signed.
+// Required reports whether a commit must be signed.
 func (s Signing) Required(shard int, seq uint64) bool {
 	return len(s.Keys) > 0 && shard < len(s.After) && seq > s.After[shard]
 }
 
-// ReadSigning asks what Provision recorded of an installation with a number of shards.
+// ReadSigning returns the signing settings that Provision recorded for an installation with the given number of
+// shards.
 func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signing, error) {
 	var s Signing
 	signed := true
@@ -67,13 +68,13 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 			}
 		}
 	}
-	if !signed { // Provision has not come to the last shard, so nobody signs yet
+	if !signed { // Provision has not updated the last shard yet, so no service signs
 		s.After, s.Keys = nil, nil
 	}
 	return s, nil
 }
 
-// commitVersion is the version of commits that a stream of the log records; 1 if it records none.
+// commitVersion returns the commit version that a stream of the log records, or 1 if it records none.
 func commitVersion(metadata map[string]string) (int, error) {
 	text, recorded := metadata[commitKey]
 	if !recorded {
@@ -86,8 +87,8 @@ func commitVersion(metadata map[string]string) (int, error) {
 	return n, nil
 }
 
-// commitMetadata is what a stream of the log is to record of the version of commits. The version never goes down: writers that know
-// the newer one do not go back to the older, and readers that do not know it are stopped already.
+// commitMetadata returns the metadata for the commit version of a stream of the log. The version never decreases,
+// because the log may already have commits of the newer version.
 func commitMetadata(have jetstream.StreamInfo, cfg Config) (map[string]string, error) {
 	installed, err := commitVersion(have.Config.Metadata)
 	if err != nil {
@@ -100,7 +101,8 @@ func commitMetadata(have jetstream.StreamInfo, cfg Config) (map[string]string, e
 	return map[string]string{commitKey: strconv.Itoa(max(want, installed))}, nil
 }
 
-// signingMetadata is what a stream of the log is to record of the keys that are given, beside what it has recorded.
+// signingMetadata returns the metadata for the signing keys of a stream of the log: the given keys, added to the
+// recorded ones.
 func signingMetadata(have jetstream.StreamInfo, cfg Config) map[string]string {
 	if len(cfg.KeyIDs) == 0 {
 		return nil

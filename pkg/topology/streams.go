@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Times and limits of the streams and buckets.
+// Ages and limits of the streams and buckets.
 const (
 	DeltasAge      = 7 * 24 * time.Hour
 	LiveAge        = time.Minute
@@ -18,17 +18,18 @@ const (
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
 
-	// CommandsMaxMsgs and CommandsMaxBytes bound what waits in COMMANDS. Past them a
-	// command is refused, which its sender sees, instead of an older one being dropped.
+	// CommandsMaxMsgs and CommandsMaxBytes limit the waiting commands. Above the limits a new command is refused,
+	// which its sender notices; no older command is dropped.
 	CommandsMaxMsgs  = 1_000_000
 	CommandsMaxBytes = 512 << 20
-	// CommandsAge bounds how long a command stays that no service takes. Its deadline, minutes at most, has passed long before.
+	// CommandsAge is how long a command waits that no service takes. Its deadline, minutes at most, has passed by
+	// then.
 	CommandsAge = 24 * time.Hour
-	// JobsMaxMsgs bounds what waits in JOBS; a job carries no instruction and is small.
+	// JobsMaxMsgs limits the waiting jobs. A job is small, because it carries no instruction.
 	JobsMaxMsgs = 1_000_000
 )
 
-// Stream is a stream with who uses it.
+// Stream is a stream and the users that access it.
 type Stream struct {
 	Config jetstream.StreamConfig
 	Kind   string // one phrase for the docs
@@ -36,10 +37,10 @@ type Stream struct {
 	Reads  string // which users read
 }
 
-// shardsKey is the metadata in which EVENTS-0 keeps the number of shards.
+// shardsKey is the metadata key under which EVENTS-0 records the number of shards.
 const shardsKey = "spool-shards"
 
-// Streams lists every stream of an installation with that many shards, the log first.
+// Streams returns all streams of an installation with the given number of shards, the log first.
 func Streams(shards int) []Stream {
 	var list []Stream
 	for i := range shards {
@@ -48,8 +49,8 @@ func Streams(shards int) []Stream {
 	return append(list, deltasStream(), commandsStream(), jobsStream(), timersStream(), liveStream(), deadStream(), headsStream())
 }
 
-// eventsStream keeps everything and refuses rather than drops. Deletes and
-// purges are not denied by the stream, which could never be undone, but withheld from users.
+// eventsStream returns a stream of the log, which keeps everything and refuses new messages when it is full. Its
+// configuration allows deletes and purges, since denying them cannot be undone; the users' permissions deny them.
 func eventsStream(shard, shards int) Stream {
 	var subjects []string
 	for p := shard; p < events.Partitions; p += shards {
@@ -65,18 +66,19 @@ func eventsStream(shard, shards int) Stream {
 			Storage:     jetstream.FileStorage,
 			AllowDirect: true,
 		},
-		Kind:   "the truth; kept for ever, refuses when full",
+		Kind:   "source of truth; kept forever, refuses new messages when full",
 		Writes: "session (life, key, agent, instance, environment, budget, limits, run), executor (run), janitor (run: the end of a deleted session), skills (skill)",
 		Reads:  "session, executor, projector, skills, janitor",
 	}
 }
 
-// deltasStream opts out of sync: text in flight is in block_complete as well. Only one replica may do so.
+// deltasStream returns the stream of deltas. It is written asynchronously, which allows only one replica:
+// block_complete has the complete text as well.
 func deltasStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
 			Name:        StreamDeltas,
-			Description: "Text in flight.",
+			Description: "Deltas: text of blocks that are not complete.",
 			Subjects:    []string{"dl.>"},
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
@@ -88,7 +90,7 @@ func deltasStream() Stream {
 		},
 		Kind:   "7 days, written asynchronously, one replica",
 		Writes: "executor",
-		Reads:  "projector, executor (of blocks whose sandbox was lost), gateway (of what is replayed)",
+		Reads:  "projector, executor (for blocks whose sandbox was lost), gateway (for replays)",
 	}
 }
 
@@ -115,7 +117,7 @@ func jobsStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
 			Name:        StreamJobs,
-			Description: "Sessions that want an executor; a job carries no instruction.",
+			Description: "Sessions that need an executor; a job carries no instruction.",
 			Subjects:    []string{"job.>"},
 			Retention:   jetstream.WorkQueuePolicy,
 			Discard:     jetstream.DiscardNew,
@@ -128,7 +130,8 @@ func jobsStream() Stream {
 	}
 }
 
-// timersStream is apart from the others since a stream with schedules cannot discard new.
+// timersStream returns the stream of timers, which is separate because a stream with schedules cannot discard new
+// messages.
 func timersStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
@@ -153,7 +156,7 @@ func liveStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
 			Name:        StreamLive,
-			Description: "What changed in the read models, for clients that are connected.",
+			Description: "Changes of the read models, for connected clients.",
 			Subjects:    []string{"live.>"},
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
@@ -170,7 +173,7 @@ func deadStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
 			Name:        StreamDead,
-			Description: "Messages that were given up, with the reason, and the server's advisories about such.",
+			Description: "Messages whose processing was given up, with the reason, and the server's advisories on them.",
 			Subjects:    []string{"dead.>", AdvisoryMaxDeliveries, AdvisoryTerminated},
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
@@ -180,11 +183,11 @@ func deadStream() Stream {
 		},
 		Kind:   "30 days",
 		Writes: "session, executor, projector, skills, the server (advisories)",
-		Reads:  "session (jobs), gateway (for people)",
+		Reads:  "session (jobs), gateway (for operators)",
 	}
 }
 
-// headsStream keeps the signed heads of the log. Nobody but admin may delete or purge its messages.
+// headsStream returns the stream of the signed heads of the log. Only admin may delete or purge its messages.
 func headsStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
@@ -196,13 +199,13 @@ func headsStream() Stream {
 			Storage:     jetstream.FileStorage,
 			AllowDirect: true,
 		},
-		Kind:   "kept for ever, refuses when full",
+		Kind:   "kept forever, refuses new messages when full",
 		Writes: "session",
 		Reads:  "session, admin (spool verify)",
 	}
 }
 
-// KeyValue is a key-value bucket with who uses it.
+// KeyValue is a key-value bucket and the users that access it.
 type KeyValue struct {
 	Config jetstream.KeyValueConfig
 	Keys   string
@@ -210,20 +213,20 @@ type KeyValue struct {
 	Reads  string
 }
 
-// KeyValues lists the key-value buckets.
+// KeyValues returns the key-value buckets.
 func KeyValues() []KeyValue {
 	return []KeyValue{
 		{
 			Config: jetstream.KeyValueConfig{
-				Bucket: BucketLeases, Description: "Executors that live: engine, capacity, address.",
-				// In memory it would be gone with the server's next start, and with it every lease.
+				Bucket: BucketLeases, Description: "Live executors: engine, capacity, address.",
+				// A bucket in memory would lose every lease when the server restarts.
 				TTL: LeaseTTL, Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<executor>", Writes: "executor, every second", Reads: "session, executor",
 		},
 		{
 			Config: jetstream.KeyValueConfig{
-				Bucket: BucketIdempotency, Description: "Requests that came with an Idempotency-Key: body hash and the ids they were given.",
+				Bucket: BucketIdempotency, Description: "Requests with an Idempotency-Key: hash of the body and the assigned ids.",
 				TTL: IdempotencyTTL, Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<tenant>.<hash of the key>", Writes: "gateway", Reads: "gateway",
@@ -236,14 +239,14 @@ func KeyValues() []KeyValue {
 		},
 		{
 			Config: jetstream.KeyValueConfig{
-				Bucket: BucketBudgets, Description: "Limits and budgets of tenants, and what was taken of them.", Storage: jetstream.FileStorage, History: 1,
+				Bucket: BucketBudgets, Description: "Limits and budgets of tenants, and their usage.", Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<tenant>", Writes: "projector", Reads: "session, executor, gateway",
 		},
 	}
 }
 
-// Objects is an object bucket with who uses it.
+// Objects is an object bucket and the users that access it.
 type Objects struct {
 	Config jetstream.ObjectStoreConfig
 	Names  string
@@ -251,18 +254,18 @@ type Objects struct {
 	Reads  string
 }
 
-// ObjectBuckets lists the object buckets.
+// ObjectBuckets returns the object buckets.
 func ObjectBuckets() []Objects {
 	return []Objects{
 		{
 			Config: jetstream.ObjectStoreConfig{
-				Bucket: BucketPayloads, Description: "Event data too large for the log.", Storage: jetstream.FileStorage,
+				Bucket: BucketPayloads, Description: "Event data that is too large for the log.", Storage: jetstream.FileStorage,
 			},
-			Names: "<tenant>/<session or catalogue id>/<SHA-256 in hex>; of former versions <SHA-256 in hex>", Writes: "session, executor, skills", Reads: "session, executor, projector, skills",
+			Names: "<tenant>/<session or catalogue id>/<SHA-256 in hex>; in earlier builds <SHA-256 in hex>", Writes: "session, executor, skills", Reads: "session, executor, projector, skills",
 		},
 		{
 			Config: jetstream.ObjectStoreConfig{
-				Bucket: BucketWorkspaces, Description: "Snapshots of workspaces, and files on their way into one.", Storage: jetstream.FileStorage,
+				Bucket: BucketWorkspaces, Description: "Snapshots of workspaces, and uploaded files.", Storage: jetstream.FileStorage,
 			},
 			Names: "<tenant>/<session>/…", Writes: "gateway (files), executor (snapshots)", Reads: "gateway, executor",
 		},
@@ -270,12 +273,12 @@ func ObjectBuckets() []Objects {
 			Config: jetstream.ObjectStoreConfig{
 				Bucket: BucketSkills, Description: "ZIPs of skills.", Storage: jetstream.FileStorage,
 			},
-			Names: "<SHA-256 in hex>, and upload/<tenant>/<command> on the way in", Writes: "gateway (uploads), skills", Reads: "gateway, skills, executor",
+			Names: "<SHA-256 in hex>, and upload/<tenant>/<command> during the upload", Writes: "gateway (uploads), skills", Reads: "gateway, skills, executor",
 		},
 	}
 }
 
-// subjectsBrief shortens the subjects of a stream for docs and errors.
+// subjectsBrief returns a short form of the subjects of a stream for docs and errors.
 func subjectsBrief(list []string) string {
 	if len(list) > 4 {
 		return list[0] + " … " + list[len(list)-1]
@@ -283,7 +286,7 @@ func subjectsBrief(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// sameSubjects compares without regard to order.
+// sameSubjects reports whether two lists have the same subjects, in any order.
 func sameSubjects(a, b []string) bool {
 	a, b = slices.Clone(a), slices.Clone(b)
 	slices.Sort(a)

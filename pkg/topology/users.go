@@ -1,7 +1,7 @@
 package topology
 
-// Names of the NATS users: one for each service, one that may delete messages, one for installation and people, and one that
-// makes consumers for the services (package consumergate).
+// Names of the NATS users: one for each service, one that may delete messages, one for installation and operators,
+// and one that creates consumers for the services (package consumergate).
 const (
 	UserGateway   = "gateway"
 	UserSession   = "session"
@@ -13,7 +13,7 @@ const (
 	UserGate      = "gate"
 )
 
-// User is a NATS user and what it may do; what is not listed it may not.
+// User is a NATS user and its permissions. Everything that is not listed is denied.
 type User struct {
 	Name      string
 	Doc       string
@@ -21,34 +21,33 @@ type User struct {
 	Subscribe []string
 }
 
-// InboxPrefix is the prefix of a user's inboxes (nats.CustomInboxPrefix), so that
-// no user can read the answers to another's requests.
+// InboxPrefix returns the prefix of a user's inboxes (nats.CustomInboxPrefix). Separate prefixes keep users from
+// reading each other's responses.
 func InboxPrefix(user string) string { return "_INBOX_" + user }
 
-// Users lists the users with exactly the rights that their rows in Streams and
-// the buckets say. Deleting messages is the janitor's alone, but for dead letters, which the session service removes one by one.
-// None but two key-value buckets can be purged. A
-// service makes its own durables; streams and buckets are made by admin.
+// Users returns the users with exactly the permissions that Streams and the buckets describe. Only the janitor may
+// delete messages, except that the session service removes single dead letters. Only two key-value buckets can be
+// purged. A service creates its own durables; admin creates streams and buckets.
 func Users() []User {
 	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser(), adminUser(), gateUser()}
 }
 
 func gatewayUser() User {
 	return User{
-		Name: UserGateway, Doc: "takes clients in; writes commands, reads LIVE and Postgres, and finds in the log what Postgres does not hold yet",
+		Name: UserGateway, Doc: "serves clients: writes commands, reads LIVE and Postgres, and reads from the log what Postgres does not have yet",
 		Publish: join(
 			[]string{accountInfo, "cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
 			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
-			// What is pushed, and what a client encrypted or the gateway did: it cannot read a secret back without the key.
+			// Uploads, and secrets that a client or the gateway encrypted: the gateway cannot decrypt them.
 			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
-			// Tenants' limits, and whether services know of a budget that was set.
+			// The limits of tenants, and whether the services know a new budget.
 			useKV(BucketBudgets),
-			// People read dead letters; to retry or drop one is a command.
+			// Operators read dead letters; commands retry or drop them.
 			get(StreamDead),
-			// What the log holds and the read models do not hold yet.
+			// Events that are in the log and not yet in the read models.
 			findInLog(),
-			// The text in flight of what is replayed.
+			// The deltas of a replay.
 			[]string{"$JS.API.DIRECT.GET." + StreamDeltas},
 		),
 		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector, FilesTo("*")},
@@ -60,17 +59,19 @@ func sessionUser() User {
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
 		Publish: join(
 			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
-			// Answers to commands go to the gateway that asked.
+			// Responses to commands go to the gateway that sent them.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
-			// A fork is refused whose snapshots are not there any more.
+			// A fork is refused if its snapshots no longer exist.
 			readObjects(BucketWorkspaces),
-			// Secrets of an execution go when it has ended. What it reads of them it cannot open.
+			// The secrets of an execution are removed after its end. The session service reads only their encrypted
+			// form.
 			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
 			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
 			durable(StreamTimers, TimersDue, TimerDueFilter), get(StreamTimers),
 			reactors(), info(StreamJobs), get(StreamHeads),
-			// It fails executions whose job is dead, and removes dead letters that people have dealt with.
+			// The session service fails executions whose job is dead, and removes dead letters that operators have
+			// handled.
 			durable(StreamDead, DeadJobs, DeadJobFilter), get(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
 		),
 		Subscribe: []string{inbox(UserSession)},
@@ -79,17 +80,17 @@ func sessionUser() User {
 
 func executorUser() User {
 	return User{
-		Name: UserExecutor, Doc: "runs agents; writes run and text in flight",
+		Name: UserExecutor, Doc: "runs agents; writes run and deltas",
 		Publish: join(
-			// A job that reaches an executor of the wrong engine is moved to the right one.
+			// A job that reaches an executor of the wrong engine is moved to the right engine.
 			[]string{accountInfo, RunFilter, "dl.*.*.*", "job.*.on.*", "dead.>", "ctl.*"},
-			// One executor asks another, on ctl, whether it still holds a run.
+			// An executor asks another one on ctl whether it still holds a run.
 			[]string{inbox(UserExecutor), FilesTo("*")},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
 			readObjects(BucketSkills), useKV(BucketSecrets), useKV(BucketBudgets),
-			// An engine's durable has the engine's name, which is no token to list here.
+			// A durable for an engine has the engine's name, which is not known here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
-			// The text of blocks whose sandbox was lost.
+			// The deltas of blocks whose sandbox was lost.
 			ordered(StreamDeltas), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserExecutor), "ctl.*", FilesOn("*", "*"), FilesAck("*")},
@@ -110,10 +111,10 @@ func projectorUser() User {
 
 func skillsUser() User {
 	return User{
-		Name: UserSkills, Doc: "checks and keeps skills; writes skill",
+		Name: UserSkills, Doc: "validates and stores skills; writes skill",
 		Publish: join(
 			[]string{SkillFilter, "dead.>"},
-			// Answers to commands go to the gateway that asked.
+			// Responses to commands go to the gateway that sent them.
 			[]string{inbox(UserGateway)},
 			readLog(), writePayloads(), writeObjects(BucketSkills),
 			durable(StreamCommands, CommandsSkills, CommandFilter(ServiceSkills)), info(StreamDead),
@@ -122,8 +123,8 @@ func skillsUser() User {
 	}
 }
 
-// janitorUser deletes single messages, which is how their bytes are erased; of
-// what holds content it cannot purge anything. Of the log it writes run_retired, content_removed and workspace_trimmed.
+// janitorUser deletes single messages, which erases their bytes. It cannot purge any stream or bucket with content.
+// It appends run_retired, content_removed and workspace_trimmed to the log.
 func janitorUser() User {
 	erase := func(stream string) []string { return []string{"$JS.API.STREAM.MSG.DELETE." + stream} }
 	var log []string
@@ -131,14 +132,14 @@ func janitorUser() User {
 		log = append(log, erase(EventsStream(i))...)
 	}
 	return User{
-		Name: UserJanitor, Doc: "erases the content of deleted sessions, and what no session needs",
+		Name: UserJanitor, Doc: "erases the content of deleted sessions and unreferenced objects",
 		Publish: join(
 			[]string{RunFilter}, readLog(), log,
 			ordered(StreamDeltas), erase(StreamDeltas),
 			readPayloads(), erase("OBJ_"+BucketPayloads),
 			readObjects(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
 			readObjects(BucketSkills), erase("OBJ_"+BucketSkills),
-			// NATS makes key-value buckets without the right to delete for anybody.
+			// NATS creates key-value buckets whose streams nobody may delete from.
 			useKV(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
 			useKV(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
 		),
@@ -148,15 +149,15 @@ func janitorUser() User {
 
 func adminUser() User {
 	return User{
-		Name: UserAdmin, Doc: "installs streams and buckets, and is what people use from the command line",
+		Name: UserAdmin, Doc: "creates streams and buckets; used by operators on the command line",
 		Publish: []string{">"}, Subscribe: []string{">"},
 	}
 }
 
-// gateUser asks JetStream for the consumers that services requested, after it has checked the requests.
+// gateUser validates the services' requests for consumers and forwards them to JetStream.
 func gateUser() User {
 	return User{
-		Name: UserGate, Doc: "checks requests for consumers and passes them on to JetStream",
+		Name: UserGate, Doc: "validates requests for consumers and forwards them to JetStream",
 		Publish:   []string{consumerCreate + ">", ReplyPrefix + ">"},
 		Subscribe: []string{GatePrefix + ">", inbox(UserGate)},
 	}
@@ -172,24 +173,23 @@ func join(lists ...[]string) []string {
 	return out
 }
 
-// info is what a client asks before it uses a stream.
+// info returns the permission that a client needs before it uses a stream.
 func info(stream string) []string { return []string{"$JS.API.STREAM.INFO." + stream} }
 
-// get is reading single messages: direct, and from the leader.
+// get returns the permissions to read single messages: from any replica, and from the leader.
 func get(stream string) []string {
 	return append(info(stream), "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream)
 }
 
-// ordered is reading a stream in order, for which consumers with names of their
-// own come and go. Deleting them is left to their inactivity, since the right to
-// delete any of them would be the right to delete a durable.
+// ordered returns the permissions to read a stream in order with temporary consumers. Their deletion is left to the
+// inactivity threshold, because the permission to delete them would cover durables as well.
 func ordered(stream string) []string {
 	return append(get(stream),
 		"$JS.API.CONSUMER.CREATE."+stream+".*", "$JS.API.CONSUMER.CREATE."+stream+".*.>",
 		"$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
 }
 
-// readLog is every shard, whatever the number installed.
+// readLog returns the permissions to read every possible shard.
 func readLog() []string {
 	var out []string
 	for i := range MaxShards {
@@ -198,7 +198,7 @@ func readLog() []string {
 	return out
 }
 
-// findInLog is asking every shard's leader for single commits.
+// findInLog returns the permissions to request single commits from the leader of every shard.
 func findInLog() []string {
 	var out []string
 	for i := range MaxShards {
@@ -207,7 +207,7 @@ func findInLog() []string {
 	return out
 }
 
-// durable is making and using one durable.
+// durable returns the permissions to create and use one durable.
 func durable(stream, name, filter string) []string {
 	return append(info(stream),
 		"$JS.API.CONSUMER.CREATE."+stream+"."+name+"."+filter,
@@ -216,7 +216,8 @@ func durable(stream, name, filter string) []string {
 		"$JS.ACK."+stream+"."+name+".>")
 }
 
-// reactors are the reactor's durables, which have two filters and so none in the subject that makes them.
+// reactors returns the permissions for the reactor's durables. They have two filters, so the subject of their
+// creation contains no filter.
 func reactors() []string {
 	var out []string
 	for i := range MaxShards {
@@ -226,25 +227,26 @@ func reactors() []string {
 	return out
 }
 
-// useKV is reading and watching a bucket; writing it takes its subject as well.
+// useKV returns the permissions to read and watch a bucket. Writing also needs the bucket's subject.
 func useKV(bucket string) []string { return watched("KV_" + bucket) }
 
-// readPayloads is fetching objects, for which the client makes consumers of its own.
+// readPayloads returns the permissions to fetch objects, for which the client creates temporary consumers.
 func readPayloads() []string { return readObjects(BucketPayloads) }
 
-// writePayloads adds chunks and their description, but cannot delete or purge any.
+// writePayloads returns the permissions to add objects, but not to delete or purge them.
 func writePayloads() []string { return writeObjects(BucketPayloads) }
 
-// readObjects is fetching objects of a bucket.
+// readObjects returns the permissions to fetch objects of a bucket.
 func readObjects(bucket string) []string { return watched("OBJ_" + bucket) }
 
-// writeObjects adds to readObjects what putting one needs.
+// writeObjects returns the permissions of readObjects and those to put an object.
 func writeObjects(bucket string) []string { return append(readObjects(bucket), "$O."+bucket+".>") }
 
-// watched is reading a bucket's stream by get and by push consumers, with their flow control.
+// watched returns the permissions to read a bucket's stream by get requests and by push consumers with flow
+// control.
 func watched(stream string) []string {
 	return append(ordered(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
 
-// accountInfo is the limit of what the streams may take, and what they take.
+// accountInfo is the permission to read the account's storage limit and usage.
 const accountInfo = apiPrefix + "INFO"

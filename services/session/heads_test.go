@@ -153,12 +153,12 @@ func TestSignedHeads_FindWhatWasTakenAway(t *testing.T) {
 			i := indexOf(list, sid, ".life", 1)
 			list[i].data = bytes.Replace(list[i].data, []byte("hello"), []byte("hullo"), 1)
 			rechain(t, list, i)
-		}, []string{"has not the hash that was signed"}},
+		}, []string{"does not have the hash that was signed"}},
 		{"a commit was removed and the chain computed anew", func(t *testing.T, list []stored, sid string) {
 			i := indexOf(list, sid, ".life", 1)
 			list[i].data = nil
 			rechain(t, list, indexOf(list, sid, ".life", 1))
-		}, []string{"has not the hash that was signed"}},
+		}, []string{"does not have the hash that was signed"}},
 		{"the end of a session was removed", func(_ *testing.T, list []stored, sid string) {
 			last := -1
 			for i := range list {

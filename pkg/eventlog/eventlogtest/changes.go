@@ -6,7 +6,8 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// changesFound: Changed names each subject with its last commit, in order and in pieces of as many subjects as are wanted.
+// changesFound checks that Changed returns each changed subject with its last commit, in order and at most
+// maxSubjects at a time.
 func changesFound(t *testing.T, l eventlog.Log) {
 	shard := l.Shards() - 1
 	last := map[string]uint64{}

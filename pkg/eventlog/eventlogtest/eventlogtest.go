@@ -1,4 +1,4 @@
-// Package eventlogtest is the suite that every event log passes.
+// Package eventlogtest is the conformance suite for implementations of the event log.
 package eventlogtest
 
 import (
@@ -18,14 +18,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Tenant owns everything that the suite writes.
+// Tenant is the tenant of everything that the suite writes.
 const Tenant = "default"
 
-// wait bounds what should happen soon.
+// wait is the time limit for every step that must succeed.
 const wait = 30 * time.Second
 
-// Exercise runs the suite. Open gives a log that no other test writes to; a log
-// of several shards shows more.
+// Exercise runs the suite. open returns a log that no other test writes to. A log with several shards exercises
+// more cases.
 func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, eventlog.Log){
@@ -55,10 +55,10 @@ func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
 	}
 }
 
-// ID gives the id of a kind that belongs to a name: the same name, the same id.
+// ID returns an id that is derived from a name.
 func ID(kind events.Kind, name string) string { return events.Derive(kind, "eventlogtest", name) }
 
-// Draft is a commit of one message_accepted with the content.
+// Draft returns a commit with one message_accepted event.
 func Draft(name, content string) events.Draft {
 	return events.Draft{
 		ID:     ID(events.KindCommit, name),
@@ -68,7 +68,7 @@ func Draft(name, content string) events.Draft {
 	}
 }
 
-// Message is a message_accepted of an execution of its own.
+// Message returns a message_accepted event of a separate execution.
 func Message(name, content string) events.Event {
 	return events.Event{
 		ID: ID(events.KindEvent, name), Time: time.Unix(1_750_000_000, 0).UTC(), ExecutionID: ID(events.KindExecution, name),
@@ -77,7 +77,7 @@ func Message(name, content string) events.Event {
 	}
 }
 
-// Session gives the life of a session that lies in the shard.
+// Session returns the life subject of a session in the given shard.
 func Session(shard, shards int, name string) events.Subject {
 	for i := 0; ; i++ {
 		s := events.LifeOf(Tenant, ID(events.KindSession, fmt.Sprint(name, i)))
@@ -87,7 +87,7 @@ func Session(shard, shards int, name string) events.Subject {
 	}
 }
 
-// Fill appends n commits to a subject and gives the heads.
+// Fill appends n commits to a subject and returns their heads.
 func Fill(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []eventlog.Head {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -138,7 +138,7 @@ func appendAndLoad(t *testing.T, l eventlog.Log) {
 			t.Errorf("state is %s, %v", got.Commit.State, err)
 		}
 	}
-	// The other aspect and another session are subjects of their own.
+	// The other aspect is a separate subject.
 	other, err := l.Last(ctx, events.RunOf(s.Tenant, s.ID), eventlog.Leader)
 	if err != nil || other.Seq != 0 {
 		t.Errorf("the run of the session has the head %+v, %v", other, err)
@@ -184,7 +184,7 @@ func staleHead(t *testing.T, l eventlog.Log) {
 	sameHead(t, got, heads[1])
 }
 
-// retrySettled repeats commits as a writer does that never heard of their end.
+// retrySettled repeats commits as a writer does that never received the acknowledgement.
 func retrySettled(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(0, l.Shards(), "retry")
@@ -197,7 +197,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 		t.Fatalf("the same commit again: %v", err)
 	}
 	sameHead(t, again, first)
-	// Another writer has gone on since; ours is stored all the same, and where it was.
+	// Another writer has appended since. The retry must still find its commit at the original position.
 	second, err := l.Append(ctx, first, Draft("b", "b"))
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 		t.Fatalf("the same commit, once another came after it: %v", err)
 	}
 	sameHead(t, again, first)
-	// A commit that came second is no answer to the guard of the first.
+	// A retry must not take a later commit for the result of its own expected sequence.
 	var conflict *eventlog.ConflictError
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, Draft("b", "b")); !errors.As(err, &conflict) {
 		t.Errorf("a later commit under the first guard: %v, want a conflict", err)
@@ -222,7 +222,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 	sameHead(t, got, second)
 }
 
-// count is the number of commits of a subject.
+// count returns the number of commits of a subject.
 func count(t *testing.T, l eventlog.Log, s events.Subject) int {
 	t.Helper()
 	return len(collect(t, l, eventlog.Position{Shard: s.Partition() % l.Shards()}, eventlog.Filter{Subject: s}))
@@ -242,8 +242,8 @@ func collect(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.F
 	return list
 }
 
-// concurrentWriters is copies of a service that all write the same subject: of
-// those that hold the same head exactly one wins.
+// concurrentWriters runs replicas of a service that all write the same subject. Of the writers with the same head
+// exactly one must win.
 func concurrentWriters(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
@@ -401,7 +401,7 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 
 func badFilters(t *testing.T, l eventlog.Log) {
 	s := Session(0, l.Shards(), "filters")
-	elsewhere := (s.Partition() + l.Shards()) % events.Partitions // the same shard
+	elsewhere := (s.Partition() + l.Shards()) % events.Partitions // in the same shard
 	type try struct {
 		after  eventlog.Position
 		filter eventlog.Filter

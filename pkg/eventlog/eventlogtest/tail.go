@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Tail reads in the background; what it yields comes on the channel, which is
-// closed when it ends. The test fails if it yields an error.
+// Tail reads in the background and sends the records to the returned channel, which is closed at the end. The test
+// fails if Tail yields an error.
 func Tail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) <-chan eventlog.Record {
 	t.Helper()
 	out := make(chan eventlog.Record)
@@ -36,7 +36,7 @@ func Tail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Posi
 	return out
 }
 
-// Expect takes the next record of a tail, which must be of the head.
+// Expect receives the next record of a tail and checks that it is the commit of the head.
 func Expect(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want eventlog.Head) eventlog.Record {
 	t.Helper()
 	select {
@@ -68,7 +68,7 @@ func tailWaits(t *testing.T, l eventlog.Log) {
 		rec := Expect(ctx, t, tail, h)
 		shard = rec.Position
 	}
-	// From a position it goes on where that was.
+	// A second tail resumes at the position of the first one.
 	second, stop := context.WithCancel(ctx)
 	resumed := Tail(second, t, l, shard, eventlog.Filter{})
 	h := Fill(t, l, s, "last", 1)[0]
@@ -132,7 +132,7 @@ func sessionNumbers(t *testing.T, l eventlog.Log) {
 func largeData(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(0, l.Shards(), "large")
-	text := strings.Repeat("<large & wide> ", 30_000) // 450 KB, in characters that JSON likes to escape
+	text := strings.Repeat("<large & wide> ", 30_000) // 450 KB of characters that JSON usually escapes
 	d := Draft("large", text)
 	d.Events = append(d.Events, Message("small", "small"), Message("large again", text), Message("large too", text+"!"))
 	head, err := l.Append(ctx, eventlog.Head{Subject: s}, d)

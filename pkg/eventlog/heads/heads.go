@@ -1,6 +1,7 @@
-// Package heads is the signed record of how far the log has come. The hash chain of a session is not keyed: whoever can write the stream
-// can compute it anew, cut its end, or remove a session. An entry of this package lists subjects with the position and hash of their last
-// commit, covers the entry before it, and is signed with a key that only the session service has. It is pure.
+// Package heads defines signed heads: a signed record of the end of the log. The hash chain of a session has no
+// key, so an attacker who can write to the stream can recompute it, cut off its end or remove a session. An entry
+// of this package lists subjects with the position and hash of their last commit, links to the previous entry, and
+// is signed with a key that only the session service has. The package is pure.
 package heads
 
 import (
@@ -16,13 +17,13 @@ import (
 	"time"
 )
 
-// Version is the version of an entry's shape.
+// Version is the version of the entry format.
 const Version = 1
 
-// MaxHeads is how many heads one entry holds at most, so that it fits into one message of NATS.
+// MaxHeads is the maximum number of heads in one entry, so that the entry fits into one NATS message.
 const MaxHeads = 3000
 
-// domain is signed before an entry, so that the key's signatures mean nothing else.
+// domain precedes a signed entry, so that the signature is not valid for anything else.
 const domain = "spool signed head\x00"
 
 // Head is the last commit of a subject.
@@ -37,15 +38,15 @@ type Entry struct {
 	V     int       `json:"v"`
 	Shard int       `json:"shard"`
 	N     uint64    `json:"n"`    // 1, 2, 3, …
-	Prev  string    `json:"prev"` // SHA-256 of the entry before in hex, "" for the first
+	Prev  string    `json:"prev"` // SHA-256 of the previous entry in hex, "" for the first
 	Time  time.Time `json:"time"`
-	// Through is the stream sequence up to which the entries so far list the last commit of every subject that changed. An entry that
-	// leaves it as it was lists some subjects early: those of sessions whose execution ended.
+	// Through is the stream sequence up to which the entries so far list the last commit of every changed subject.
+	// An entry that does not increase it lists some subjects early: those of sessions whose execution ended.
 	Through uint64 `json:"through"`
 	Heads   []Head `json:"heads"`
 }
 
-// message is an entry as it is stored. The signature covers the bytes of Entry as they are.
+// message is a stored entry. The signature covers the exact bytes of Entry.
 type message struct {
 	Entry     json.RawMessage `json:"entry"`
 	Key       string          `json:"key"`       // KeyID of the public key
@@ -55,10 +56,10 @@ type message struct {
 // PrivateKey signs entries.
 type PrivateKey struct{ key ed25519.PrivateKey }
 
-// PublicKey checks them.
+// PublicKey verifies entries.
 type PublicKey struct{ key ed25519.PublicKey }
 
-// ParsePrivateKey reads the seed of an Ed25519 key: 64 hexadecimal digits, white space around them apart.
+// ParsePrivateKey parses the seed of an Ed25519 key: 64 hexadecimal digits, with optional surrounding white space.
 func ParsePrivateKey(text string) (PrivateKey, error) {
 	seed, err := parseHex(text, ed25519.SeedSize)
 	if err != nil {
@@ -67,7 +68,7 @@ func ParsePrivateKey(text string) (PrivateKey, error) {
 	return PrivateKey{ed25519.NewKeyFromSeed(seed)}, nil
 }
 
-// ParsePublicKey reads what PublicKey.String returns, white space around it apart.
+// ParsePublicKey parses the form that PublicKey.String returns, with optional surrounding white space.
 func ParsePublicKey(text string) (PublicKey, error) {
 	key, err := parseHex(text, ed25519.PublicKeySize)
 	if err != nil {
@@ -76,11 +77,11 @@ func ParsePublicKey(text string) (PublicKey, error) {
 	return PublicKey{key}, nil
 }
 
-// parseHex never repeats the text in an error: it may be a private key.
+// parseHex never repeats the text in an error, because it may be a private key.
 func parseHex(text string, size int) ([]byte, error) {
 	b, err := hex.DecodeString(strings.TrimSpace(text))
 	if err != nil || len(b) != size {
-		return nil, fmt.Errorf("is not a key: %d hexadecimal digits are needed", 2*size)
+		return nil, fmt.Errorf("is not a key: %d hexadecimal digits are required", 2*size)
 	}
 	return b, nil
 }
@@ -88,7 +89,7 @@ func parseHex(text string, size int) ([]byte, error) {
 // IsZero reports whether there is no key.
 func (k PrivateKey) IsZero() bool { return k.key == nil }
 
-// Public returns the key that checks what k signs.
+// Public returns the key that verifies the signatures of k.
 func (k PrivateKey) Public() PublicKey {
 	return PublicKey{k.key.Public().(ed25519.PublicKey)} //nolint:errcheck // of an ed25519.PrivateKey it is one
 }
@@ -96,13 +97,13 @@ func (k PrivateKey) Public() PublicKey {
 // String returns the key in hexadecimal digits.
 func (k PublicKey) String() string { return hex.EncodeToString(k.key) }
 
-// ID names the key in 16 hexadecimal digits.
+// ID returns an identifier of the key with 16 hexadecimal digits.
 func (k PublicKey) ID() string {
 	sum := sha256.Sum256(k.key)
 	return hex.EncodeToString(sum[:8])
 }
 
-// Seal encodes and signs an entry. The hash is what the next entry has as Prev.
+// Seal encodes and signs an entry. hash is the Prev of the next entry.
 func (e Entry) Seal(k PrivateKey) (stored []byte, hash string, err error) {
 	e.V = Version
 	raw, err := encode(e)
@@ -116,7 +117,8 @@ func (e Entry) Seal(k PrivateKey) (stored []byte, hash string, err error) {
 	return stored, hashOf(raw), nil
 }
 
-// encode is JSON without escapes of HTML, which json.RawMessage would otherwise get on its way into the message.
+// encode returns JSON without HTML escapes, which json.RawMessage would otherwise receive when the message is
+// encoded.
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -134,19 +136,20 @@ func hashOf(entry []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ErrSignature is returned for an entry whose signature does not fit its bytes.
-var ErrSignature = errors.New("the signature does not fit")
+// ErrSignature is returned for an entry whose signature does not match its bytes.
+var ErrSignature = errors.New("the signature does not match")
 
-// UnknownKeyError is returned for an entry that none of the given keys signed.
+// UnknownKeyError is returned for an entry that was signed with none of the given keys.
 type UnknownKeyError struct {
-	KeyID string // as the entry names it
+	KeyID string // as stated in the entry
 }
 
 func (e *UnknownKeyError) Error() string {
 	return fmt.Sprintf("signed with key %.64q, which is not one of the given keys", e.KeyID)
 }
 
-// Open reads a stored entry and checks its signature. Without keys the signature is not checked, as the writer reads its own chain.
+// Open decodes a stored entry and verifies its signature. Without keys it does not verify; the writer reads its own
+// chain that way.
 func Open(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
 	var m message
 	if err := json.Unmarshal(stored, &m); err != nil {
@@ -161,7 +164,7 @@ func Open(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
 		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
 	}
 	if e.V != Version {
-		return Entry{}, "", fmt.Errorf("signed heads have version %d, known is %d", e.V, Version)
+		return Entry{}, "", fmt.Errorf("signed heads have version %d, newest known version is %d", e.V, Version)
 	}
 	return e, hashOf(m.Entry), nil
 }

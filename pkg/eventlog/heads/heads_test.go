@@ -117,11 +117,11 @@ func TestChain_Faults(t *testing.T) {
 		want    string // "" for none
 	}{
 		{"whole", list, ""},
-		{"one is missing", [][]byte{list[0], list[2], list[3]}, "has number 3, and 2 is due"},
-		{"the first is missing", list[1:], "has number 2, and 1 is due"},
-		{"one is stored again", [][]byte{list[0], list[1], list[1], list[2], list[3]}, "has number 2, and 3 is due"},
+		{"one is missing", [][]byte{list[0], list[2], list[3]}, "has number 3 instead of 2"},
+		{"the first is missing", list[1:], "has number 2 instead of 1"},
+		{"one is stored again", [][]byte{list[0], list[1], list[1], list[2], list[3]}, "has number 2 instead of 3"},
 		{"one is of another shard", append(list[:4:4], other), "is an entry of shard 3"},
-		{"one goes back", append(list[:4:4], back), "covers the log up to 5, and an entry before it up to 40"},
+		{"one goes back", append(list[:4:4], back), "covers the log up to 5, but an earlier entry covers it up to 40"},
 		{"one is damaged", [][]byte{list[0], bytes.Replace(list[1], []byte(`"hash":"h"`), []byte(`"hash":"x"`), 1), list[2], list[3]}, "the signature does not fit"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

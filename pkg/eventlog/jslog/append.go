@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Append stores a commit; see eventlog.Appender. Until it is settled it sends
-// the identical bytes again, for as long as ctx lasts.
+// Append stores a commit; see eventlog.Appender. It sends identical bytes again until the outcome is known or ctx
+// is done.
 func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
 	draft.V = max(l.signing.CommitVersion, head.Commit.V)
 	c, data, err := eventlog.Seal(ctx, head, draft, l.payloads)
@@ -34,13 +34,13 @@ func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft
 	return next, nil
 }
 
-// attempt is one Append.
+// attempt is the state of one Append.
 type attempt struct {
 	log    *Log
 	head   eventlog.Head
 	commit events.Commit
 	data   []byte
-	lost   bool // a try is unanswered: it may have been stored, or may still be
+	lost   bool // a publish was not acknowledged: the commit may be stored already, or may still be
 }
 
 func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
@@ -60,7 +60,7 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 		if !guarded {
 			a.lost = true
 			a.log.logger.Log(ctx, b.level(), "settle an append", "subject", a.head.Subject.String(), "commit", a.commit.ID, "error", err)
-			// Nobody can answer yet: pause before asking, not only before the next try.
+			// The server cannot answer yet: wait before asking for the outcome, not only before the next publish.
 			if err := b.wait(ctx, err); err != nil {
 				return eventlog.Head{}, err
 			}
@@ -70,8 +70,8 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 			return next, settleErr
 		}
 		if guarded {
-			// Refused, although nothing came after: either the head was never this
-			// subject's last, or a replicated stream has another commit in flight.
+			// The append was refused although no commit follows: either the head was never the subject's last
+			// commit, or a replicated stream has another commit in flight.
 			if err := a.checkHead(ctx); err != nil {
 				return eventlog.Head{}, err
 			}
@@ -82,7 +82,7 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 	}
 }
 
-// publish is one try. It is answered at once when the connection breaks.
+// publish sends the commit once. It returns at once if the connection breaks.
 func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -110,8 +110,8 @@ func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstrea
 	}
 }
 
-// duplicate is a commit id that the server has seen, under a guard that holds:
-// our own earlier try, or a commit that was purged since, whose place is not ours.
+// duplicate handles a commit id that the server already knows while the expected sequence matches: either this
+// append was stored by an earlier try, or the stored commit was purged since and the append is a conflict.
 func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
 	next, known, err := a.settle(ctx)
 	if err == nil && !known {
@@ -120,8 +120,8 @@ func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
 	return next, err
 }
 
-// settle looks for the first commit after the expected one. If there is one, the
-// append is settled: it was ours, or it is a conflict.
+// settle reads the first commit after the expected sequence. If there is one, the outcome is known: it is this
+// commit, or a conflict.
 func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
 	s := a.head.Subject
 	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Expected() + 1, NextFor: s.String()})
@@ -145,7 +145,7 @@ func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, e
 	return next, true, nil
 }
 
-// checkHead reports a conflict if the head is not the subject's last commit.
+// checkHead returns a conflict if the head is not the subject's last commit.
 func (a *attempt) checkHead(ctx context.Context) error {
 	last, err := a.log.Last(ctx, a.head.Subject, eventlog.Leader)
 	if err != nil {
@@ -157,7 +157,7 @@ func (a *attempt) checkHead(ctx context.Context) error {
 	return nil
 }
 
-// refused is a definite no to this try. An earlier try may have been stored all the same.
+// refused handles a final refusal of the last try. An earlier try may still have been stored.
 func (a *attempt) refused(ctx context.Context, why error) (eventlog.Head, error) {
 	why = classify(why)
 	if !a.lost {
@@ -167,26 +167,27 @@ func (a *attempt) refused(ctx context.Context, why error) (eventlog.Head, error)
 	if err != nil || known {
 		return next, err
 	}
-	// The unanswered try may yet arrive: only "unknown" is true.
+	// The unacknowledged try may still arrive, so the outcome is unknown.
 	return eventlog.Head{}, fmt.Errorf("%w: an unanswered try, then: %w", eventlog.ErrUnavailable, why)
 }
 
-// wrongSequence tells whether the guard refused; replicated streams have a code of their own for it.
+// wrongSequence reports whether the server refused the expected sequence. Replicated streams use a different error
+// code for it.
 func wrongSequence(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) &&
 		(api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }
 
-// Error codes of the server that nats.go has no names for.
+// Error codes of the server for which nats.go has no names.
 const (
 	codeAccountFull           jetstream.ErrorCode = 10002
 	codeInsufficientResources jetstream.ErrorCode = 10023
 	codeStorageExceeded       jetstream.ErrorCode = 10047
-	codeStoreFailed           jetstream.ErrorCode = 10077 // at a limit of the stream, or the disk refuses
+	codeStoreFailed           jetstream.ErrorCode = 10077 // a limit of the stream was reached, or the disk failed
 )
 
-// classify gives an error that a caller may branch on.
+// classify wraps an error so that callers can test for it.
 func classify(err error) error {
 	var api *jetstream.APIError
 	switch {

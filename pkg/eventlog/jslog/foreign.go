@@ -13,18 +13,18 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// position of a message on a subject.
+// position returns the position of a message on a subject.
 func (l *Log) position(s events.Subject, seq uint64) eventlog.Position {
 	return eventlog.Position{Shard: topology.ShardOf(s.Partition(), l.shards), Seq: seq}
 }
 
-// decode reads the commit of a message that is part of the log; else it fails with *eventlog.ForeignError.
+// decode returns the commit of a message, or *eventlog.ForeignError if the message is not part of the log.
 func (l *Log) decode(ctx context.Context, s events.Subject, m message) (events.Commit, error) {
 	rec, err := eventlog.Decode(m.Subject, l.position(s, m.Seq), m.Time, m.Data)
 	return rec.Commit, l.check(ctx, rec, m, err)
 }
 
-// open is eventlog.Open for a message that is part of the log; else it fails with *eventlog.ForeignError.
+// open is like eventlog.Open. It returns *eventlog.ForeignError if the message is not part of the log.
 func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
 	rec, err := eventlog.Decode(m.Subject, p, m.Time, m.Data)
 	if err := l.check(ctx, rec, m, err); err != nil {
@@ -33,8 +33,9 @@ func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlo
 	return eventlog.Resolve(ctx, rec, l.payloads)
 }
 
-// check tells whether a message is part of the log: a writer signed its commit, and the server did not put it there from elsewhere. decoded
-// is the error of decoding the record, which it returns where commits are not signed.
+// check returns *eventlog.ForeignError if a message is not part of the log: no writer signed it, or the server
+// copied it from another stream. decoded is the error of decoding the record; check returns it for messages that
+// need no signature.
 func (l *Log) check(ctx context.Context, rec eventlog.Record, m message, decoded error) error {
 	p := rec.Position
 	foreign := func(why string) error {
@@ -62,8 +63,8 @@ func (l *Log) check(ctx context.Context, rec eventlog.Record, m message, decoded
 	return nil
 }
 
-// unknownKey decides on a commit whose key this process does not have. If the installation has such a key, the commit may be a writer's, and
-// the reading must not go on without it.
+// unknownKey decides on a commit whose key this process does not have. If the installation knows the key, a writer
+// may have stored the commit, and reading must not continue without it.
 func (l *Log) unknownKey(ctx context.Context, unknown *eventlog.UnknownKeyError, foreign func(string) error) error {
 	signing, err := topology.ReadSigning(ctx, l.js, l.shards)
 	if err != nil {
@@ -72,10 +73,10 @@ func (l *Log) unknownKey(ctx context.Context, unknown *eventlog.UnknownKeyError,
 	if slices.Contains(signing.Keys, unknown.Key) {
 		return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, unknown)
 	}
-	return foreign("it is signed with the key " + unknown.Key + ", which this installation has never had")
+	return foreign("it is signed with the key " + unknown.Key + ", which the installation does not know")
 }
 
-// report logs a message that is not part of the log and that a reading leaves out.
+// report logs a message that is not part of the log and that a read skips.
 func (l *Log) report(ctx context.Context, foreign *eventlog.ForeignError) {
-	l.logger.ErrorContext(ctx, "a message is not part of the log and is left out", "position", foreign.Position.String(), "subject", foreign.Subject, "reason", foreign.Reason)
+	l.logger.ErrorContext(ctx, "skip a message that is not part of the log", "position", foreign.Position.String(), "subject", foreign.Subject, "reason", foreign.Reason)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// ReadHeads reads the signed heads of every shard, and checks their signatures with the keys. The user needs the right to make consumers of
-// the stream of heads.
+// ReadHeads reads the signed heads of every shard and verifies their signatures with the keys. The NATS user must
+// be allowed to create consumers on the stream of heads.
 func ReadHeads(ctx context.Context, js jetstream.JetStream, shards int, keys ...heads.PublicKey) ([]*heads.Chain, error) {
 	chains := make([]*heads.Chain, shards)
 	bySubject := map[string]*heads.Chain{}
@@ -22,7 +22,7 @@ func ReadHeads(ctx context.Context, js jetstream.JetStream, shards int, keys ...
 	}
 	stream, err := js.Stream(ctx, topology.StreamHeads)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("the installation has no stream %s, so its heads were never signed: spool provision makes it, and the setting heads-key of the session service signs", topology.StreamHeads)
+		return nil, fmt.Errorf("the installation has no stream %s, so its heads were never signed: create it with `spool provision`, and set heads-key of the session service", topology.StreamHeads)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open stream %s: %w", topology.StreamHeads, err)

@@ -1,4 +1,4 @@
-// Package jslog is the event log on JetStream.
+// Package jslog implements the event log on JetStream.
 package jslog
 
 import (
@@ -19,39 +19,39 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Config of a log. JetStream is required.
+// Config configures a Log. JetStream is required.
 type Config struct {
 	JetStream jetstream.JetStream
-	// Conn is the connection for single reads; nil means JetStream's own.
+	// Conn is the connection for single reads; nil means the connection of JetStream.
 	Conn *nats.Conn
 	// Shards is the number of streams as installed (topology.Shards); 0 means 1.
 	Shards int
-	// AckTimeout is how long the first try of an append may go unanswered before it is
-	// settled by reading; 0 means 10 s. It doubles with each try, up to five times
-	// itself. A connection that breaks is noticed at once, so this is for servers that
-	// are slow or gone without a word. Reads are asked again after a fifth of it.
+	// AckTimeout is how long the first publish of an append waits for its acknowledgement before the outcome is
+	// determined by reading; 0 means 10 s. It doubles with each try, up to five times the value. A broken
+	// connection is noticed at once, so the timeout only matters for servers that are slow or disappear silently. A
+	// read is repeated after a fifth of it.
 	AckTimeout time.Duration
-	// Keys sign commits, and check those that Signing says are signed.
+	// Keys sign commits, and verify the commits that are signed according to Signing.
 	Keys eventlog.Keys
-	// Signing is what Provision recorded (topology.ReadSigning). Its CommitVersion is the version of the commits that Append writes; on a
-	// subject that has a newer one already Append writes the newer.
+	// Signing is what Provision recorded (topology.ReadSigning). Append writes commits of its CommitVersion, or of
+	// a newer version if the subject has one already.
 	Signing topology.Signing
-	// Logger gets what was retried and why; nil discards it.
+	// Logger receives retries and their reasons; nil discards them.
 	Logger *slog.Logger
 }
 
-// defaultAckTimeout is well over the p99 of an append under load, so that what it catches is lost, not late.
+// defaultAckTimeout is well above the p99 of an append under load, so that only lost acknowledgements reach it.
 const defaultAckTimeout = 10 * time.Second
 
-// maxPending is the number of appends that may wait for their acknowledgement at once.
+// maxPending is the maximum number of concurrent appends that wait for their acknowledgement.
 const maxPending = 1 << 20
 
-// Log is the event log. It is safe for concurrent use and its goroutines end with the connection.
+// Log is the event log. It is safe for concurrent use. Its goroutines end with the connection.
 type Log struct {
 	js         jetstream.JetStream
-	pub        jetstream.JetStream // for publishes only: the pending ones of other users of js must not delay an append
+	pub        jetstream.JetStream // used only to publish: pending publishes of other users of js must not delay an append
 	nc         *nats.Conn
-	prefix     string // of JetStream's API, with a dot at its end
+	prefix     string // prefix of the JetStream API, with a trailing dot
 	shards     int
 	ackTimeout time.Duration
 	logger     *slog.Logger
@@ -62,7 +62,7 @@ type Log struct {
 
 var _ eventlog.Log = (*Log)(nil)
 
-// New makes a log on streams that topology.Provision has made. It sends nothing.
+// New returns a log on streams that topology.Provision has created. It sends nothing.
 func New(cfg Config) (*Log, error) {
 	if cfg.JetStream == nil {
 		return nil, errors.New("jslog: JetStream is nil")
@@ -86,7 +86,7 @@ func New(cfg Config) (*Log, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	// The subjects that are published to are the streams' own, whatever the API's prefix is.
+	// Commits are published to the streams' own subjects, which do not depend on the API prefix.
 	pub, err := jetstream.New(cfg.JetStream.Conn(), jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(10*cfg.AckTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("jslog: %w", err)
@@ -107,25 +107,25 @@ func New(cfg Config) (*Log, error) {
 	return l, nil
 }
 
-// Shards is the number of streams.
+// Shards returns the number of streams.
 func (l *Log) Shards() int { return l.shards }
 
-// stream is where a subject lies.
+// stream returns the name of the stream that has a subject.
 func (l *Log) stream(s events.Subject) string {
 	return topology.EventsStream(topology.ShardOf(s.Partition(), l.shards))
 }
 
-// message is a stored message as the server answers it.
+// message is a stored message in the form of the server's response.
 type message struct {
 	Subject string    `json:"subject"`
 	Seq     uint64    `json:"seq"`
 	Data    []byte    `json:"data"`
 	Time    time.Time `json:"time"`
-	Raw     []byte    `json:"hdrs"` // headers as they are sent
+	Raw     []byte    `json:"hdrs"` // encoded headers
 	header  nats.Header
 }
 
-// Last is the head of a subject; see eventlog.Reader.
+// Last returns the head of a subject; see eventlog.Reader.
 func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
 	if err := s.Check(); err != nil {
 		return eventlog.Head{}, fmt.Errorf("read last commit: %w", err)
@@ -151,7 +151,7 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	return head, err
 }
 
-// lastBefore is the head of a subject whose last message is not part of the log.
+// lastBefore returns the head of a subject whose last message is not part of the log.
 func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s events.Subject) (eventlog.Head, error) {
 	l.report(ctx, foreign)
 	head := eventlog.Head{Subject: s}
@@ -173,8 +173,8 @@ func (l *Log) headOf(ctx context.Context, s events.Subject, m message) (eventlog
 	return eventlog.Head{Subject: s, Seq: m.Seq, Hash: c.Hash, Commit: c}, nil
 }
 
-// Next returns the first commit after a position whose subject matches a filter of NATS, as the shard's leader knows it;
-// Seq 0 means that there is none. A user who calls nothing else needs the right to STREAM.MSG.GET alone.
+// Next returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
+// leader. Seq is 0 if there is none. A NATS user that calls only Next needs only the permission for STREAM.MSG.GET.
 func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
 	m, err := l.fromLeader(ctx, topology.EventsStream(after.Shard), getRequest{Seq: after.Seq + 1, NextFor: filter})
 	if errors.Is(err, eventlog.ErrNotFound) {
@@ -190,7 +190,7 @@ func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) 
 	return l.headOf(ctx, s, m)
 }
 
-// At reads one commit; see eventlog.Reader.
+// At returns one commit; see eventlog.Reader.
 func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if p.Shard < 0 || p.Shard >= l.shards || p.Seq == 0 {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
@@ -202,7 +202,7 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	}
 	m, err := l.direct(ctx, "DIRECT.GET."+stream, req)
 	if errors.Is(err, eventlog.ErrNotFound) {
-		// The replica that answered may lag behind whoever gave the position.
+		// The replica that answered may not have the position yet.
 		m, err = l.fromLeader(ctx, stream, getRequest{Seq: p.Seq})
 	}
 	if err != nil {
@@ -211,16 +211,16 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	return l.open(ctx, p, m)
 }
 
-// getRequest asks for one message: by sequence, the last of a subject, or the
-// first of a subject from a sequence on.
+// getRequest requests one message: by sequence, the last one of a subject, or the first one of a subject from a
+// sequence on.
 type getRequest struct {
 	Seq     uint64 `json:"seq,omitempty"`
 	LastFor string `json:"last_by_subj,omitempty"`
 	NextFor string `json:"next_by_subj,omitempty"`
 }
 
-// fromLeader asks the stream's leader, which knows every commit that was
-// acknowledged. While there is no leader it asks again, until ctx ends.
+// fromLeader asks the stream's leader, which has every acknowledged commit. While there is no leader, fromLeader
+// repeats the request until ctx is done.
 func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (message, error) {
 	req, err := json.Marshal(r)
 	if err != nil {
@@ -268,7 +268,7 @@ func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message
 	return m, nil
 }
 
-// direct asks any replica; the answer is the message itself, with its place in headers.
+// direct asks any replica. The response is the message itself, with its position in headers.
 func (l *Log) direct(ctx context.Context, api string, req []byte) (message, error) {
 	reply, err := l.request(ctx, api, req)
 	if err != nil {
@@ -278,9 +278,9 @@ func (l *Log) direct(ctx context.Context, api string, req []byte) (message, erro
 		if status == "404" {
 			return message{}, eventlog.ErrNotFound
 		}
-		return message{}, fmt.Errorf("%w: the server answers %s %s", eventlog.ErrUnavailable, status, reply.Header.Get("Description"))
+		return message{}, fmt.Errorf("%w: the server responds %s %s", eventlog.ErrUnavailable, status, reply.Header.Get("Description"))
 	}
-	// The server adds where the message lies to the headers that are stored: the last of each name is its own.
+	// The server appends the message's position to the stored headers: the last value of each name is the server's.
 	own := func(name string) string {
 		values := reply.Header.Values(name)
 		if len(values) == 0 {
@@ -302,7 +302,7 @@ func (l *Log) direct(ctx context.Context, api string, req []byte) (message, erro
 	return m, nil
 }
 
-// request repeats a read until it is answered or ctx ends: a read that was lost may be asked again.
+// request repeats a read, which is idempotent, until the server responds or ctx is done.
 func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
 	b := l.reading()
 	for {
@@ -318,6 +318,6 @@ func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, e
 		if err := b.wait(ctx, err); err != nil {
 			return nil, err
 		}
-		l.logger.Log(ctx, b.level(), "ask again", "api", api, "error", err)
+		l.logger.Log(ctx, b.level(), "repeat a read", "api", api, "error", err)
 	}
 }

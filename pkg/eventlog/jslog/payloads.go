@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// payloads is the object bucket of large data. It is opened when it is first
-// needed, so that a log can be made while the server is away.
+// payloads is the object bucket for large data. It is opened on first use, so that a Log can be created while the
+// server is unavailable.
 type payloads struct {
 	log *Log
 
@@ -36,12 +36,12 @@ func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	return b, nil
 }
 
-// nameOf is an object's name.
+// nameOf returns the name of an object.
 func nameOf(owner events.Subject, digest string) string {
 	return owner.Tenant + "/" + owner.ID + "/" + digest
 }
 
-// Put stores data unless it is there: two writers of the same bytes do no harm.
+// Put stores data unless the object exists. Concurrent writers of the same bytes are harmless.
 func (p *payloads) Put(ctx context.Context, owner events.Subject, digest string, data []byte) error {
 	name := nameOf(owner, digest)
 	return p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
@@ -57,8 +57,7 @@ func (p *payloads) Put(ctx context.Context, owner events.Subject, digest string,
 	})
 }
 
-// Get reads an object; the log checks its digest. Former versions named objects by
-// the digest alone.
+// Get returns an object; the caller verifies its digest. Earlier builds named objects by the digest only.
 func (p *payloads) Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error) {
 	var data []byte
 	err := p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
@@ -72,9 +71,9 @@ func (p *payloads) Get(ctx context.Context, owner events.Subject, digest string)
 	return data, err
 }
 
-// retry repeats what the server did not answer until ctx ends.
+// retry repeats a request that the server did not answer, until ctx is done.
 func (p *payloads) retry(ctx context.Context, digest string, do func(context.Context, jetstream.ObjectStore) error) error {
-	t := p.log.backoff() // its objects are stored with a sync, as appends are
+	t := p.log.backoff() // objects are stored with a sync, as commits are
 	for {
 		try, cancel := context.WithTimeout(ctx, t.timeout())
 		b, err := p.open(try)

@@ -14,20 +14,20 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Settings of the consumers that read. They are not deleted at the end, for
-// which a service has no right, but go by themselves when nobody pulls.
+// Settings of the consumers that read. Services may not delete them; the server removes them when they are
+// inactive.
 const (
 	pullMessages = 1000
 	pullBytes    = 16 << 20
 	pullExpiry   = 10 * time.Second
 	heartbeat    = 500 * time.Millisecond
 	inactive     = 10 * time.Second
-	// quiet is how long nothing may come before it is asked whether something went missing.
+	// quiet is how long a reader waits for a message before it asks the server whether one was lost.
 	quiet = 2 * time.Second
 )
 
-// Read yields commits up to the present end; see eventlog.Reader. The end is what
-// the leader knows when the reading begins.
+// Read yields commits up to the current end; see eventlog.Reader. The end is the last commit that the leader has
+// when the read starts.
 func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		if err := l.readTo(ctx, after, f, yield); err != nil {
@@ -36,7 +36,7 @@ func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
-// errStop ends a reading: the caller wants no more, or has been given an error.
+// errStop stops a read: the caller stopped, or has received an error.
 var errStop = errors.New("stop")
 
 func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, yield func(eventlog.Record, error) bool) error {
@@ -47,7 +47,8 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
 }
 
-// Changed returns which subjects changed; see eventlog.ChangeReader. The end is what the leader knows when the reading begins.
+// Changed returns the subjects that changed; see eventlog.ChangeReader. The end is the last message that the leader
+// has when the call starts.
 func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
 	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
 	r, err := l.reader(after, eventlog.Filter{})
@@ -64,7 +65,7 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 	return c, err
 }
 
-// toEnd passes on each message up to the present end, and then closes the reader.
+// toEnd calls take for each message up to the current end, and then closes the reader.
 func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) error {
 	defer r.close()
 	end, err := r.end(ctx)
@@ -77,7 +78,7 @@ func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) erro
 		case ctx.Err() != nil:
 			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
 		case errors.Is(err, errQuiet):
-			// What lay at the end was lost on the way, or has been purged.
+			// The messages at the end were lost in transit or have been purged.
 			r.close()
 			end, err = r.end(ctx)
 		}
@@ -117,27 +118,24 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
-// reader reads a stream in order, by consumers that are made anew whenever one
-// is lost, each from the sequence after the last one delivered.
-//
-// The client library's ordered consumer does the same, but cannot be ended while
-// the server is away.
+// reader reads a stream in order. If its consumer is lost, it creates a new one after the last delivered sequence.
+// The client library's ordered consumer does the same, but cannot be stopped while the server is unavailable.
 type reader struct {
 	log     *Log
 	shard   int
 	stream  string
 	filters []string
-	bare    bool   // messages are delivered without what they hold
+	bare    bool   // messages are delivered without their content
 	foreign bool   // messages that are not part of the log are yielded as errors
-	seq     uint64 // last stream sequence that was delivered, or the position asked for
-	expect  uint64 // number of the last delivery of the present consumer
+	seq     uint64 // stream sequence of the last delivery; before it, the requested position
+	expect  uint64 // number of the last delivery of the current consumer
 	source  jetstream.Consumer
 	pull    jetstream.MessagesContext
 	backoff *backoff
 
 	within     context.Context // see patience; nil for none
 	stopWithin context.CancelFunc
-	renew      time.Time // when within is replaced
+	renew      time.Time // time after which within is replaced
 }
 
 func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
@@ -149,7 +147,7 @@ func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error
 	}, nil
 }
 
-// filters are the subjects of a filter; none for the whole stream.
+// filters returns the subjects of a filter, or none for the whole stream.
 func filters(f eventlog.Filter) []string {
 	if f.Subject == (events.Subject{}) {
 		var list []string
@@ -166,7 +164,7 @@ func filters(f eventlog.Filter) []string {
 	for _, a := range aspects {
 		s := f.Subject
 		s.Aspect = a
-		// A subject outside the partitions asked for matches nothing.
+		// A subject outside the requested partitions matches nothing.
 		if f.Match(s) {
 			list = append(list, s.String())
 		}
@@ -174,12 +172,12 @@ func filters(f eventlog.Filter) []string {
 	return list
 }
 
-// end is the sequence of the last message that the filter lets through, 0 for none.
+// end returns the sequence of the last message that matches the filter, or 0.
 func (r *reader) end(ctx context.Context) (uint64, error) {
 	filters := r.filters
 	if len(filters) == 0 {
-		// The last message of all is a lookup, but is not found when it was purged;
-		// then the server looks through all subjects.
+		// The last message of the stream is a cheap lookup, but is not found if it was purged. Then the server
+		// searches all subjects.
 		end, err := r.last(ctx, ">")
 		if end > 0 || err != nil {
 			return end, err
@@ -197,7 +195,7 @@ func (r *reader) end(ctx context.Context) (uint64, error) {
 	return end, nil
 }
 
-// last is the sequence of the last message of a subject, 0 for none.
+// last returns the sequence of the last message of a subject, or 0.
 func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	m, err := r.log.fromLeader(ctx, r.stream, getRequest{LastFor: subject})
 	if errors.Is(err, eventlog.ErrNotFound) {
@@ -209,11 +207,11 @@ func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	return m.Seq, nil
 }
 
-// errQuiet is that nothing came for a while.
-var errQuiet = errors.New("nothing came")
+// errQuiet is returned if no message arrived for a while.
+var errQuiet = errors.New("no message arrived")
 
-// next is the next message, however often the server goes away in between. Its
-// errors are errQuiet, that ctx ended, and what another try cannot change.
+// next returns the next message, across any number of reconnects. Its error is errQuiet, the error of ctx, or an
+// error that a retry cannot resolve.
 func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 	for {
 		m, err := r.take(ctx)
@@ -231,14 +229,14 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 		if errors.Is(err, jetstream.ErrConnectionClosed) || errors.Is(err, jetstream.ErrStreamNotFound) {
 			return nil, fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, err)
 		}
-		r.log.logger.Log(ctx, r.backoff.level(), "read on", "stream", r.stream, "after", r.seq, "error", err)
+		r.log.logger.Log(ctx, r.backoff.level(), "resume a read", "stream", r.stream, "after", r.seq, "error", err)
 		if err := r.backoff.wait(ctx, err); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// errGap is a consumer that left a message out.
+// errGap is returned if a consumer skipped a message.
 var errGap = errors.New("a delivery is missing")
 
 func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
@@ -268,8 +266,8 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 	return m, nil
 }
 
-// patience returns a context that ends when nothing came for a while: for quiet, or up to half of it less. One timer for each message would
-// be a tenth of what reading it costs.
+// patience returns a context that ends if no message arrives within quiet, or up to half of quiet earlier. The
+// context is shared by several messages, because a timer per message would add a tenth to the cost of reading.
 func (r *reader) patience(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
 		r.impatient()
@@ -279,7 +277,7 @@ func (r *reader) patience(ctx context.Context) context.Context {
 	return r.within
 }
 
-// impatient ends that context, so that the next one is new.
+// impatient ends the context of patience, so that the next call creates a new one.
 func (r *reader) impatient() {
 	if r.within != nil {
 		r.stopWithin()
@@ -287,7 +285,7 @@ func (r *reader) impatient() {
 	}
 }
 
-// open makes a consumer that begins after the last message delivered.
+// open creates a consumer that starts after the last delivered message.
 func (r *reader) open(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
@@ -313,8 +311,8 @@ func (r *reader) open(ctx context.Context) error {
 	return nil
 }
 
-// check gives up a consumer that has sent more than came: the last of it was on
-// the way when the connection broke, and no delivery after it would tell.
+// check closes the consumer if it has sent more than has arrived: its last messages were in transit when the
+// connection broke, and no later delivery would reveal the gap.
 func (r *reader) check(ctx context.Context) {
 	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
 	defer cancel()
@@ -323,12 +321,12 @@ func (r *reader) check(ctx context.Context) {
 		return
 	}
 	if ctx.Err() == nil {
-		r.log.logger.Debug("read on", "stream", r.stream, "after", r.seq, "error", errors.Join(err, errGap))
+		r.log.logger.Debug("resume a read", "stream", r.stream, "after", r.seq, "error", errors.Join(err, errGap))
 	}
 	r.close()
 }
 
-// close gives the consumer up.
+// close stops the consumer.
 func (r *reader) close() {
 	r.impatient()
 	if r.pull != nil {
@@ -350,7 +348,7 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {
-		return err // the reading was ended while a payload was fetched
+		return err // ctx ended while a payload was fetched
 	}
 	if !yield(rec, err) || err != nil {
 		return errStop

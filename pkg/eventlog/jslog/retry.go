@@ -13,13 +13,13 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// First and last pause between tries.
+// The first and the longest pause between tries.
 const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = time.Second
 )
 
-// backoff spaces the tries of one request.
+// backoff computes the timeouts and pauses between the tries of one request.
 type backoff struct {
 	try   int
 	first time.Duration // timeout of the first try
@@ -27,15 +27,15 @@ type backoff struct {
 
 func (l *Log) backoff() *backoff { return &backoff{first: l.ackTimeout} }
 
-// reading is for what changes nothing, and so may be asked again soon.
+// reading returns the backoff for reads, which are idempotent and can be repeated soon.
 func (l *Log) reading() *backoff { return &backoff{first: l.ackTimeout / 5} }
 
-// timeout of the present try.
+// timeout returns the timeout of the current try.
 func (b *backoff) timeout() time.Duration {
 	return min(b.first<<min(b.try, 3), 5*b.first)
 }
 
-// wait pauses before the next try; its error is ErrUnavailable when ctx ends, with why the last try failed.
+// wait pauses before the next try. If ctx ends, it returns ErrUnavailable with the error of the last try.
 func (b *backoff) wait(ctx context.Context, why error) error {
 	pause := min(firstPause<<min(b.try, 6), lastPause)
 	b.try++
@@ -49,7 +49,7 @@ func (b *backoff) wait(ctx context.Context, why error) error {
 	}
 }
 
-// level of what is logged about the present try: one that fails may be a blip.
+// level returns the log level for the current try. The first failures are often transient.
 func (b *backoff) level() slog.Level {
 	if b.try > 3 {
 		return slog.LevelWarn
@@ -57,19 +57,19 @@ func (b *backoff) level() slog.Level {
 	return slog.LevelDebug
 }
 
-// Error codes of a cluster between two leaders.
+// Error codes of a cluster without a leader.
 const (
 	codeClusterUnavailable jetstream.ErrorCode = 10008
 	codeNotLeader          jetstream.ErrorCode = 10009
 )
 
-// transient tells whether an answer may still come to another try: it was lost,
-// late, or nobody was there to give it.
+// transient reports whether a retry may succeed: the request or its response was lost or late, or no server was
+// available.
 func transient(err error) bool {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, eventlog.ErrUnavailable):
-		return false // given up already
+		return false // the retries are already exhausted
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrDisconnected),
 		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrStaleConnection):

@@ -145,13 +145,13 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		data   []byte
 		why    string
 	}{
-		{"no signature", nil, plain, "no signature"},
+		{"signature is missing", nil, plain, "signature is missing"},
 		{"not a commit", nil, []byte(`{"stream":"EVENTS-0","seq":1}`), "has version 0"},
 		{"empty", nil, nil, "decode commit"},
-		{"another commit's signature", signed(signature), plain, "signature is wrong"},
-		{"another commit's signature and hash", signed(signature), stale, "signature is wrong"},
+		{"another commit's signature", signed(signature), plain, "signature is invalid"},
+		{"another commit's signature and hash", signed(signature), stale, "signature is invalid"},
 		{"another role's signature", signed(bySkills), state, `"skills" does not write life`},
-		{"a key that was guessed", signed(stolen.Sign(life, c)), state, "never had"},
+		{"a key that was guessed", signed(stolen.Sign(life, c)), state, "does not know"},
 		{"a role that does not exist", signed("gateway/0/0"), plain, `"gateway" does not write life`},
 		{"stored by the server from elsewhere", replayed, honest.Data, "copied it from stream"},
 	}
@@ -223,7 +223,7 @@ func TestSigned_StateIsCovered(t *testing.T) {
 	header := nats.Header{topology.HeaderSignature: {i.stored(t, head.Seq).Header.Get(topology.HeaderSignature)}}
 	at := i.put(t, life.String(), header, mustEncode(t, c))
 	var foreign *eventlog.ForeignError
-	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is wrong") {
+	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is invalid") {
 		t.Errorf("a commit with another state is read: %v", err)
 	}
 }
@@ -258,7 +258,7 @@ func TestSigned_LogFromBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	report, err := eventlog.Verify(t.Context(), session, eventlog.Scope{})
-	if err != nil || report.Commits != 4 || len(report.Problems) != 1 || !strings.Contains(report.Problem.Why, "no signature") {
+	if err != nil || report.Commits != 4 || len(report.Problems) != 1 || !strings.Contains(report.Problem.Why, "signature is missing") {
 		t.Errorf("verify: %+v, %v; want four commits, and the fifth refused", report, err)
 	}
 }

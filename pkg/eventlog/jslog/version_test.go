@@ -88,7 +88,7 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 	}
 	r, err := eventlog.Verify(ctx, raised, eventlog.Scope{})
 	if err != nil || len(r.Problems) != 2 || r.Commits != 5 || r.Problem.Position.Seq != 4 || !strings.Contains(r.Problem.Why, "contents hash to") ||
-		r.Problems[1].Position.Seq != 5 || !strings.Contains(r.Problems[1].Why, "has version 3, known is 2") {
+		r.Problems[1].Position.Seq != 5 || !strings.Contains(r.Problems[1].Why, "has version 3, newest known version is 2") {
 		t.Errorf("verify found %d commits, %v: %v", r.Commits, r.Problems, err)
 	}
 }

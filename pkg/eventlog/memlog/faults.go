@@ -9,25 +9,24 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Faults are hooks by which a test breaks the log; a nil one does nothing. They
-// are called without a lock held and may call the log, to let another writer in
-// between for instance. They may be called at once by several goroutines.
+// Faults are hooks with which a test injects failures into the log. A nil hook does nothing. Hooks are called
+// without a lock, possibly by several goroutines at once. They may call the log, for example to append a concurrent
+// commit.
 type Faults struct {
-	// BeforeAppend runs before a commit is stored. Its error is Append's, and
-	// nothing is stored: eventlog.ErrUnavailable is a server that was not reached.
+	// BeforeAppend runs before a commit is stored. If it returns an error, Append returns that error and stores
+	// nothing: eventlog.ErrUnavailable simulates a server that was not reached.
 	BeforeAppend func(ctx context.Context, head eventlog.Head, draft events.Draft) error
-	// AfterAppend runs when a commit is stored. Its error is Append's in place of
-	// the acknowledgement: with eventlog.ErrUnavailable the writer died, or gave up,
-	// before it could know.
+	// AfterAppend runs after a commit was stored. Append returns its error instead of the acknowledgement:
+	// eventlog.ErrUnavailable simulates a writer that died or gave up before it knew the outcome.
 	AfterAppend func(ctx context.Context, stored eventlog.Head) error
-	// BeforeRead runs before Last and At; its error is theirs.
+	// BeforeRead runs before Last and At, which return its error.
 	BeforeRead func(ctx context.Context) error
-	// Behind is how many commits of a subject a lagging replica, which answers
-	// Last with freshness Any, does not know yet.
+	// Behind returns how many of the newest commits of a subject a lagging replica does not have. Such a replica
+	// answers Last with freshness Any.
 	Behind func(s events.Subject) int
 }
 
-// SetFaults replaces the faults; the zero Faults heals the log.
+// SetFaults replaces the faults. The zero Faults removes them.
 func (l *Log) SetFaults(f Faults) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,15 +39,15 @@ func (l *Log) currentFaults() Faults {
 	return l.faults
 }
 
-// Tamper changes a stored commit, as someone with access to the disk could. It
-// reports eventlog.ErrNotFound if there is none at p.
+// Tamper modifies a stored commit, as an attacker with access to the disk could. It returns eventlog.ErrNotFound if
+// there is no commit at p.
 func (l *Log) Tamper(p eventlog.Position, change func(*events.Commit)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p.Shard < 0 || p.Shard >= len(l.shards) || p.Seq == 0 || p.Seq > uint64(len(l.shards[p.Shard].stored)) {
 		return fmt.Errorf("tamper with %s: %w", p, eventlog.ErrNotFound)
 	}
-	// Readers hold the old message; a new slice keeps them from seeing it change.
+	// Readers may hold the old message; a new slice keeps it unchanged for them.
 	stored := slices.Clone(l.shards[p.Shard].stored)
 	c, err := events.DecodeCommit(stored[p.Seq-1].data)
 	if err != nil {
@@ -64,7 +63,7 @@ func (l *Log) Tamper(p eventlog.Position, change func(*events.Commit)) error {
 	return nil
 }
 
-// SetPayload replaces what the object store holds under a digest; nil removes it.
+// SetPayload replaces the object with the given digest. nil removes it.
 func (l *Log) SetPayload(digest string, data []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,7 +74,7 @@ func (l *Log) SetPayload(digest string, data []byte) {
 	l.payloads[digest] = slices.Clone(data)
 }
 
-// Payloads lists the digests in the object store, sorted.
+// Payloads returns the sorted digests of the objects in the object store.
 func (l *Log) Payloads() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +86,7 @@ func (l *Log) Payloads() []string {
 	return list
 }
 
-// objects is the object store of a log.
+// objects implements the object store of a log.
 type objects struct{ l *Log }
 
 func (o objects) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {

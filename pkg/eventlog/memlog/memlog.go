@@ -1,5 +1,5 @@
-// Package memlog is the event log in memory, for tests: it keeps the same
-// promises as jslog, and can be told to break in the ways that a real log does.
+// Package memlog implements the event log in memory, for tests. It has the same guarantees as jslog, and can simulate
+// the failures of a real log.
 package memlog
 
 import (
@@ -15,11 +15,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Config of a log; its zero value is one shard without a limit, on the machine's clock.
+// Config configures a Log. The zero value is one shard without a limit that uses the system clock.
 type Config struct {
 	Shards     int              // 1, 2, 4 or 8; 0 means 1
-	MaxCommits int              // per shard; past it Append fails with eventlog.ErrFull; 0 means no limit
-	Now        func() time.Time // the time that commits are stored at; nil means time.Now
+	MaxCommits int              // maximum per shard, above which Append returns eventlog.ErrFull; 0 means no limit
+	Now        func() time.Time // returns the time at which a commit is stored; nil means time.Now
 }
 
 // Log is an event log in memory. It is safe for concurrent use.
@@ -28,7 +28,7 @@ type Log struct {
 
 	mu       sync.Mutex
 	shards   []shard
-	heads    map[events.Subject][]eventlog.Head // every head that a subject ever had, oldest first
+	heads    map[events.Subject][]eventlog.Head // all heads that a subject ever had, oldest first
 	payloads map[string][]byte
 	faults   Faults
 }
@@ -38,7 +38,7 @@ type shard struct {
 	grew   chan struct{} // closed when a message is added
 }
 
-// message is a commit as it would lie in a stream; its sequence is its index + 1.
+// message is a stored commit. Its stream sequence is its index + 1.
 type message struct {
 	subject string
 	at      time.Time
@@ -47,7 +47,7 @@ type message struct {
 
 var _ eventlog.Log = (*Log)(nil)
 
-// New makes an empty log.
+// New returns an empty log.
 func New(cfg Config) (*Log, error) {
 	if cfg.Shards == 0 {
 		cfg.Shards = 1
@@ -68,7 +68,7 @@ func New(cfg Config) (*Log, error) {
 	return l, nil
 }
 
-// Shards is the number of shards.
+// Shards returns the number of shards.
 func (l *Log) Shards() int { return l.cfg.Shards }
 
 // Append stores a commit; see eventlog.Appender.
@@ -98,7 +98,8 @@ func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft
 	return next, nil
 }
 
-// store is the guard, and the settlement of a commit that was stored before.
+// store checks the expected sequence and appends the commit. If the same commit is already stored after head, store
+// returns it.
 func (l *Log) store(head eventlog.Head, c events.Commit, data []byte) (eventlog.Head, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +125,7 @@ func (l *Log) store(head eventlog.Head, c events.Commit, data []byte) (eventlog.
 	return next, nil
 }
 
-// last is the head as it was some commits ago. The lock is held.
+// last returns the head as it was the given number of commits ago. The caller must hold the lock.
 func (l *Log) last(s events.Subject, behind int) eventlog.Head {
 	list := l.heads[s]
 	if i := len(list) - 1 - behind; i >= 0 {
@@ -133,7 +134,7 @@ func (l *Log) last(s events.Subject, behind int) eventlog.Head {
 	return eventlog.Head{Subject: s}
 }
 
-// Last is the head of a subject; see eventlog.Reader.
+// Last returns the head of a subject; see eventlog.Reader.
 func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
 	if err := s.Check(); err != nil {
 		return eventlog.Head{}, fmt.Errorf("read last commit: %w", err)
@@ -155,7 +156,7 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	return l.last(s, behind), nil
 }
 
-// At reads one commit; see eventlog.Reader.
+// At returns one commit; see eventlog.Reader.
 func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if err := ctx.Err(); err != nil {
 		return eventlog.Record{}, unavailable(err)
@@ -175,7 +176,7 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	return l.open(ctx, p, m)
 }
 
-// message gives what is stored at a position, or what to wait for until something is.
+// message returns the message at a position, or a channel that is closed when the shard grows.
 func (l *Log) message(p eventlog.Position) (message, <-chan struct{}, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,7 +191,7 @@ func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlo
 	return eventlog.Open(ctx, m.subject, p, m.at, m.data, objects{l})
 }
 
-// Read yields commits up to the present end; see eventlog.Reader.
+// Read yields commits up to the current end; see eventlog.Reader.
 func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return l.read(ctx, after, f, false)
 }
@@ -237,7 +238,7 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
-// Changed returns which subjects changed; see eventlog.ChangeReader.
+// Changed returns the subjects that changed; see eventlog.ChangeReader.
 func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
 	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
 	if err := (eventlog.Filter{}).Check(after.Shard, l.cfg.Shards); err != nil {

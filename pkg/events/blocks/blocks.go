@@ -1,6 +1,5 @@
-// Package blocks is the one reducer that folds events and text in flight into
-// blocks: the same for live clients, reloads, the server and, through the
-// vectors in testdata, other languages. It is pure.
+// Package blocks folds events and deltas into blocks. It is the only such reducer: live clients, reloads and the
+// server use it, and the test vectors in testdata define it for other languages. It is pure.
 package blocks
 
 import (
@@ -10,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Target is the id of the block that an event is about; "" for none.
+// Target returns the id of the block that an event changes, or "" if it changes none.
 func Target(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
@@ -25,9 +24,9 @@ func Target(e events.Event) string {
 	return ""
 }
 
-// Reduce gives the block after an event; prev is nil when it is not known yet.
-// It returns nil when the event is about no block, or about one that cannot be
-// shown yet. A block that is complete or in error no longer changes.
+// Reduce returns the block after an event. prev is the block before it, or nil if the block is not known yet.
+// Reduce returns nil if the event changes no block, or if the block cannot be shown yet. A complete block, or one
+// in status error, no longer changes.
 func Reduce(prev *events.Block, e events.Event) *events.Block {
 	if prev != nil && prev.Status != events.StatusPending {
 		return prev
@@ -61,7 +60,7 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 	return prev
 }
 
-// dress fills in what the event says of its block.
+// dress returns b with the execution, conversation, time and status that e implies.
 func dress(b events.Block, e events.Event) *events.Block {
 	b.ExecutionID = e.ExecutionID
 	if e.ConversationID != "" {
@@ -96,15 +95,15 @@ func update(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// Text is the text in flight of one open block: what is known without a hole,
-// and what waits behind one. The zero Text knows nothing.
+// Text is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of
+// a gap. The zero Text is empty.
 type Text struct {
 	Known   string
-	Waiting []events.Delta // sorted by offset, each beyond a hole
+	Waiting []events.Delta // deltas after a gap, sorted by offset
 }
 
-// Add takes a delta in any order and as often as it comes, and gives what is
-// newly known: the text to append, which begins at the former length of Known.
+// Add adds a delta. Deltas may arrive in any order and several times. Add returns the text that was appended to
+// Known.
 func (t *Text) Add(d events.Delta) (fresh string) {
 	start := len(t.Known)
 	i, _ := slices.BinarySearchFunc(t.Waiting, d, func(a, b events.Delta) int { return int(int64(a.Offset) - int64(b.Offset)) })
@@ -119,20 +118,20 @@ func (t *Text) Add(d events.Delta) (fresh string) {
 	return t.Known[start:]
 }
 
-// View is the blocks of one session, fed by one client's stream.
+// View holds the blocks of one session for one client's stream.
 type View struct {
 	blocks map[string]*events.Block
 	texts  map[string]*Text
-	order  []string       // block ids as they were first shown
-	runs   map[string]int // execution to its place
+	order  []string       // block ids in the order of their first appearance
+	runs   map[string]int // execution id to its index in the session
 }
 
-// NewView starts with no blocks.
+// NewView returns an empty View.
 func NewView() *View {
 	return &View{blocks: map[string]*events.Block{}, texts: map[string]*Text{}, runs: map[string]int{}}
 }
 
-// Apply folds one event; events come in order of seq, each once.
+// Apply applies one event. Events must come in order of seq, each once.
 func (v *View) Apply(e events.Event) {
 	if _, seen := v.runs[e.ExecutionID]; !seen && e.ExecutionID != "" {
 		v.runs[e.ExecutionID] = len(v.runs)
@@ -159,7 +158,7 @@ func (v *View) Apply(e events.Event) {
 	}
 }
 
-// ApplyDelta folds text in flight, in any order, before or after its block is known.
+// ApplyDelta applies a delta. Deltas may come in any order, before or after the start of their block.
 func (v *View) ApplyDelta(d events.Delta) {
 	b := v.blocks[d.BlockID]
 	if b != nil && b.Status != events.StatusPending {
@@ -176,7 +175,7 @@ func (v *View) ApplyDelta(d events.Delta) {
 	}
 }
 
-// Blocks gives the blocks in the order they are shown: by execution, then by seq.
+// Blocks returns the blocks in display order: by execution, then by seq.
 func (v *View) Blocks() []events.Block {
 	out := make([]events.Block, 0, len(v.order))
 	for _, id := range v.order {
@@ -186,7 +185,7 @@ func (v *View) Blocks() []events.Block {
 	return out
 }
 
-// String shows the blocks for a failed comparison: a line each.
+// String returns one line per block, for the messages of failed comparisons.
 func (v *View) String() string {
 	var s strings.Builder
 	for _, b := range v.Blocks() {

@@ -1,13 +1,14 @@
-// Package fork finds where a session can be forked: up to which event its history, its agent's conversation and its
-// files can be taken over, and from which snapshots. It is pure.
+// Package fork computes where a session can be forked: up to which event the fork can share its history, its
+// agent's conversation and its files, and from which snapshots. It is pure.
 //
-// A conversation can be cut in two ways.
-//   - Between turns, where nothing runs: the agent's records are those of the first snapshot after the end of the last
-//     execution, as a whole. That holds for every architecture, and for logs of builds without anchors.
-//   - After a block of conversation main with an anchor (events.Block.Anchor), if every tool call of main up to there has
-//     its result. The records are those of a snapshot that has the block: the first one after the block's
-//     execution ended, or, while it runs, one before which a later anchor was logged, since agents write their
-//     records with a delay of a line.
+// A conversation can be cut at two kinds of events.
+//   - Between turns, when no execution runs. The agent's records come from the first snapshot after the end of the
+//     last execution, and are used completely. This works for every architecture, and for logs of builds without
+//     anchors.
+//   - After a block of conversation main with an anchor (events.Block.Anchor), if every earlier tool call of main has
+//     its result. The records come from a snapshot that contains the block: the first one after the block's
+//     execution ended or, while the execution runs, the first one that follows a later anchor, since agents write
+//     their records one line late.
 package fork
 
 import (
@@ -20,85 +21,87 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Errors of Cut that a caller may branch on.
+// Errors of Cut that callers may test for.
 var (
-	// ErrNone is a session without events, or one that is deleted.
+	// ErrNone is returned for a session that has no events or is deleted.
 	ErrNone = errors.New("there is no such session")
-	// ErrZero is a fork at seq 0: events are numbered from 1.
+	// ErrZero is returned for a fork at seq 0: seq starts at 1.
 	ErrZero = errors.New("events are numbered from 1")
 )
 
-// AheadError is a fork at a seq that the session does not have yet.
+// AheadError is returned for a fork at a seq that the session has not reached. Tip is the seq of its last event.
 type AheadError struct{ Tip uint32 }
 
 func (e *AheadError) Error() string {
 	return fmt.Sprintf("the session's last event has seq %d", e.Tip)
 }
 
-// Tip asks for a fork at the last event.
+// Tip requests a fork at the last event.
 const Tip = ^uint32(0)
 
-// Cut is where a session can be forked.
+// Cut describes where a session can be forked.
 type Cut struct {
 	Created events.SessionCreated // with options and metadata as of Forked.Effective
 	Forked  events.SessionForked  // without Parent
 	Changes []events.Payload      // file_put and file_removed up to Effective that the snapshot of the files does not hold
-	// Waits reports that a later event could be used once the snapshot that follows the end of an execution is stored.
+	// Waits reports whether a later event becomes available once the snapshot after the end of an execution is
+	// stored.
 	Waits bool
 }
 
-// snapshot is a workspace_synced.
+// snapshot is the result of a workspace_synced event.
 type snapshot struct {
 	id      string
-	session string // "" for the session itself
-	seq     uint32 // 0 if it is another session's
-	applied uint32 // the last file change that it holds
+	session string // session that owns the snapshot; "" for this session
+	seq     uint32 // seq of the event; 0 if it belongs to another session
+	applied uint32 // number of the last file change that the snapshot contains
 }
 
-// conversation is what an agent goes on from; the zero value is a new one.
+// conversation is the state that an agent resumes from. The zero value is a new conversation.
 type conversation struct {
 	records snapshot
-	agent   string // the agent's own session
+	agent   string // the agent's own session id
 	anchor  string
 }
 
-// change is a file_put or file_removed.
+// change is a file_put or file_removed event.
 type change struct {
 	n    uint32
 	data events.Payload
 }
 
-// point is an event at which the session may be forked.
+// point is an event at which the session can be forked.
 type point struct {
 	seq       uint32
-	execution string // of the block with the anchor; "" between turns
+	execution string // execution of the block with the anchor; "" between turns
 	created   events.SessionCreated
 	files     snapshot
 	changes   []change
-	changed   uint32 // number of the last change
+	changed   uint32 // number of the last file change
 	talk      conversation
 }
 
-// Walk reads a session's events in order and finds where it can be forked. Its memory does not grow with the session.
+// Walk reads a session's events in order and finds where the session can be forked. Its memory does not grow with
+// the length of the session.
 type Walk struct {
 	asked uint32
 
-	// The session as of the last event.
+	// The state of the session after the last event.
 	tip       uint32
 	gone      bool
 	created   events.SessionCreated
 	files     snapshot
 	changes   []change // after files.applied
 	changed   uint32
-	waiting   map[string]struct{} // executions that were accepted and have not ended
-	active    string              // the execution that was claimed and has not ended
+	waiting   map[string]struct{} // accepted executions that have not ended
+	active    string              // the claimed execution that has not ended; "" for none
 	last      string              // the execution that was claimed last
 	calls     map[string]struct{} // tool calls of conversation main without a result
-	inherited conversation        // of a session that is a fork itself
-	agent     string              // the agent's own session; "" until this session has one
-	rested    snapshot            // the first one since the last execution ended
+	inherited conversation        // set if the session itself is a fork
+	agent     string              // the agent's own session id; "" until this session has one
+	rested    snapshot            // the first snapshot after the end of the last execution
 
-	best *point // the latest point that has all it needs
+	best *point // the latest point whose snapshots are known
 
 	// Points that wait for a snapshot.
 	rest  *point // between turns
@@ -106,19 +109,20 @@ type Walk struct {
 	older *point // the block before, once a later anchor was logged
 }
 
-// New makes a Walk for a fork at a seq; Tip for the last event.
+// New returns a Walk for a fork at seq asked, or at the last event if asked is Tip.
 func New(asked uint32) *Walk {
 	return &Walk{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
 }
 
-// Clone returns a walk for a fork at another seq that goes on from the last event of this one. Both seqs must be at or after that
-// event: up to there a walk is the same, whatever seq is asked for. The two walks share nothing that either changes.
+// Clone returns a Walk for a fork at another seq that continues from the last event of w. Both seqs must be at or
+// after that event, because the state up to there does not depend on the requested seq. The two walks share no
+// mutable data.
 func (w *Walk) Clone(asked uint32) *Walk {
 	c := *w
 	c.asked = asked
 	c.changes = slices.Clip(w.changes)
 	c.waiting, c.calls = maps.Clone(w.waiting), maps.Clone(w.calls)
-	copies := map[*point]*point{nil: nil} // a point may be referred to twice
+	copies := map[*point]*point{nil: nil} // two fields may refer to the same point
 	for _, p := range []**point{&c.best, &c.rest, &c.block, &c.older} {
 		if copies[*p] == nil && *p != nil {
 			one := **p
@@ -129,7 +133,7 @@ func (w *Walk) Clone(asked uint32) *Walk {
 	return &c
 }
 
-// Add takes the session's next event; the first one has seq 1.
+// Add processes the session's next event. The first event has seq 1.
 func (w *Walk) Add(seq uint32, e events.Event) {
 	w.tip = seq
 	ends := w.execution(e)
@@ -139,7 +143,7 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 	case events.SessionForked:
 		w.files = snapshot{id: d.Snapshot, session: d.Files()}
 		w.inherited = conversation{snapshot{id: d.Records, session: d.State()}, d.AgentSessionID, d.Anchor}
-		if w.best != nil { // session_created became true together with this event
+		if w.best != nil { // session_created is in the same commit as this event
 			w.best.files, w.best.talk = w.files, w.inherited
 		}
 	case events.SessionOptionsUpdated:
@@ -171,7 +175,7 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 	}
 }
 
-// execution follows executions; it reports whether the event ends the one that was at work.
+// execution updates the executions of the session. It reports whether the event ends the active execution.
 func (w *Walk) execution(e events.Event) (ends bool) {
 	switch e.Data.(type) {
 	case events.MessageAccepted:
@@ -197,7 +201,7 @@ func (w *Walk) change(n uint32, data events.Payload) {
 	w.changes, w.changed = append(w.changes, change{n, data}), n
 }
 
-// after returns the changes that a snapshot does not hold.
+// after returns the changes that a snapshot does not contain. applied is the last change that it contains.
 func after(list []change, applied uint32) []change {
 	i := slices.IndexFunc(list, func(c change) bool { return c.n > applied })
 	if i < 0 {
@@ -218,7 +222,7 @@ func (w *Walk) written(execution, agent string) {
 	}
 }
 
-// completed takes a whole block.
+// completed processes a complete block.
 func (w *Walk) completed(seq uint32, e events.Event, b events.Block) {
 	if e.ConversationID != events.MainConversation {
 		return
@@ -243,7 +247,7 @@ func (w *Walk) point(seq uint32) *point {
 	return &point{seq: seq, created: w.created, files: w.files, changes: w.changes, changed: w.changed}
 }
 
-// between notes that nothing runs at an event.
+// between records that no execution runs after an event.
 func (w *Walk) between(seq uint32) {
 	p := w.point(seq)
 	switch {
@@ -259,7 +263,7 @@ func (w *Walk) between(seq uint32) {
 	w.best = p
 }
 
-// synced takes a snapshot, which points may wait for.
+// synced processes a snapshot. It completes the points that wait for one.
 func (w *Walk) synced(s snapshot) {
 	w.files, w.changes = s, after(w.changes, s.applied)
 	if w.active == "" && w.last != "" && w.rested.id == "" {
@@ -267,7 +271,8 @@ func (w *Walk) synced(s snapshot) {
 	}
 	if p := w.rest; p != nil {
 		p.talk.records = s
-		// Nothing ran since the point, so the files are those of the point, unless a later change was put in.
+		// No execution ran since the point, so the snapshot has the files of the point unless a later change was
+		// applied.
 		if s.applied <= p.changed {
 			p.files, p.changes = s, after(p.changes, s.applied)
 		}
@@ -293,14 +298,14 @@ func (w *Walk) offer(p *point) {
 	}
 }
 
-// Settled reports whether no later event changes the cut, so that the walk may end.
+// Settled reports whether later events cannot change the result, so that the caller can stop.
 func (w *Walk) Settled() bool {
 	return w.best != nil && w.tip >= max(w.asked, 2) && !w.best.before(w.rest) && !w.best.before(w.block)
 }
 
 func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
 
-// Cut returns where the session can be forked. It fails with ErrNone, ErrZero or an *AheadError.
+// Cut returns where the session can be forked. Its error is ErrNone, ErrZero or an *AheadError.
 func (w *Walk) Cut() (Cut, error) {
 	asked := w.asked
 	if asked == Tip {
@@ -325,7 +330,7 @@ func (w *Walk) Cut() (Cut, error) {
 		},
 		Waits: p.before(w.rest),
 	}
-	if p.talk.agent != "" { // what the conversation began with is in its records
+	if p.talk.agent != "" { // the records contain the initial conversation
 		c.Created.Transcript = nil
 	}
 	for _, change := range p.changes {
@@ -334,9 +339,9 @@ func (w *Walk) Cut() (Cut, error) {
 	switch {
 	case p.seq == asked:
 	case p.execution != "":
-		c.Forked.Reason = "the agent's conversation cannot be cut at the event that was asked for; the fork begins after the last block before it at which it can be"
+		c.Forked.Reason = "the agent's conversation cannot be cut at the requested event; the fork starts after the last block before it at which the conversation can be cut"
 	default:
-		c.Forked.Reason = "a message was not answered yet at the event that was asked for, and the agent's conversation cannot be cut within its answer up to there; the fork begins before that message"
+		c.Forked.Reason = "a message had no complete answer at the requested event, and the agent's conversation cannot be cut within the answer; the fork starts before that message"
 	}
 	return c, nil
 }

@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// document renders the whole page.
+// document returns the page.
 func document(dir string) ([]byte, error) {
 	comments, err := notes.Read(dir)
 	if err != nil {
@@ -46,8 +46,8 @@ func document(dir string) ([]byte, error) {
 		{events.Instance, "In the catalogue: `instance`"},
 		{events.Environment, "In the catalogue: `environment`"},
 		{events.Skill, "In the catalogue: `skill`"},
-		{events.TenantBudget, "Of tenants: `budget`"},
-		{events.LimitsAspect, "Of tenants: `limits`"},
+		{events.TenantBudget, "Tenants: `budget`"},
+		{events.LimitsAspect, "Tenants: `limits`"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n", part.title)
 		for _, e := range events.Catalogue() {
@@ -78,18 +78,18 @@ An event is the same JSON on REST, SSE, WebSocket, gRPC and ` + "`--json`" + `:
  "executionId":"exe_…","conversationId":"main","source":"runner|server","data":{…},"metadata":{"session":…,"message":…}}
 ` + "```" + `
 
-` + "`seq`" + ` counts a session's events 1, 2, 3, … without a gap and is the one cursor everywhere. Between them, on streams only, comes
-` + "`text_delta`" + ` with the seq of the last kept event and ` + "`data: {blockId, offset, delta}`" + `: a piece of an open block's text, at an offset
-in UTF-8 bytes. A ` + "`block_complete`" + ` always carries the whole text, so that losing deltas loses nothing. A type that a reader does not
-know is to be kept and skipped. Milliseconds, counts and offsets are unsigned 32-bit numbers; times are RFC 3339 in UTC.
+` + "`seq`" + ` numbers a session's events 1, 2, 3, … without a gap and is the cursor of every interface. Streams also send
+` + "`text_delta`" + ` with the seq of the last stored event and ` + "`data: {blockId, offset, delta}`" + `: a piece of the text of an open block, at an
+offset in UTF-8 bytes. A ` + "`block_complete`" + ` always contains the complete text, so a client that misses deltas loses nothing. A reader must ignore
+events of unknown types, and must not discard them from what it stores. Milliseconds, counts and offsets are unsigned 32-bit numbers; times are RFC 3339 in UTC.
 
-` + "`metadata`" + ` is the application's, untouched: of the session, and of the message that the event's execution answers. Each part is
-absent when there is none. An event shows the session's metadata that was in force when it was appended, so a later change shows on
-later events only, and a replay is always the same. The log and Postgres hold it once; the gateway adds it. Text in flight has
-none. ` + "`?metadata=0`" + ` (REST, SSE), ` + "`\"metadata\":false`" + ` in a join (WebSocket) or in the request (gRPC) leave it out.
+` + "`metadata`" + ` holds the application's metadata, unchanged: that of the session, and that of the message which the event's execution
+answers. Each part is absent if there is none. An event has the session's metadata that was valid when the event was appended, so a
+later change affects later events only, and a replay is always the same. The log and Postgres store it once; the gateway adds it.
+Deltas have none. ` + "`?metadata=0`" + ` (REST, SSE), ` + "`\"metadata\":false`" + ` in a join (WebSocket) or in the request (gRPC) leave it out.
 `
 
-// fields writes a struct's fields as a table.
+// fields writes the fields of a struct as a table.
 func fields(b *bytes.Buffer, t reflect.Type, notes map[string]string) {
 	if t.NumField() == 0 {
 		b.WriteString("\nIts data is empty.\n")

@@ -11,36 +11,37 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Run makes events of one session comparable with those of another one. It must see a session's events in order, all of them.
+// Run converts the events of one session into a form that can be compared with those of another session. It must
+// receive all events of the session, in order.
 type Run struct {
 	session string
-	names   map[string]string // ids by what stands for them
-	counts  map[string]int    // of ids, by kind
+	names   map[string]string // replacement of each id, by kind and id
+	counts  map[string]int    // number of ids seen, by kind
 }
 
-// NewRun begins with a session's first event.
+// NewRun returns a Run for the events of a session.
 func NewRun(session string) *Run {
 	return &Run{session: session, names: map[string]string{}, counts: map[string]int{}}
 }
 
-// Comparable is an event without what two runs of the same never share.
+// Comparable is an event without the parts that always differ between two sessions.
 type Comparable struct {
 	Type events.Type
-	data map[string]any // with the execution and the conversation
+	data map[string]any // includes the execution and the conversation
 }
 
-// Comparable returns what counts of an event. ok is false for an event that does not count: one that says where and when a session
-// runs, and not what an agent or a user did.
+// Comparable returns the comparable part of an event. ok is false for an event that is not compared: one that
+// records where and when a session runs, and not what an agent or a user did.
 func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
 	if !counts(w) {
 		return c, false
 	}
-	// Paths of sandboxes have the session's id in them.
+	// Paths inside sandboxes contain the session's id.
 	raw := bytes.ReplaceAll(w.Data, []byte(r.session), []byte("SESSION"))
 	numbers := json.NewDecoder(bytes.NewReader(raw))
 	numbers.UseNumber()
 	data := map[string]any{}
-	if err := numbers.Decode(&data); err != nil { // no object: it stands as it is
+	if err := numbers.Decode(&data); err != nil { // not an object: compared as text
 		data = map[string]any{"": string(raw)}
 	}
 	data["executionId"], data["conversationId"] = w.ExecutionID, w.ConversationID
@@ -48,7 +49,8 @@ func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
 	return Comparable{w.Type, data}, true
 }
 
-// counts reports whether an event is part of what an agent or a user did. What is not listed counts, so that later types do.
+// counts reports whether an event records what an agent or a user did. Unlisted types count, so that new types are
+// compared by default.
 func counts(w events.Wire) bool {
 	switch d := w.Event().Data.(type) {
 	case events.SessionIdle, events.SessionClosed, events.SessionDeleted, events.RunRetired, events.ContentRemoved,
@@ -59,22 +61,23 @@ func counts(w events.Wire) bool {
 		events.FileCreated, events.FileModified, events.FileDeleted,
 		events.TranscriptWritten, events.MetadataUpdate, events.Log, events.WatchdogWarned, events.BlockUpdate:
 		return false
-	case events.BlockStart: // the whole block follows
+	case events.BlockStart: // a block_complete event follows
 		return d.Block.Status != events.StatusPending && d.Block.Status != ""
 	}
 	return true
 }
 
-// kinds are the members that hold an id, by what it is an id of.
+// kinds maps the JSON members that hold an id to the kind of that id.
 var kinds = map[string]string{
 	"id": "id", "blockId": "id", "executionId": "execution", "conversationId": "conversation", "subConversationId": "conversation",
 	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call",
 }
 
-// leftOut are the members that two runs never share: times, durations, what follows from them, and where a session runs.
+// leftOut lists the JSON members that always differ between two sessions: times, durations, values derived from
+// them, and the place where a session runs.
 var leftOut = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor"}
 
-// plain takes out of an object, and of all below it, what does not count, and names ids by their order.
+// plain removes the members of leftOut from v, recursively, and replaces ids by their kind and number.
 func (r *Run) plain(v any) {
 	switch x := v.(type) {
 	case []any:
@@ -87,7 +90,7 @@ func (r *Run) plain(v any) {
 			switch id, text := x[name].(string); {
 			case slices.Contains(leftOut, name):
 				delete(x, name)
-			case name == "input": // the agent's own words
+			case name == "input": // the agent's own text
 			case isID && text && id != "" && id != events.MainConversation:
 				x[name] = r.name(kind, id)
 			default:
@@ -107,7 +110,8 @@ func (r *Run) name(kind, id string) string {
 	return name
 }
 
-// Differs returns the path of the first member in which two events differ, as type or data.block.content; "" if they are alike.
+// Differs returns the path of the first member in which two events differ, for example type or data.block.content,
+// or "" if they are equal.
 func Differs(a, b Comparable) string {
 	if a.Type != b.Type {
 		return "type"

@@ -1,9 +1,9 @@
-// Package history folds a session's events into what the session was after each of them.
+// Package history folds a session's events into the session's state after each event.
 //
-// A State holds what a later event can still change, and totals. What is final (ended executions, complete blocks, sub-agents that
-// have ended) leaves it: readers have that from the log, or from rows of the read models, where it never changes again. So a State
-// stays small in a long session, and one that is kept every few hundred events makes the state at any event cheap to find.
-// The package is pure.
+// A State holds totals and everything that a later event can still change. Final data (ended executions, complete
+// blocks, ended sub-agents) is removed from it, because readers get that data from the log or from rows of the read
+// models, where it does not change any more. A State therefore stays small in a long session. With a State stored every
+// few hundred events, the state at any event is cheap to compute. The package is pure.
 package history
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// Version is the version of State's JSON. A reader folds anew in place of a State of another version.
+// Version is the version of State's JSON format. A reader ignores a stored State of another version and folds from
+// the start.
 const Version = 1
 
 // State is a session after an event. The zero State is a session before its first event.
@@ -25,21 +26,21 @@ type State struct {
 	Time time.Time `json:"time"` // of the event
 
 	Session       Session        `json:"session"`
-	Executions    []Execution    `json:"executions,omitempty"`    // that have not ended, in the order they began
-	Blocks        []Block        `json:"blocks,omitempty"`        // that are pending, by FirstSeq
-	Conversations []Conversation `json:"conversations,omitempty"` // of sub-agents that run, by FirstSeq
-	Todos         []Todos        `json:"todos,omitempty"`         // of main and of sub-agents that run
-	Ended         Usage          `json:"ended"`                   // what ended executions reported; see Reported
+	Executions    []Execution    `json:"executions,omitempty"`    // executions that have not ended, in the order of their start
+	Blocks        []Block        `json:"blocks,omitempty"`        // pending blocks, by FirstSeq
+	Conversations []Conversation `json:"conversations,omitempty"` // conversations of running sub-agents, by FirstSeq
+	Todos         []Todos        `json:"todos,omitempty"`         // lists of the main agent and of running sub-agents
+	Ended         Usage          `json:"ended"`                   // usage that ended executions reported; see Reported
 	Metered       Metered        `json:"metered"`
 	Sandboxed     SandboxTime    `json:"sandboxed,omitzero"`
-	Resolved      *Resolved      `json:"resolved,omitempty"` // of the last execution that was resolved
-	Sandbox       *Sandbox       `json:"sandbox,omitempty"`  // the last one
-	Snapshot      *Snapshot      `json:"snapshot,omitempty"` // the last one of the workspace
-	FileChanges   uint32         `json:"fileChanges"`        // since Snapshot, else since the session's first event
+	Resolved      *Resolved      `json:"resolved,omitempty"` // of the most recently resolved execution
+	Sandbox       *Sandbox       `json:"sandbox,omitempty"`  // the most recent sandbox
+	Snapshot      *Snapshot      `json:"snapshot,omitempty"` // the most recent snapshot of the workspace
+	FileChanges   uint32         `json:"fileChanges"`        // file changes since Snapshot, or since the session's first event if there is none
 	Count         Count          `json:"count"`
 }
 
-// Session is what events say of the session itself.
+// Session holds the fields of the session itself.
 type Session struct {
 	Status       string             `json:"status"` // open, closed, deleted
 	Agent        string             `json:"agent"`
@@ -62,7 +63,7 @@ const (
 	StatusDeleted = "deleted"
 )
 
-// Execution is one that has not ended.
+// Execution is an execution that has not ended.
 type Execution struct {
 	ID           string      `json:"id"`
 	FirstSeq     uint32      `json:"firstSeq"`
@@ -92,20 +93,20 @@ type Block struct {
 	Block    events.Block `json:"block"`
 }
 
-// Conversation is one of a sub-agent that runs.
+// Conversation is the conversation of a running sub-agent.
 type Conversation struct {
 	ID          string `json:"id"`
 	FirstSeq    uint32 `json:"firstSeq"`
 	ExecutionID string `json:"executionId"`
 }
 
-// Todos is the list of one conversation.
+// Todos is the list of tasks of one conversation.
 type Todos struct {
 	ConversationID string            `json:"conversationId"`
 	Items          []events.TodoItem `json:"items"`
 }
 
-// Usage is what executions took, as their agents report it.
+// Usage is the usage of executions as their agents report it.
 type Usage struct {
 	InputTokens      uint64  `json:"inputTokens"`
 	OutputTokens     uint64  `json:"outputTokens"`
@@ -114,7 +115,7 @@ type Usage struct {
 	CostUSD          float64 `json:"costUsd,omitempty"`
 }
 
-// SandboxTime is how long metered sandboxes ran, and what that cost.
+// SandboxTime is the running time of metered sandboxes, and its cost.
 type SandboxTime struct {
 	Ms      uint64  `json:"ms,omitempty"`
 	CostUSD float64 `json:"costUsd,omitempty"`
@@ -124,25 +125,26 @@ func (t SandboxTime) plus(d events.SandboxUsage) SandboxTime {
 	return SandboxTime{t.Ms + d.DurationMs, t.CostUSD + d.CostUSD}
 }
 
-// Metered is what requests to models took, as the egress proxy metered them.
+// Metered is the usage of model requests as the egress proxy measured it.
 type Metered struct {
 	Requests uint64 `json:"requests"`
 	Failed   uint64 `json:"failed,omitempty"`
 	Usage
 }
 
-// Resolved says what an execution's references were at its start. Variables are left out: it never has a value.
+// Resolved holds the versions to which an execution's references were resolved at its start. It has no variables,
+// and so no values of variables.
 type Resolved struct {
 	Seq          uint32             `json:"seq"`
 	ExecutionID  string             `json:"executionId"`
-	Agent        events.Reference   `json:"agent,omitzero"` // zero for the built-in one
+	Agent        events.Reference   `json:"agent,omitzero"` // zero for the built-in agent
 	Instance     events.Reference   `json:"instance,omitzero"`
 	Environments []events.Reference `json:"environments,omitempty"`
 	Skills       []events.SkillUsed `json:"skills,omitempty"`
 	MCPServers   []string           `json:"mcpServers,omitempty"`
 }
 
-// Sandbox is the last sandbox.
+// Sandbox is the most recent sandbox.
 type Sandbox struct {
 	ID          string     `json:"id"`
 	Status      string     `json:"status"` // creating, ready, paused, replaced, terminated, failed
@@ -157,23 +159,23 @@ type Sandbox struct {
 	EndedAt     *time.Time `json:"endedAt,omitempty"`
 }
 
-// Snapshot is one of the workspace.
+// Snapshot is a snapshot of the workspace.
 type Snapshot struct {
-	Name  string    `json:"name"` // as workspace_synced has it
-	Seq   uint32    `json:"seq"`  // of workspace_synced
+	Name  string    `json:"name"` // as in workspace_synced
+	Seq   uint32    `json:"seq"`  // seq of the workspace_synced event
 	Time  time.Time `json:"time"`
 	Files uint32    `json:"files"`
 	Bytes uint64    `json:"bytes"`
 }
 
-// Count is how many there were so far.
+// Count holds the totals of the session.
 type Count struct {
 	Executions    uint32 `json:"executions"`
 	Blocks        uint32 `json:"blocks"`
 	Conversations uint32 `json:"conversations"` // of sub-agents
 }
 
-// Fold applies events to a state, of which the first has the seq after it.
+// Fold applies events to a state. The first event must have the seq that follows s.Seq.
 func Fold(s State, list ...events.Event) State {
 	for _, e := range list {
 		s = Evolve(s, s.Seq+1, e)
@@ -181,7 +183,8 @@ func Fold(s State, list ...events.Event) State {
 	return s
 }
 
-// Evolve returns the state after an event. It never fails, and leaves s as it was. A type that it does not know changes nothing but Seq and Time.
+// Evolve returns the state after an event. It never fails and does not modify s. An unknown type changes only Seq
+// and Time.
 func Evolve(s State, seq uint32, e events.Event) State {
 	if s.Seq == 0 {
 		s.V, s.Session = Version, Session{Status: StatusOpen, CreatedAt: e.Time}
@@ -199,7 +202,7 @@ func Evolve(s State, seq uint32, e events.Event) State {
 	return s
 }
 
-// life folds what events say of the session itself.
+// life applies the session's own fields of an event.
 func (s *State) life(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
@@ -233,14 +236,14 @@ func (s *State) life(e events.Event) {
 	}
 }
 
-// execute folds an event into its execution.
+// execute applies an event to its execution.
 func (s *State) execute(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {
 		if e.ExecutionID == "" || !begins(e) {
 			return
 		}
-		// The copy is for the states that share the list.
+		// The list is copied because other states share it.
 		s.Executions = append(slices.Clone(s.Executions), Execution{ID: e.ExecutionID, FirstSeq: s.Seq, Phase: PhaseQueued, QueuedAt: e.Time})
 		s.Count.Executions++
 		i = len(s.Executions) - 1
@@ -251,7 +254,8 @@ func (s *State) execute(e events.Event) {
 	}
 }
 
-// begins reports whether an event can be the first one of an execution. Others may follow its end.
+// begins reports whether an event can be the first event of an execution. Other events may follow the end of an
+// execution and must not reopen it.
 func begins(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.MessageAccepted, events.ExecutionDispatched:
@@ -290,7 +294,7 @@ func executed(x Execution, e events.Event) (_ Execution, changed bool) {
 	return x, true
 }
 
-// end returns what a terminal event reports.
+// end returns the usage that a terminal event reports, and whether the event is terminal.
 func end(e events.Event) (u Usage, ended bool) {
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
@@ -303,7 +307,7 @@ func end(e events.Event) (u Usage, ended bool) {
 	return u, events.Terminal(e.Type())
 }
 
-// end folds a terminal event, after what it says otherwise.
+// end removes the ended execution and its conversations. It runs after the other parts of Evolve.
 func (s *State) end(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {
@@ -322,7 +326,7 @@ func (s *State) end(e events.Event) {
 	}
 }
 
-// block folds an event into the block that it is about.
+// block applies an event to the block that it changes.
 func (s *State) block(e events.Event) {
 	id := blocks.Target(e)
 	if id == "" {
@@ -364,7 +368,7 @@ func (s *State) list(conversation string, items []events.TodoItem) {
 	s.Todos = append(s.Todos, Todos{conversation, items})
 }
 
-// converse folds a sub-agent's begin and end.
+// converse applies the start and the end of a sub-agent.
 func (s *State) converse(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SubagentSpawned:
@@ -378,7 +382,7 @@ func (s *State) converse(e events.Event) {
 	}
 }
 
-// forget removes a sub-agent that has ended, and its list.
+// forget removes an ended sub-agent and its list of tasks.
 func (s *State) forget(conversation string) {
 	s.Conversations = slices.DeleteFunc(slices.Clone(s.Conversations), func(c Conversation) bool { return c.ID == conversation })
 	if conversation != events.MainConversation {
@@ -386,7 +390,7 @@ func (s *State) forget(conversation string) {
 	}
 }
 
-// sandbox folds the life of the last sandbox.
+// sandbox applies the events of the most recent sandbox.
 func (s *State) sandbox(e events.Event) {
 	box := func(id string) *Sandbox {
 		if s.Sandbox == nil || s.Sandbox.ID != id {
@@ -429,7 +433,7 @@ func (s *State) sandbox(e events.Event) {
 	}
 }
 
-// FileChanges lists the types of the events that say how a workspace differs from its last snapshot.
+// FileChanges returns the types of the events that record a difference between the workspace and its last snapshot.
 func FileChanges() []events.Type {
 	return []events.Type{
 		events.FileCreated{}.EventType(), events.FileModified{}.EventType(), events.FileDeleted{}.EventType(),
@@ -437,7 +441,7 @@ func FileChanges() []events.Type {
 	}
 }
 
-// files folds snapshots, and counts what changed since.
+// files applies snapshots, and counts file changes since the last one.
 func (s *State) files(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.WorkspaceSynced:
@@ -449,7 +453,7 @@ func (s *State) files(e events.Event) {
 	}
 }
 
-// Active returns the execution that runs, which was dispatched and has not ended; nil for none.
+// Active returns the execution that was dispatched and has not ended, or nil if there is none.
 func (s State) Active() *Execution {
 	for i := range s.Executions {
 		if s.Executions[i].DispatchedAt != nil {
@@ -459,7 +463,7 @@ func (s State) Active() *Execution {
 	return nil
 }
 
-// Queued is how many executions wait.
+// Queued returns the number of executions that wait to be dispatched.
 func (s State) Queued() (n uint32) {
 	for _, x := range s.Executions {
 		if x.DispatchedAt == nil && x.Phase == PhaseQueued {
@@ -469,7 +473,7 @@ func (s State) Queued() (n uint32) {
 	return n
 }
 
-// Reported is what all executions took so far, as their agents report it.
+// Reported returns the usage of all executions so far, as their agents report it.
 func (s State) Reported() Usage {
 	u := s.Ended
 	for _, x := range s.Executions {
@@ -489,10 +493,11 @@ func (u Usage) plus(o Usage) Usage {
 	}
 }
 
-// Unprojectable is the data of an event of which the read models hold no more than that it is there.
+// Unprojectable is the data of an event whose content the read models could not store; they only record that it
+// exists.
 const Unprojectable = `{"unprojectable":true}`
 
-// Kept returns an event as the read models keep it, for Evolve.
+// Kept returns a stored event of the read models in the form that Evolve takes.
 func Kept(w events.Wire) events.Event {
 	if string(w.Data) == Unprojectable {
 		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.Opaque{Name: w.Type}}

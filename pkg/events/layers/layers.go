@@ -1,5 +1,5 @@
-// Package layers merges variables: an agent's own, those of environments in
-// their order, and those of one execution. It is pure.
+// Package layers merges variables from three sources: the agent, its environments in their order, and one
+// execution. It is pure.
 package layers
 
 import (
@@ -18,16 +18,16 @@ const (
 	FromRun   = "run"
 )
 
-// Environment is a resolved environment: its reference with the digest, and what it holds.
+// Environment is a resolved environment: its reference with the digest, and its spec.
 type Environment struct {
 	Ref  events.Reference
 	Spec events.EnvironmentSpec
 }
 
-// Error is why variables do not merge.
+// Error is returned if variables cannot be merged.
 type Error struct {
 	Code   string // CodeConflict, CodeMissing or CodeReserved
-	Name   string // of the variable, or of the environment
+	Name   string // of the variable or the environment
 	Detail string
 }
 
@@ -40,9 +40,8 @@ const (
 	CodeReserved = "ENVIRONMENT_RESERVED"
 )
 
-// Merge gives every variable once, by name, with where its value comes from. A
-// later layer wins, and says whether it is a secret. All that is wrong is said at
-// once: the error joins one *Error for each.
+// Merge returns every variable once, sorted by name, with the source of its value. A later layer overrides an
+// earlier one, and decides whether the variable is a secret. The error joins one *Error for each problem.
 func Merge(agent map[string]events.Declaration, environments []Environment, run map[string]events.Variable) ([]events.Provenance, error) {
 	merged := map[string]events.Provenance{}
 	var wrong []error
@@ -83,16 +82,17 @@ func Merge(agent map[string]events.Declaration, environments []Environment, run 
 	return out, errors.Join(wrong...)
 }
 
-// reserved are names that say how a sandbox reaches models and where agents keep their files: ours to set.
+// reserved lists variables that define how a sandbox reaches models and where agents keep their files. Only Spool
+// sets them.
 var reserved = []string{
 	"PATH", "HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 	"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "LD_PRELOAD", "LD_LIBRARY_PATH",
 }
 
-// maxName bounds a variable's name in characters.
+// maxName is the maximum length of a variable's name in characters.
 const maxName = 128
 
-// CheckName reports an *Error unless a variable may have the name.
+// CheckName returns an *Error if name is not allowed for a variable.
 func CheckName(name string) error {
 	ok := name != "" && len(name) <= maxName && (name[0] < '0' || name[0] > '9')
 	for i := 0; ok && i < len(name); i++ {
@@ -108,7 +108,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Placeholders lists the names that ${NAME} stands for in a string, in order. $$ is a dollar sign.
+// Placeholders returns the names of all ${NAME} in s, in order. $$ is a dollar sign.
 func Placeholders(s string) []string {
 	var names []string
 	_, _ = Expand(s, func(name string) (string, bool) {
@@ -118,8 +118,8 @@ func Placeholders(s string) []string {
 	return names
 }
 
-// Expand fills in ${NAME}; the error is the *Error of a name without a value. A
-// dollar sign that neither a brace nor another one follows stands for itself.
+// Expand replaces each ${NAME} in s by its value. The error joins one *Error for each name without a value. A
+// dollar sign that is followed by neither a brace nor another dollar sign is literal.
 func Expand(s string, value func(name string) (string, bool)) (string, error) {
 	var b strings.Builder
 	var wrong []error
@@ -133,8 +133,8 @@ func Expand(s string, value func(name string) (string, bool)) (string, error) {
 	return b.String(), errors.Join(wrong...)
 }
 
-// CheckPlaceholders reports an error unless every ${ of a string is closed, and what
-// it names could be a variable. All that is wrong is said at once.
+// CheckPlaceholders returns an error if a ${ in s is not closed or names an invalid variable. The error joins all
+// problems.
 func CheckPlaceholders(s string) error {
 	var wrong []error
 	open := scan(s, func(string) {}, func(name string) {
@@ -148,8 +148,8 @@ func CheckPlaceholders(s string) error {
 	return errors.Join(wrong...)
 }
 
-// scan takes a string apart into text and the names of ${NAME}; open tells that
-// a ${ was text because nothing closes it.
+// scan splits s into text and the names of ${NAME}. open reports whether a ${ was taken as text because it is not
+// closed.
 func scan(s string, text, placeholder func(string)) (open bool) {
 	for {
 		before, rest, ok := strings.Cut(s, "$")

@@ -1,46 +1,47 @@
 package pace
 
-// NoticeKind names what a replay tells its client beside events: the event name of SSE, and after "session:" the message
-// type of a WebSocket.
+// NoticeKind is the kind of a message that a replay sends besides events. It is the event name in SSE, and after
+// "session:" the message type in a WebSocket.
 type NoticeKind string
 
-// The kinds of notices.
+// The kinds of notices, with the type of their data.
 const (
-	ReplayStarted NoticeKind = "replay_started" // Started, before all else
-	GapShortened  NoticeKind = "gap_shortened"  // Shortened, before the wait
-	BlockWhole    NoticeKind = "block_whole"    // Whole, before the event that completes the block
-	ReplayEnded   NoticeKind = "replay_ended"   // Ended, after the last event
+	ReplayStarted NoticeKind = "replay_started" // Started, sent first
+	GapShortened  NoticeKind = "gap_shortened"  // Shortened, sent before the wait
+	BlockWhole    NoticeKind = "block_whole"    // Whole, sent before the event that completes the block
+	ReplayEnded   NoticeKind = "replay_ended"   // Ended, sent after the last event
 )
 
-// Notice is what a replay tells its client beside events.
+// Notice is a message that a replay sends besides events.
 type Notice struct {
 	Kind NoticeKind
 	Data any // Started, Shortened, Whole or Ended
 }
 
-// Started says which events are replayed.
+// Started names the events that are replayed.
 type Started struct {
 	From  uint32 `json:"from"`
 	To    uint32 `json:"to"`
-	Tip   uint32 `json:"tip"`   // seq of the session's last event when the replay began
-	Speed string `json:"speed"` // as ParseSpeed reads it
+	Tip   uint32 `json:"tip"`   // seq of the session's last event when the replay started
+	Speed string `json:"speed"` // in the form of ParseSpeed
 }
 
-// Shortened says that the replay leaves out a part of an idle gap.
+// Shortened announces that the replay skips a part of an idle gap.
 type Shortened struct {
-	Seq       uint32 `json:"seq"`       // of the last event before the gap
+	Seq       uint32 `json:"seq"`       // seq of the last event before the gap
 	GapMs     int64  `json:"gapMs"`     // as recorded
-	LeftOutMs int64  `json:"leftOutMs"` // of gapMs
+	LeftOutMs int64  `json:"leftOutMs"` // the skipped part of gapMs
 }
 
-// Whole says that the text in flight of a block is no longer kept, or not all of it: the block appears whole with its end.
+// Whole announces that the deltas of a block are no longer stored, or not all of them: the text appears at once
+// with the end of the block.
 type Whole struct {
-	Seq        uint32 `json:"seq"` // of the event that completes the block
+	Seq        uint32 `json:"seq"` // seq of the event that completes the block
 	BlockID    string `json:"blockId"`
-	ShownBytes int    `json:"shownBytes"` // of the block's text that was replayed in flight
+	ShownBytes int    `json:"shownBytes"` // bytes of the block's text that were replayed as deltas
 }
 
-// Ended says that all events were replayed.
+// Ended announces that all events were replayed.
 type Ended struct {
-	Seq uint32 `json:"seq"` // of the last event that was replayed
+	Seq uint32 `json:"seq"` // seq of the last replayed event
 }

@@ -1,5 +1,5 @@
-// Package pace computes when the events of a recorded session are due in a replay: as far apart as they happened, divided
-// by a speed, and idle gaps shortened. It is pure: the time of the replay is an argument.
+// Package pace computes when the events of a recorded session are due in a replay: at their recorded distances
+// divided by a speed, with idle gaps shortened. It is pure: the time of the replay is an argument.
 package pace
 
 import (
@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// MaxGap is the longest wait between two events of a replay, at any speed. A longer wait is shortened to it.
+// MaxGap is the maximum wait between two events of a replay, at any speed. A longer wait is shortened to it.
 const MaxGap = 2 * time.Second
 
-// maxLate is how much a replay that is late catches up. A replay that is later, because its client read slowly, goes on
-// from where it is.
+// maxLate is the maximum delay that a replay catches up. A replay that is later, because its client reads slowly,
+// continues from its present time.
 const maxLate = 250 * time.Millisecond
 
-// Speed is how many times faster than recorded a replay is.
+// Speed is the factor by which a replay is faster than the recording.
 type Speed float64
 
-// Max is a speed at which nothing waits.
+// Max is the speed of a replay without waits.
 const Max Speed = math.MaxFloat64
 
-// ErrSpeed is the error of a speed that is none.
+// ErrSpeed is returned for an invalid speed.
 var ErrSpeed = errors.New("must be a positive number, or max")
 
-// ParseSpeed reads a positive number, or "max". Its error wraps ErrSpeed.
+// ParseSpeed parses a positive number or "max". Its error wraps ErrSpeed.
 func ParseSpeed(s string) (Speed, error) {
 	if s == "max" {
 		return Max, nil
@@ -41,7 +41,7 @@ func ParseSpeed(s string) (Speed, error) {
 	return Speed(f), nil
 }
 
-// String returns the speed as ParseSpeed reads it.
+// String returns the speed in the form of ParseSpeed.
 func (s Speed) String() string {
 	if s == Max {
 		return "max"
@@ -49,13 +49,14 @@ func (s Speed) String() string {
 	return strconv.FormatFloat(float64(s), 'g', -1, 64)
 }
 
-// Gap is a time between two events.
+// Gap is the time between two events.
 type Gap struct {
 	Original time.Duration // as recorded
-	LeftOut  time.Duration // the part of Original that the replay leaves out; 0 for a gap that was not shortened
+	LeftOut  time.Duration // the skipped part of Original; 0 if the gap was not shortened
 }
 
-// Pacer says when each event of one replay is due. A Pacer with a Speed is ready to use. It is not safe for concurrent use.
+// Pacer computes when each event of one replay is due. Only Speed must be set. A Pacer is not safe for concurrent
+// use.
 type Pacer struct {
 	Speed Speed
 
@@ -63,9 +64,10 @@ type Pacer struct {
 	due time.Time // when the last event was due
 }
 
-// Step returns when the next event is due, which was recorded at a time, and the gap before it. now is the time of the replay.
-// The first event is due at once, as is one that was recorded before the event that precedes it: by another clock, or by one
-// that was set back. After more than MaxGap the Pacer goes on by that clock.
+// Step returns when the next event is due, and the gap before it. at is the recorded time of the event, now the
+// time of the replay. The first event is due at once. So is an event that was recorded before its predecessor, by
+// another clock or by a clock that was set back; if the difference exceeds MaxGap, the Pacer continues from the new
+// clock.
 func (p *Pacer) Step(at, now time.Time) (due time.Time, gap Gap) {
 	if p.at.IsZero() {
 		p.Jump(at, now)
@@ -88,8 +90,8 @@ func (p *Pacer) Step(at, now time.Time) (due time.Time, gap Gap) {
 	return p.due, gap
 }
 
-// Jump makes the next event follow what was recorded at a time, and now.
+// Jump sets the recorded time that the next event is compared with to at, and its due time to now.
 func (p *Pacer) Jump(at, now time.Time) { p.at, p.due = at, now }
 
-// Shift makes all that follows later, by the length of a pause.
+// Shift delays all following events by the length of a pause.
 func (p *Pacer) Shift(pause time.Duration) { p.due = p.due.Add(pause) }

@@ -10,64 +10,64 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Errors that a writer may branch on.
+// Errors that a writer may test for.
 var (
-	// ErrFenced is a writer whose epoch is not the present one: stop, never retry.
+	// ErrFenced is returned to a writer with an outdated epoch. The writer must stop and must not retry.
 	ErrFenced = errors.New("another holder has raised the epoch")
-	// ErrRetired is a write about a deleted session whose runs were retired.
+	// ErrRetired is returned for a command on a deleted session whose run subject was retired.
 	ErrRetired = errors.New("the session was deleted and its runs are retired")
-	// ErrBusy is a session that cannot be retired or erased: something runs, a sandbox is left, or it is not retired yet.
+	// ErrBusy is returned if a session cannot be retired or erased: an execution runs, a sandbox exists, or the
+	// session is not retired yet.
 	ErrBusy = errors.New("the session is still in use")
-	// ErrOver is a write about an execution that has ended.
+	// ErrOver is returned for a command on an execution that has ended.
 	ErrOver = errors.New("the execution has ended")
 )
 
-// Command is what may be asked of a session's runs. The set is sealed.
+// Command is a command on a session's runs. The set is sealed.
 type Command interface{ command() }
 
-// Claim makes an executor the holder under the next epoch. Of an execution that was claimed
-// too often without progress (State.Exhausted) the holder stops the agent, and ends it. If
-// several such claims came to nothing too, the execution fails in place of the claim.
+// Claim makes an executor the holder, under the next epoch. If the execution was claimed too often without progress
+// (State.Exhausted), the holder must stop the agent and end the execution. If several such claims failed too, the
+// execution fails instead of being claimed.
 type Claim struct {
 	events.Meta
 	ExecutionID string
-	Turn        uint32 // of its dispatch
+	Turn        uint32 // number of its dispatch
 	Executor    string
 }
 
-// Record writes what the holder saw: its own facts and the journal's. With the
-// present epoch it is the holder's; with the next one it takes over, which is
-// allowed only when nothing runs.
+// Record stores what the holder observed: its own events and those of the runner's journal. With the current epoch
+// the writer is the holder. With the next epoch the writer takes over, which is allowed only if no execution runs.
 type Record struct {
 	Epoch  uint64
 	Events []events.Event
 }
 
-// End writes the one terminal event. Blocks that are still open are completed
-// before it: with the content in Blocks where it is known, with status error.
+// End ends an execution with its one terminal event. Blocks that are still open are completed before it with status
+// error, with their content from Blocks where it is known.
 type End struct {
 	events.Meta
 	Epoch       uint64
 	ExecutionID string
-	N           uint64         // number of the journal line that says so; 0 for the holder's own word
-	Outcome     events.Payload // ExecutionCompleted, ExecutionFailed or ExecutionCancelled; durations are filled in
+	N           uint64         // number of the journal entry that reports the end; 0 if the holder itself decided it
+	Outcome     events.Payload // ExecutionCompleted, ExecutionFailed or ExecutionCancelled; Decide fills in the duration
 	Blocks      map[string]events.Block
-	Before      []events.Event // what happened before the end; a commit of their own may store them
-	With        []events.Event // facts that become true with the end: the terminal event's commit stores them
+	Before      []events.Event // events before the end; separate commits may store them
+	With        []events.Event // events that are stored atomically with the end, in the same commit
 }
 
-// Abandon is the session service's: it ends, with the next epoch, an execution
-// that nobody claimed, or whose holder is lost.
+// Abandon ends, under the next epoch, an execution that no executor claimed or whose holder is lost. The session
+// service sends it.
 type Abandon struct {
 	events.Meta
 	ExecutionID string
-	Turn        uint32 // of its dispatch
-	By          string // the copy of the session service, or the executor, that ends it
+	Turn        uint32 // number of its dispatch
+	By          string // id of the session service's replica or of the executor that ends the execution
 	Outcome     events.Payload
-	Blocks      map[string]events.Block // what is known of the open ones
+	Blocks      map[string]events.Block // the known content of open blocks
 }
 
-// Retire is the janitor's: it ends the run subject of a deleted session.
+// Retire ends the run subject of a deleted session. The janitor sends it.
 type Retire struct {
 	events.Meta
 	Usage []events.DayUsage
@@ -78,7 +78,7 @@ type Retire struct {
 	Stored uint64 // bytes that the session's events and objects take
 }
 
-// Erase is the janitor's: it says that the content of a retired session was removed.
+// Erase records that the content of a retired session was removed. The janitor sends it.
 type Erase struct {
 	events.Meta
 	Messages, Objects uint32
@@ -91,18 +91,17 @@ func (Record) command()  {}
 func (End) command()     {}
 func (Abandon) command() {}
 
-// Decision is what a command makes true, and under which epoch.
+// Decision is the result of a command: the events to append, and their epoch.
 type Decision struct {
 	Epoch  uint64
 	Events []events.Event
-	// Whole is how many of the last events one commit has to store. The events before them
-	// may be stored by commits of their own, in order: the state is valid after each.
+	// Whole is the number of last events that one commit must store together. Separate commits may store the events
+	// before them, in order: the state is valid after each.
 	Whole int
 }
 
-// Split cuts a decision into decisions of which each fits into a commit, in order. A
-// writer that dies between two of them leaves an execution that has not ended, which the
-// next holder ends.
+// Split divides a decision into decisions that each fit into a commit, in order. If a writer dies between two of
+// them, the execution has not ended, and the next holder ends it.
 func (d Decision) Split() ([]Decision, error) {
 	sizes, total := make([]int, len(d.Events)), 0
 	for i, e := range d.Events {
@@ -129,8 +128,8 @@ func (d Decision) Split() ([]Decision, error) {
 	return out, nil
 }
 
-// Decide gives what a command makes true, or why it is refused. A retired run
-// subject refuses every command but Erase.
+// Decide returns the events that a command causes, or an error if it is refused. A retired run subject refuses
+// every command except Erase.
 func Decide(s State, c Command) (Decision, error) {
 	if _, erase := c.(Erase); s.Retired && !erase {
 		return Decision{}, ErrRetired
@@ -168,7 +167,7 @@ func Decide(s State, c Command) (Decision, error) {
 	return Decision{}, fmt.Errorf("run: unknown command %T", c)
 }
 
-// abandon claims what nobody had claimed, so that every execution has a claim before its end.
+// abandon adds a claim if the execution has none, so that a claim precedes the end of every execution.
 func abandon(s State, c Abandon) (Decision, error) {
 	if s.past(c.ExecutionID, c.Turn) {
 		return Decision{}, ErrOver
@@ -203,7 +202,7 @@ func claim(s State, c Claim) (Decision, error) {
 	return Decision{Epoch: epoch, Events: m.Events()}, nil
 }
 
-// ClaimsExhausted is the end of an execution that too many executors took without progress.
+// ClaimsExhausted returns the end of an execution that too many executors claimed without progress.
 func ClaimsExhausted() events.ExecutionFailed {
 	return events.ExecutionFailed{
 		Code:    "CLAIMS_EXHAUSTED",
@@ -211,8 +210,8 @@ func ClaimsExhausted() events.ExecutionFailed {
 	}
 }
 
-// record drops what a journal says about an execution that has ended, or about
-// blocks that it never opened, and keeps the rest as it is.
+// record drops journal events about an execution that has ended, and about blocks that are not open. It keeps all
+// other events unchanged.
 func record(s State, c Record) (Decision, error) {
 	if c.Epoch != s.Epoch && !(c.Epoch == s.Epoch+1 && s.Over()) {
 		return Decision{}, ErrFenced
@@ -260,12 +259,12 @@ func record(s State, c Record) (Decision, error) {
 	return d, nil
 }
 
-// fresh tells whether a line of the proxy's journal is not in the log yet.
+// fresh reports whether a line of the egress proxy's journal is not in the log yet.
 func (s State) fresh(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
 
-// finish completes the blocks that are open and writes the terminal event. The id of a
-// completion derives from the block, not from its place among the others: a holder that
-// goes on after some of them were stored writes the rest under the ids that they would have had.
+// finish completes the open blocks and appends the terminal event. The id of a completion is derived from the block
+// and not from its index: a holder that continues after some completions were stored writes the others under the
+// same ids.
 func (s State) finish(epoch uint64, c End) Decision {
 	d := Decision{Epoch: epoch, Events: slices.Clone(c.Before), Whole: len(c.With) + 1}
 	after := Fold(Fold(s, s.Epoch, c.Before), s.Epoch, c.With)
@@ -291,7 +290,7 @@ func (s State) finish(epoch uint64, c End) Decision {
 	return d
 }
 
-// timed fills in duration and, where the outcome has none, usage.
+// timed returns outcome with the duration and, if it has none, the usage filled in.
 func (s State) timed(execution string, now time.Time, outcome events.Payload) events.Payload {
 	var took uint32
 	var usage events.Usage

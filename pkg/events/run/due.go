@@ -6,24 +6,24 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Work is what a session's state asks of an executor.
+// Work is the kind of work that a session's state requires from an executor.
 type Work string
 
 // The kinds of work.
 const (
 	// Nothing is due.
 	Nothing Work = ""
-	// Execute the active execution, or go on with it.
+	// Execute starts or continues the active execution.
 	Execute Work = "execute"
-	// Refuse the active execution: a control came before anybody claimed it.
+	// Refuse ends the active execution without starting it: a control stopped it before an executor claimed it.
 	Refuse Work = "refuse"
-	// Sync the sandbox at rest: put in what file changes say, take a snapshot.
+	// Sync applies file changes to a sandbox between turns and takes a snapshot.
 	Sync Work = "sync"
-	// Release the sandbox: the session is idle, closed or deleted, or somebody asked for it.
+	// Release terminates the sandbox: the session is idle, closed or deleted, or a client requested it.
 	Release Work = "release"
 )
 
-// Due tells what is due, from both halves of a session. It is the whole content of a job.
+// Due returns the work that is due, from both halves of a session's state. A job contains nothing else.
 func Due(l session.State, s State) Work {
 	active := l.Active.ExecutionID
 	if active != "" && !s.Past(l.Active) {
@@ -46,11 +46,11 @@ func Due(l session.State, s State) Work {
 	return Nothing
 }
 
-// JobID returns the message id of the job that is due, or "" if none is due or if an executor already holds it.
+// JobID returns the message id of the job that is due, or "" if no job is due or an executor already holds it.
 //
-// JetStream drops a job whose message id it has stored within the last two minutes, also if that job was
-// acknowledged meanwhile. An executor acknowledges a job as soon as nothing is due: also while an execution
-// stands still. So the id changes whenever something becomes due again: it names the event that made it due.
+// JetStream drops a job whose message id it has stored within the last two minutes, even if that job was acknowledged
+// meanwhile. An executor acknowledges a job as soon as no work is due, for example while an execution is paused. The id
+// must therefore change whenever work becomes due again: it contains the id of the event that made it due.
 func JobID(l session.State, s State) string {
 	active := l.Active
 	switch Due(l, s) {
@@ -73,8 +73,8 @@ func JobID(l session.State, s State) string {
 	return ""
 }
 
-// afterExecution makes the id of a job at rest from its cause and the last execution: the same cause makes
-// the job due a second time when an execution that came between has ended.
+// afterExecution returns the id of a job for a sandbox between turns. The id contains the cause and the last
+// execution, so that the same cause makes the job due again after an execution that ran in between.
 func afterExecution(cause string, s State) string {
 	if s.Execution == "" {
 		return cause
@@ -82,7 +82,7 @@ func afterExecution(cause string, s State) string {
 	return cause + "." + s.Execution
 }
 
-// ReleaseReason is the reason that sandbox_terminated gives when Release is due.
+// ReleaseReason returns the reason for sandbox_terminated when Release is due.
 func ReleaseReason(l session.State) string {
 	switch l.Status {
 	case session.Closed:
@@ -96,7 +96,7 @@ func ReleaseReason(l session.State) string {
 	return "idle"
 }
 
-// Unsynced tells whether somebody waits for a snapshot, or for files to be in the workspace.
+// Unsynced reports whether a client waits for a snapshot, or for file changes to be applied.
 func (s State) Unsynced(l session.State) bool {
 	return l.Syncs > s.Synced || len(l.After(s.Applied)) > 0
 }

@@ -1,5 +1,5 @@
-// Package run is what happens to a session's executions once they are
-// dispatched: who holds them, in which sandbox, how they end. It is pure.
+// Package run decides what happens to a session's executions after their dispatch: which executor holds them, in
+// which sandbox they run, how they end. It is pure.
 package run
 
 import (
@@ -10,22 +10,22 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Version is the version of State as it is stored beside each commit. Another
-// version is not read: the state is folded from zero.
+// Version is the version of State as stored with each commit. A stored state of another version is ignored and
+// folded from zero.
 const Version = 3
 
-// MaxClaims is how many claims without progress an execution survives. A claim whose
-// holder attached to the running agent, or handed the execution over, is not one of them.
+// MaxClaims is the number of claims without progress that an execution survives. A claim does not count if its
+// holder attached to the running agent or handed the execution over.
 const MaxClaims = 5
 
-// stopClaims is how many further claims may try to stop the agent before the execution is
-// ended without that.
+// stopClaims is the number of further claims that may try to stop the agent. After them the execution ends without
+// stopping it.
 const stopClaims = 3
 
-// Phase of an execution.
+// Phase is the phase of an execution.
 type Phase string
 
-// The phases that run knows; before its claim an execution is queued.
+// The phases of a claimed execution. Before its claim an execution is queued.
 const (
 	Starting  Phase = "starting"
 	Running   Phase = "running"
@@ -35,135 +35,134 @@ const (
 	Cancelled Phase = "cancelled"
 )
 
-// Terminal tells whether a phase is an end.
+// Terminal reports whether a phase is final.
 func (p Phase) Terminal() bool { return p == Completed || p == Failed || p == Cancelled }
 
-// State is the fold of a session's runs.
+// State is the folded state of a session's runs.
 type State struct {
 	V            int           `json:"v"`
 	Epoch        uint64        `json:"epoch,omitempty"`
 	Holder       string        `json:"holder,omitempty"`    // executor of the last claim
-	Execution    string        `json:"execution,omitempty"` // the last one that run knows
-	Turn         uint32        `json:"turn,omitempty"`      // its number within the session
+	Execution    string        `json:"execution,omitempty"` // the last claimed execution
+	Turn         uint32        `json:"turn,omitempty"`      // number of its dispatch within the session
 	Phase        Phase         `json:"phase,omitempty"`
 	ClaimedAt    time.Time     `json:"claimedAt,omitzero"` // first claim of the execution
 	EndedAt      time.Time     `json:"endedAt,omitzero"`
 	Attempt      uint32        `json:"attempt,omitempty"`
-	Claims       uint32        `json:"claims,omitempty"`   // since the execution last made progress, the present one included
-	Died         uint32        `json:"died,omitempty"`     // attempts of the execution that died and are followed by another
-	NotBefore    time.Time     `json:"notBefore,omitzero"` // of the next attempt; zero while one runs
+	Claims       uint32        `json:"claims,omitempty"`   // claims since the execution last made progress, including the current one
+	Died         uint32        `json:"died,omitempty"`     // attempts of the execution that died and were or will be followed by another
+	NotBefore    time.Time     `json:"notBefore,omitzero"` // start time of the next attempt; zero while an attempt runs
 	Sandbox      Sandbox       `json:"sandbox,omitzero"`
 	Open         []OpenBlock   `json:"open,omitempty"`
 	Usage        events.Usage  `json:"usage,omitzero"`         // of the execution
-	AgentSession string        `json:"agentSession,omitempty"` // the agent's own session id, to resume by
+	AgentSession string        `json:"agentSession,omitempty"` // the agent's own session id, used to resume it
 	PausedAt     time.Time     `json:"pausedAt,omitzero"`
-	PausedMs     uint64        `json:"pausedMs,omitempty"`    // how long the execution stood still before
-	Lost         Place         `json:"lost,omitzero"`         // a workspace without a sandbox, for the next one to take over
-	Snapshot     Snapshot      `json:"snapshot,omitzero"`     // the last one
-	Filled       bool          `json:"filled,omitempty"`      // a workspace of the session was filled or stored, or an agent has run in it
-	Applied      uint32        `json:"applied,omitempty"`     // the last file change that the sandbox's workspace has
-	Synced       uint32        `json:"synced,omitempty"`      // the last sync_requested that was answered
-	Syncing      string        `json:"syncing,omitempty"`     // the executor that began to put files into the sandbox at rest, and may still be at it
-	Egress       Line          `json:"egress,omitzero"`       // of the proxy's journal: the last line that is in the log
-	Resolved     Resolved      `json:"resolved,omitzero"`     // of the execution: where its execution_resolved is
-	Calls        uint32        `json:"calls,omitempty"`       // of the execution: requests that models answered, as the egress proxy saw them
-	Metered      events.Spent  `json:"metered,omitzero"`      // what the execution took, as the egress proxy saw it
-	Told         events.Spent  `json:"told,omitzero"`         // what the present attempt took, as the agent tells
-	ToldBefore   events.Spent  `json:"toldBefore,omitzero"`   // the same of the attempts before it
-	Retired      bool          `json:"retired,omitempty"`     // the session is deleted, and nothing but content_removed follows
-	Output       events.Output `json:"output,omitzero"`       // what the agent said in the execution
-	OutputBefore events.Output `json:"outputBefore,omitzero"` // and in those before it
-	Before       events.Spent  `json:"before,omitzero"`       // what the session took: turns and time of all executions, sandboxes, and of models what was not for this one
+	PausedMs     uint64        `json:"pausedMs,omitempty"`    // total time of earlier pauses
+	Lost         Place         `json:"lost,omitzero"`         // a workspace without a sandbox, which the next sandbox takes over
+	Snapshot     Snapshot      `json:"snapshot,omitzero"`     // the last snapshot
+	Filled       bool          `json:"filled,omitempty"`      // a workspace of the session was restored or stored, or an agent has run in it
+	Applied      uint32        `json:"applied,omitempty"`     // number of the last file change applied to the sandbox's workspace
+	Synced       uint32        `json:"synced,omitempty"`      // number of the last answered sync_requested
+	Syncing      string        `json:"syncing,omitempty"`     // the executor that started to apply files to the sandbox between turns, and may still be doing so
+	Egress       Line          `json:"egress,omitzero"`       // last line of the egress proxy's journal that is in the log
+	Resolved     Resolved      `json:"resolved,omitzero"`     // where the execution_resolved of the execution is
+	Calls        uint32        `json:"calls,omitempty"`       // model requests of the execution that were answered, as the egress proxy counted them
+	Metered      events.Spent  `json:"metered,omitzero"`      // usage of the execution as the egress proxy measured it
+	Told         events.Spent  `json:"told,omitzero"`         // usage of the current attempt as the agent reports it
+	ToldBefore   events.Spent  `json:"toldBefore,omitzero"`   // usage of the earlier attempts as the agent reported it
+	Retired      bool          `json:"retired,omitempty"`     // the session is deleted, and only content_removed may follow
+	Output       events.Output `json:"output,omitzero"`       // output of the agent in the execution
+	OutputBefore events.Output `json:"outputBefore,omitzero"` // output of the agent in earlier executions
+	Before       events.Spent  `json:"before,omitzero"`       // usage of the session outside Metered and Told: turns and time of all executions, sandbox time, and model requests of other executions
 }
 
-// Place is where a workspace is.
+// Place is the location of a workspace.
 type Place struct {
-	Workspace string `json:"workspace,omitempty"` // the sandbox that it was made for
+	Workspace string `json:"workspace,omitempty"` // id of the sandbox for which it was created
 	Engine    string `json:"engine,omitempty"`
 }
 
-// Spent is what the execution took so far, as far as anybody knows.
+// Spent returns the usage of the execution so far: the greater of the measured and the reported values.
 func (s State) Spent() events.Spent { return s.Metered.Max(s.ToldBefore.Plus(s.Told)) }
 
-// SessionSpent is what the session took so far, the execution's part included.
+// SessionSpent returns the usage of the session so far, including the current execution.
 func (s State) SessionSpent() events.Spent { return s.Before.Plus(s.Spent()) }
 
-// Resolved is where an execution_resolved is.
+// Resolved is the location of an execution_resolved event.
 type Resolved struct {
 	Known bool   `json:"known,omitempty"`
-	At    uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
+	At    uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
-// Snapshot is a workspace in the object store.
+// Snapshot is a stored snapshot of the workspace.
 type Snapshot struct {
 	ID      string    `json:"id,omitempty"`
 	At      time.Time `json:"at,omitzero"`
-	Applied uint32    `json:"applied,omitempty"` // the last file change that it holds
+	Applied uint32    `json:"applied,omitempty"` // number of the last file change that it contains
 }
 
-// Line is a place in a journal.
+// Line is a position in a journal.
 type Line struct {
 	Journal string `json:"journal,omitempty"`
 	N       uint64 `json:"n,omitempty"`
 }
 
-// Sandbox is the session's present one; the zero value is none.
+// Sandbox is the session's current sandbox. The zero value means none.
 type Sandbox struct {
 	ID       string `json:"id,omitempty"`
 	Provider string `json:"provider,omitempty"`
 	Engine   string `json:"engine,omitempty"`
 	Journal  string `json:"journal,omitempty"` // "" until it is ready
-	N        uint64 `json:"n,omitempty"`       // number of the last journal line that is in the log
+	N        uint64 `json:"n,omitempty"`       // number of the last journal entry that is in the log
 
-	Workspace string    `json:"workspace,omitempty"` // the sandbox that its workspace was made for
+	Workspace string    `json:"workspace,omitempty"` // id of the sandbox for which its workspace was created
 	ReadyAt   time.Time `json:"readyAt,omitzero"`
-	MeteredAt time.Time `json:"meteredAt,omitzero"` // up to here the log has its time in sandbox_usage; zero for nothing
+	MeteredAt time.Time `json:"meteredAt,omitzero"` // end of the time that sandbox_usage events cover; zero if there are none
 	Paused    bool      `json:"paused,omitempty"`
 	Unhealthy bool      `json:"unhealthy,omitempty"`
-	Empty     bool      `json:"empty,omitempty"`     // its workspace was new, and nothing was put into it or taken out of it yet
-	Unstopped bool      `json:"unstopped,omitempty"` // an execution ended in the log whose agent could not be told to stop: whoever reaches the sandbox stops it first
+	Empty     bool      `json:"empty,omitempty"`     // the workspace was new, and nothing was written to it or stored from it yet
+	Unstopped bool      `json:"unstopped,omitempty"` // an execution ended without its agent being stopped: the next executor that reaches the sandbox stops the agent first
 }
 
-// OpenBlock is a block that has not been completed.
+// OpenBlock is a block that is not complete.
 type OpenBlock struct {
 	ID string `json:"id"`
-	At uint64 `json:"at,omitempty"` // stream sequence of its block_start; 0 is this commit
+	At uint64 `json:"at,omitempty"` // stream sequence of its block_start; 0 means the current commit
 }
 
-// Ended tells whether an execution is the last one, and has ended.
+// Ended reports whether execution is the last one and has ended.
 func (s State) Ended(execution string) bool {
 	return s.Execution == execution && s.Phase.Terminal()
 }
 
-// Past tells whether a dispatched execution has ended, or was followed by a
-// later one, as it seems to a reader whose copy of the life is old. Once true
-// it stays true.
+// Past reports whether a dispatched execution has ended or was followed by a later one. The reader's view of the
+// session's life may be old. Once true, the result stays true.
 func (s State) Past(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
 
-// Over tells whether nothing runs: no execution was claimed, or the last one has ended.
+// Over reports whether no execution runs: none was claimed, or the last one has ended.
 func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
 
-// Exhausted reports whether the present claim is one too many without progress: its holder
-// stops the agent and ends the execution.
+// Exhausted reports whether the current claim exceeds the allowed number without progress: its holder stops the
+// agent and ends the execution.
 func (s State) Exhausted() bool { return !s.Over() && s.Claims > MaxClaims }
 
-// TakenOver reports whether another holder had the execution before the present claim, and
-// so may have given it to the runner.
+// TakenOver reports whether another holder claimed the execution before the current claim, and may have started it
+// in the runner.
 func (s State) TakenOver() bool { return !s.Over() && (s.Claims > 1 || s.Attempt > 0) }
 
-// Dying is the number of the attempt that a death of the agent or its sandbox ends now.
+// Dying returns the number of the attempt that ends if the agent or its sandbox dies now.
 func (s State) Dying() uint32 { return max(s.Attempt, s.Died+1) }
 
-// View is what the session's life needs to know.
+// View returns the part of the state that the session's life depends on.
 func (s State) View(l session.State) session.RunView {
 	return session.RunView{
 		ActiveEnded: s.Past(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
-		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no turn is paused for ages
+		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no pause is long enough to overflow
 		EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != "",
 	}
 }
 
-// Settle fills in what referred to the commit itself, once its stream sequence is known.
+// Settle replaces references to the current commit by seq, its stream sequence.
 func (s State) Settle(seq uint64) State {
 	s.Open = slices.Clone(s.Open)
 	for i := range s.Open {
@@ -186,7 +185,7 @@ func Fold(s State, epoch uint64, list []events.Event) State {
 	return s
 }
 
-// Evolve is the meaning of each event. It is total: what it does not know changes nothing.
+// Evolve returns the state after an event. It is total: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = Version
 	if e.N > s.Sandbox.N {
@@ -208,11 +207,11 @@ func Evolve(s State, e events.Event) State {
 	case events.ExecutionStarted:
 		if s.Attempt == 0 {
 			s.Before.Turns++
-		} else if d.Attempt > s.Attempt { // another process tells what it took anew
+		} else if d.Attempt > s.Attempt { // a new process reports its usage from zero
 			s.ToldBefore, s.Told = s.ToldBefore.Plus(s.Told), events.Spent{}
 		}
 		s.Phase, s.Attempt, s.NotBefore, s.Filled = Running, d.Attempt, time.Time{}, true
-		s.Sandbox.Unstopped = false // a runner runs one execution at a time
+		s.Sandbox.Unstopped = false // a runner runs one execution at a time, so the former agent has stopped
 	case events.AttemptFailed:
 		s.Phase, s.Claims = Starting, 0
 		s.Died, s.NotBefore = s.Died+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
@@ -254,7 +253,7 @@ func Evolve(s State, e events.Event) State {
 		if e.ExecutionID == s.Execution && d.Answered() {
 			s.Calls++
 		}
-		if e.ExecutionID == s.Execution { // also after its end: the proxy may tell late
+		if e.ExecutionID == s.Execution { // also after the end of the execution: the proxy may report late
 			s.Metered = s.Metered.Plus(took)
 		} else {
 			s.Before = s.Before.Plus(took)
@@ -270,17 +269,17 @@ func Evolve(s State, e events.Event) State {
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
 	case events.RunRetired:
-		// What is kept says only that nothing is due, and fences late writers.
+		// The remaining state only states that no work is due, and fences late writers.
 		s = State{V: Version, Epoch: s.Epoch, Execution: s.Execution, Turn: s.Turn, Phase: s.Phase, Retired: true}
 	}
 	return s
 }
 
-// keepClaim is the meaning of a claim that did not fail: its holder attached to the running
-// agent, or handed the execution over. One claim stays counted, so that TakenOver stays true.
+// keepClaim applies the events of a claim that did not fail: its holder attached to the running agent, or handed
+// the execution over. One claim stays counted, so that TakenOver stays true.
 func (s State) keepClaim(e events.Event) State {
 	if s.Execution != e.ExecutionID || s.Phase.Terminal() {
-		return s // Decide writes no such thing
+		return s // Decide does not produce such events
 	}
 	switch e.Data.(type) {
 	case events.ExecutionAttached:
@@ -291,7 +290,7 @@ func (s State) keepClaim(e events.Event) State {
 	return s
 }
 
-// evolveSandbox is the meaning of events about the sandbox.
+// evolveSandbox applies the events of the sandbox.
 func (s State) evolveSandbox(e events.Event) State {
 	switch d := e.Data.(type) {
 	case events.SandboxCreating:
@@ -329,7 +328,7 @@ func (s State) evolveSandbox(e events.Event) State {
 	return s
 }
 
-// leave forgets the sandbox, but not where its workspace is if it is kept.
+// leave removes the sandbox from the state. If its workspace is kept, leave records where it is.
 func (s State) leave(kept bool) State {
 	if kept && s.Sandbox.Workspace != "" {
 		s.Lost = Place{s.Sandbox.Workspace, s.Sandbox.Engine}
@@ -358,7 +357,8 @@ func (s State) end(e events.Event, p Phase, u events.Usage) State {
 	return s
 }
 
-// Ran is how many milliseconds the execution has run by a time, if it has not ended, without those in which it stood still.
+// Ran returns how many milliseconds the execution has run by now, without its pauses. The execution must not have
+// ended.
 func (s State) Ran(now time.Time) uint64 {
 	if !s.PausedAt.IsZero() && now.After(s.PausedAt) {
 		now = s.PausedAt

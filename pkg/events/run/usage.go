@@ -7,16 +7,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Rate is what the sandboxes of a provider cost.
+// Rate is the price of the sandboxes of a provider.
 type Rate struct {
-	Provider     string  // whose sandboxes are metered; "" for none
-	USDPerSecond float64 // 0 for an unknown price: the time alone is recorded
+	Provider     string  // provider whose sandboxes are metered; "" for none
+	USDPerSecond float64 // 0 if the price is unknown: then only the time is recorded
 }
 
-// Meter returns a decision on s with the sandbox_usage events that belong to it. Before an execution's end, and before the sandbox's,
-// it adds the time that the sandbox ran and that is not in the log yet. What is in the log is known from s alone, and a decision
-// is stored only on the state that it was made for. So no time is recorded twice, and what an executor that died did not record is
-// recorded by the next one.
+// Meter returns decision d on state s with sandbox_usage events added. It inserts them before the end of an
+// execution and before the end of the sandbox, for the running time of the sandbox that the log does not contain
+// yet. Meter derives the recorded time from s only, and a decision is appended only to the state it was made for.
+// Therefore no time is recorded twice, and the next executor records what a dead one did not.
 func Meter(s State, d Decision, r Rate) Decision {
 	if r.Provider == "" || !slices.ContainsFunc(d.Events, endsStretch) {
 		return d
@@ -39,7 +39,7 @@ func Meter(s State, d Decision, r Rate) Decision {
 	return out
 }
 
-// endsStretch reports whether the time that the sandbox ran is recorded before an event.
+// endsStretch reports whether the sandbox's running time is recorded before an event.
 func endsStretch(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed:
@@ -48,8 +48,8 @@ func endsStretch(e events.Event) bool {
 	return events.Terminal(e.Type())
 }
 
-// stretches returns the time of the sandbox that is not in the log, up to an event: first what lies before the execution, which is
-// the session's, then what lies within it.
+// stretches returns the sandbox_usage events for the unrecorded time up to an event: first the time before the
+// execution, which belongs to the session, then the time within it.
 func (s State) stretches(until events.Event, r Rate) []events.Event {
 	sb := s.Sandbox
 	if sb.Provider != r.Provider || sb.ReadyAt.IsZero() {
@@ -79,7 +79,7 @@ func (s State) stretches(until events.Event, r Rate) []events.Event {
 		return list
 	}
 	before := s.ClaimedAt
-	if until.Time.Before(before) { // clocks of two machines
+	if until.Time.Before(before) { // the clocks of two machines may differ
 		before = until.Time
 	}
 	add("", before)

@@ -2,11 +2,11 @@ package session
 
 import "time"
 
-// TurnGrace is how long after the turn limit an executor may take to end the
-// turn itself, before the session service asks whether it still lives.
+// TurnGrace is the time after the turn limit in which the executor may end the turn itself. After it the session
+// service checks whether the executor is alive.
 const TurnGrace = 30 * time.Second
 
-// Deadline is the session's earliest one; false if it has none.
+// Deadline returns the session's earliest deadline, and false if there is none.
 func (s State) Deadline(r RunView) (time.Time, bool) {
 	var best time.Time
 	offer := func(at time.Time, ok bool) {
@@ -20,29 +20,30 @@ func (s State) Deadline(r RunView) (time.Time, bool) {
 	return best, !best.IsZero()
 }
 
-// sessionDeadline is when the session closes.
+// sessionDeadline returns when the session closes.
 func (s State) sessionDeadline() (time.Time, bool) {
 	return s.CreatedAt.Add(ms(s.Options.SessionLimitMs)), s.Status == Open
 }
 
-// idleDeadline is when the sandbox is given up.
+// idleDeadline returns when the sandbox is released.
 func (s State) idleDeadline(r RunView) (time.Time, bool) {
 	rests := s.Status == Open && !s.running(r.ActiveEnded) && len(s.Queue) == 0
 	return s.touched(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
 }
 
-// TurnDeadline is when an execution that was dispatched must have ended; false if none is to end, or it is paused.
+// TurnDeadline returns when a dispatched execution must have ended, and false if none runs or the execution is
+// paused.
 func (s State) TurnDeadline(r RunView) (time.Time, bool) {
 	if !s.running(r.ActiveEnded) {
 		return time.Time{}, false
 	}
 	if s.PausedNow(s.Active.ExecutionID) && (r.Paused || !r.ActiveClaimed) {
-		return time.Time{}, false // its clock stands still
+		return time.Time{}, false // the turn limit does not run during a pause
 	}
 	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + r.PausedFor + TurnGrace), true
 }
 
-// touched is when anything last happened in the session.
+// touched returns the time of the last activity of the session.
 func (s State) touched(r RunView) time.Time {
 	if r.EndedAt.After(s.TouchedAt) {
 		return r.EndedAt

@@ -8,16 +8,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Error is a refused command.
+// Error is returned for a refused command.
 type Error struct {
 	Code   string // stable, as in the public API
-	Field  string // of the request, where one is at fault
+	Field  string // the invalid field of the request; "" if there is none
 	Detail string // one sentence
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }
 
-// The codes of refused commands.
+// The error codes of refused commands.
 const (
 	CodeNotFound = "SESSION_NOT_FOUND"
 	CodeExists   = "SESSION_EXISTS"
@@ -28,27 +28,27 @@ const (
 	CodeTooManyFiles = "TOO_MANY_FILES"
 )
 
-// MaxPending is how many file changes may wait for a snapshot that holds them.
+// MaxPending is the maximum number of file changes that no snapshot contains yet.
 const MaxPending = 1024
 
-// Command is what may be asked of a session. The set is sealed.
+// Command is a command on a session. The set is sealed.
 type Command interface {
 	meta() events.Meta
 }
 
-// Base is the part that all commands share.
+// Base holds the fields that all commands share.
 type Base struct{ events.Meta }
 
 func (b Base) meta() events.Meta { return b.Meta }
 
-// Create makes the session. What it names was checked and resolved by the caller.
+// Create creates a session. The caller has validated and resolved all references.
 type Create struct {
 	Base
 	events.SessionCreated
 	Files []File
 }
 
-// File is content on its way into the workspace; it is in the object store already.
+// File is content to put into the workspace. The object store already holds it.
 type File struct {
 	Path    string
 	Object  string
@@ -58,7 +58,7 @@ type File struct {
 	Archive bool
 }
 
-// UpdateOptions replaces options; nil metadata leaves the former.
+// UpdateOptions replaces the options. nil metadata keeps the former metadata.
 type UpdateOptions struct {
 	Base
 	Options  events.Options // resolved
@@ -72,72 +72,72 @@ type Post struct {
 	Content     string
 	Parts       []events.Part
 	Metadata    json.RawMessage
-	Files       []File // that the turn is to see
+	Files       []File // files that the turn needs
 	Environment map[string]events.Variable
-	Held        uint32 // the last file change that a snapshot holds, as run says
-	ActiveEnded bool   // run says that the active execution, if any, has ended
+	Held        uint32 // number of the last file change that a snapshot contains, from the run state
+	ActiveEnded bool   // from the run state: the active execution, if any, has ended
 }
 
-// Start makes a session and accepts its first query, in one commit.
+// Start creates a session and accepts its first query, in one commit.
 type Start struct {
 	Base
 	Create events.SessionCreated
 	Post   Post // its Base is not used
 }
 
-// Fork makes a session that goes on from an event of another one. Its first sandbox gets the file changes that the
-// parent had up to there and that the snapshot of the files does not hold.
+// Fork creates a session that continues from an event of another session. Its first sandbox receives the file
+// changes that the parent had at that event and that the snapshot of the files does not contain.
 type Fork struct {
 	Base
 	Create  events.SessionCreated
 	Forked  events.SessionForked
-	Changes []events.Payload // file_put and file_removed of the parent; they are numbered anew
+	Changes []events.Payload // file_put and file_removed of the parent; they are renumbered
 }
 
-// RequestInterrupt asks the running turn to stop. Without one it changes nothing.
+// RequestInterrupt requests that the running turn stop. It changes nothing if no turn runs.
 type RequestInterrupt struct {
 	Base
 	ActiveEnded bool
 }
 
-// RequestCancel ends an execution that waits, or asks one that runs to stop. After the end it changes nothing.
+// RequestCancel ends a queued execution, or requests that a running one stop. It changes nothing after the end.
 type RequestCancel struct {
 	Base
 	ExecutionID string
 	ActiveEnded bool
 }
 
-// RequestPause asks a running execution to stand still.
+// RequestPause requests that a running execution pause.
 type RequestPause struct {
 	Base
 	ExecutionID string
 	ActiveEnded bool
 }
 
-// RequestResume asks a paused execution to go on. If it is not paused it changes nothing.
+// RequestResume requests that a paused execution resume. It changes nothing if the execution is not paused.
 type RequestResume struct {
 	Base
 	ExecutionID string
 	ActiveEnded bool
 }
 
-// RequestTerminate asks that an execution end at once with the sandbox; without
-// an execution, that the sandbox end with whatever runs in it.
+// RequestTerminate requests that an execution and its sandbox end at once. Without an execution, it requests the
+// end of the sandbox and of everything that runs in it.
 type RequestTerminate struct {
 	Base
-	ExecutionID string // "" for the environment
+	ExecutionID string // "" for the sandbox only
 	ActiveEnded bool
 	HasSandbox  bool
 }
 
-// RequestSync asks for a snapshot of the workspace.
+// RequestSync requests a snapshot of the workspace.
 type RequestSync struct{ Base }
 
 // PutFile puts a file or an archive into the workspace.
 type PutFile struct {
 	Base
 	File
-	Held uint32 // the last file change that a snapshot holds, as run says
+	Held uint32 // number of the last file change that a snapshot contains, from the run state
 }
 
 // RemoveFile removes a file or a folder from the workspace.
@@ -147,36 +147,36 @@ type RemoveFile struct {
 	Held uint32
 }
 
-// Delete ends the session for good.
+// Delete deletes the session.
 type Delete struct {
 	Base
 	ActiveEnded bool
 }
 
-// Advance dispatches the next query when the active one has ended.
+// Advance dispatches the next query if the active execution has ended.
 type Advance struct {
 	Base
 	ActiveEnded bool
 }
 
-// Expire acts on a deadline that has passed; which one follows from Now and the state.
+// Expire handles a passed deadline. Now and the state determine which one.
 type Expire struct {
 	Base
 	Run RunView
 }
 
-// RunView is what a session's deadlines need to know of its runs.
+// RunView is the part of the run state on which a session's deadlines depend.
 type RunView struct {
 	ActiveEnded   bool
 	ActiveClaimed bool
-	Paused        bool          // the active execution stands still
-	PausedFor     time.Duration // how long it did before
-	EndedAt       time.Time     // of the last execution that ended; zero for none
+	Paused        bool          // the active execution is paused
+	PausedFor     time.Duration // total time of its earlier pauses
+	EndedAt       time.Time     // end of the last ended execution; zero if there is none
 	HasSandbox    bool
 }
 
-// Decide gives the events that a command makes true, or why it is refused. No
-// events and no error means that nothing changes.
+// Decide returns the events that a command causes, or an error if it is refused. No events and no error mean that
+// the command changes nothing.
 func Decide(s State, c Command) ([]events.Event, error) {
 	if _, done := s.Did(c.meta().CommandID); done {
 		return nil, nil
@@ -243,7 +243,7 @@ func create(s State, data events.SessionCreated, m *events.Mint) ([]events.Event
 func fork(c Fork, m *events.Mint) {
 	m.Add("", c.Forked)
 	for i, change := range c.Changes {
-		n := uint32(i + 1) //nolint:gosec // at most MaxPending wait in the parent
+		n := uint32(i + 1) //nolint:gosec // at most MaxPending changes are pending in the parent
 		switch d := change.(type) {
 		case events.FilePut:
 			d.N, d.Held = n, 0
@@ -295,7 +295,7 @@ func cancel(s State, c RequestCancel, m *events.Mint) {
 	}
 }
 
-// end withdraws what waits and cancels what runs.
+// end withdraws queued executions and cancels the active one.
 func (s State) end(m *events.Mint, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
@@ -305,7 +305,7 @@ func (s State) end(m *events.Mint, reason string, activeEnded bool) {
 	}
 }
 
-// expire acts on the session limit first, whatever else is due: it ends the rest as well.
+// expire checks the session limit first, because closing the session also ends everything else.
 func expire(s State, c Expire, m *events.Mint) {
 	if at, ok := s.sessionDeadline(); ok && !c.Now.Before(at) {
 		s.end(m, "session_closed", c.Run.ActiveEnded)
@@ -317,5 +317,5 @@ func expire(s State, c Expire, m *events.Mint) {
 	}
 }
 
-// running tells whether an execution was dispatched and has not ended.
+// running reports whether an execution was dispatched and has not ended.
 func (s State) running(activeEnded bool) bool { return s.Active.ExecutionID != "" && !activeEnded }

@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// environment decides the commands that are about the sandbox and what is in it.
+// environment decides the commands on the sandbox and its files.
 func environment(s State, c Command, m *events.Mint) ([]events.Event, error) {
 	switch c := c.(type) {
 	case RequestPause:
@@ -62,7 +62,7 @@ func terminate(s State, c RequestTerminate, m *events.Mint) {
 	}
 }
 
-// active tells whether an execution is the one that runs.
+// active reports whether execution is the running one.
 func (s State) active(execution string, activeEnded bool) bool {
 	return execution != "" && s.Active.ExecutionID == execution && s.running(activeEnded)
 }
@@ -77,13 +77,13 @@ func putAll(s State, files []File, held uint32, m *events.Mint) error {
 	}
 	for i, f := range files {
 		m.Add("", events.FilePut{
-			N: s.Changes + 1 + uint32(i), Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive, Held: held, //nolint:gosec // room bounds it
+			N: s.Changes + 1 + uint32(i), Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive, Held: held, //nolint:gosec // room limits the number
 		})
 	}
 	return nil
 }
 
-// room refuses more changes than may wait.
+// room returns an error if n more changes would exceed MaxPending.
 func (s State) room(n int, held uint32) error {
 	if len(s.After(held))+n <= MaxPending {
 		return nil

@@ -1,5 +1,4 @@
-// Package session is the life of a session: what its commands decide and what
-// its events mean. It is pure.
+// Package session decides the commands of a session's life and folds its events. It is pure.
 package session
 
 import (
@@ -9,14 +8,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Version is the version of State as it is stored beside each commit. Another
-// version is not read: the state is folded from zero.
+// Version is the version of State as stored with each commit. A stored state of another version is ignored and
+// folded from zero.
 const Version = 4
 
-// Status of a session.
+// Status is the status of a session.
 type Status string
 
-// The statuses; "" is a session that does not exist.
+// The statuses. None means that the session does not exist.
 const (
 	None    Status = ""
 	Open    Status = "open"
@@ -24,18 +23,19 @@ const (
 	Deleted Status = "deleted"
 )
 
-// MaxQueue is how many executions may wait.
+// MaxQueue is the maximum number of queued executions.
 const MaxQueue = 256
 
-// rememberedCommands is how many commands a state remembers, so that a redelivery changes nothing.
+// rememberedCommands is the number of commands that a state remembers, so that a redelivered command changes
+// nothing.
 const rememberedCommands = 64
 
-// State is the fold of a session's life.
+// State is the folded state of a session's life.
 type State struct {
 	V            int            `json:"v"`
 	Status       Status         `json:"status,omitempty"`
 	CreatedAt    time.Time      `json:"createdAt,omitzero"`
-	TouchedAt    time.Time      `json:"touchedAt,omitzero"` // last message, or creation
+	TouchedAt    time.Time      `json:"touchedAt,omitzero"` // time of the last message, or of the creation
 	Agent        string         `json:"agent,omitempty"`
 	AgentVersion string         `json:"agentVersion,omitempty"`
 	Architecture string         `json:"architecture,omitempty"`
@@ -46,53 +46,53 @@ type State struct {
 	Instance     events.Reference   `json:"instance,omitzero"` // with the pinned version; zero for none
 	Environments []events.Reference `json:"environments,omitempty"`
 
-	// Fork is where the session began, if it is a fork; nil for other sessions.
+	// Fork is the origin of a forked session; nil for other sessions.
 	Fork *events.SessionForked `json:"fork,omitempty"`
-	// Transcript is the conversation from outside of Spool that the agent begins with; nil for a new one.
+	// Transcript is the conversation from outside Spool with which the agent starts; nil for a new one.
 	Transcript *events.Transcript `json:"transcript,omitempty"`
 
-	Secrets  bool     `json:"secrets,omitempty"` // a message came with secrets of its own
+	Secrets  bool     `json:"secrets,omitempty"` // a message brought its own secrets
 	Queue    []Ref    `json:"queue,omitempty"`
-	Active   Ref      `json:"active,omitzero"`  // the last one dispatched; run says whether it has ended
-	Control  Control  `json:"control,omitzero"` // the strongest control aimed at Active
+	Active   Ref      `json:"active,omitzero"`  // the last dispatched execution; the run state has its end
+	Control  Control  `json:"control,omitzero"` // the strongest control on Active
 	Controls uint32   `json:"controls,omitempty"`
-	Turns    uint32   `json:"turns,omitempty"`    // how many executions were dispatched
-	Idle     bool     `json:"idle,omitempty"`     // session_idle, or the end of the environment, came after the last dispatch
-	Release  string   `json:"release,omitempty"`  // id of the last event that gave up what is warm: idle, terminated, closed, deleted
-	Manual   bool     `json:"manual,omitempty"`   // what was given up last was at somebody's request
-	Pause    Pause    `json:"pause,omitzero"`     // whether Active is to stand still
-	Syncs    uint32   `json:"syncs,omitempty"`    // how many snapshots were asked for
-	Changes  uint32   `json:"changes,omitempty"`  // how many file changes there were
-	Pending  []Change `json:"pending,omitempty"`  // those that no snapshot was known to hold, oldest first
-	Cause    string   `json:"cause,omitempty"`    // id of the last event that asks for work on a sandbox at rest
-	Commands []Done   `json:"commands,omitempty"` // the last ones, oldest first
+	Turns    uint32   `json:"turns,omitempty"`    // number of dispatched executions
+	Idle     bool     `json:"idle,omitempty"`     // session_idle, or a termination of the sandbox, came after the last dispatch
+	Release  string   `json:"release,omitempty"`  // id of the last event that released the sandbox: idle, terminated, closed, deleted
+	Manual   bool     `json:"manual,omitempty"`   // a client requested the last release
+	Pause    Pause    `json:"pause,omitzero"`     // whether Active is to be paused
+	Syncs    uint32   `json:"syncs,omitempty"`    // number of requested snapshots
+	Changes  uint32   `json:"changes,omitempty"`  // number of file changes
+	Pending  []Change `json:"pending,omitempty"`  // changes that no snapshot is known to contain, oldest first
+	Cause    string   `json:"cause,omitempty"`    // id of the last event that requires work on a sandbox between turns
+	Commands []Done   `json:"commands,omitempty"` // the most recent commands, oldest first
 
-	// Forgotten is the greatest id among the commands that Commands no longer holds, or that were
-	// carried out by a build that did not record it. A command with a greater id, if it was carried
-	// out, is in Commands. Ids are compared with each other only, never with a clock.
+	// Forgotten is the greatest id among the commands that Commands no longer holds, or that a build carried out
+	// which did not record command ids. If a command with a greater id was carried out, it is in Commands. Ids are
+	// compared only with each other, never with a clock.
 	Forgotten string `json:"forgotten,omitempty"`
 }
 
-// Ref points to a query: its text stays in the log.
+// Ref refers to a query, whose text stays in the log.
 type Ref struct {
 	ExecutionID string    `json:"executionId,omitempty"`
-	Message     uint64    `json:"message,omitempty"`  // stream sequence of the commit with message_accepted; 0 is this commit
-	At          time.Time `json:"at,omitzero"`        // when it was accepted; once dispatched, when it was dispatched
-	Dispatch    string    `json:"dispatch,omitempty"` // id of its execution_dispatched
-	Turn        uint32    `json:"turn,omitempty"`     // number of that dispatch within the session: 1, 2, …
+	Message     uint64    `json:"message,omitempty"`  // stream sequence of the commit with message_accepted; 0 means the current commit
+	At          time.Time `json:"at,omitzero"`        // time of the dispatch; before it, time of the acceptance
+	Dispatch    string    `json:"dispatch,omitempty"` // id of its execution_dispatched event
+	Turn        uint32    `json:"turn,omitempty"`     // number of the dispatch within the session: 1, 2, …
 }
 
-// ControlKind is how hard a turn is to be stopped.
+// ControlKind is the way in which a turn is stopped.
 type ControlKind string
 
 // The controls, weakest first.
 const (
 	Interrupt ControlKind = "interrupt"
 	Cancel    ControlKind = "cancel"
-	Terminate ControlKind = "terminate" // with the sandbox
+	Terminate ControlKind = "terminate" // also ends the sandbox
 )
 
-// strength orders the controls.
+// strength returns the rank of a control; 0 for none.
 func (k ControlKind) strength() int {
 	switch k {
 	case Interrupt:
@@ -105,39 +105,39 @@ func (k ControlKind) strength() int {
 	return 0
 }
 
-// Control asks that an execution stop.
+// Control is a request to stop an execution.
 type Control struct {
 	N           uint32      `json:"n,omitempty"`
 	Kind        ControlKind `json:"kind,omitempty"`
 	ExecutionID string      `json:"executionId,omitempty"`
-	Reason      string      `json:"reason,omitempty"` // goes into execution_cancelled
+	Reason      string      `json:"reason,omitempty"` // reason for execution_cancelled
 	At          time.Time   `json:"at,omitzero"`
 	Cause       string      `json:"cause,omitempty"` // id of its event
 }
 
-// Pause says whether an execution is to stand still.
+// Pause states whether an execution is to be paused.
 type Pause struct {
 	ExecutionID string `json:"executionId,omitempty"`
 	Wanted      bool   `json:"wanted,omitempty"`
-	Cause       string `json:"cause,omitempty"` // id of the resume_requested
+	Cause       string `json:"cause,omitempty"` // id of the resume_requested event
 }
 
-// Change is a file_put or file_removed: what it says stays in the log.
+// Change is a file_put or file_removed event, whose content stays in the log.
 type Change struct {
 	N  uint32 `json:"n"`
-	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
+	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
 // Done is a command that was carried out.
 type Done struct {
-	ID string `json:"id"`           // of the command, or of its commit where the commit does not name the command
-	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 is this commit
+	ID string `json:"id"`           // id of the command, or of the commit if the commit does not name its command
+	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
-// CommitID is the id of the commit that carries a command out.
+// CommitID returns the id of the commit that carries out a command.
 func CommitID(command string) string { return events.Derive(events.KindCommit, command) }
 
-// Did tells where a command was carried out, if it was.
+// Did returns the stream sequence of the commit that carried out a command, and whether there is one.
 func (s State) Did(command string) (at uint64, ok bool) {
 	id := CommitID(command)
 	for _, d := range s.Commands {
@@ -148,10 +148,10 @@ func (s State) Did(command string) (at uint64, ok bool) {
 	return 0, false
 }
 
-// MayHaveForgotten reports whether a command that Did does not find may have been carried out all the same.
+// MayHaveForgotten reports whether a command that Did does not find may have been carried out nevertheless.
 func (s State) MayHaveForgotten(command string) bool { return command <= s.Forgotten }
 
-// ControlOf gives the control aimed at an execution; a zero N is none.
+// ControlOf returns the control on an execution, with N 0 if there is none.
 func (s State) ControlOf(execution string) Control {
 	if s.Control.ExecutionID != execution {
 		return Control{}
@@ -159,7 +159,7 @@ func (s State) ControlOf(execution string) Control {
 	return s.Control
 }
 
-// Settle fills in what referred to the commit itself, once its stream sequence is known.
+// Settle replaces references to the current commit by seq, its stream sequence.
 func (s State) Settle(seq uint64) State {
 	s.Queue = slices.Clone(s.Queue)
 	for i := range s.Queue {
@@ -179,8 +179,8 @@ func (s State) Settle(seq uint64) State {
 	return s
 }
 
-// Waker is the id of the event that makes a paused execution go on: of the
-// control aimed at it, else of the last resume_requested.
+// Waker returns the id of the event that continues a paused execution: the control on it, or else the last
+// resume_requested.
 func (s State) Waker() string {
 	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
 		return c.Cause
@@ -188,7 +188,7 @@ func (s State) Waker() string {
 	return s.Pause.Cause
 }
 
-// PausedNow tells whether an execution is to stand still.
+// PausedNow reports whether an execution is to be paused.
 func (s State) PausedNow(execution string) bool {
 	return s.Pause.Wanted && s.Pause.ExecutionID == execution && s.ControlOf(execution).N == 0
 }
@@ -199,12 +199,12 @@ func settle(ref *uint64, seq uint64) {
 	}
 }
 
-// clockMargin is how far the clock that minted a command's id may have been ahead of the one that its events
-// have their time from, where the commit does not name the command.
+// clockMargin is the maximum difference assumed between the clock that created a command's id and the clock of the
+// events' times. It applies if a commit does not name its command.
 const clockMargin = time.Hour
 
-// Fold applies a commit's events and remembers the commit, if a command from outside made it.
-// The id is that of the command; of the commit, if the commit names none.
+// Fold applies a commit's events. It remembers the commit if a client's command caused it. id is the id of the
+// command, or of the commit if the commit does not name its command.
 func Fold(s State, id string, list []events.Event) State {
 	outside := false
 	for _, e := range list {
@@ -233,7 +233,7 @@ func Fold(s State, id string, list []events.Event) State {
 	return s
 }
 
-// latestCommand is greater than every id of a command that was minted before at.
+// latestCommand returns an id that is greater than the id of every command created before at.
 func latestCommand(at time.Time) string {
 	id, err := events.NewID(events.KindCommand, at, zeros{})
 	if err != nil {
@@ -250,15 +250,15 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// withoutText returns a deleted session's options without what people wrote. The state
-// beside session_deleted is kept for good. The path of the host's folder stays: a turn
-// that is being ended must not take the folder for an empty workspace of its own.
+// withoutText returns a deleted session's options without text that a client wrote, because the state stored with
+// session_deleted is kept forever. HostPath stays: while a turn is being ended, the executor must not take the
+// folder for an empty workspace of the session.
 func withoutText(o events.Options) events.Options {
 	o.Image, o.Command, o.ModelSettings, o.Egress = "", nil, events.ModelSettings{}, nil
 	return o
 }
 
-// Evolve is the meaning of each event. It is total: what it does not know changes nothing.
+// Evolve returns the state after an event. It is total: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = Version
 	switch d := e.Data.(type) {
@@ -331,7 +331,7 @@ func (s State) changed(n, held uint32, cause string) State {
 	return s
 }
 
-// After gives the pending changes with a greater number.
+// After returns the pending changes with a number greater than n.
 func (s State) After(n uint32) []Change {
 	i := slices.IndexFunc(s.Pending, func(c Change) bool { return c.N > n })
 	if i < 0 {
@@ -340,7 +340,7 @@ func (s State) After(n uint32) []Change {
 	return s.Pending[i:]
 }
 
-// queued is an execution's index in the queue, -1 if it does not wait.
+// queued returns an execution's index in the queue, or -1.
 func (s State) queued(execution string) int {
 	return slices.IndexFunc(s.Queue, func(r Ref) bool { return r.ExecutionID == execution })
 }

@@ -1,4 +1,4 @@
-// Package versions is the life of a catalogue entry: its versions, which never
+// Package versions decides the commands on a catalogue entry and folds its events: its versions, which never
 // change, and the tags that name them. It is pure.
 package versions
 
@@ -10,38 +10,39 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Number is the version of State as it is stored beside each commit. Another
-// one is not read: the state is folded from zero.
+// Number is the version of State as stored with each commit. A stored state of another version is ignored and
+// folded from zero.
 const Number = 1
 
-// Bounds of a state, which every commit carries.
+// Limits of a state, which every commit contains.
 const (
-	// MaxVersions is how many versions are known by their place; older ones are found by reading the chain.
+	// MaxVersions is the number of versions that the state knows. A reader finds older versions by reading the
+	// chain.
 	MaxVersions = 256
-	// MaxTags is how many tags an entry may have.
+	// MaxTags is the maximum number of tags of an entry.
 	MaxTags = 64
 
 	rememberedCommands = 16
 )
 
-// State is the fold of an entry's chain.
+// State is the folded state of an entry's chain.
 type State struct {
 	V        int               `json:"v"`
 	Removed  bool              `json:"removed,omitempty"`
 	Versions []Version         `json:"versions,omitempty"` // oldest first
-	Dropped  bool              `json:"dropped,omitempty"`  // there were older ones
-	Tags     map[string]string `json:"tags,omitempty"`     // version by tag, latest among them
-	Commands []string          `json:"commands,omitempty"` // ids of the last commits, so that a redelivery changes nothing
+	Dropped  bool              `json:"dropped,omitempty"`  // older versions were removed from Versions
+	Tags     map[string]string `json:"tags,omitempty"`     // version by tag, including latest
+	Commands []string          `json:"commands,omitempty"` // ids of the most recent commits, so that a redelivered command changes nothing
 }
 
-// Version is a version and where it lies.
+// Version is a version and the position of its content.
 type Version struct {
 	Digest  string `json:"digest"`
-	At      uint64 `json:"at,omitempty"` // stream sequence of the commit that holds it whole; 0 is this commit
+	At      uint64 `json:"at,omitempty"` // stream sequence of the commit that contains the version; 0 means the current commit
 	Removed bool   `json:"removed,omitempty"`
 }
 
-// Error is a refused command.
+// Error is returned for a refused command.
 type Error struct{ Code, Field, Detail string }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }
@@ -52,20 +53,21 @@ const (
 	CodeTooManyTags = "TOO_MANY_TAGS"
 )
 
-// Command is what may be asked of an entry.
+// Command is a command on an entry.
 type Command interface{ sealed() }
 
-// Apply makes a version, or moves tags to it if it is there.
+// Apply adds a version. If the version exists, Apply moves the tags to it.
 type Apply struct {
 	events.Meta
 	Version string
-	Tags    []string       // beside latest
+	Tags    []string       // in addition to latest
 	Data    events.Payload // AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed
-	// OnlyFirst makes the version only while the entry has none: whoever made one meanwhile knew better.
+	// OnlyFirst adds the version only if the entry has none, so that a default does not replace a version of a
+	// client.
 	OnlyFirst bool
 }
 
-// Tag moves a tag to a version that is there.
+// Tag moves a tag to an existing version.
 type Tag struct {
 	events.Meta
 	Version string // a digest, or a tag
@@ -84,7 +86,7 @@ func (Apply) sealed()  {}
 func (Tag) sealed()    {}
 func (Remove) sealed() {}
 
-// Decide gives the events that carry a command out; none if it would change nothing.
+// Decide returns the events that a command causes, or none if it changes nothing.
 func Decide(s State, c Command) ([]events.Event, error) {
 	switch c := c.(type) {
 	case Apply:
@@ -100,7 +102,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		return mint(c.Meta, c.Data), nil
 	case Tag:
 		digest, ok := s.Resolve(c.Version)
-		if v, known := s.find(digest); !ok || !known || v.Removed || s.Removed { // of one that was dropped nobody knows here whether it ever was
+		if v, known := s.find(digest); !ok || !known || v.Removed || s.Removed { // the state cannot tell whether a version exists that was dropped from it
 			return nil, notFound(c.Version)
 		}
 		if s.Tags[c.Tag] == digest {
@@ -133,7 +135,7 @@ func notFound(version string) error {
 	return &Error{CodeNotFound, "version", fmt.Sprintf("there is no version %.64q", version)}
 }
 
-// current tells whether applying a version with tags would change nothing.
+// current reports whether applying a version with tags would change nothing.
 func (s State) current(version string, tags []string) bool {
 	if s.Removed || s.Tags[events.Latest] != version {
 		return false
@@ -141,7 +143,7 @@ func (s State) current(version string, tags []string) bool {
 	return !slices.ContainsFunc(tags, func(t string) bool { return s.Tags[t] != version })
 }
 
-// room refuses tags past the bound; every entry has latest.
+// room returns an error if the tags would exceed MaxTags. Every entry has the tag latest.
 func (s State) room(tags ...string) error {
 	all := maps.Clone(s.Tags)
 	if all == nil {
@@ -156,9 +158,8 @@ func (s State) room(tags ...string) error {
 	return nil
 }
 
-// Resolve gives the digest that a version of a reference means: "" and latest, a
-// tag, or a digest. A digest that the state does not know is resolved if older
-// versions were dropped: the chain tells.
+// Resolve returns the digest of a version of a reference: "" or latest, a tag, or a digest. If older versions were
+// dropped, Resolve accepts an unknown digest, and the caller has to look for it in the chain.
 func (s State) Resolve(version string) (digest string, ok bool) {
 	if s.Removed && !events.IsDigest(version) {
 		return "", false
@@ -178,7 +179,7 @@ func (s State) Resolve(version string) (digest string, ok bool) {
 	return version, s.Dropped
 }
 
-// At gives the stream sequence of a version's commit; 0 if it is to be looked for in the chain.
+// At returns the stream sequence of a version's commit, or 0 if the caller has to look for it in the chain.
 func (s State) At(digest string) uint64 {
 	v, _ := s.find(digest)
 	return v.At
@@ -192,10 +193,10 @@ func (s State) find(digest string) (Version, bool) {
 	return s.Versions[i], true
 }
 
-// Did tells whether a commit is among the last ones.
+// Did reports whether a commit is among the most recent ones.
 func (s State) Did(commit string) bool { return slices.Contains(s.Commands, commit) }
 
-// Settle fills in what referred to the commit itself, once its stream sequence is known.
+// Settle replaces references to the current commit by seq, its stream sequence.
 func (s State) Settle(seq uint64) State {
 	s.Versions = slices.Clone(s.Versions)
 	for i := range s.Versions {
@@ -206,10 +207,10 @@ func (s State) Settle(seq uint64) State {
 	return s
 }
 
-// MayHaveForgotten reports whether a command that Did does not find may have been carried out all the same.
+// MayHaveForgotten reports whether a command that Did does not find may have been carried out nevertheless.
 func (s State) MayHaveForgotten() bool { return len(s.Commands) >= rememberedCommands }
 
-// Fold applies a commit.
+// Fold applies a commit's events and remembers the commit.
 func Fold(s State, commit string, list []events.Event) State {
 	for _, e := range list {
 		s = Evolve(s, e)
@@ -221,7 +222,7 @@ func Fold(s State, commit string, list []events.Event) State {
 	return s
 }
 
-// Evolve is the meaning of each event. It is total: what it does not know changes nothing.
+// Evolve returns the state after an event. It is total: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = Number
 	switch d := e.Data.(type) {
@@ -247,8 +248,8 @@ func Evolve(s State, e events.Event) State {
 	return s
 }
 
-// applied makes a version the latest. One that is there already stays where it
-// lies, unless it was removed: then this commit brings it back.
+// applied makes a version the latest one. A known version keeps its position, unless it was removed: then this
+// commit restores it.
 func (s State) applied(digest string, tags []string) State {
 	s.Removed = false
 	if v, ok := s.find(digest); !ok || v.Removed {
@@ -262,13 +263,13 @@ func (s State) applied(digest string, tags []string) State {
 	return s.bounded()
 }
 
-// bounded drops the oldest versions that no tag names.
+// bounded drops the oldest untagged versions beyond MaxVersions.
 func (s State) bounded() State {
 	for extra := len(s.Versions) - MaxVersions; extra > 0; extra-- {
 		i := slices.IndexFunc(s.Versions, func(v Version) bool {
 			return !slices.Contains(slices.Collect(maps.Values(s.Tags)), v.Digest)
 		})
-		if i < 0 { // no command makes so many tags
+		if i < 0 { // unreachable: MaxTags is less than MaxVersions
 			return s
 		}
 		s.Versions, s.Dropped = slices.Delete(slices.Clone(s.Versions), i, i+1), true
@@ -285,8 +286,8 @@ func (s State) tagged(digest, tag string) State {
 	return s
 }
 
-// removed hides one version with its tags, or, without one, the entry. The
-// latest version is then the newest that is left.
+// removed hides one version and its tags, or the entry if digest is "". If the version was the latest one, latest
+// moves to the newest remaining version.
 func (s State) removed(digest string) State {
 	if digest == "" {
 		s.Removed, s.Tags = true, nil

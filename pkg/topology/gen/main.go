@@ -1,4 +1,5 @@
-// Command gen writes docs/subjects.md or deploy/nats.conf from package topology, whichever the file's name says.
+// Command gen writes docs/subjects.md or deploy/nats.conf from package topology; the name of the file decides
+// which.
 package main
 
 import (

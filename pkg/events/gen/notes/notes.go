@@ -1,4 +1,4 @@
-// Package notes reads from Go's source what fields are for, for generated documents.
+// Package notes reads the comments of struct fields from Go source, for generated documents.
 package notes
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Read gives the line comments of the fields of all structs in a folder, as Type.Field.
+// Read returns the line comments of the fields of all structs in a folder, keyed by Type.Field.
 func Read(dir string) (map[string]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {

@@ -19,7 +19,7 @@ func TestUnmarshalValueNamesWhatIsAtFault(t *testing.T) {
 		`{"limits":{"budgetUsd":"1"}}`:              "spec.limits.budgetUsd: must be a number, not a string",
 		`{"skills":["a/b/c/d"]}`:                    `spec.skills[0]: "a/b/c/d" is not [scope/][org/]slug[@version]`,
 		`{"skills":["A"]}`:                          `spec.skills[0]: slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
-		`{"skills":[{"slug":"a","scope":"mine"}]}`:  `spec.skills[0].scope: "mine" is none of platform, organization and identity_account`,
+		`{"skills":[{"slug":"a","scope":"mine"}]}`:  `spec.skills[0].scope: "mine" is not one of platform, organization and identity_account`,
 		`{"skills":[{"slug":"a","vers":"1"}]}`:      "spec.skills[0].vers: there is no such field; there are scope, org, kind, slug, version",
 		`{"skills":[{"slug":"a","kind":"agent"}]}`:  `spec.skills[0].kind: "agent" does not belong here: the field refers to an entry of kind skill`,
 		`{"skills":[null]}`:                         "spec.skills[0]: must not be null",
