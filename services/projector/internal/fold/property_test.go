@@ -3,6 +3,7 @@ package fold_test
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
@@ -92,7 +94,9 @@ func records(t *rapid.T) []eventlog.Record {
 		case 0:
 			out[i].Events = append(out[i].Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
 		case 31:
-			out[i].Events = append(out[i].Events, events.Event{ID: "retired", Data: events.RunRetired{}})
+			out[i].Events = append(out[i].Events, events.Event{ID: "retired", Data: events.RunRetired{
+				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.Spent{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.Output{Events: 4, Bytes: 900}}},
+			}})
 		case 1:
 			out[i].Subject = events.Subject{Tenant: "default", ID: "cat", Aspect: events.Key}
 			id := name(t, "key", 2)
@@ -283,4 +287,42 @@ func sameBlocks(t *rapid.T, session string, live, reloaded []events.Block) {
 	if string(a) != string(b) {
 		t.Fatalf("%s: live and reload differ:\n%s\n%s", session, a, b)
 	}
+}
+
+// TestUsage_IsTheSameAsForDispatch: the read model and the fold by which the session service decides about budgets count the same.
+func TestUsage_IsTheSameAsForDispatch(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		recs := records(rt)
+		rows := newMemory(t)
+		rows.fold(fold.New(3, 1000), fold.Batch{Records: recs})
+		have := map[string]budget.Usage{}
+		for _, r := range rows.tenantUsage {
+			if r.Day != "" {
+				have[r.Day] = budget.Usage{Turns: r.Turns, Tokens: r.Tokens, CostUSD: r.CostUSD, TimeMs: r.TimeMs, Events: r.Events, EventBytes: r.EventBytes}
+			}
+		}
+		sessions, want := map[string]*budget.SessionUsage{}, map[string]budget.Usage{}
+		for _, rec := range recs {
+			if rec.Subject.Aspect.Catalogued() || rec.Subject.Aspect == events.Key {
+				continue
+			}
+			s := sessions[rec.Subject.ID]
+			if s == nil {
+				s = &budget.SessionUsage{}
+				sessions[rec.Subject.ID] = s
+			}
+			for day, u := range s.Add(rec) {
+				want[day] = want[day].Plus(u)
+			}
+		}
+		for day := range want {
+			if want[day] == (budget.Usage{}) {
+				delete(want, day)
+			}
+		}
+		if !reflect.DeepEqual(have, want) {
+			rt.Fatalf("the read model has\n%+v\ndispatch counts\n%+v", have, want)
+		}
+	})
 }
