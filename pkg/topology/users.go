@@ -62,7 +62,9 @@ func sessionUser() User {
 			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
 			// Answers to commands go to the gateway that asked.
 			[]string{inbox(UserGateway)},
-			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
+			readLog(), writePayloads(), useKV(BucketLeases),
+			// What tenants may take, and what it has counted of it.
+			useKV(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
 			// A fork is refused whose snapshots are not there any more.
 			readObjects(BucketWorkspaces),
 			// Secrets of an execution go when it has ended. What it reads of them it cannot open.
@@ -102,7 +104,6 @@ func projectorUser() User {
 		Publish: join(
 			[]string{"live.*.*", "dead.>", CtlProjector},
 			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamLive), info(StreamDead),
-			useKV(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}
@@ -141,6 +142,8 @@ func janitorUser() User {
 			// NATS makes key-value buckets without the right to delete for anybody.
 			useKV(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
 			useKV(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
+			// How far the usage of tenants is counted.
+			get("KV_"+BucketBudgets),
 		),
 		Subscribe: []string{inbox(UserJanitor)},
 	}
