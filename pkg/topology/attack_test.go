@@ -19,12 +19,11 @@ import (
 
 // own is what a user may both write and read, so that it chooses the bytes of an answer.
 var own = map[string]struct{ stream, subject string }{
-	topology.UserGateway:   {"KV_" + topology.BucketIdempotency, "$KV." + topology.BucketIdempotency + ".default.attack"},
-	topology.UserSession:   {"OBJ_" + topology.BucketPayloads, "$O." + topology.BucketPayloads + ".C.attack"},
-	topology.UserExecutor:  {"KV_" + topology.BucketLeases, "$KV." + topology.BucketLeases + ".attack"},
-	topology.UserProjector: {"KV_" + topology.BucketBudgets, "$KV." + topology.BucketBudgets + ".attack"},
-	topology.UserSkills:    {"OBJ_" + topology.BucketSkills, "$O." + topology.BucketSkills + ".C.attack"},
-	topology.UserJanitor:   {"EVENTS-0", events.RunOf("default", session).String()},
+	topology.UserGateway:  {"KV_" + topology.BucketIdempotency, "$KV." + topology.BucketIdempotency + ".default.attack"},
+	topology.UserSession:  {"KV_" + topology.BucketBudgets, "$KV." + topology.BucketBudgets + ".attack"},
+	topology.UserExecutor: {"KV_" + topology.BucketLeases, "$KV." + topology.BucketLeases + ".attack"},
+	topology.UserSkills:   {"OBJ_" + topology.BucketSkills, "$O." + topology.BucketSkills + ".C.attack"},
+	topology.UserJanitor:  {"EVENTS-0", events.RunOf("default", session).String()},
 }
 
 // attacker is a user that sends requests whose answers it directs to a subject that it may not publish.

@@ -241,7 +241,7 @@ func KeyValues() []KeyValue {
 			Config: jetstream.KeyValueConfig{
 				Bucket: BucketBudgets, Description: "Limits and budgets of tenants, and their usage.", Storage: jetstream.FileStorage, History: 1,
 			},
-			Keys: "<tenant>", Writes: "projector", Reads: "session, executor, gateway",
+			Keys: "<tenant>, and _positions: how far the log is counted", Writes: "session", Reads: "session, executor, gateway, janitor",
 		},
 	}
 }

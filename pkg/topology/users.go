@@ -61,7 +61,9 @@ func sessionUser() User {
 			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
 			// Responses to commands go to the gateway that sent them.
 			[]string{inbox(UserGateway)},
-			readLog(), writePayloads(), useKV(BucketLeases), useKV(BucketBudgets),
+			readLog(), writePayloads(), useKV(BucketLeases),
+			// The limits of tenants, and the usage that the session service counts.
+			useKV(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
 			// A fork is refused if its snapshots no longer exist.
 			readObjects(BucketWorkspaces),
 			// The secrets of an execution are removed after its end. The session service reads only their encrypted
@@ -103,7 +105,6 @@ func projectorUser() User {
 		Publish: join(
 			[]string{"live.*.*", "dead.>", CtlProjector},
 			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamLive), info(StreamDead),
-			useKV(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}
@@ -142,6 +143,8 @@ func janitorUser() User {
 			// NATS creates key-value buckets whose streams nobody may delete from.
 			useKV(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
 			useKV(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
+			// How far the usage of tenants is counted.
+			get("KV_"+BucketBudgets),
 		),
 		Subscribe: []string{inbox(UserJanitor)},
 	}

@@ -1,18 +1,18 @@
 package projector_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector"
 )
 
@@ -22,35 +22,69 @@ func (w *world) budget(tenant string, p events.Period) *session {
 	return &session{w: w, tenant: tenant, id: subject.ID, life: eventlog.Head{Subject: subject}}
 }
 
-// told waits until services are told what a tenant has taken.
-func (w *world) told(tenant string, want ...budget.Budget) {
-	w.t.Helper()
-	kv, err := w.js.KeyValue(w.t.Context(), topology.BucketBudgets)
+// taken reads a tenant's budgets and limits, and what the tenant has taken of them by a time.
+func (w *world) taken(tenant string, now time.Time) (budget.Tenant, error) {
+	conn, err := pgx.Connect(w.t.Context(), w.url)
 	if err != nil {
-		w.t.Fatal(err)
+		return budget.Tenant{}, err
 	}
-	eventually(w.t, "the bucket tells what "+tenant+" has taken", func() error {
-		var have budget.Tenant
-		entry, err := kv.Get(w.t.Context(), tenant)
-		switch {
-		case errors.Is(err, jetstream.ErrKeyNotFound):
-		case err != nil:
+	t, err := takenOn(w.t.Context(), conn, tenant, now)
+	return t, errors.Join(err, conn.Close(context.WithoutCancel(w.t.Context())))
+}
+
+func takenOn(ctx context.Context, conn *pgx.Conn, tenant string, now time.Time) (budget.Tenant, error) {
+	var t budget.Tenant
+	rows, err := conn.Query(ctx, "SELECT period, turns, tokens, cost_usd, time_ms FROM spool.tenant_budgets WHERE tenant = $1 AND NOT removed ORDER BY period", tenant)
+	if err != nil {
+		return t, err
+	}
+	t.Budgets, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (b budget.Budget, err error) {
+		err = r.Scan(&b.Period, &b.Limit.Turns, &b.Limit.Tokens, &b.Limit.CostUSD, &b.Limit.TimeMs)
+		b.From, b.Until = b.Period.Span(now)
+		return b, err
+	})
+	if err != nil {
+		return t, err
+	}
+	for i := range t.Budgets {
+		b := &t.Budgets[i]
+		err := conn.QueryRow(ctx, `SELECT coalesce(sum(turns), 0), coalesce(sum(tokens), 0), coalesce(sum(cost_usd), 0), coalesce(sum(time_ms), 0)
+			FROM spool.tenant_usage WHERE tenant = $1 AND day >= $2`, tenant, b.From).Scan(&b.Spent.Turns, &b.Spent.Tokens, &b.Spent.CostUSD, &b.Spent.TimeMs)
+		if err != nil {
+			return t, err
+		}
+	}
+	var limits string
+	err = conn.QueryRow(ctx, "SELECT coalesce((SELECT limits FROM spool.tenant_limits WHERE tenant = $1 AND NOT removed), '{}')", tenant).Scan(&limits)
+	if err != nil {
+		return t, err
+	}
+	if err := json.Unmarshal([]byte(limits), &t.Limits); err != nil {
+		return t, err
+	}
+	t.Used.Day, _ = events.PeriodDay.Span(now)
+	return t, conn.QueryRow(ctx, "SELECT coalesce(sum(events), 0), coalesce(sum(event_bytes), 0) FROM spool.tenant_usage WHERE tenant = $1 AND day >= $2", tenant, t.Used.Day).
+		Scan(&t.Used.Logged.Events, &t.Used.Logged.Bytes)
+}
+
+// hasTaken waits until the read models hold a tenant's budgets, and what the tenant has taken of them.
+func (w *world) hasTaken(tenant string, now time.Time, want ...budget.Budget) {
+	w.t.Helper()
+	eventually(w.t, "the read models hold what "+tenant+" has taken", func() error {
+		have, err := w.taken(tenant, now)
+		if err != nil {
 			return err
-		default:
-			if err := json.Unmarshal(entry.Value(), &have); err != nil {
-				return err
-			}
 		}
 		if got, want := fmt.Sprintf("%+v", have.Budgets), fmt.Sprintf("%+v", want); got != want {
-			return fmt.Errorf("told %s, want %s", got, want)
+			return fmt.Errorf("there is %s, want %s", got, want)
 		}
 		return nil
 	})
 }
 
-// What a tenant's sessions take adds up in all partition groups, is told to
-// services, and stays when a session goes.
-func TestTenantBudgets(t *testing.T) {
+// TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions asserts that what a tenant's sessions take adds up in all partition groups,
+// and stays when a session is deleted.
+func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	now := func(c *projector.Config, d *projector.Deps) { d.Now = func() time.Time { return testTime } }
@@ -86,29 +120,28 @@ func TestTenantBudgets(t *testing.T) {
 	midnight := time.Date(2026, 5, 7, 0, 0, 0, 0, time.UTC)
 	day := budget.Budget{Period: events.PeriodDay, From: "2026-05-06", Until: midnight, Limit: daily, Spent: spent}
 	all := budget.Budget{Period: events.PeriodTotal, Limit: total, Spent: spent}
-	w.told("default", day, all)
-	w.told("other")
+	w.hasTaken("default", testTime, day, all)
+	w.hasTaken("other", testTime)
 
 	metered.append(&metered.life, "", events.SessionDeleted{})
 	w.projected(told)
-	w.told("default", day, all)
+	w.hasTaken("default", testTime, day, all)
 	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, true); err != nil {
 		t.Error(err)
 	}
 
-	// A projector that begins tells what the one before it did not.
 	stop()
 	dayBudget.append(&dayBudget.life, "", events.TenantBudgetRemoved{Tenant: "default", Period: events.PeriodDay})
 	told.turn(2)
 	w.start(now)
 	all.Spent = all.Spent.Plus(events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234})
-	w.told("default", all)
+	w.hasTaken("default", testTime, all)
 	totalBudget.append(&totalBudget.life, "", events.TenantBudgetRemoved{Tenant: "default", Period: events.PeriodTotal})
-	w.told("default")
+	w.hasTaken("default", testTime)
 }
 
-// On another day a budget of days counts from zero.
-func TestBudgetsOfDays(t *testing.T) {
+// TestTenantUsage_IsCountedByDay asserts that a budget of a day does not include the usage of another day.
+func TestTenantUsage_IsCountedByDay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	now := testTime.AddDate(0, 0, 1)
@@ -123,7 +156,7 @@ func TestBudgetsOfDays(t *testing.T) {
 	}
 	w.session(-1).create().turn(1)
 	want[1].Spent = events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
-	w.told("default", want...)
+	w.hasTaken("default", now, want...)
 	if got := (budget.Tenant{Budgets: want}).Exceeded("default", now); got != "tenant default since 2026-05-01 has used 30 tokens, and its budget is 5" {
 		t.Error(got)
 	}

@@ -30,32 +30,21 @@ func (w *world) logged(tenant string) (sum events.Output) {
 	return sum
 }
 
-// used waits until services are told what a tenant has added to the log on the day of testTime.
+// used waits until the read models hold what a tenant has added to the log on the day of testTime.
 func (w *world) used(tenant string, want events.Output) budget.Tenant {
 	w.t.Helper()
-	kv, err := w.js.KeyValue(w.t.Context(), topology.BucketBudgets)
-	if err != nil {
-		w.t.Fatal(err)
-	}
 	var have budget.Tenant
-	eventually(w.t, "the bucket tells what "+tenant+" has added to the log", func() error {
-		entry, err := kv.Get(w.t.Context(), tenant)
-		if err != nil {
-			return err
+	eventually(w.t, "the read models hold what "+tenant+" has added to the log", func() (err error) {
+		have, err = w.taken(tenant, testTime)
+		if err == nil && have.Used.Logged != want {
+			err = fmt.Errorf("there is %+v, want %+v", have.Used.Logged, want)
 		}
-		have = budget.Tenant{}
-		if err := json.Unmarshal(entry.Value(), &have); err != nil {
-			return err
-		}
-		if have.Used != (budget.Used{Day: testTime.Format(time.DateOnly), Logged: want}) {
-			return fmt.Errorf("told %+v, want %+v", have.Used, want)
-		}
-		return nil
+		return err
 	})
 	return have
 }
 
-// TestTenantEvents_AreCountedByDay: what the sessions of a tenant add to the log is told to services, stays when a session is
+// TestTenantEvents_AreCountedByDay: what the sessions of a tenant add to the log is in the read models, stays when a session is
 // deleted and erased, and a rebuild counts the same before and after the removal.
 func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	t.Parallel()

@@ -65,7 +65,6 @@ func (g *group) lead(ctx context.Context) (err error) {
 	if err := g.live.started(); err != nil {
 		return fmt.Errorf("announce the start: %w", err)
 	}
-	g.p.budgets.everything() // whoever read before may not have told of its last commit
 	g.logger.Info("reading", "after", g.position(), "caught_up", g.checkpoint.CaughtUp)
 	ctx, stop := context.WithCancel(ctx)
 	var feeders sync.WaitGroup
@@ -254,7 +253,6 @@ func (g *group) commit(ctx context.Context, s step) error {
 	if g.quiet {
 		return nil
 	}
-	g.p.budgets.changed(changes.Tenants)
 	if err := g.live.send(changes.Live); err != nil {
 		// The rows are there; whoever follows finds the hole.
 		g.logger.Warn("announce on LIVE", "error", err)

@@ -83,7 +83,6 @@ type Projector struct {
 	counts *metrics
 
 	catchUps []*catchUp // one for each shard
-	budgets  *budgets
 }
 
 // New makes a projector; it sends nothing yet.
@@ -109,7 +108,6 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
 	}
 	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now)}
-	p.budgets = newBudgets(p)
 	for shard := range deps.Log.Shards() {
 		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
 	}
@@ -138,10 +136,6 @@ func (p *Projector) Run(ctx context.Context) error {
 		}
 	}
 	var all errgroup.Group
-	all.Go(func() error {
-		p.budgets.run(ctx)
-		return nil
-	})
 	for n := range topology.ProjectorGroups {
 		all.Go(func() error {
 			p.keep(ctx, n)

@@ -10,7 +10,6 @@ import (
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -127,14 +126,9 @@ func TestBudgetAtDispatch(t *testing.T) {
 	}
 	s.failedWith(sid, s.post(sid), "had 3 turns")
 
-	kv, err := s.js.KeyValue(t.Context(), topology.BucketBudgets)
-	must(t, err)
 	tells := func(until time.Time) {
 		t.Helper()
-		body, err := json.Marshal(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.Spent{CostUSD: 1.5}}}})
-		must(t, err)
-		_, err = kv.Put(t.Context(), "default", body)
-		must(t, err)
+		s.overrides(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.Spent{CostUSD: 1.5}}}})
 	}
 	tells(time.Now().Add(time.Hour))
 	other := s.create(events.Options{})

@@ -10,10 +10,8 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/api/command"
-	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -362,13 +360,10 @@ func TestSettingMaxKeys(t *testing.T) {
 func TestKeys_LimitOfTenant(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	kv, err := s.js.KeyValue(t.Context(), topology.BucketBudgets)
-	must(t, err)
-	raw, err := json.Marshal(budget.Tenant{Limits: events.TenantLimits{Keys: 1}})
-	must(t, err)
-	_, err = kv.Put(t.Context(), "default", raw)
-	must(t, err)
 	s.copy("one", session.Config{})
+	if a := s.send(command.TypeSetLimits, "", "", command.SetLimits{Limits: events.TenantLimits{Keys: 1}}); a.Error != nil {
+		t.Fatal(a.Error)
+	}
 	s.mustKey("", events.KeyRights{})
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) { // until the service has seen the bucket
 		_, a, err := s.newKey("", events.KeyRights{})

@@ -10,7 +10,6 @@ import (
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -64,14 +63,9 @@ func TestTenantEvents_RefusesWork(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
-	kv, err := s.js.KeyValue(t.Context(), topology.BucketBudgets)
-	must(t, err)
 	tells := func(limits events.TenantLimits, day time.Time) {
 		t.Helper()
-		body, err := json.Marshal(budget.Tenant{Limits: limits, Used: budget.Used{Day: day.UTC().Format(time.DateOnly), Logged: events.Output{Events: 10, Bytes: 5000}}})
-		must(t, err)
-		_, err = kv.Put(t.Context(), "default", body)
-		must(t, err)
+		s.overrides(budget.Tenant{Limits: limits, Used: budget.Used{Day: day.UTC().Format(time.DateOnly), Logged: events.Output{Events: 10, Bytes: 5000}}})
 	}
 	post := func(sid string) (string, *command.Error) {
 		exe := id(events.KindExecution)

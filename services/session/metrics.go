@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/storage"
+	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
 // metrics are what a copy counts.
@@ -48,6 +49,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 func DescribeMetrics(r prometheus.Registerer) {
 	newMetrics(r)
 	r.MustRegister(new(storage.Watch).Collectors()...)
+	r.MustRegister(new(usage.Folder).Collectors()...)
 }
 
 func (m *metrics) command(typ, outcome string, took time.Duration) {

@@ -32,6 +32,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/lease"
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 	"github.com/spoolhq/spool/services/session/internal/signer"
+	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
 // Config is the service's settings. The zero value takes every default.
@@ -170,6 +171,7 @@ type Service struct {
 	room    *storage.Watch
 	clock   *bus.Clock
 	react   *reactor.Reactor
+	usage   *usage.Folder
 	signer  *signer.Signer // nil where no heads are signed
 }
 
@@ -206,8 +208,10 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s := &Service{cfg: cfg, deps: deps, js: js, clock: deps.Clock}
 	s.budgets = budget.NewWatch(js, deps.Logger)
 	s.room = storage.NewWatch(storage.Config{JetStream: js, Reserve: cfg.StoreReserve, Logger: deps.Logger})
+	s.usage = usage.New(usage.Config{Log: deps.Log, JetStream: js, Now: deps.Now, Logger: deps.Logger})
 	if deps.Metrics != nil {
 		deps.Metrics.MustRegister(s.room.Collectors()...)
+		deps.Metrics.MustRegister(s.usage.Collectors()...)
 	}
 	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: local, Gone: cfg.EngineGone})
 	if !cfg.headsKey.IsZero() {
@@ -297,6 +301,7 @@ func (s *Service) Run(ctx context.Context) error {
 	g.Go(func() error { return s.clock.Run(ctx) })
 	g.Go(func() error { return s.leases.Run(ctx) })
 	g.Go(func() error { return s.budgets.Run(ctx) })
+	g.Go(func() error { return s.usage.Run(ctx) })
 	g.Go(func() error { return s.room.Run(ctx) })
 	if s.signer != nil {
 		s.deps.Logger.Info("heads of the log are signed", "public-key", s.cfg.headsKey.Public().String())

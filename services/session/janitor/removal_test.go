@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
@@ -28,6 +30,7 @@ import (
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session/internal/usage"
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
@@ -94,6 +97,37 @@ func (b *bed) passed() {
 			left--
 		}
 		must(b.t, batch.Error())
+	}
+	b.countUsage()
+}
+
+// countUsage runs the fold of tenants' usage up to the end of the log, with the rights of the session service.
+func (b *bed) countUsage() {
+	b.t.Helper()
+	js, err := jetstream.New(b.conn(topology.UserSession))
+	must(b.t, err)
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	must(b.t, err)
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	must(b.t, err)
+	ctx, stop := context.WithCancel(b.t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- usage.New(usage.Config{Log: log, JetStream: js, Now: func() time.Time { return b.now }, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
+	}()
+	defer func() {
+		stop()
+		must(b.t, <-done)
+	}()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		passed, err := usage.Passed(b.t.Context(), b.js, 0, s.CachedInfo().State.LastSeq)
+		must(b.t, err)
+		if passed {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatal("the usage of tenants is not counted")
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
 // sessionKey names a session.
@@ -130,6 +131,13 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 	}
 	if c.CachedInfo().AckFloor.Stream < at {
 		return "the session service has not passed it", nil
+	}
+	counted, err := usage.Passed(ctx, p.js, shard, at)
+	if err != nil {
+		return "", err
+	}
+	if !counted {
+		return "the session service has not counted its usage", nil
 	}
 	return "", nil
 }

@@ -62,7 +62,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	told, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(told, of, period, limit)); err != nil {
-		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but the former budget counts until the projector has caught up; list the budgets to see when").Because(err)
+		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former budget for a moment, and lists show it until the projector has caught up; list the budgets to see when").Because(err)
 	}
 	return of, a.Position, nil
 }

@@ -66,7 +66,6 @@ func (f *folding) spent(tenant, day string) *TenantUsage {
 		x = &entry[TenantUsage]{row: TenantUsage{Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Day: day}}
 		f.model.tenantUsage[k] = x
 	}
-	f.spentBy(k.Tenant)
 	return touch(&f.tenantUsage, x)
 }
 
@@ -220,14 +219,6 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	return nil
 }
 
-// spentBy notes a tenant whose limits or budgets, or what it took of them, changed.
-func (f *folding) spentBy(tenant string) {
-	if f.out.Tenants == nil {
-		f.out.Tenants = map[string]bool{}
-	}
-	f.out.Tenants[tenant] = true
-}
-
 // spend adds what an event says that the tenant took. x is the event's execution
 // as it was before, nil outside of one. What the egress proxy meters counts; of an
 // execution that it told nothing of, what the agent told at its end.
@@ -312,7 +303,6 @@ func (f *folding) budget(rec eventlog.Record) {
 			row.Turns, row.Tokens, row.CostUSD, row.TimeMs = int64(d.Budget.Turns), count(d.Budget.Tokens), d.Budget.CostUSD, count(d.Budget.TimeMs)
 			row.Removed = false
 		}
-		f.spentBy(k.Tenant)
 	}
 }
 

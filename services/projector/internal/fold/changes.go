@@ -50,7 +50,6 @@ type Changes struct {
 	TenantUsage   Rows[TenantUsage]
 	TenantBudgets Rows[TenantBudget]
 	TenantLimits  Rows[TenantLimits]
-	Tenants       map[string]bool // whose limits or budgets, or what they took of them, changed
 	Events        []*Event
 	Texts         []*Text    // a later one at the same place takes the former's
 	Deleted       []*Deleted // each session once

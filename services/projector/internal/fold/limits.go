@@ -51,7 +51,6 @@ func (f *folding) limits(rec eventlog.Record) error {
 				return err
 			}
 		}
-		f.spentBy(tenant)
 	}
 	return nil
 }

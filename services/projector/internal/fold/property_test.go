@@ -3,6 +3,7 @@ package fold_test
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
@@ -283,4 +285,69 @@ func sameBlocks(t *rapid.T, session string, live, reloaded []events.Block) {
 	if string(a) != string(b) {
 		t.Fatalf("%s: live and reload differ:\n%s\n%s", session, a, b)
 	}
+}
+
+// usageRecords draws commits that hold mostly what usage depends on, so that the same executions start, are metered and end often.
+func usageRecords(t *rapid.T) []eventlog.Record {
+	usage := events.Usage{InputTokens: 5, OutputTokens: 2}
+	call := events.ModelCalled{Provider: "p", Model: "m", Status: 200, Usage: usage, CostUSD: 0.25}
+	payloads := []events.Payload{
+		events.ExecutionStarted{Attempt: 1}, events.ExecutionStarted{Attempt: 1}, events.ExecutionStarted{Attempt: 2}, events.ExecutionStarted{Attempt: 2}, call, call, events.SandboxUsage{SandboxID: "sbx", CostUSD: 0.125},
+		events.MetadataUpdate{Usage: events.Usage{InputTokens: 3}, CostUSD: 1}, events.MetadataUpdate{CostUSD: 2}, events.MetadataUpdate{CostUSD: 2}, events.MetadataUpdate{},
+		events.ExecutionCompleted{DurationMs: 7, CostUSD: 0.5, Usage: usage}, events.ExecutionCompleted{DurationMs: 7}, events.ExecutionFailed{DurationMs: 8, Usage: usage},
+		events.ExecutionCancelled{DurationMs: 9, Usage: usage}, events.ExecutionWithdrawn{}, events.Opaque{Name: "execution_failed", Raw: json.RawMessage("{}")}, events.Log{Message: "line"},
+	}
+	event := rapid.Custom(func(t *rapid.T) events.Event {
+		at := time.Date(2026, 1, rapid.IntRange(1, 2).Draw(t, "day"), 3, 4, 5, 0, time.UTC)
+		return events.Event{ID: "evt", Time: at, ExecutionID: rapid.SampledFrom([]string{"", "exe_1", "exe_2", "exe_3", "exe_4"}).Draw(t, "execution"), Data: rapid.SampledFrom(payloads).Draw(t, "data")}
+	})
+	var list []eventlog.Record
+	for i := range rapid.IntRange(1, 60).Draw(t, "commits") {
+		rec := eventlog.Record{Subject: events.RunOf("default", name(t, "ses", 2)), Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(event, 1, 3).Draw(t, "events")}
+		switch rapid.IntRange(0, 31).Draw(t, "special") {
+		case 0:
+			rec.Events = append(rec.Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
+		case 1, 2:
+			rec.Events = append(rec.Events, events.Event{ID: "retired", Data: events.RunRetired{
+				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.Spent{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.Output{Events: 4, Bytes: 900}}},
+			}})
+		}
+		list = append(list, rec)
+	}
+	return list
+}
+
+// TestUsage_IsTheSameAsForDispatch: the read model and the fold by which the session service decides about budgets count the same.
+func TestUsage_IsTheSameAsForDispatch(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		recs := usageRecords(rt)
+		rows := newMemory(t)
+		rows.fold(fold.New(3, 1000), fold.Batch{Records: recs})
+		have := map[string]budget.Usage{}
+		for _, r := range rows.tenantUsage {
+			if r.Day != "" {
+				have[r.Day] = budget.Usage{Turns: r.Turns, Tokens: r.Tokens, CostUSD: r.CostUSD, TimeMs: r.TimeMs, Events: r.Events, EventBytes: r.EventBytes}
+			}
+		}
+		sessions, want := map[string]*budget.SessionUsage{}, map[string]budget.Usage{}
+		for _, rec := range recs {
+			s := sessions[rec.Subject.ID]
+			if s == nil {
+				s = &budget.SessionUsage{}
+				sessions[rec.Subject.ID] = s
+			}
+			for day, u := range s.Add(rec) {
+				want[day] = want[day].Plus(u)
+			}
+		}
+		for day := range want {
+			if want[day] == (budget.Usage{}) {
+				delete(want, day)
+			}
+		}
+		if !reflect.DeepEqual(have, want) {
+			rt.Fatalf("the read model has\n%+v\ndispatch counts\n%+v", have, want)
+		}
+	})
 }

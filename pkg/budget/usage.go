@@ -1,0 +1,199 @@
+package budget
+
+import (
+	"math"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Usage is what sessions took of a tenant's budgets and limits. As a difference it may be negative.
+type Usage struct {
+	Turns      int64   `json:"turns,omitempty"`   // executions that were started
+	Tokens     int64   `json:"tokens,omitempty"`  // in and out, those of caches too
+	CostUSD    float64 `json:"costUsd,omitempty"` // dollars
+	TimeMs     int64   `json:"timeMs,omitempty"`  // milliseconds that executions ran
+	Events     int64   `json:"events,omitempty"`  // that sessions added to the log
+	EventBytes int64   `json:"eventBytes,omitempty"`
+}
+
+// Plus returns the sum of both.
+func (u Usage) Plus(o Usage) Usage {
+	return Usage{
+		u.Turns + o.Turns, u.Tokens + o.Tokens, bounded(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
+	}
+}
+
+// minus returns the difference of both.
+func (u Usage) minus(o Usage) Usage {
+	return Usage{
+		u.Turns - o.Turns, u.Tokens - o.Tokens, bounded(u.CostUSD - o.CostUSD), u.TimeMs - o.TimeMs, u.Events - o.Events, u.EventBytes - o.EventBytes,
+	}
+}
+
+// Spent returns the measures that budgets limit. Negative ones count as zero.
+func (u Usage) Spent() events.Spent {
+	turns := min(max(u.Turns, 0), math.MaxUint32)
+	return events.Spent{
+		Turns: uint32(turns), Tokens: uint64(max(u.Tokens, 0)), CostUSD: max(u.CostUSD, 0), TimeMs: uint64(max(u.TimeMs, 0)), //nolint:gosec // bounded here
+	}
+}
+
+// Logged returns what was added to the log. Negative measures count as zero.
+func (u Usage) Logged() events.Output {
+	return events.Output{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
+}
+
+// bounded returns a sum that JSON can express.
+func bounded(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
+
+// signed returns a count as a signed number.
+func signed(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded here
+
+// SessionUsage folds the commits of one session, in the order of the log, into the usage of its tenant. The zero value is a
+// session without commits. It is not safe for concurrent use.
+type SessionUsage struct {
+	deleted    bool
+	days       map[string]Usage // what the session has added to each day
+	executions map[string]*executionUsage
+}
+
+// executionUsage is what the usage depends on of an execution.
+type executionUsage struct {
+	started bool
+	ended   bool
+	metered bool    // the egress proxy has reported a request to a model before the end
+	tokens  int64   // that the agent reported
+	costUSD float64 // that the agent reported
+}
+
+// Size returns how many entries the fold keeps in memory.
+func (s *SessionUsage) Size() int { return 1 + len(s.days) + len(s.executions) }
+
+// Add folds a commit and returns what the commit adds to the usage of the tenant, by the day in UTC, as 2026-01-31. Each event
+// counts on the day of its own time. After session_deleted only the cost of sandboxes counts. run_retired states what the session
+// took in all: if some of its commits were erased before they were folded, the difference is added.
+func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
+	added := map[string]Usage{}
+	add := func(day string, u Usage) {
+		if s.days == nil {
+			s.days = map[string]Usage{}
+		}
+		s.days[day], added[day] = s.days[day].Plus(u), added[day].Plus(u)
+	}
+	for _, e := range rec.Events {
+		day := dayOf(e.Time)
+		if s.deleted {
+			s.addAfterDeletion(day, e, add)
+			continue
+		}
+		size := events.OutputOf(e)
+		add(day, Usage{Events: signed(size.Events), EventBytes: signed(size.Bytes)})
+		if _, deletes := e.Data.(events.SessionDeleted); deletes {
+			s.deleted, s.executions = true, nil
+			continue
+		}
+		add(day, s.spend(e))
+	}
+	for day, u := range added {
+		if u == (Usage{}) {
+			delete(added, day)
+		}
+	}
+	return added
+}
+
+func (s *SessionUsage) addAfterDeletion(day string, e events.Event, add func(string, Usage)) {
+	switch d := e.Data.(type) {
+	case events.SandboxUsage:
+		add(day, Usage{CostUSD: d.CostUSD})
+	case events.RunRetired:
+		for _, u := range d.Usage {
+			total := Usage{
+				Turns: int64(u.Spent.Turns), Tokens: signed(u.Spent.Tokens), CostUSD: u.Spent.CostUSD, TimeMs: signed(u.Spent.TimeMs),
+				Events: signed(u.Logged.Events), EventBytes: signed(u.Logged.Bytes),
+			}
+			add(u.Day, total.minus(s.days[u.Day]))
+			s.days[u.Day] = total
+		}
+	}
+}
+
+// spend returns what an event says that the session took. Requests that the egress proxy metered count as they are reported. If
+// it metered none of an execution, what the agent reported counts at the end of the execution.
+func (s *SessionUsage) spend(e events.Event) Usage {
+	var x *executionUsage
+	if e.ExecutionID != "" {
+		if x = s.executions[e.ExecutionID]; x == nil {
+			x = &executionUsage{}
+			if s.executions == nil {
+				s.executions = map[string]*executionUsage{}
+			}
+			s.executions[e.ExecutionID] = x
+		}
+	}
+	switch d := e.Data.(type) {
+	case events.SandboxUsage:
+		return Usage{CostUSD: d.CostUSD}
+	case events.ModelCalled:
+		if x != nil && x.ended && !x.metered && x.tokens > 0 {
+			return Usage{} // the proxy reports late what was counted at the end
+		}
+		if x != nil && !x.ended {
+			x.metered = true
+		}
+		return Usage{Tokens: signed(d.Usage.Tokens()), CostUSD: d.CostUSD}
+	case events.ExecutionStarted:
+		if x == nil || x.ended || x.started {
+			return Usage{}
+		}
+		x.started = true
+		return Usage{Turns: 1}
+	case events.MetadataUpdate:
+		if x != nil && !x.ended {
+			x.tokens, x.costUSD = signed(d.Usage.Tokens()), d.CostUSD
+		}
+		return Usage{}
+	}
+	if x != nil && !x.ended && events.Terminal(e.Type()) {
+		return x.end(e)
+	}
+	return Usage{}
+}
+
+// end returns what counts at the end of an execution. The data of an end that could not be decoded counts nothing.
+func (x *executionUsage) end(e events.Event) Usage {
+	x.ended = true
+	var took Usage
+	switch d := e.Data.(type) {
+	case events.ExecutionCompleted:
+		took.TimeMs, x.tokens = int64(d.DurationMs), signed(d.Usage.Tokens())
+		if d.CostUSD != 0 {
+			x.costUSD = d.CostUSD
+		}
+	case events.ExecutionFailed:
+		took.TimeMs, x.tokens = int64(d.DurationMs), signed(d.Usage.Tokens())
+	case events.ExecutionCancelled:
+		took.TimeMs, x.tokens = int64(d.DurationMs), signed(d.Usage.Tokens())
+	}
+	if !x.started {
+		return Usage{}
+	}
+	if !x.metered {
+		took.Tokens, took.CostUSD = x.tokens, x.costUSD
+	}
+	return took
+}
+
+// dayOf returns the day of a time in UTC. Years that JSON cannot express are bounded.
+func dayOf(t time.Time) string {
+	t = t.UTC()
+	switch {
+	case t.Year() < 1:
+		t = time.Time{}
+	case t.Year() > 9999:
+		t = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
+	}
+	return t.Format(time.DateOnly)
+}

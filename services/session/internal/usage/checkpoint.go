@@ -1,0 +1,92 @@
+package usage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// checkpointKey is the key of the checkpoint. No tenant's name begins with an underscore.
+const checkpointKey = "_positions"
+
+// checkpoint says from where on the log is read again. The entries of all tenants include every commit up to it. Each write of it
+// expects the revision of the one before, so that one copy at a time folds.
+type checkpoint struct {
+	Positions map[string]uint64 `json:"positions"` // by stream, as streamID returns it
+}
+
+// readCheckpoint returns the checkpoint and its revision; 0 if there is none yet.
+func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uint64, error) {
+	var c checkpoint
+	e, err := kv.Get(ctx, checkpointKey)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return c, 0, nil
+	}
+	if err != nil {
+		return c, 0, fmt.Errorf("read the checkpoint of tenants' usage: %w", err)
+	}
+	if err := json.Unmarshal(e.Value(), &c); err != nil {
+		return c, 0, fmt.Errorf("decode the checkpoint of tenants' usage: %w", err)
+	}
+	return c, e.Revision(), nil
+}
+
+// errMoved is returned when another writer changed a key first.
+var errMoved = errors.New("another writer was faster")
+
+// put writes a key and returns its new revision. revision is the last one known, 0 for none. It fails with errMoved if the key has
+// another one.
+func put(ctx context.Context, kv jetstream.KeyValue, key string, value any, revision uint64) (uint64, error) {
+	body, err := json.Marshal(value)
+	if err != nil {
+		return 0, err
+	}
+	if revision == 0 {
+		revision, err = kv.Create(ctx, key, body)
+	} else {
+		revision, err = kv.Update(ctx, key, body, revision)
+	}
+	var refused *jetstream.APIError
+	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+		return 0, errMoved
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write key %s of bucket %s: %w", key, topology.BucketBudgets, err)
+	}
+	return revision, nil
+}
+
+// streamID names the stream of a shard. A stream that was deleted and made again has another id: its positions begin anew.
+func streamID(shard int, info *jetstream.StreamInfo) string {
+	return strconv.Itoa(shard) + "-" + strconv.FormatInt(info.Created.UnixNano(), 36)
+}
+
+// stream returns the id of a shard's stream and the sequence of its last message.
+func stream(ctx context.Context, js jetstream.JetStream, shard int) (id string, last uint64, err error) {
+	s, err := js.Stream(ctx, topology.EventsStream(shard))
+	if err != nil {
+		return "", 0, fmt.Errorf("look up stream %s: %w", topology.EventsStream(shard), err)
+	}
+	info := s.CachedInfo()
+	return streamID(shard, info), info.State.LastSeq, nil
+}
+
+// Passed reports whether the usage of tenants includes every commit of a shard up to a sequence.
+func Passed(ctx context.Context, js jetstream.JetStream, shard int, seq uint64) (bool, error) {
+	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
+	if err != nil {
+		return false, fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
+	}
+	c, _, err := readCheckpoint(ctx, kv)
+	if err != nil {
+		return false, err
+	}
+	id, _, err := stream(ctx, js, shard)
+	return err == nil && c.Positions[id] >= seq, err
+}

@@ -1,0 +1,204 @@
+package usage
+
+import (
+	"time"
+
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// entry is the value that the bucket budgets holds under a tenant: what services read, and what it was computed from.
+type entry struct {
+	budget.Tenant
+	// Shards holds the usage by the stream of the shard, as streamID returns it. Entries that the projector of an earlier
+	// version wrote have none.
+	Shards map[string]*shardUsage `json:"shards"`
+}
+
+// shardUsage is the fold of a tenant's commits in one shard, up to and including Seq.
+type shardUsage struct {
+	Seq     uint64                          `json:"seq"` // of the last commit that changed it
+	Total   budget.Usage                    `json:"total"`
+	Months  map[string]budget.Usage         `json:"months,omitempty"` // as 2026-01
+	Days    map[string]budget.Usage         `json:"days,omitempty"`   // as 2026-01-31
+	Budgets map[events.Period]events.Budget `json:"budgets,omitempty"`
+	Limits  *events.TenantLimits            `json:"limits,omitempty"`
+}
+
+// Days and months are kept for as long as the window of a budget can include them, with time to spare for clocks that differ.
+const (
+	keepDays   = 48 * time.Hour
+	keepMonths = 32 * 24 * time.Hour
+)
+
+// month returns the month of a day.
+func month(day string) string { return day[:len("2006-01")] }
+
+// window is what is kept at a time: days and months from these on.
+type window struct{ day, month string }
+
+func windowAt(now time.Time) window {
+	now = now.UTC()
+	return window{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
+}
+
+// add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed: a commit at or before the
+// shard's position was applied before.
+func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep window) bool {
+	if s := e.Shards[stream]; s != nil && rec.Position.Seq <= s.Seq {
+		return false
+	}
+	changed := len(usage) > 0
+	for _, event := range rec.Events {
+		switch event.Data.(type) {
+		case events.TenantBudgetSet, events.TenantBudgetRemoved:
+			changed = changed || rec.Subject.Aspect == events.TenantBudget
+		case events.TenantLimitsSet, events.TenantLimitsRemoved:
+			changed = changed || rec.Subject.Aspect == events.LimitsAspect
+		}
+	}
+	if !changed {
+		return false
+	}
+	s := e.shard(stream)
+	s.Seq = rec.Position.Seq
+	for day, u := range usage {
+		s.Total = s.Total.Plus(u)
+		if day >= keep.day {
+			s.Days[day] = s.Days[day].Plus(u)
+		}
+		if m := month(day); m >= keep.month {
+			s.Months[m] = s.Months[m].Plus(u)
+		}
+	}
+	for _, event := range rec.Events {
+		s.set(rec.Subject.Aspect, event)
+	}
+	return true
+}
+
+// set applies an event of the chains of budgets and limits. Events on other chains change nothing.
+func (s *shardUsage) set(aspect events.Aspect, e events.Event) {
+	switch d := e.Data.(type) {
+	case events.TenantBudgetSet:
+		if aspect == events.TenantBudget {
+			s.Budgets[d.Period] = d.Budget
+		}
+	case events.TenantBudgetRemoved:
+		if aspect == events.TenantBudget {
+			delete(s.Budgets, d.Period)
+		}
+	case events.TenantLimitsSet:
+		if aspect == events.LimitsAspect {
+			s.Limits = &d.Limits
+		}
+	case events.TenantLimitsRemoved:
+		if aspect == events.LimitsAspect {
+			s.Limits = nil
+		}
+	}
+}
+
+// shard returns the part of a stream, with its maps.
+func (e *entry) shard(stream string) *shardUsage {
+	if e.Shards == nil {
+		e.Shards = map[string]*shardUsage{}
+	}
+	s := e.Shards[stream]
+	if s == nil {
+		s = &shardUsage{}
+		e.Shards[stream] = s
+	}
+	if s.Months == nil {
+		s.Months = map[string]budget.Usage{}
+	}
+	if s.Days == nil {
+		s.Days = map[string]budget.Usage{}
+	}
+	if s.Budgets == nil {
+		s.Budgets = map[events.Period]events.Budget{}
+	}
+	return s
+}
+
+// limited reports whether the tenant has a budget or limits.
+func (e *entry) limited() bool {
+	for _, s := range e.Shards {
+		if len(s.Budgets) > 0 || s.Limits != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// publish computes what services read, as of a time. It drops the days and months that no window includes any more, and the shards
+// of streams that are gone.
+func (e *entry) publish(streams []string, now time.Time) {
+	keep := windowAt(now)
+	shards := map[string]*shardUsage{}
+	for _, stream := range streams {
+		s := e.Shards[stream]
+		if s == nil {
+			continue
+		}
+		shards[stream] = s
+		dropBefore(s.Days, keep.day)
+		dropBefore(s.Months, keep.month)
+	}
+	e.Shards, e.Tenant = shards, budget.Tenant{}
+	for _, period := range events.Periods() {
+		for _, s := range shards {
+			limit, ok := s.Budgets[period]
+			if !ok {
+				continue
+			}
+			b := budget.Budget{Period: period, Limit: limit}
+			b.From, b.Until = period.Span(now)
+			b.Spent = e.since(period, b.From).Spent()
+			e.Budgets = append(e.Budgets, b)
+		}
+	}
+	for _, s := range shards {
+		if s.Limits != nil {
+			e.Limits = *s.Limits
+		}
+	}
+	if e.LimitsEvents() {
+		e.Used.Day, _ = events.PeriodDay.Span(now)
+		e.Used.Logged = e.since(events.PeriodDay, e.Used.Day).Logged()
+	}
+}
+
+// since returns the usage of a window from its first day on. A day that the clock has not reached yet is included, since an event
+// may have been stamped by a clock that is ahead.
+func (e *entry) since(period events.Period, from string) budget.Usage {
+	var sum budget.Usage
+	for _, s := range e.Shards {
+		switch period {
+		case events.PeriodDay:
+			for day, u := range s.Days {
+				if day >= from {
+					sum = sum.Plus(u)
+				}
+			}
+		case events.PeriodMonth:
+			for m, u := range s.Months {
+				if m >= month(from) {
+					sum = sum.Plus(u)
+				}
+			}
+		default:
+			sum = sum.Plus(s.Total)
+		}
+	}
+	return sum
+}
+
+func dropBefore(usage map[string]budget.Usage, first string) {
+	for k := range usage {
+		if k < first {
+			delete(usage, k)
+		}
+	}
+}

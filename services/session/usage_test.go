@@ -1,0 +1,82 @@
+package session_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/session"
+)
+
+// setBudget sets a budget of the default tenant and waits until dispatch uses it.
+func (s *stack) setBudget(p events.Period, limit events.Budget) {
+	s.t.Helper()
+	if a := s.send(command.TypeSetBudget, "", "", command.SetBudget{Period: p, Budget: limit}); a.Error != nil {
+		s.t.Fatal(a.Error)
+	}
+	ctx, cancel := context.WithTimeout(s.t.Context(), within)
+	defer cancel()
+	must(s.t, budget.Await(ctx, s.js, "default", p, limit))
+}
+
+// overrides replaces what dispatch reads of the default tenant. The position of the entry is past the end of the log, so that the
+// service counts nothing more into it.
+func (s *stack) overrides(told budget.Tenant) {
+	s.t.Helper()
+	kv, err := s.js.KeyValue(s.t.Context(), topology.BucketBudgets)
+	must(s.t, err)
+	s.until("the entry of the tenant is replaced", func() bool {
+		have, err := kv.Get(s.t.Context(), "default")
+		if errors.Is(err, jetstream.ErrKeyNotFound) {
+			return false
+		}
+		must(s.t, err)
+		entry := struct {
+			budget.Tenant
+			Shards map[string]map[string]any `json:"shards"`
+		}{}
+		must(s.t, json.Unmarshal(have.Value(), &entry))
+		entry.Tenant = told
+		for _, shard := range entry.Shards {
+			shard["seq"] = uint64(1) << 62
+		}
+		body, err := json.Marshal(entry)
+		must(s.t, err)
+		_, err = kv.Update(s.t.Context(), "default", body, have.Revision())
+		return err == nil && len(entry.Shards) > 0
+	})
+}
+
+// TestTenantBudget_HoldsWithoutAProjector asserts that a tenant's budget is in force, and counts what was taken before it was set,
+// while no projector runs.
+func TestTenantBudget_HoldsWithoutAProjector(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.copy("one", session.Config{})
+	s.executors(1)
+	sid := s.create(events.Options{})
+	for range 3 {
+		s.ended(sid, s.post(sid))
+	}
+	s.setBudget(events.PeriodTotal, events.Budget{Turns: 4})
+	s.ended(sid, s.post(sid))
+	for deadline := time.Now().Add(within); ; {
+		exe := s.post(sid)
+		list := s.ended(sid, exe)
+		if _, failed := list[len(list)-1].Data.(events.ExecutionFailed); failed {
+			s.failedWith(sid, exe, "and its budget is 4")
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the budget is not applied")
+		}
+	}
+}
