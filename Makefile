@@ -1,9 +1,9 @@
-# The whole interface of the repository: run `make help`.
+# The interface of the repository; `make help` lists the targets.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# What scripts/install puts here comes before what the machine has.
+# Programs that scripts/install installed come before those of the machine.
 export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(PATH)
 
 ARGS ?=
@@ -13,14 +13,14 @@ ARGS ?=
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## A query from start to end on the built-in agent and a scripted model; needs only Go
+demo: ## Run a query from start to end with the built-in agent and a scripted model; needs only Go
 	@scripts/demo
 
 up: ## Run everything in one process (ARGS="--listen 127.0.0.1:7700 …")
 	@scripts/build
 	@bin/spool up $(ARGS)
 
-images: ## Make the images of deploy/compose.yaml, and the base images that no registry gives
+images: ## Make the images of deploy/compose.yaml, and the base images that cannot be pulled
 	@scripts/images $(ARGS)
 
 test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing and fail on any skip
@@ -32,10 +32,10 @@ race: ## Run the tests of the log, the bus, the services and the runner with the
 test-modal: ## Run the suite of sandbox providers against Modal itself, with the token in SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET
 	@scripts/test-modal $(ARGS)
 
-attacks: ## Run the attacks that docs/security.md names, each by the test that holds a promise
+attacks: ## Run the tests that docs/security.md names, which attack its promises
 	@scripts/attacks $(ARGS)
 
-matrix: ## Look at the past of a session of every agent in every way, and print a table (ARGS="-run TestMatrix/codex")
+matrix: ## Read the past of a session of every agent in every way, and print a table (ARGS="-run TestMatrix/codex")
 	@scripts/matrix $(ARGS)
 
 chaos: ## Kill and freeze real processes while clients work, then check every promise (ARGS="-seed 7", ARGS="-long" for an hour)
@@ -44,20 +44,20 @@ chaos: ## Kill and freeze real processes while clients work, then check every pr
 lint: ## Check style and import rules with golangci-lint (installed into .tools when missing)
 	@scripts/lint
 
-generate: ## Make the generated code and documents again
+generate: ## Generate the generated code and documents
 	@scripts/generate
 
-verify: ## Build each module by itself, vet, gofmt, generate without a difference, lint
+verify: ## Check that each module builds alone, vet, gofmt, generated files, lint, retired words, references of documents
 	@scripts/verify
 
-bench: ## Run the benchmarks of test/bench into docs/performance.md (ARGS="append" runs one and prints it)
+bench: ## Run the benchmarks of test/bench and write docs/performance.md (ARGS="append" runs one and prints it)
 	@scripts/bench $(ARGS)
 
-dependencies: ## Look for known vulnerabilities, where their database is reachable, and write what programs and images are made of into bin/sbom
+dependencies: ## Look for known vulnerabilities, if their database can be reached, and write bills of materials to bin/sbom
 	@scripts/dependencies $(ARGS)
 
-record: ## Record the agents' CLIs anew for the adapters' goldens (ARGS="-run TestRecord/two-turns")
+record: ## Record the agents' CLIs again for the goldens of the adapters (ARGS="-run TestRecord/two-turns")
 	@scripts/record $(ARGS)
 
-install: ## Put into .tools, or install, what the tests need: Postgres, the agents' CLIs, golangci-lint
+install: ## Install what the tests need, into .tools where possible: Postgres, the agents' CLIs, golangci-lint
 	@scripts/install
