@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // modalURL is where Modal's own API is.
@@ -91,7 +92,7 @@ func (p *Provider) keepConn(ctx context.Context, method string, req, reply any, 
 // api is Modal's API on the SDK's connection, with its credentials and retries. theApp comes before it.
 func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
 
-// call makes one call of Modal's API, bounded in time. Its error has a code where meaning knows one.
+// call makes one call of Modal's API, bounded in time. Its error is translated.
 func call[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -99,7 +100,7 @@ func call[T any](ctx context.Context, p *Provider, within time.Duration, what st
 		conn.ResetConnectBackoff() // it would wait for up to two minutes before it dials again
 	}
 	v, err := f(bounded)
-	return v, p.meaning(ctx, what, err)
+	return v, p.translate(ctx, what, err)
 }
 
 // do is call for a function that returns no value.
@@ -108,27 +109,21 @@ func (p *Provider) do(ctx context.Context, what string, f func(context.Context) 
 	return err
 }
 
-// meaning returns an error of the SDK as a *sandbox.Error where there is a code for it. ctx is the caller's
-// context: when it has ended, the error wraps its cause.
-func (p *Provider) meaning(ctx context.Context, what string, err error) error {
-	var typed *sandbox.Error
-	switch {
-	case err == nil:
+// translate returns an error of the SDK as guest.Translate does. ctx is the caller's context.
+func (p *Provider) translate(ctx context.Context, what string, err error) error {
+	return guest.Translate(ctx, what, err, func(err error) *sandbox.Error {
+		switch {
+		case isQuota(err):
+			return &sandbox.Error{Code: sandbox.CodeQuotaExceeded, Err: err, Message: fmt.Sprintf(
+				"%s: Modal gives this workspace no more: wait, or raise its limits (%v)", what, err)}
+		case hasCode(err, codes.Unauthenticated, codes.PermissionDenied):
+			return &sandbox.Error{Code: sandbox.CodeCredentialsRefused, Err: err, Message: fmt.Sprintf(
+				"%s: Modal refuses the token: set SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET to one of the workspace (%v)", what, err)}
+		case isUnreachable(err):
+			return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf("%s: Modal does not answer (%v)", what, err)}
+		}
 		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %w", what, ctx.Err())
-	case errors.As(err, &typed):
-		return err
-	case isQuota(err):
-		return &sandbox.Error{Code: sandbox.CodeQuotaExceeded, Err: err, Message: fmt.Sprintf(
-			"%s: Modal gives this workspace no more: wait, or raise its limits (%v)", what, err)}
-	case hasCode(err, codes.Unauthenticated, codes.PermissionDenied):
-		return &sandbox.Error{Code: sandbox.CodeCredentialsRefused, Err: err, Message: fmt.Sprintf(
-			"%s: Modal refuses the token: set SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET to one of the workspace (%v)", what, err)}
-	case isUnreachable(err):
-		return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf("%s: Modal does not answer (%v)", what, err)}
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	})
 }
 
 func isQuota(err error) bool {
@@ -151,11 +146,6 @@ func isNotFound(err error) bool {
 	return errors.As(err, &gone) || hasCode(err, codes.NotFound)
 }
 
-func isUnavailable(err error) bool {
-	var typed *sandbox.Error
-	return errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable
-}
-
 // hasCode reports whether an error is of gRPC, with one of the codes.
 func hasCode(err error, list ...codes.Code) bool {
 	if err == nil {
@@ -171,16 +161,4 @@ func hasCode(err error, list ...codes.Code) bool {
 		}
 	}
 	return false
-}
-
-// failed is the error of a sandbox that could not be made.
-func failed(code, message string, err error) error {
-	var typed *sandbox.Error
-	if errors.As(err, &typed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	if err != nil {
-		message += ": " + err.Error()
-	}
-	return &sandbox.Error{Code: code, Message: message, Err: err}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // Where things are inside.
@@ -48,7 +49,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 			break
 		}
 	}
-	return nil, failed(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
+	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
 func (p *Provider) check(spec sandbox.Spec) error {
@@ -89,7 +90,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	h = p.remember(spec.ID, h)
 	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
 	if err := b.ready(ctx); err != nil {
-		if isUnavailable(err) || ctx.Err() != nil {
+		if guest.IsUnavailable(err) || ctx.Err() != nil {
 			return nil, err // the next attempt finds it
 		}
 		err = errors.Join(err, p.end(context.WithoutCancel(ctx), h.sandbox()))

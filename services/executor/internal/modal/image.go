@@ -16,6 +16,7 @@ import (
 	sdk "github.com/modal-labs/modal-client/go"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // layout is the version of what prepare.sh makes.
@@ -143,7 +144,7 @@ func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.
 		if ref == p.cfg.Image {
 			source = "SPOOL_MODAL_IMAGE: "
 		}
-		return nil, failed(sandbox.CodeImageNotFound, fmt.Sprintf("%sModal cannot make an image of %q: check its name, and that its registry lets Modal pull it", source, ref), err)
+		return nil, guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("%sModal cannot make an image of %q: check its name, and that its registry lets Modal pull it", source, ref), err)
 	}
 	return base, err
 }
@@ -223,7 +224,7 @@ func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 		return err
 	})
 	if err != nil && ctx.Err() == nil {
-		err = failed(sandbox.CodeImageUnsupported, "the runner cannot be put into the image, which needs sh, chown, grep and sha256sum", err)
+		err = guest.WithCode(sandbox.CodeImageUnsupported, "the runner cannot be put into the image, which needs sh, chown, grep and sha256sum", err)
 	}
 	return err
 }

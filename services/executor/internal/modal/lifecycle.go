@@ -13,6 +13,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // The tags of sandboxes. A value is never empty: absent stands for none.
@@ -326,7 +327,7 @@ func (p *Provider) terminate(ctx context.Context, id string, h *handle, wipe boo
 		switch {
 		case err == nil:
 			stored = true
-		case isUnavailable(err) || ctx.Err() != nil:
+		case guest.IsUnavailable(err) || ctx.Err() != nil:
 			return err
 		default: // the next sandbox gets Spool's own snapshot
 			p.cfg.Logger.Warn("no snapshot of a sandbox could be taken before it ended", "sandbox", id, "error", err)

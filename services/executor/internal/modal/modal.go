@@ -45,6 +45,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // Config of a Provider. TokenID, TokenSecret, App, Engine, Runner and Image are required.
@@ -262,7 +263,7 @@ func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
 		case p.cfg.ServerURL != "" && hasCode(err, codes.Unimplemented): // gRPC's code for status 404 of any web server
 			return nil, &sandbox.Error{Code: sandbox.CodeSandboxFailed, Err: err, Message: fmt.Sprintf(
 				"%s is not Modal's API: correct SPOOL_MODAL_SERVER_URL, or leave it empty (%v)", p.cfg.ServerURL, err)}
-		case p.cfg.ServerURL != "" && isUnavailable(err):
+		case p.cfg.ServerURL != "" && guest.IsUnavailable(err):
 			return nil, &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
 				"SPOOL_MODAL_SERVER_URL is %s: %v", p.cfg.ServerURL, err)}
 		}
