@@ -1,146 +1,163 @@
-package executor
+package executor_test
 
 import (
-	"log/slog"
+	"encoding/pem"
 	"math"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/spoolhq/spool/pkg/certificate"
-	"github.com/spoolhq/spool/services/executor/internal/modal"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor"
 )
 
-// modalConfig is one with which sandboxes could be made on Modal.
-func modalConfig(t *testing.T) Config {
+// metered is a bench whose sandboxes are metered.
+func metered(t *testing.T, s script) *bench {
+	b := newBench(t, s)
+	b.sandbox = executor.Modal
+	return b
+}
+
+// authority is a PEM file with a certificate.
+func authority(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
-	if err == nil {
-		err = authority.Trust(filepath.Join(dir, "ca.pem"))
-	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "runner"), nil, 0o700)
-	}
-	if err != nil {
+	s := httptest.NewTLSServer(nil)
+	defer s.Close()
+	path := filepath.Join(t.TempDir(), "authority.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return Config{
-		Sandbox: Modal, Runner: filepath.Join(dir, "runner"), ModalTokenID: "ak-1", ModalTokenSecret: "as-1", ModalImage: "registry.example.com/sandbox:1",
-		EgressServer: "192.0.2.7:7443", EgressAuthority: filepath.Join(dir, "ca.pem"), EgressAdmin: "/run/spool/admin/egress.sock",
+	return path
+}
+
+func priced(c *executor.Config) { c.ModalSandboxPrice = 0.25 }
+
+// giveUp ends the session's sandbox.
+func (s *talk) giveUp() {
+	s.terminate()
+	s.job()
+	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+}
+
+// checkUsage compares the session's sandbox_usage with the times at which its sandboxes were ready and ended, and returns the
+// milliseconds of each execution.
+func (s *talk) checkUsage(price float64) map[string]uint64 {
+	s.b.t.Helper()
+	var ready, last time.Time
+	var ran, recorded time.Duration
+	of, stretches := map[string]uint64{}, 0
+	for _, e := range s.events() {
+		switch d := e.Data.(type) {
+		case events.SandboxReady:
+			ready = e.Time
+		case events.SandboxReplaced, events.SandboxTerminated:
+			ran += e.Time.Sub(ready)
+		case events.SandboxUsage:
+			stretches++
+			took := time.Duration(d.DurationMs) * time.Millisecond
+			if begin := e.Time.Add(-took); begin.Before(ready) || begin.Before(last) {
+				s.b.t.Errorf("%s from %s overlaps what is recorded up to %s, or begins before the sandbox at %s", took, begin, last, ready)
+			}
+			if want := price * took.Seconds(); math.Abs(d.CostUSD-want) > 1e-9 || d.Provider != executor.Modal {
+				s.b.t.Errorf("%+v has cost $%g", d, want)
+			}
+			recorded, last = recorded+took, e.Time
+			of[e.ExecutionID] += d.DurationMs
+		}
+	}
+	if lost := ran - recorded; lost < 0 || lost > time.Duration(stretches)*time.Millisecond {
+		s.b.t.Errorf("%s are recorded in %d stretches, sandboxes ran for %s", recorded, stretches, ran)
+	}
+	return of
+}
+
+// An executor is killed in mid-turn, and another one ends the turn: the sandbox's time is in the log once, all of it.
+func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{}, 1)
+	b := metered(t, steps(2, allow))
+	a := b.run(priced)
+	s := b.session()
+	first := s.post("go")
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	a.wire.kill()
+	b.run(priced)
+	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	allow <- struct{}{}
+	s.ended(first)
+	allow <- struct{}{}
+	second := s.post("go on")
+	allow <- struct{}{}
+	s.ended(second)
+	s.giveUp()
+	of := s.checkUsage(0.25)
+	if of[first] == 0 {
+		t.Errorf("by executions: %v", of)
+	}
+	var total uint64
+	for _, ms := range of {
+		total += ms
+	}
+	if got, want := s.load().Run.SessionSpent().CostUSD, 0.25*float64(total)/1000; math.Abs(got-want) > 1e-9 {
+		t.Errorf("the session has cost $%g, its sandbox $%g", got, want)
 	}
 }
 
-// TestSettingModal: the settings of Modal sandboxes reach the provider; a wrong one stops the executor with a sentence that names it.
-func TestSettingModal(t *testing.T) {
+// A sandbox that is lost in mid-turn has cost what it ran; so has the one in its place.
+func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 	t.Parallel()
-	made := func(change func(*Config)) (modal.Config, error) {
-		t.Helper()
-		c := modalConfig(t)
-		if change != nil {
-			change(&c)
-		}
-		c, err := c.withDefaults()
-		if err != nil {
-			return modal.Config{}, err
-		}
-		return c.modal(nil)
+	allow := make(chan struct{}, 1)
+	b := metered(t, steps(1, allow))
+	b.run()
+	s := b.session()
+	execution := s.post("go")
+	s.until("it runs", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	b.provider.only().runner.die()
+	s.until("another attempt runs", func(l eventlog.Loaded) bool { return l.Run.Attempt == 2 && l.Run.Phase == run.Running })
+	allow <- struct{}{}
+	s.ended(execution)
+	s.giveUp()
+	if of := s.checkUsage(0); of[execution] == 0 { // no price: the time alone
+		t.Errorf("by executions: %v", of)
 	}
-	plain, err := made(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if plain.App != "spool" || plain.Engine != "modal-spool" || plain.Timeout != 24*time.Hour || plain.Limits.MemoryBytes != 2<<30 || plain.Limits.CPUs != 2 || plain.Limits.DiskBytes != 10<<30 {
-		t.Errorf("defaults: %+v", plain)
-	}
-	if plain.Egress.Server != "192.0.2.7:7443" || !strings.Contains(plain.Egress.Authority, "BEGIN CERTIFICATE") {
-		t.Errorf("egress: %+v", plain.Egress)
-	}
-	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte("as-file\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		change func(*Config)
-		want   func(*modal.Config)
-	}{
-		{func(c *Config) { c.ModalTokenID = "ak-2" }, func(m *modal.Config) { m.TokenID = "ak-2" }},
-		{func(c *Config) { c.ModalTokenSecret = "as-2" }, func(m *modal.Config) { m.TokenSecret = "as-2" }},
-		{func(c *Config) { c.ModalTokenSecret, c.ModalTokenSecretFile = "", secret }, func(m *modal.Config) { m.TokenSecret = "as-file" }},
-		{func(c *Config) { c.ModalEnvironment = "staging" }, func(m *modal.Config) { m.Environment = "staging" }},
-		{func(c *Config) { c.ModalApp = "agents" }, func(m *modal.Config) { m.App, m.Engine = "agents", "modal-agents" }},
-		{func(c *Config) { c.ModalApp, c.Engine = "agents", "cloud" }, func(m *modal.Config) { m.App, m.Engine = "agents", "cloud" }},
-		{func(c *Config) { c.ModalRegion = "us-east" }, func(m *modal.Config) { m.Region = "us-east" }},
-		{func(c *Config) { c.ModalImage = "other:2" }, func(m *modal.Config) { m.Image = "other:2" }},
-		{func(c *Config) { c.ModalServerURL = "http://127.0.0.1:99" }, func(m *modal.Config) { m.ServerURL = "http://127.0.0.1:99" }},
-		{func(c *Config) { c.ModalTimeout = time.Hour }, func(m *modal.Config) { m.Timeout = time.Hour }},
-		{func(c *Config) { c.SandboxMemory, c.SandboxCPUs, c.SandboxDisk = 1<<30, 0.5, 1<<20 }, func(m *modal.Config) { m.Limits.MemoryBytes, m.Limits.CPUs, m.Limits.DiskBytes = 1<<30, 0.5, 1<<20 }},
-	} {
-		want := plain
-		c.want(&want)
-		got, err := made(c.change)
-		got.Runner, got.Egress = plain.Runner, plain.Egress // of another folder
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("got %+v, %v\nwant %+v", got, err, want)
-		}
-	}
-	for says, change := range map[string]func(*Config){
-		"modal-token-id:":            func(c *Config) { c.ModalTokenID = "" },
-		"modal-token-secret:":        func(c *Config) { c.ModalTokenSecret = "" },
-		"modal-token-secret and":     func(c *Config) { c.ModalTokenSecretFile = secret },
-		"modal-token-secret-file:":   func(c *Config) { c.ModalTokenSecret, c.ModalTokenSecretFile = "", "/nowhere" },
-		"modal-environment:":         func(c *Config) { c.ModalEnvironment = "a b" },
-		"modal-app:":                 func(c *Config) { c.ModalApp = "a/b" },
-		"modal-region:":              func(c *Config) { c.ModalRegion = "US" },
-		"modal-image:":               func(c *Config) { c.ModalImage = "" },
-		"modal-server-url:":          func(c *Config) { c.ModalServerURL = "modal" },
-		"modal-sandbox-price:":       func(c *Config) { c.ModalSandboxPrice = math.Inf(1) },
-		"modal-timeout:":             func(c *Config) { c.ModalTimeout = time.Minute },
-		"egress-server: it is empty": func(c *Config) { c.EgressServer = "" },
-		"at port 443 alone":          func(c *Config) { c.EgressServer = "proxy.example.com:7443" },
-	} {
-		if _, err := made(change); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("got %v\nwant %s", err, says)
-		}
+	if n := len(of[events.SandboxReplaced](s)); n != 1 {
+		t.Errorf("%d sandboxes were replaced", n)
 	}
 }
 
-// TestSettingSandbox_Modal: SPOOL_SANDBOX=modal makes sandboxes on Modal, and Modal out of reach does not stop an executor.
-func TestSettingSandbox_Modal(t *testing.T) {
+// Sandboxes of other providers are not metered, whatever the price.
+func TestSandboxUsage_OfModalAlone(t *testing.T) {
 	t.Parallel()
-	c := modalConfig(t)
-	c.ModalServerURL = "http://127.0.0.1:1"
-	c, err := c.withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := c.provider(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, ok := own.(*modal.Provider)
-	if !ok {
-		t.Fatalf("the provider is %T", own)
-	}
-	e := &Executor{own: own, deps: Deps{Logger: slog.New(slog.DiscardHandler)}}
-	if err := e.verifyModal(t.Context()); err != nil {
-		t.Errorf("while Modal is away: %v", err)
-	}
-	if err := p.Close(); err != nil {
-		t.Error(err)
+	b := newBench(t, answers)
+	b.run(priced)
+	s := b.session()
+	s.ended(s.post("go"))
+	s.giveUp()
+	if got := types(s.events()); strings.Contains(got, "sandbox_usage") {
+		t.Errorf("events: %s", got)
 	}
 }
 
-// TestModalModels: agents on Modal reach models through the egress proxy, without the executor's keys.
-func TestModalModels(t *testing.T) {
+// What a session's sandbox has cost counts against its budget.
+func TestSandboxUsage_CountsAgainstTheBudget(t *testing.T) {
 	t.Parallel()
-	c := modalConfig(t)
-	c.AnthropicKey, c.AnthropicBaseURL = "sk-of-the-executor", "https://models.example.com"
-	env := c.environment("claude-code", "anthropic")
-	if env["ANTHROPIC_API_KEY"] != noKey || env["ANTHROPIC_BASE_URL"] != "http://127.0.0.1:7070/anthropic" || env["HTTPS_PROXY"] != "http://127.0.0.1:7070" {
-		t.Errorf("variables %v", env)
+	b := metered(t, polite)
+	b.run(func(c *executor.Config) { c.ModalSandboxPrice = 1e6 })
+	s := b.session(budgeted(events.Budget{CostUSD: 1}))
+	first := s.post("go")
+	s.untilStarted()
+	s.interrupt()
+	s.ended(first)
+	second := s.post("go on")
+	s.ended(second)
+	failed := of[events.ExecutionFailed](s)
+	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.Contains(failed[0].Message, "the session has cost $") {
+		t.Errorf("it failed with %+v", failed)
 	}
 }

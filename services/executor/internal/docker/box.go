@@ -63,19 +63,14 @@ func (b *box) ready(ctx context.Context) error {
 	if err == nil && out.Code == 0 {
 		return nil
 	}
-	if err != nil && unavailable(err) || ctx.Err() != nil {
+	if err != nil && guest.IsUnavailable(err) || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
 	said := b.p.lastWords(ctx, b.container)
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}
-	return failed(sandbox.CodeRunnerSilent, fmt.Sprintf("the runner of sandbox %s does not answer: see whether the image can run it; it last said: %s", b.id, said), err)
-}
-
-func unavailable(err error) bool {
-	var typed *sandbox.Error
-	return errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable
+	return guest.WithCode(sandbox.CodeRunnerSilent, fmt.Sprintf("the runner of sandbox %s does not answer: see whether the image can run it; it last said: %s", b.id, said), err)
 }
 
 // Exec starts a command in the workspace. ctx bounds only the start. A command

@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
@@ -73,7 +74,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		case <-time.After(look):
 		}
 	}
-	return nil, failed(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
+	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
 func (p *Provider) check(spec sandbox.Spec) error {
@@ -316,7 +317,7 @@ func (p *Provider) again(ctx context.Context, c found) (*box, error) {
 // cannot be mounted has them attached again: loop devices end with the machine's run.
 func (p *Provider) start(ctx context.Context, containerID string) error {
 	err := p.startOnce(ctx, containerID)
-	if err == nil || errdefs.IsNotFound(err) || unavailable(err) || ctx.Err() != nil {
+	if err == nil || errdefs.IsNotFound(err) || guest.IsUnavailable(err) || ctx.Err() != nil {
 		return err
 	}
 	attached, aerr := p.reattach(ctx, containerID)

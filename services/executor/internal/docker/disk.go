@@ -288,9 +288,9 @@ func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, co
 		if end.StatusCode == 0 {
 			return nil
 		}
-		return p.meaning(ctx, what, fmt.Errorf("exit code %d: %s", end.StatusCode, p.lastWords(ctx, made.ID)))
+		return p.translate(ctx, what, fmt.Errorf("exit code %d: %s", end.StatusCode, p.lastWords(ctx, made.ID)))
 	case err := <-errs:
-		return p.meaning(ctx, what, err)
+		return p.translate(ctx, what, err)
 	}
 }
 

@@ -191,16 +191,16 @@ func overlay(l, by sandbox.Limits) sandbox.Limits {
 	return l
 }
 
-// call makes one call of the engine, bounded in time, and gives its error a meaning.
+// call makes one call of the engine, bounded in time, and translates its error.
 func call[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
 	if err := p.negotiate(bounded); err != nil {
 		var none T
-		return none, p.meaning(ctx, what, err)
+		return none, p.translate(ctx, what, err)
 	}
 	v, err := f(bounded)
-	return v, p.meaning(ctx, what, err)
+	return v, p.translate(ctx, what, err)
 }
 
 // negotiate settles the API's version before the first call. The client would do

@@ -180,7 +180,7 @@ func (e *EgressProxy) ensure(ctx context.Context) (*egressAt, error) {
 		case <-time.After(look):
 		}
 	}
-	return nil, failed(sandbox.CodeSandboxFailed, "it can be neither found nor made: if a container of that name is not Spool's, rename it", err)
+	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "it can be neither found nor made: if a container of that name is not Spool's, rename it", err)
 }
 
 // once brings the container of that id to run, or makes one if there is no id.
@@ -193,7 +193,7 @@ func (e *EgressProxy) once(ctx context.Context, id string) (*egressAt, error) {
 		}
 	}
 	at, err := e.start(ctx, id, !made)
-	if made && err != nil && !unavailable(err) && !errors.Is(err, errVanished) && ctx.Err() == nil {
+	if made && err != nil && !guest.IsUnavailable(err) && !errors.Is(err, errVanished) && ctx.Err() == nil {
 		// Nobody had any use of it, and the next one may have better settings.
 		if rerr := e.p.remove(ctx, id); rerr != nil {
 			e.p.cfg.Logger.Warn("an egress proxy that does not work could not be removed", "container", e.Name(), "error", rerr)
@@ -300,7 +300,7 @@ func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egress
 	at := &egressAt{id: id, entrypoint: got.Config.Entrypoint}
 	switch {
 	case len(at.entrypoint) == 0:
-		return nil, failed(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q has no entrypoint: use one whose entrypoint is the egress program", got.Config.Image), nil)
+		return nil, guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q has no entrypoint: use one whose entrypoint is the egress program", got.Config.Image), nil)
 	case got.State.Paused:
 		return nil, errors.New("somebody paused it: docker unpause " + e.Name())
 	case got.State.Dead || got.State.Status == container.StateRemoving:
@@ -392,7 +392,7 @@ func (e *EgressProxy) ready(ctx context.Context, at *egressAt, restarts int) err
 		if asked == nil && out.Code == 0 {
 			return nil
 		}
-		if unavailable(asked) {
+		if guest.IsUnavailable(asked) {
 			return asked
 		}
 		now, err := e.inspect(ctx, at.id)

@@ -43,25 +43,19 @@ func connect(host string) (*client.Client, error) {
 	return nil, fmt.Errorf("%q: scheme %s is not supported: want unix:///path, tcp://host:port or ssh://user@host", host, u.Scheme)
 }
 
-// meaning gives an engine's error a code where it has one. ctx is the caller's:
-// its own end is the caller's to know.
-func (p *Provider) meaning(ctx context.Context, what string, err error) error {
-	var typed *sandbox.Error
-	switch {
-	case err == nil:
+// translate returns an engine's error as guest.Translate does. ctx is the caller's context.
+func (p *Provider) translate(ctx context.Context, what string, err error) error {
+	return guest.Translate(ctx, what, err, func(err error) *sandbox.Error {
+		switch {
+		case unreachable(err):
+			return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
+				"%s: the Docker engine at %s does not answer: start it, or set the address of one that runs (%v)", what, p.api.DaemonHost(), err)}
+		case guest.IsFull(err):
+			return &sandbox.Error{Code: sandbox.CodeDiskFull, Err: err, Message: fmt.Sprintf(
+				"%s: the disk of the Docker engine at %s is full: remove images or volumes that nobody needs (%v)", what, p.api.DaemonHost(), err)}
+		}
 		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %w", what, ctx.Err())
-	case errors.As(err, &typed):
-		return err
-	case unreachable(err):
-		return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
-			"%s: the Docker engine at %s does not answer: start it, or set the address of one that runs (%v)", what, p.api.DaemonHost(), err)}
-	case guest.IsFull(err):
-		return &sandbox.Error{Code: sandbox.CodeDiskFull, Err: err, Message: fmt.Sprintf(
-			"%s: the disk of the Docker engine at %s is full: remove images or volumes that nobody needs (%v)", what, p.api.DaemonHost(), err)}
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	})
 }
 
 // unreachable tells whether an error is of the way to the engine, rather than the engine's own.
@@ -70,16 +64,4 @@ func unreachable(err error) bool {
 	return client.IsErrConnectionFailed(err) || errdefs.IsUnavailable(err) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.As(err, &network)
-}
-
-// failed is the error of a sandbox that could not be made.
-func failed(code, message string, err error) error {
-	var typed *sandbox.Error
-	if errors.As(err, &typed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	if err != nil {
-		message += ": " + err.Error()
-	}
-	return &sandbox.Error{Code: code, Message: message, Err: err}
 }

@@ -121,7 +121,7 @@ func TestSilentEngine(t *testing.T) {
 	// The caller's own end is told apart.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := p.List(ctx); !errors.Is(err, context.Canceled) || unavailable(err) {
+	if _, err := p.List(ctx); !errors.Is(err, context.Canceled) || guest.IsUnavailable(err) {
 		t.Errorf("after the caller's end: %v", err)
 	}
 }

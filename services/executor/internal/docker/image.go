@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // picture is what is to be known of an image.
@@ -47,7 +48,7 @@ func (p *Provider) image(ctx context.Context, field, ref string) (picture, error
 // lookUp looks an image up, and pulls it, if it may, when it is not there.
 func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, error) {
 	if ref == "" {
-		return picture{}, failed(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
+		return picture{}, guest.WithCode(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
 	}
 	look := func() (image.InspectResponse, error) {
 		return call(ctx, p, "look up image "+ref, func(ctx context.Context) (image.InspectResponse, error) { return p.api.ImageInspect(ctx, ref) })
@@ -61,12 +62,12 @@ func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, 
 	switch {
 	case err == nil:
 	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err):
-		return picture{}, failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine: check its name, or have the operator build or load it there", ref), nil)
+		return picture{}, guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine: check its name, or have the operator build or load it there", ref), nil)
 	default:
 		return picture{}, err
 	}
 	if found.Os != "linux" {
-		return picture{}, failed(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q is for %s: use one for linux", ref, found.Os), nil)
+		return picture{}, guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q is for %s: use one for linux", ref, found.Os), nil)
 	}
 	pic := picture{ref: ref, id: found.ID, architecture: found.Architecture, platform: path.Join("linux", found.Architecture, found.Variant)}
 	if found.Config != nil {
@@ -110,12 +111,12 @@ func (p *Provider) pullNow(ctx context.Context, ref string) error {
 	p.cfg.Logger.Warn("an image could not be pulled", "image", ref, "error", err)
 	// An engine that went away is told apart by asking it: its own errors and those of registries look alike.
 	if ctx.Err() != nil {
-		return failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q was not pulled within %s: have the operator, whose log says why, load it there", ref, p.pullWithin), nil)
+		return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q was not pulled within %s: have the operator, whose log says why, load it there", ref, p.pullWithin), nil)
 	}
 	if _, gone := call(ctx, p, "pull image "+ref, p.api.Ping); gone != nil {
 		return gone
 	}
-	return failed(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or have the operator, whose log says why, build or load it there", ref), nil)
+	return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or have the operator, whose log says why, build or load it there", ref), nil)
 }
 
 func (p *Provider) fetch(ctx context.Context, ref string) error {

@@ -19,16 +19,13 @@ import (
 )
 
 const (
-	// unread is how many bytes of stdout, and of stderr, wait here to be read;
-	// past them the command is held up.
+	// unread is how many bytes of stdout, and of stderr, are buffered until they
+	// are read. While a buffer is full, the command blocks in its writes.
 	unread = 256 << 10
-	// firstLook and lastLook are how often it is looked whether a command whose
-	// streams ended has exited; the time doubles from one to the other.
+	// firstLook and lastLook bound the interval at which the engine is asked
+	// whether a command has exited after its streams ended. The interval doubles.
 	firstLook = 2 * time.Millisecond
 	lastLook  = time.Second
-	// signalled is what exit codes of processes ended by a signal begin with.
-	signalled  = 128
-	maxSignals = 64
 )
 
 // process is a command in a container.
@@ -41,7 +38,7 @@ type process struct {
 	stdin          *input
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
-	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends, or that will not begin
+	given          chan struct{} // closed by Kill of a command that ends with its stdin, or that will not begin: Wait returns without its exit code
 	giveUp         sync.Once
 	lost           atomic.Pointer[error]
 
@@ -50,7 +47,7 @@ type process struct {
 	err  error
 }
 
-// start starts a command and returns at once.
+// start starts a command and returns without waiting for its end.
 func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string) (*process, error) {
 	opts.AttachStdin, opts.AttachStdout, opts.AttachStderr = true, true, true
 	made, err := call(ctx, b.p, "exec in sandbox "+b.id, func(ctx context.Context) (container.ExecCreateResponse, error) {
@@ -75,8 +72,8 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	return proc, nil
 }
 
-// join starts an exec and takes its connection. The client looks at ctx only
-// while it dials, so that an engine that stands still is left here.
+// join starts an exec and returns its connection. The client observes ctx only
+// while it dials, so join itself stops waiting for an engine that does not answer.
 func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, error) {
 	type result struct {
 		conn types.HijackedResponse
@@ -104,21 +101,21 @@ func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, er
 			}
 		}()
 	}
-	return types.HijackedResponse{}, b.p.meaning(ctx, "exec in sandbox "+b.id, err)
+	return types.HijackedResponse{}, b.p.translate(ctx, "exec in sandbox "+b.id, err)
 }
 
-// read takes the streams apart until they end.
+// read separates stdout from stderr until the connection ends.
 func (p *process) read() {
 	defer close(p.ended)
 	defer p.b.p.watch.remove(p)
 	_, err := stdcopy.StdCopy(p.stdout, p.stderr, p.conn.Reader)
 	if errors.Is(err, io.ErrClosedPipe) {
-		err = nil // nobody reads any more
+		err = nil // the reader has abandoned the stream
 	}
 	if lost := p.lost.Load(); lost != nil {
 		err = *lost
 	}
-	err = p.b.p.meaning(context.Background(), "streams of a command in sandbox "+p.b.id, err)
+	err = p.b.p.translate(context.Background(), "streams of a command in sandbox "+p.b.id, err)
 	p.stdout.End(err)
 	p.stderr.End(err)
 	p.conn.Close()
@@ -139,9 +136,8 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr is the command's.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait gives the exit code: -1 for a signal, which is what codes from 129 to 192
-// are taken for, for a command whose container is gone, and for one of the
-// runner's own that Kill has left to itself. It may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the container
+// does not exist any more, and for a command of the runner after Kill, which does not wait for its end. Wait may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -161,17 +157,14 @@ func (p *process) exit() (int, error) {
 			return -1, err
 		}
 		if over(got) {
-			if got.ExitCode > signalled && got.ExitCode <= signalled+maxSignals {
-				return -1, nil
-			}
-			return got.ExitCode, nil
+			return guest.ExitCode(got.ExitCode), nil
 		}
 		if !got.Running && time.Since(since) > p.b.p.within {
 			return -1, fmt.Errorf("command in sandbox %s: the engine has taken it, and has not begun it within %s", p.b.id, p.b.p.within)
 		}
 		given := p.given
 		if p.kill != "" && got.Running {
-			given = nil // the engine tells of its end
+			given = nil // the engine reports the end of a command that runs
 		}
 		look := time.NewTimer(pause)
 		select {
@@ -183,9 +176,8 @@ func (p *process) exit() (int, error) {
 	}
 }
 
-// over tells whether a command has ended. The engine gives the connection before
-// it begins the command, which then neither runs nor has a pid, and says so as of
-// one that went well: whoever took that for an end would leave it running.
+// over reports whether a command has ended. The engine returns the connection before it starts the command. Until then
+// the command is reported like one that exited with 0, but without a pid: it must not be mistaken for one that has ended.
 func over(got container.ExecInspect) bool {
 	return !got.Running && (got.Pid != 0 || got.ExitCode != 0)
 }
@@ -204,8 +196,8 @@ func (p *process) Abandon() {
 	<-p.ended
 }
 
-// Kill ends the command with all that it started, and closes its streams. A
-// command of the runner's own has lost its stdin then, and ends by itself.
+// Kill ends the command and its descendants, and closes its streams. A command
+// of the runner is not killed: it ends when its stdin is closed.
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == "" {
@@ -221,7 +213,7 @@ func (p *process) Kill() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.b.p.within)
 	defer cancel()
-	out, err := p.b.runner(ctx, nil, "kill", "--id", p.kill) // also before it has begun: it will not do so then
+	out, err := p.b.runner(ctx, nil, "kill", "--id", p.kill) // a command that has not begun will not begin after this
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return nil
 	}
@@ -250,7 +242,7 @@ func (i *input) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close tells the command that nothing more comes.
+// Close closes the command's stdin. It may be called more than once.
 func (i *input) Close() error {
 	i.once.Do(func() { i.err = i.conn.CloseWrite() })
 	return i.err

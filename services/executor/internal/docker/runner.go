@@ -18,6 +18,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 const (
@@ -74,7 +75,7 @@ func (p *Provider) binary(pic picture) (*runnerBinary, error) {
 		path = filepath.Join(path, "runner-linux-"+pic.architecture)
 	}
 	unsupported := func(has string) error {
-		return failed(sandbox.CodeImageUnsupported, fmt.Sprintf(
+		return guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf(
 			"image %q is for the architecture %s, %s: use an image for another architecture, or give a runner for this one", pic.ref, pic.architecture, has), nil)
 	}
 	file, err := elf.Open(path)
@@ -204,7 +205,7 @@ func (p *Provider) bring(ctx context.Context, helper string, r *runnerBinary) er
 	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return fmt.Errorf("read the runner's binary: %w", werr)
 	}
-	return p.meaning(ctx, "bring the runner to the engine", err)
+	return p.translate(ctx, "bring the runner to the engine", err)
 }
 
 func (r *runnerBinary) archive(to io.Writer) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // An MCP server beside a sandbox is a container as confined as it is, whose
@@ -173,7 +174,7 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 		case <-time.After(look):
 		}
 	}
-	return "", failed(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
+	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
 // server finds a server that runs and gives its socket, "" if there is none. One
@@ -296,14 +297,14 @@ func (p *Provider) serverReady(ctx context.Context, id, containerID, socket stri
 	if err == nil && out.Code == 0 {
 		return nil
 	}
-	if err != nil && unavailable(err) || ctx.Err() != nil {
+	if err != nil && guest.IsUnavailable(err) || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
 	said := p.lastWords(ctx, containerID)
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}
-	return failed(sandbox.CodeServerFailed, "its container does not get ready; it last said: "+said, nil)
+	return guest.WithCode(sandbox.CodeServerFailed, "its container does not get ready; it last said: "+said, nil)
 }
 
 // isRoot tells whether an image has root for its user, as far as its number or its usual name says.

@@ -296,5 +296,5 @@ func (p *Provider) stream(ctx context.Context, helper, what string, write func(*
 	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return fmt.Errorf("%s: %w", what, werr)
 	}
-	return p.meaning(ctx, what, err)
+	return p.translate(ctx, what, err)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // The kernel counts inotify instances, pending signals, pipe buffers and more for each user of
@@ -96,7 +97,7 @@ func (p *Provider) checkUsers(info system.Info) error {
 	if !mapped || p.cfg.Users.Last < mappedUsers {
 		return nil
 	}
-	return failed(sandbox.CodeSandboxFailed, fmt.Sprintf("the engine maps user numbers and has none above %d: set SPOOL_SANDBOX_UIDS, which is %s, to a range below", mappedUsers-1, p.cfg.Users), nil)
+	return guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("the engine maps user numbers and has none above %d: set SPOOL_SANDBOX_UIDS, which is %s, to a range below", mappedUsers-1, p.cfg.Users), nil)
 }
 
 // user is the user of a container.
@@ -186,7 +187,7 @@ func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user,
 			return u, err
 		}
 	}
-	return user{}, failed(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
+	return user{}, guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
 }
 
 // userVolumes lists the reserved users, those with all of the labels.

@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Files is a sandbox's workspace, as the runner inside sees it.
+// Files implements sandbox.Files by file commands of the runner, which sees the workspace from inside the sandbox.
 type Files struct {
 	Start Start
 }
 
-// relative checks a slash-separated path and cleans it. Links are followed
-// inside, where the runner refuses those that lead out.
+// relative cleans a slash-separated path and returns an error if it is not below the workspace. It does not follow symbolic links:
+// the runner does that inside the sandbox, and refuses links that point out of the workspace.
 func relative(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
@@ -33,11 +33,11 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// Chunk is how much of a file is sent at once, in bytes.
+// Chunk is the largest piece in which a file is sent, in bytes.
 const Chunk = 64 << 10
 
-// Put writes a file in one step. It goes in chunks with an end of their own, so
-// that a stream that breaks off is not taken for a short file.
+// Put replaces a file atomically. The content is sent in chunks, with a chunk of length 0 at the end: without that the runner
+// would mistake a stream that breaks off for a short file.
 func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	rel, err := relative(name)
 	if err != nil {
@@ -67,7 +67,7 @@ func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	return out.Outcome(name)
 }
 
-// Get opens a file.
+// Get opens a file for reading. ctx bounds the time until the first byte; the caller closes the reader.
 func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	rel, err := relative(name)
 	if err != nil {
@@ -83,7 +83,7 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	}
 	stop := context.AfterFunc(ctx, proc.Abandon)
 	d := &download{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
-	_, err = d.in.Peek(1) // the command's end, or the first byte
+	_, err = d.in.Peek(1) // blocks until the first byte or the end of the command
 	if !stop() {
 		return nil, fmt.Errorf("get %q: %w", name, ctx.Err())
 	}
@@ -96,7 +96,7 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return d, nil
 }
 
-// download is a file on its way out.
+// download reads a file from the stdout of a command of the runner.
 type download struct {
 	name string
 	proc Process
@@ -104,7 +104,7 @@ type download struct {
 	done bool
 }
 
-// Read gives an error rather than the end when the command did not end well.
+// Read returns an error in place of io.EOF when the command failed.
 func (d *download) Read(b []byte) (int, error) {
 	n, err := d.in.Read(b)
 	if errors.Is(err, io.EOF) && !d.done {
@@ -128,13 +128,13 @@ func (d *download) finish() error {
 	return Answer{Stderr: string(errs), Code: code}.Outcome(d.name)
 }
 
-// Close stops the transfer.
+// Close stops the transfer and releases the command's streams.
 func (d *download) Close() error {
 	d.proc.Abandon()
 	return nil
 }
 
-// List gives what is below a folder.
+// List returns the files and folders below a folder; "" is the workspace.
 func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	args := []string{"list"}
 	if dir != "" {
@@ -167,7 +167,7 @@ func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	return out, nil
 }
 
-// Remove removes a file, or a folder with all below it.
+// Remove removes a file, or a folder with everything in it. The workspace itself cannot be removed.
 func (f Files) Remove(ctx context.Context, name string) error {
 	rel, err := relative(name)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package guest uses a remote sandbox through the commands of the runner inside it: its files, and
-// commands that run to their end. Providers whose sandboxes have no file system of this machine share it.
+// Package guest has what providers of remote sandboxes share. It reads and writes the files of a sandbox, and runs commands to their
+// end, through the commands of the runner inside. It also has the in-memory streams, the exit codes and the errors of such providers.
 package guest
 
 import (
@@ -22,13 +22,13 @@ type Process interface {
 	Abandon()
 }
 
-// Start starts a command of the runner in the root folder. ctx bounds only the start.
+// Start starts a command of the runner in the root folder of a sandbox. ctx bounds only the start.
 type Start func(ctx context.Context, args ...string) (Process, error)
 
-// ErrStdin is a write to a command that does not read its stdin any more.
+// ErrStdin is returned by a write to the stdin of a command that no longer reads it.
 var ErrStdin = errors.New("the command does not read its stdin")
 
-// Answer is what a command of the runner printed, and its exit code.
+// Answer holds the output and the exit code of a command of the runner.
 type Answer struct {
 	Stdout, Stderr string
 	Code           int
@@ -39,10 +39,10 @@ const (
 	exitNotFound   = 3
 	exitOutside    = 4
 	exitPermission = 5
-	exitIrregular  = 6 // not a regular file, or no path at all
+	exitIrregular  = 6 // not a regular file, or an invalid path
 )
 
-// Outcome gives a file command's exit code its meaning.
+// Outcome returns the error for the exit code of a file command on the path name; nil for 0.
 func (a Answer) Outcome(name string) error {
 	switch a.Code {
 	case 0:
@@ -66,13 +66,13 @@ func (a Answer) Outcome(name string) error {
 	return err
 }
 
-// IsFull reports whether an error is of a full disk, for which remote parties have words alone.
+// IsFull reports whether an error says that a disk is full. Remote programs report that by its text alone.
 func IsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left on device")
 }
 
-// Run runs a command of the runner to its end. feed writes its stdin, which
-// is closed after it; an error of feed breaks the command off.
+// Run runs a command of the runner and blocks until it has ended. feed writes to its stdin, which is closed when feed returns; feed may
+// be nil. When feed returns an error other than ErrStdin, or ctx ends, Run closes the command's streams and returns that error.
 func (s Start) Run(ctx context.Context, feed func(io.Writer) error, args ...string) (Answer, error) {
 	proc, err := s(ctx, args...)
 	if err != nil {
@@ -88,19 +88,19 @@ func (s Start) Run(ctx context.Context, feed func(io.Writer) error, args ...stri
 		if err != nil && !errors.Is(err, ErrStdin) {
 			proc.Abandon()
 		}
-		_ = proc.Stdin().Close() // a command that ended early has closed it
+		_ = proc.Stdin().Close() // fails when the command has ended already
 		fed <- err
 	}()
 	var errs []byte
 	said := make(chan struct{})
 	go func() {
 		defer close(said)
-		errs, _ = io.ReadAll(proc.Stderr()) // cut off with stdout, whose error counts
+		errs, _ = io.ReadAll(proc.Stderr()) // breaks off together with stdout, whose error is returned
 	}()
 	out, err := io.ReadAll(proc.Stdout())
 	<-said
 	feedErr := <-fed
-	refused := errors.Is(feedErr, ErrStdin) // it did not want more: its exit code says why
+	refused := errors.Is(feedErr, ErrStdin) // the command ended before it read everything; the exit code has the reason
 	switch {
 	case ctx.Err() != nil:
 		return Answer{}, ctx.Err()
@@ -126,7 +126,7 @@ func (s Start) Dir(ctx context.Context, root, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Only inside can links be followed.
+	// The command follows symbolic links, which is possible only inside the sandbox.
 	out, err := s.Run(ctx, nil, "list", "--", rel)
 	if err == nil {
 		err = out.Outcome(dir)

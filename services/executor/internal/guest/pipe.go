@@ -12,18 +12,18 @@ type Pipe struct {
 	buf    []byte
 	limit  int
 	ended  bool
-	err    error // after what is in buf; nil for io.EOF
-	gone   bool  // the reader
+	err    error // returned by Read after buf; nil for io.EOF
+	gone   bool  // set by Abandon
 }
 
-// NewPipe makes a pipe that holds so many bytes.
+// NewPipe returns a pipe that buffers up to limit bytes.
 func NewPipe(limit int) *Pipe {
 	p := &Pipe{limit: limit}
 	p.change.L = &p.mu
 	return p
 }
 
-// Write blocks while the pipe is full.
+// Write blocks while the pipe is full. It returns io.ErrClosedPipe after Abandon.
 func (p *Pipe) Write(b []byte) (n int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +42,7 @@ func (p *Pipe) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Read blocks until there is something to read.
+// Read blocks until there is data, or the stream has ended.
 func (p *Pipe) Read(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +66,7 @@ func (p *Pipe) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// End is the writer's: the reader gets err after what was written, io.EOF if it is nil.
+// End is called by the writer. Read returns err after everything that was written, io.EOF if err is nil.
 func (p *Pipe) End(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *Pipe) End(err error) {
 	p.change.Broadcast()
 }
 
-// Abandon is the reader's: writes and reads fail with io.ErrClosedPipe from now on.
+// Abandon is called by the reader. From then on writes and reads return io.ErrClosedPipe.
 func (p *Pipe) Abandon() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

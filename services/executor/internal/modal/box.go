@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// box is one sandbox.
+// box implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p      *Provider
 	id     string
@@ -20,19 +20,19 @@ type box struct {
 	kept   bool
 }
 
-// ID is sbx_….
+// ID returns the sandbox's id, sbx_….
 func (b *box) ID() string { return b.id }
 
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept is true for a sandbox that started from a snapshot of the one before, and for one that was found by Attach.
+// Kept reports whether the sandbox started from the snapshot of an earlier one, or was found by Attach.
 func (b *box) Kept() bool { return b.kept }
 
-// Files is the workspace.
+// Files returns the workspace.
 func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
 
-// Running reports whether the sandbox runs, which ends with its runner.
+// Running reports whether the sandbox runs. It ends with its runner.
 func (b *box) Running(ctx context.Context) (bool, error) {
 	_, err := b.p.current(ctx, b.id)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -61,8 +61,8 @@ func (b *box) ready(ctx context.Context) error {
 }
 
 // Exec starts a command in the workspace. ctx bounds only the start. A command
-// of the runner's own ends with its stdin; every other one can be killed with
-// all that it started.
+// of the runner ends with its stdin; every other command can be killed together
+// with its descendants.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
@@ -83,10 +83,10 @@ func (b *box) command(ctx context.Context, args ...string) (guest.Process, error
 	return b.start(ctx, append([]string{runnerPath}, args...), "/", nil, "")
 }
 
-// start starts a program in the sandbox; kill is its id for runner kill, "" for the runner's own commands.
+// start starts a program in the sandbox. kill is the id for `runner kill`, "" for commands of the runner.
 func (b *box) start(ctx context.Context, args []string, dir string, env map[string]string, kill string) (guest.Process, error) {
 	h := b.p.known(b.id)
-	if h == nil { // it ended, or another box of it found out that it did
+	if h == nil { // the sandbox was not used yet, or has ended
 		var err error
 		if h, err = b.p.current(ctx, b.id); err != nil {
 			return nil, fmt.Errorf("exec in sandbox %s: %w", b.id, err)

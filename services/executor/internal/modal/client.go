@@ -21,12 +21,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// modalURL is where Modal's own API is.
+// modalURL is the address of Modal's API.
 const modalURL = "https://api.modal.com:443"
 
-// checkURL reports whether an API's address is one that the SDK can use.
+// checkURL returns an error if the SDK cannot use an address of the API. "" stands for modalURL.
 func checkURL(raw string) error {
 	if raw == "" {
 		return nil
@@ -38,12 +39,12 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// environment guards the process's variables while an SDK client is made.
+// environment is held while connect changes the variables of this process.
 var environment sync.Mutex
 
-// connect makes the SDK's client from Spool's settings alone. The SDK prefers variables MODAL_… and
-// ~/.modal.toml to some of what it is given, and reads them when a client is made: the variables are out
-// of its sight then, and the settings stand in for the file.
+// connect returns an SDK client that uses Spool's settings alone. The SDK prefers variables MODAL_… and ~/.modal.toml to some of its
+// parameters. It reads them when a client is created: connect removes the variables for that time, and passes a profile in place
+// of the file.
 func (p *Provider) connect() (*sdk.Client, error) {
 	environment.Lock()
 	defer environment.Unlock()
@@ -55,7 +56,7 @@ func (p *Provider) connect() (*sdk.Client, error) {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, err
 		}
-		defer os.Setenv(name, value) //nolint:errcheck // it was set before
+		defer os.Setenv(name, value) //nolint:errcheck // the name is valid, since it was set before
 	}
 	server := p.cfg.ServerURL
 	if server == "" {
@@ -72,7 +73,7 @@ func (p *Provider) connect() (*sdk.Client, error) {
 	return sdk.NewClientWithOptions(params)
 }
 
-// fill sets a value whose type has no exported name.
+// fill sets a value of a type that has no exported name.
 func fill[T any](to **T, from any) error {
 	raw, err := json.Marshal(from)
 	if err != nil {
@@ -82,24 +83,24 @@ func fill[T any](to **T, from any) error {
 	return json.Unmarshal(raw, *to)
 }
 
-// keepConn remembers the SDK's connection, for calls whose answers the SDK does not hand out whole.
+// keepConn is an interceptor that stores the SDK's connection, for calls whose responses the SDK returns only in part.
 func (p *Provider) keepConn(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	p.conn.Store(conn)
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// api is Modal's API on the SDK's connection, with its credentials and retries. theApp comes before it.
+// api returns a client of Modal's API on the SDK's connection, with its credentials and retries. theApp must have succeeded before.
 func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
 
-// call makes one call of Modal's API, bounded in time. Its error has a code where meaning knows one.
+// call calls Modal's API by f, within a limit of time. It translates the error; what is the operation in its text.
 func call[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if conn := p.conn.Load(); conn != nil && conn.GetState() == connectivity.TransientFailure {
-		conn.ResetConnectBackoff() // it would wait for up to two minutes before it dials again
+		conn.ResetConnectBackoff() // without this it may wait for two minutes before it dials again
 	}
 	v, err := f(bounded)
-	return v, p.meaning(ctx, what, err)
+	return v, p.translate(ctx, what, err)
 }
 
 // do is call for a function that returns no value.
@@ -108,27 +109,21 @@ func (p *Provider) do(ctx context.Context, what string, f func(context.Context) 
 	return err
 }
 
-// meaning returns an error of the SDK as a *sandbox.Error where there is a code for it. ctx is the caller's
-// context: when it has ended, the error wraps its cause.
-func (p *Provider) meaning(ctx context.Context, what string, err error) error {
-	var typed *sandbox.Error
-	switch {
-	case err == nil:
+// translate returns an error of the SDK as guest.Translate does. ctx is the caller's context.
+func (p *Provider) translate(ctx context.Context, what string, err error) error {
+	return guest.Translate(ctx, what, err, func(err error) *sandbox.Error {
+		switch {
+		case isQuota(err):
+			return &sandbox.Error{Code: sandbox.CodeQuotaExceeded, Err: err, Message: fmt.Sprintf(
+				"%s: Modal gives this workspace no more: wait, or raise its limits (%v)", what, err)}
+		case hasCode(err, codes.Unauthenticated, codes.PermissionDenied):
+			return &sandbox.Error{Code: sandbox.CodeCredentialsRefused, Err: err, Message: fmt.Sprintf(
+				"%s: Modal refuses the token: set SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET to one of the workspace (%v)", what, err)}
+		case isUnreachable(err):
+			return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf("%s: Modal does not answer (%v)", what, err)}
+		}
 		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %w", what, ctx.Err())
-	case errors.As(err, &typed):
-		return err
-	case isQuota(err):
-		return &sandbox.Error{Code: sandbox.CodeQuotaExceeded, Err: err, Message: fmt.Sprintf(
-			"%s: Modal gives this workspace no more: wait, or raise its limits (%v)", what, err)}
-	case hasCode(err, codes.Unauthenticated, codes.PermissionDenied):
-		return &sandbox.Error{Code: sandbox.CodeCredentialsRefused, Err: err, Message: fmt.Sprintf(
-			"%s: Modal refuses the token: set SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET to one of the workspace (%v)", what, err)}
-	case isUnreachable(err):
-		return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf("%s: Modal does not answer (%v)", what, err)}
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	})
 }
 
 func isQuota(err error) bool {
@@ -136,7 +131,7 @@ func isQuota(err error) bool {
 	return errors.As(err, &exhausted) || hasCode(err, codes.ResourceExhausted)
 }
 
-// isUnreachable reports whether an error is of the way to Modal or of its state, rather than an answer.
+// isUnreachable reports whether an error means that Modal was not reached or failed, rather than that it refused the request.
 func isUnreachable(err error) bool {
 	var network net.Error
 	var late sdk.TimeoutError
@@ -151,12 +146,7 @@ func isNotFound(err error) bool {
 	return errors.As(err, &gone) || hasCode(err, codes.NotFound)
 }
 
-func isUnavailable(err error) bool {
-	var typed *sandbox.Error
-	return errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable
-}
-
-// hasCode reports whether an error is of gRPC, with one of the codes.
+// hasCode reports whether err is a gRPC status with one of the codes.
 func hasCode(err error, list ...codes.Code) bool {
 	if err == nil {
 		return false
@@ -171,16 +161,4 @@ func hasCode(err error, list ...codes.Code) bool {
 		}
 	}
 	return false
-}
-
-// failed is the error of a sandbox that could not be made.
-func failed(code, message string, err error) error {
-	var typed *sandbox.Error
-	if errors.As(err, &typed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	if err != nil {
-		message += ": " + err.Error()
-	}
-	return &sandbox.Error{Code: code, Message: message, Err: err}
 }

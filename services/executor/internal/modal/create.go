@@ -15,9 +15,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// Where things are inside.
+// Paths in a sandbox, and the user of its processes.
 const (
 	workspaceDir = "/workspace"
 	homeDir      = "/home/spool"
@@ -27,13 +28,13 @@ const (
 	runnerUser   = "10001:10001" // as in prepare.sh
 )
 
-// attempts of Create, should what it relies on end or expire meanwhile.
+// attempts bounds how often Create starts over because a sandbox has ended, or an image has expired, since it was found.
 const attempts = 5
 
-// errVanished is something that was there a moment before.
+// errVanished is returned when a sandbox or an image that was found does not exist any more.
 var errVanished = errors.New("it ended meanwhile")
 
-// Create makes a sandbox, or finds the one of that id.
+// Create creates a sandbox and blocks until its runner answers. If a sandbox with the id runs, Create returns that one.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := p.check(spec); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
@@ -48,7 +49,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 			break
 		}
 	}
-	return nil, failed(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
+	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
 func (p *Provider) check(spec sandbox.Spec) error {
@@ -74,7 +75,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// make makes a sandbox, or finds the one of its id, and blocks until its runner answers.
+// make is one attempt of Create. It returns errVanished when another attempt may succeed.
 func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	h, err := p.create(ctx, spec)
 	var exists sdk.AlreadyExistsError
@@ -89,8 +90,8 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	h = p.remember(spec.ID, h)
 	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
 	if err := b.ready(ctx); err != nil {
-		if isUnavailable(err) || ctx.Err() != nil {
-			return nil, err // the next attempt finds it
+		if guest.IsUnavailable(err) || ctx.Err() != nil {
+			return nil, err // the next call of Create finds the sandbox
 		}
 		err = errors.Join(err, p.end(context.WithoutCancel(ctx), h.sandbox()))
 		p.forget(spec.ID)
@@ -99,7 +100,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	return b, nil
 }
 
-// create asks Modal for a new sandbox.
+// create requests a new sandbox from Modal.
 func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, error) {
 	app, err := p.theApp(ctx)
 	if err != nil {
@@ -153,7 +154,7 @@ func (p *Provider) regions() []string {
 	return []string{p.cfg.Region}
 }
 
-// params are what a sandbox may take and reach.
+// params returns the limits, the network policy and the environment of a sandbox as the SDK takes them.
 func (p *Provider) params(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	limits := p.cfg.Limits
 	if spec.Limits.MemoryBytes > 0 {
@@ -183,7 +184,7 @@ func (p *Provider) params(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	out.Env["SPOOL_RUNNER_EGRESS_AUTHORITY"] = p.cfg.Egress.Authority
 	out.Env["SPOOL_RUNNER_EGRESS_TOKEN"] = spec.EgressToken
 	host, _, err := net.SplitHostPort(p.cfg.Egress.Server)
-	if err != nil { // it was checked
+	if err != nil { // not possible after Config.Check
 		out.BlockNetwork = true
 		return out
 	}

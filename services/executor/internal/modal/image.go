@@ -16,6 +16,7 @@ import (
 	sdk "github.com/modal-labs/modal-client/go"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 // layout is the version of what prepare.sh makes.
@@ -26,19 +27,19 @@ const layout = "1"
 //go:embed prepare.sh
 var prepareScript string
 
-// fieldImage is what tells a user where the image of a sandbox comes from.
+// fieldImage begins errors about an image that a session or an agent names.
 const fieldImage = "sessionOptions.image, or the agent's image: "
 
-// look is how often a preparation by another executor is looked for.
+// look is the interval at which Modal is asked for an image that another executor prepares.
 const look = time.Second
 
-// prepared is an image that has the runner.
+// prepared is an image with the runner.
 type prepared struct {
 	image *sdk.Image
-	key   string // names base image and runner
+	key   string // made from the base image and the runner
 }
 
-// imageCache has the prepared images that this process knows, by reference.
+// imageCache holds the prepared images that this process has found, by reference. It is safe for concurrent use.
 type imageCache struct {
 	mu  sync.Mutex
 	ids map[string]prepared
@@ -63,7 +64,7 @@ func (c *imageCache) forget(ref string) {
 	delete(c.ids, ref)
 }
 
-// imageRef is the reference of a sandbox's image, if tenants may name it.
+// imageRef returns the reference of a sandbox's image, the configured one for "". It returns a *sandbox.Error if tenants may not name it.
 func (p *Provider) imageRef(ref string) (string, error) {
 	if ref == "" || ref == p.cfg.Image {
 		return p.cfg.Image, nil
@@ -75,8 +76,8 @@ func (p *Provider) imageRef(ref string) (string, error) {
 	return ref, nil
 }
 
-// prepare finds or makes the image with the runner for a reference. Those who want the same one at once
-// share the work, which goes on for the others when one of them gives up.
+// prepare returns the image of a reference with the runner, and creates it if there is none. Concurrent calls for one reference share
+// the work, which continues when the context of one of them ends.
 func (p *Provider) prepare(ctx context.Context, ref string) (prepared, error) {
 	if i, ok := p.images.get(ref); ok {
 		return i, nil
@@ -92,7 +93,7 @@ func (p *Provider) prepare(ctx context.Context, ref string) (prepared, error) {
 	})
 	select {
 	case r := <-done:
-		i, _ := r.Val.(prepared) // zero beside an error
+		i, _ := r.Val.(prepared) // the zero value if there is an error
 		return i, r.Err
 	case <-ctx.Done():
 		return prepared{}, fmt.Errorf("prepare image %s: %w", ref, ctx.Err())
@@ -124,7 +125,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error)
 		if image != nil || err != nil {
 			return prepared{image, key}, err
 		}
-		select { // another executor is at it
+		select { // another executor prepares the image
 		case <-ctx.Done():
 			return prepared{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
 		case <-time.After(look):
@@ -132,7 +133,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error)
 	}
 }
 
-// resolve has Modal pull an image from its registry, or finds it there.
+// resolve returns Modal's image of a registry reference. Modal pulls it if it has not done so before.
 func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.Image, error) {
 	base, err := call(ctx, p, prepareWithin, "resolve image "+ref, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromRegistry(ref, nil).Build(ctx, app, nil)
@@ -143,24 +144,24 @@ func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.
 		if ref == p.cfg.Image {
 			source = "SPOOL_MODAL_IMAGE: "
 		}
-		return nil, failed(sandbox.CodeImageNotFound, fmt.Sprintf("%sModal cannot make an image of %q: check its name, and that its registry lets Modal pull it", source, ref), err)
+		return nil, guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("%sModal cannot make an image of %q: check its name, and that its registry lets Modal pull it", source, ref), err)
 	}
 	return base, err
 }
 
-// named finds a published image; nil if there is none.
+// named returns the image that is published under a name; nil if there is none.
 func (p *Provider) named(ctx context.Context, name string) (*sdk.Image, error) {
 	image, err := call(ctx, p, callWithin, "look up image "+name, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromName(ctx, name, &sdk.ImageFromNameParams{Environment: p.cfg.Environment})
 	})
 	if isNotFound(err) {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // no image has the name
 	}
 	return image, err
 }
 
-// install makes the image of a base image and the runner, and publishes it. The name of the helper
-// sandbox is the lock among executors: nil when another one has it.
+// install creates and publishes the image of a base image and the runner. The name of the helper sandbox is the lock among executors:
+// install returns nil when another executor holds it.
 func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, name string) (_ *sdk.Image, err error) {
 	ctx, cancel := context.WithTimeout(ctx, helperWithin)
 	defer cancel()
@@ -178,7 +179,7 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 		return nil, p.refused(err)
 	}
 	if helper == nil {
-		return nil, nil //nolint:nilnil // another one is at it
+		return nil, nil //nolint:nilnil // another executor prepares the image
 	}
 	p.cfg.Logger.Info("prepare an image with the runner", "image", name)
 	defer func() {
@@ -197,8 +198,8 @@ func (p *Provider) helperTags() map[string]string {
 	return map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper, tagOwner: p.owner}
 }
 
-// ownHelper finds the helper sandbox of that name if this provider made it, and the answer was lost: the SDK then asked a second time.
-// It returns nil if another provider's helper has the name.
+// ownHelper returns the helper sandbox with a name if this provider created it. That is so when Modal's answer was lost and the SDK
+// repeated the request. It returns nil if the helper is another provider's.
 func (p *Provider) ownHelper(ctx context.Context, name string) (*sdk.Sandbox, error) {
 	sb, tags, err := p.byName(ctx, name)
 	if isNotFound(err) || err == nil && tags[tagOwner] != p.owner {
@@ -207,7 +208,7 @@ func (p *Provider) ownHelper(ctx context.Context, name string) (*sdk.Sandbox, er
 	return sb, err
 }
 
-// putRunner runs prepareScript.
+// putRunner runs prepareScript in a helper sandbox.
 func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 	file, err := os.Open(p.cfg.Runner)
 	if err != nil {
@@ -223,12 +224,12 @@ func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 		return err
 	})
 	if err != nil && ctx.Err() == nil {
-		err = failed(sandbox.CodeImageUnsupported, "the runner cannot be put into the image, which needs sh, chown, grep and sha256sum", err)
+		err = guest.WithCode(sandbox.CodeImageUnsupported, "the runner cannot be put into the image, which needs sh, chown, grep and sha256sum", err)
 	}
 	return err
 }
 
-// fileDigest is the SHA-256 of a file.
+// fileDigest returns the SHA-256 of a file in hexadecimal.
 func fileDigest(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -8,20 +8,20 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// unsent is how many bytes of stdin wait here to be sent; past them writes block.
+// unsent is how many bytes of stdin are buffered until they are sent. While the buffer is full, writes block.
 const unsent = 1 << 20
 
-// input is a command's stdin. The SDK's costs a round trip for each write; this one returns from writes
-// as soon as they are buffered, and a goroutine sends what has gathered meanwhile, in order. The SDK
-// sends each piece with its offset and repeats it until Modal has it once.
+// input is a command's stdin. Each write to the SDK's stdin takes a round trip. A write to input returns when the bytes are buffered,
+// and a goroutine sends everything that is buffered in one piece, in order. The SDK sends each piece with its offset and repeats it until
+// Modal has accepted it, which it does once.
 type input struct {
 	to io.WriteCloser
 
 	mu     sync.Mutex
 	change sync.Cond
 	buf    []byte
-	closed bool  // by the writer
-	err    error // nothing is sent any more
+	closed bool  // by Close or abandon
+	err    error // set by end: nothing more is sent
 }
 
 func newInput(to io.WriteCloser) *input {
@@ -31,7 +31,7 @@ func newInput(to io.WriteCloser) *input {
 	return i
 }
 
-// Write blocks while too much is unsent.
+// Write blocks while the buffer is full. It returns an error that wraps guest.ErrStdin after Close, and after the command's end.
 func (i *input) Write(b []byte) (n int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -53,7 +53,7 @@ func (i *input) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Close ends the stream after what was written. It does not wait until that is sent.
+// Close ends the stream after everything that was written. It does not wait until that is sent.
 func (i *input) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -62,7 +62,7 @@ func (i *input) Close() error {
 	return nil
 }
 
-// abandon drops what is unsent and ends the stream.
+// abandon drops the buffer and ends the stream.
 func (i *input) abandon() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -70,7 +70,7 @@ func (i *input) abandon() {
 	i.change.Broadcast()
 }
 
-// end stops sending: the command does not read any more.
+// end stops sending, because the command no longer reads. Writes return err from then on.
 func (i *input) end(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -81,7 +81,7 @@ func (i *input) end(err error) {
 	i.change.Broadcast()
 }
 
-// send sends until the stream has ended.
+// send sends the buffer, again and again, until the stream has ended.
 func (i *input) send() {
 	for {
 		i.mu.Lock()
@@ -99,7 +99,7 @@ func (i *input) send() {
 		case len(piece) > 0:
 			_, err = i.to.Write(piece)
 		default:
-			_ = i.to.Close() // a command that ended early has closed it
+			_ = i.to.Close() // fails when the command has ended already
 			return
 		}
 		if err != nil {

@@ -13,21 +13,22 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// The tags of sandboxes. A value is never empty: absent stands for none.
+// The tags of sandboxes. A value is never empty: the value absent stands for an empty one.
 const (
 	tagEngine   = "spool-engine"
-	tagRole     = "spool-role" // see the roles
+	tagRole     = "spool-role" // roleSandbox or roleHelper
 	tagSandbox  = "spool-sandbox"
 	tagTenant   = "spool-tenant"
 	tagSession  = "spool-session"
 	tagEpoch    = "spool-epoch"
 	tagExecutor = "spool-executor"
-	tagSecret   = "spool-secret" // what executors prove to the runner; nobody inside sees it
-	tagOrigin   = "spool-origin" // the sandbox whose workspace this one took over
-	tagImage    = "spool-image"  // the key of the prepared image that it descends from
-	tagOwner    = "spool-owner"  // of a helper: the provider that made it
+	tagSecret   = "spool-secret" // the secret that executors prove to the runner; processes in the sandbox cannot read it
+	tagOrigin   = "spool-origin" // the sandbox from whose snapshot this one started
+	tagImage    = "spool-image"  // the key of the prepared image from which it started, directly or through snapshots
+	tagOwner    = "spool-owner"  // of a helper: the provider that created it
 
 	roleSandbox = "sandbox"
 	roleHelper  = "helper" // prepares an image
@@ -35,28 +36,28 @@ const (
 	absent = "none"
 )
 
-// handle is a sandbox as this process knows it.
+// handle holds what this process knows of a running sandbox.
 type handle struct {
 	mu     sync.Mutex // guards sb, stale and skills
 	sb     *sdk.Sandbox
-	stale  []*sdk.Sandbox  // that sb replaced; commands of theirs may still run
-	skills map[string]bool // that it is known to have, by digest
+	stale  []*sdk.Sandbox  // replaced by sb; commands that were started through them may still run
+	skills map[string]bool // digests of the skills that the sandbox is known to have
 	secret string
 	kept   bool
-	origin string // the sandbox whose workspace it took over, "" for none
-	key    string // of the prepared image that it descends from
+	origin string // the sandbox from whose snapshot it started, "" for none
+	key    string // of its prepared image, see tagImage
 }
 
-// sandbox returns the SDK's object, which keeps a connection to the sandbox.
+// sandbox returns the SDK's object, which holds a connection to the sandbox.
 func (h *handle) sandbox() *sdk.Sandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.sb
 }
 
-// renew replaces the SDK's object: its connection would wait ever longer before it dials again.
+// renew replaces the SDK's object old. After failures its connection waits ever longer before it dials again.
 func (h *handle) renew(ctx context.Context, p *Provider, old *sdk.Sandbox) error {
-	fresh, err := p.client.Sandboxes.FromID(ctx, old.SandboxID, nil) // asks nobody
+	fresh, err := p.client.Sandboxes.FromID(ctx, old.SandboxID, nil) // makes no request
 	if err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func (h *handle) close() error {
 	return err
 }
 
-// remember keeps a sandbox for those who ask for its id, and returns the one that is kept: the first that was found.
+// remember stores the handle of a sandbox and returns the stored one, which is an earlier handle if there is one for the same sandbox.
 func (p *Provider) remember(id string, h *handle) *handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +91,7 @@ func (p *Provider) remember(id string, h *handle) *handle {
 	return h
 }
 
-// forget drops a sandbox that is gone.
+// forget removes the handle of a sandbox that has ended, and closes its connections.
 func (p *Provider) forget(id string) {
 	p.mu.Lock()
 	h := p.handles[id]
@@ -124,7 +125,7 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 	return err
 }
 
-// tags of a sandbox, all of them: some are replaced when it is adopted.
+// tags returns all tags of a sandbox. Adopt sets all of them again, so it does not matter whether Modal replaces the set or merges it.
 func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]string {
 	tags := map[string]string{
 		tagEngine: l.Engine, tagRole: roleSandbox, tagSandbox: id, tagTenant: l.Tenant, tagSession: l.Session,
@@ -138,7 +139,7 @@ func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]strin
 	return tags
 }
 
-// value reads a tag.
+// value returns the value of a tag; "" for absent.
 func value(tags map[string]string, name string) string {
 	if v := tags[name]; v != absent {
 		return v
@@ -154,13 +155,13 @@ func labels(tags map[string]string) (sandbox.Labels, error) {
 	l := sandbox.Labels{
 		Engine: value(tags, tagEngine), Session: value(tags, tagSession), Epoch: epoch, Executor: value(tags, tagExecutor),
 	}
-	if l.Session != "" { // "none" is also a name for a tenant
+	if l.Session != "" { // a tenant may be called "none"
 		l.Tenant = tags[tagTenant]
 	}
 	return l, nil
 }
 
-// find looks a running sandbox up by its name; sandbox.ErrNotFound if there is none of this engine.
+// find returns the running sandbox of this engine with an id; sandbox.ErrNotFound if there is none.
 func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
@@ -179,7 +180,7 @@ func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 	return &handle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
 }
 
-// byName finds a running sandbox of the app by its name, with its tags. An error for which isNotFound is true says that there is none.
+// byName returns the running sandbox of the app with a name, and its tags. isNotFound is true for its error if there is none.
 func (p *Provider) byName(ctx context.Context, name string) (sb *sdk.Sandbox, tags map[string]string, err error) {
 	sb, err = call(ctx, p, callWithin, "find sandbox "+name, func(ctx context.Context) (*sdk.Sandbox, error) {
 		sb, err := p.client.Sandboxes.FromName(ctx, p.cfg.App, name, &sdk.SandboxFromNameParams{Environment: p.cfg.Environment})
@@ -191,7 +192,7 @@ func (p *Provider) byName(ctx context.Context, name string) (sb *sdk.Sandbox, ta
 	return sb, tags, err
 }
 
-// current returns a sandbox that runs; sandbox.ErrNotFound otherwise.
+// current returns the handle of a sandbox that runs; sandbox.ErrNotFound otherwise.
 func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
 	h := p.known(id)
 	if h == nil {
@@ -212,7 +213,7 @@ func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
 // ended reports whether a sandbox has ended.
 func (p *Provider) ended(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
 	code, err := call(ctx, p, callWithin, "look at a sandbox", func(ctx context.Context) (*int, error) {
-		fresh, err := p.client.Sandboxes.FromID(ctx, sb.SandboxID, nil) // the other one may be detached
+		fresh, err := p.client.Sandboxes.FromID(ctx, sb.SandboxID, nil) // sb may be detached
 		if err != nil {
 			return nil, err
 		}
@@ -224,7 +225,7 @@ func (p *Provider) ended(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
 	return code != nil, err
 }
 
-// Attach finds a sandbox that runs. It ends with its runner.
+// Attach returns the running sandbox with an id; sandbox.ErrNotFound if there is none. A sandbox whose runner has ended does not run.
 func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	h, err := p.current(ctx, id)
 	if err != nil {
@@ -233,7 +234,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 	return &box{p: p, id: id, secret: h.secret, kept: true}, nil
 }
 
-// List gives every sandbox of the engine that runs. Of those that have ended Modal keeps a record alone.
+// List returns the engine's sandboxes that run. Sandboxes that have ended hold nothing that would have to be removed.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	app, err := p.theApp(ctx)
 	if err != nil {
@@ -282,7 +283,7 @@ func info(s *pb.SandboxInfo) (sandbox.Info, error) {
 	return sandbox.Info{ID: id, Labels: l, Created: time.UnixMicro(int64(s.GetCreatedAt() * 1e6)), Running: true}, nil
 }
 
-// Adopt gives a pooled sandbox to a session.
+// Adopt replaces the labels of a pooled sandbox by those of the session that takes it.
 func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
 	if err := p.checkLabels(l); err != nil {
 		return fmt.Errorf("adopt sandbox %s: %w", id, err)
@@ -294,8 +295,8 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sandbox().SetTags(ctx, p.tags(id, l, h), nil) })
 }
 
-// Terminate ends a sandbox. Without wipe a snapshot of it stays for the next sandbox, whose
-// Spec.Workspace names this one; with wipe that goes too.
+// Terminate ends a sandbox. Without wipe it leaves a snapshot of the file system for the next sandbox, whose Spec.Workspace names this
+// one; with wipe it removes that snapshot. It returns nil for a sandbox that has ended already.
 func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return fmt.Errorf("terminate sandbox: %w", err)
@@ -318,7 +319,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	return nil
 }
 
-// terminate ends a sandbox that runs, and removes the snapshot that it started from.
+// terminate ends a running sandbox, and removes the snapshot from which it started once that is no longer needed.
 func (p *Provider) terminate(ctx context.Context, id string, h *handle, wipe bool) error {
 	stored := wipe
 	if !wipe {
@@ -326,9 +327,9 @@ func (p *Provider) terminate(ctx context.Context, id string, h *handle, wipe boo
 		switch {
 		case err == nil:
 			stored = true
-		case isUnavailable(err) || ctx.Err() != nil:
+		case guest.IsUnavailable(err) || ctx.Err() != nil:
 			return err
-		default: // the next sandbox gets Spool's own snapshot
+		default: // the next sandbox starts from the last snapshot in Spool's store
 			p.cfg.Logger.Warn("no snapshot of a sandbox could be taken before it ended", "sandbox", id, "error", err)
 		}
 	}

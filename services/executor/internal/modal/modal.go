@@ -1,9 +1,9 @@
 // Package modal runs sandboxes on Modal (https://modal.com) through its Go SDK.
 //
 // A sandbox is a Modal sandbox whose entrypoint is the runner. Its Modal name is its sbx_ id, so that
-// creating it twice finds the first one; its labels are tags. It ends with its runner, and after
-// Config.Timeout at the latest. Modal starts every program as root: the runner gives that up before it
-// does anything else (see runner/internal/account), and every command runs through the runner.
+// a second Create returns the first one; its labels are tags. It ends with its runner, and after
+// Config.Timeout at the latest. Modal starts every program as root: the runner becomes another user before
+// it does anything else (see cmd/runner/internal/account), and starts every command.
 //
 // The image of a sandbox is prepared once for each base image and runner: a helper sandbox gets the
 // runner and the folders that it needs, and the snapshot of its file system is published under a name
@@ -15,8 +15,8 @@
 //	/spool/run         the runner's socket
 //	/bin/skills        skills, owned by root
 //
-// The network is closed but for the egress proxy's address, see Config.Egress. Processes cannot be
-// limited in number, and the disk is limited by the runner alone.
+// The sandbox can connect to the egress proxy's address and to no other, see Config.Egress. The number of processes
+// is not limited, and only the runner limits the disk.
 //
 // A sandbox that is terminated without wiping leaves a snapshot of its file system, under a name made
 // from its id, for the sandbox whose Spec.Workspace names it.
@@ -45,26 +45,27 @@ import (
 
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// Config of a Provider. TokenID, TokenSecret, App, Engine, Runner and Image are required.
+// Config configures a Provider. TokenID, TokenSecret, App, Engine, Runner and Image are required.
 type Config struct {
 	TokenID     string
 	TokenSecret string
 	ServerURL   string // of Modal's API; "" for Modal itself
 	Environment string // "" for the workspace's default
-	App         string // made if it is not there
+	App         string // created if it does not exist
 	Region      string // where sandboxes run; "" for anywhere
 	Engine      string // name of the engine, a tag of all sandboxes
 
 	Runner string // path of the runner's binary for linux/amd64
-	Image  string // reference in a registry; of sandboxes whose Spec names none, always allowed
+	Image  string // registry reference of the image of sandboxes whose Spec names none; always allowed
 	Images imagepolicy.Policy
-	Limits sandbox.Limits // of sandboxes whose Spec has none: MemoryBytes, CPUs and DiskBytes count
-	// Timeout ends every sandbox; 0 for MaxTimeout.
+	Limits sandbox.Limits // MemoryBytes, CPUs and DiskBytes of sandboxes whose Spec has none
+	// Timeout is the time after which Modal ends a sandbox; 0 means MaxTimeout.
 	Timeout time.Duration
 
-	// Egress is the egress proxy as sandboxes reach it, the only address that is open to them. Without it
+	// Egress is the address of the egress proxy, the only one that sandboxes can connect to. Without it
 	// sandboxes have no network.
 	Egress struct {
 		Server    string // host:port
@@ -73,20 +74,20 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// MaxTimeout is the longest life that Modal gives a sandbox.
+// MaxTimeout is the longest timeout of a sandbox that Modal accepts.
 const MaxTimeout = 24 * time.Hour
 
 const minTimeout = 10 * time.Minute
 
 // How long Modal keeps images, counted from when they are made.
 const (
-	// imageTTL is of prepared images, which are then made again.
+	// imageTTL is for prepared images. An executor that finds none prepares it again.
 	imageTTL = 30 * 24 * time.Hour
-	// workspaceTTL is of snapshots that wait for a sandbox. By then the session starts from Spool's own snapshot.
+	// workspaceTTL is for snapshots of workspaces. Without one a session starts from the last snapshot in Spool's store.
 	workspaceTTL = 7 * 24 * time.Hour
 )
 
-// Bounds of what is asked of Modal.
+// Limits of time.
 const (
 	// callWithin bounds one call.
 	callWithin = 30 * time.Second
@@ -94,7 +95,8 @@ const (
 	createWithin = 3 * time.Minute
 	// prepareWithin bounds the preparation of an image, waiting for other executors included.
 	prepareWithin = 15 * time.Minute
-	// helperWithin bounds the life of the sandbox in which an image is prepared. As long do others wait for an executor that died there.
+	// helperWithin bounds the life of the sandbox in which an image is prepared, and so the time for which the
+	// other executors wait when the one that prepares it has died.
 	helperWithin = 5 * time.Minute
 	// readyWithin bounds how long a runner may take to listen.
 	readyWithin = 30 * time.Second
@@ -104,13 +106,13 @@ const (
 	trialTimeout = time.Minute
 )
 
-// nameFormat is what Modal accepts as the name of an app or an environment.
+// nameFormat matches the names of apps and environments that Modal accepts.
 var nameFormat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
-// regionFormat is what names of regions look like: us-east, eu, uk, ap-northeast-1.
+// regionFormat matches names that have the form of a region's: us-east, eu, uk, ap-northeast-1.
 var regionFormat = regexp.MustCompile(`^[a-z]{2,}(-[a-z0-9]+){0,4}$`)
 
-// Check reports what is wrong with a config, before anything is asked of Modal. The error names the setting.
+// Check returns an error that names the setting if a config is not valid. It makes no request.
 func (c Config) Check() error {
 	for _, s := range []struct{ name, value string }{
 		{"modal-token-id", c.TokenID}, {"modal-token-secret", c.TokenSecret}, {"modal-image", c.Image}, {"modal-app", c.App},
@@ -136,7 +138,7 @@ func (c Config) Check() error {
 	return checkURL(c.ServerURL)
 }
 
-// httpsPort is the port to which Modal lets sandboxes connect where a domain is allowed.
+// httpsPort is the only port at which Modal lets sandboxes connect to an allowed domain.
 const httpsPort = "443"
 
 func (c Config) checkEgress() error {
@@ -153,25 +155,25 @@ func (c Config) checkEgress() error {
 	return nil
 }
 
-// Provider makes sandboxes on Modal. Several may use an app at once, they are one engine. It is safe for
-// concurrent use. An API that does not answer gives a *sandbox.Error with
-// sandbox.CodeEngineUnavailable, from every method, within a bounded time.
+// Provider implements sandbox.Provider on Modal. Providers with the same workspace, environment and app are one engine. It is safe
+// for concurrent use. While the API does not answer, every method returns a *sandbox.Error with sandbox.CodeEngineUnavailable within a
+// bounded time.
 type Provider struct {
 	cfg    Config
 	client *sdk.Client
 	digest func() (string, error) // of the runner's binary, SHA-256 in hexadecimal
-	owner  string                 // names this provider in the tags of its helpers
+	owner  string                 // the value of tagOwner
 
-	conn     atomic.Pointer[grpc.ClientConn] // of the SDK's client, once it was used
+	conn     atomic.Pointer[grpc.ClientConn] // the SDK's connection; nil before the first call
 	app      once[*sdk.App]
 	images   imageCache
 	prepares singleflight.Group
 	mu       sync.Mutex
 	handles  map[string]*handle                                 // by sandbox id
-	skills   map[string]func(context.Context) (*os.File, error) // that were shelved, by digest
+	skills   map[string]func(context.Context) (*os.File, error) // registered by Shelve, by digest
 }
 
-// New makes a provider. It asks nothing of Modal.
+// New returns a provider. It makes no request to Modal.
 func New(cfg Config) (*Provider, error) {
 	if cfg.Engine == "" || cfg.Runner == "" {
 		return nil, errors.New("modal sandboxes: Engine and Runner are required")
@@ -242,14 +244,13 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	return append(found, "a sandbox was started in "+where+" and ended"), nil
 }
 
-// Verify reports whether Modal accepts the settings: the token, the environment and the app. An
-// *sandbox.Error has a code.
+// Verify returns an error unless Modal accepts the token, the environment and the app. The error is a *sandbox.Error where there is a code.
 func (p *Provider) Verify(ctx context.Context) error {
 	_, err := p.theApp(ctx)
 	return err
 }
 
-// theApp finds the app, and makes it if it is not there.
+// theApp returns the app, and creates it if it does not exist.
 func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
 	return p.app.do(func() (*sdk.App, error) {
 		app, err := call(ctx, p, callWithin, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
@@ -262,7 +263,7 @@ func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
 		case p.cfg.ServerURL != "" && hasCode(err, codes.Unimplemented): // gRPC's code for status 404 of any web server
 			return nil, &sandbox.Error{Code: sandbox.CodeSandboxFailed, Err: err, Message: fmt.Sprintf(
 				"%s is not Modal's API: correct SPOOL_MODAL_SERVER_URL, or leave it empty (%v)", p.cfg.ServerURL, err)}
-		case p.cfg.ServerURL != "" && isUnavailable(err):
+		case p.cfg.ServerURL != "" && guest.IsUnavailable(err):
 			return nil, &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
 				"SPOOL_MODAL_SERVER_URL is %s: %v", p.cfg.ServerURL, err)}
 		}
@@ -270,7 +271,7 @@ func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
 	})
 }
 
-// once keeps the first value that came without an error.
+// once stores the first value that a function returns without an error. It is safe for concurrent use.
 type once[T any] struct {
 	mu    sync.Mutex
 	value T

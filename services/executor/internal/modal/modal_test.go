@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/sandbox/sandboxtest"
+	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
 func TestProvider(t *testing.T) {
@@ -228,7 +229,7 @@ func TestCreate_Refusals(t *testing.T) {
 		"engine":    func(sp *sandbox.Spec) { sp.Labels.Engine = "other" },
 		"id":        func(sp *sandbox.Spec) { sp.ID = "../x" },
 	} {
-		if err := refused(nil, spec); err == nil || isUnavailable(err) {
+		if err := refused(nil, spec); err == nil || guest.IsUnavailable(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -16,14 +16,11 @@ import (
 )
 
 const (
-	// unread is how many bytes of stdout, and of stderr, wait here to be read;
-	// past them no more is fetched.
+	// unread is how many bytes of stdout, and of stderr, are buffered until they
+	// are read. While a buffer is full, nothing more of the stream is fetched.
 	unread = 256 << 10
-	// brokenWithin bounds the wait for the exit code of a command whose streams broke.
+	// brokenWithin bounds the wait for the exit code of a command with a broken stream.
 	brokenWithin = 3 * time.Second
-	// signalled is what exit codes of processes ended by a signal begin with.
-	signalled  = 128
-	maxSignals = 64
 )
 
 // process is a command in a sandbox.
@@ -32,12 +29,12 @@ type process struct {
 	sb   *sdk.Sandbox
 	what string
 	cp   *sdk.ContainerProcess
-	kill func(context.Context) error // ends it with all that it started; nil for a command that its stdin ends
+	kill func(context.Context) error // ends the command and its descendants; nil for a command that ends with its stdin
 
 	stdin          *input
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
-	given          chan struct{} // closed by Kill, when nobody waits any more for a command that only its stdin ends
+	given          chan struct{} // closed by Kill of a command that ends with its stdin: Wait returns without its exit code
 	giveUp         sync.Once
 	broken         atomic.Bool // a stream ended with an error
 
@@ -46,7 +43,7 @@ type process struct {
 	err  error
 }
 
-// start starts a program and returns at once. sandbox.ErrNotFound when the sandbox has ended.
+// start starts a program and returns without waiting for its end. It returns sandbox.ErrNotFound when the sandbox has ended.
 func (p *Provider) start(ctx context.Context, h *handle, what string, args []string, dir string, env map[string]string) (*process, error) {
 	sb := h.sandbox()
 	cp, err := call(ctx, p, callWithin, what, func(ctx context.Context) (*sdk.ContainerProcess, error) {
@@ -85,19 +82,19 @@ func (p *Provider) notStarted(ctx context.Context, h *handle, sb *sdk.Sandbox, w
 	return err
 }
 
-// pump fetches a stream. The SDK resumes one that breaks where it was, for about ten seconds. A stream
-// that breaks because the sandbox has ended is complete as far as it came.
+// pump copies a stream into a pipe. The SDK resumes a stream that breaks, at the same offset, for about ten seconds. When the stream
+// breaks because the sandbox has ended, the pipe ends without an error.
 func (p *process) pump(to *guest.Pipe, from io.ReadCloser) {
 	_, err := io.Copy(to, from)
 	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, context.Canceled) {
-		err = nil // nobody reads any more
+		err = nil // the reader has abandoned the stream
 	}
 	if err != nil {
 		ctx := context.Background()
 		if ended, perr := p.p.ended(ctx, p.sb); perr == nil && ended {
 			err = nil
 		}
-		err = p.p.meaning(ctx, "streams: "+p.what, err)
+		err = p.p.translate(ctx, "streams: "+p.what, err)
 	}
 	if err != nil {
 		p.broken.Store(true)
@@ -114,9 +111,8 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr is the command's.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code. Codes from 129 to 192 stand for signals, and
-// are returned as -1; so is the end of a command whose sandbox has ended, and of a command of the runner that Kill
-// did not wait for. Wait may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the sandbox has ended,
+// and for a command of the runner after Kill, which does not wait for its end. Wait may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -144,19 +140,17 @@ func (p *process) exit() (int, error) {
 		switch {
 		case ctx.Err() != nil:
 			return -1, nil
-		case err == nil && code > signalled && code <= signalled+maxSignals:
-			return -1, nil
 		case err == nil:
-			return code, nil
+			return guest.ExitCode(code), nil
 		}
 		ended, perr := p.p.ended(ctx, p.sb)
 		switch {
 		case perr == nil && ended, ctx.Err() != nil:
 			return -1, nil
-		case perr != nil || p.broken.Load() || !isUnavailable(err):
+		case perr != nil || p.broken.Load() || !guest.IsUnavailable(err):
 			return -1, err
 		}
-		// It has closed its streams and runs on.
+		// The command has closed its streams and is still running.
 	}
 }
 
@@ -165,13 +159,13 @@ func (p *process) Abandon() {
 	p.stdin.abandon()
 	p.stdout.Abandon()
 	p.stderr.Abandon()
-	_ = p.cp.Stdout.Close() // it only cancels
+	_ = p.cp.Stdout.Close() // cancels a context and returns nil
 	_ = p.cp.Stderr.Close()
 	<-p.ended
 }
 
-// Kill ends the command with all that it started, and closes its streams. A
-// command of the runner's own has lost its stdin then, and ends by itself.
+// Kill ends the command and its descendants, and closes its streams. A command
+// of the runner is not killed: it ends when its stdin is closed.
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == nil {

@@ -14,15 +14,15 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// skillsDir is where a sandbox sees its skills, each under its digest. They are root's: no agent changes them.
+// skillsDir is the folder of skills in a sandbox, each under its digest. It belongs to root, so that agents cannot change it.
 const skillsDir = "/bin/skills"
 
-// stockScript unpacks a skill as root: the digest is $1, the tar is on stdin.
+// stockScript unpacks a skill as root. Its argument is the digest, its stdin the skill as a tar.
 //
 //go:embed stock.sh
 var stockScript string
 
-// Shelve makes sure that a skill can be had. Sandboxes on Modal have no folder in common: Stock brings it into each.
+// Shelve registers a skill for Stock. Sandboxes on Modal share no folder, so Stock copies it into each of them.
 func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
 	p.mu.Lock()
@@ -54,7 +54,7 @@ func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to
 	return skill.Tar(ctx, f, info.Size(), to)
 }
 
-// Stock brings skills that were shelved into a sandbox that runs; those that it has are left as they are.
+// Stock copies skills that Shelve registered into a running sandbox, except those that it has already.
 func (p *Provider) Stock(ctx context.Context, id string, digests []string) error {
 	h, err := p.current(ctx, id)
 	if err != nil {

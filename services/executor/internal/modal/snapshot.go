@@ -7,12 +7,12 @@ import (
 	sdk "github.com/modal-labs/modal-client/go"
 )
 
-// workspaceName is the name under which the snapshot of a sandbox is published.
+// workspaceName returns the name under which the snapshot of a sandbox is published.
 func workspaceName(id string) string { return "spool-workspace-" + id }
 
-// keepWorkspace takes a snapshot of a sandbox's file system for the next sandbox. It is published twice:
-// under a tag that names the base image and the runner, since it has both inside and serves sandboxes
-// with the same alone, and under the default tag, by which it is found when it is removed.
+// keepWorkspace takes a snapshot of a sandbox's file system for the next sandbox, and publishes it under two tags. One tag names the base
+// image and the runner: the snapshot contains both, so only a sandbox with the same ones may start from it. dropWorkspace finds the
+// snapshot by the other one, the default tag.
 func (p *Provider) keepWorkspace(ctx context.Context, id string, h *handle) error {
 	image, err := p.snapshot(ctx, h.sandbox(), workspaceName(id), workspaceTTL)
 	if err != nil {
