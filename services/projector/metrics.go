@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// metrics are what a copy counts, by partition group.
+// metrics are the metrics of a projector, by partition group.
 type metrics struct {
 	commits  *prometheus.CounterVec
 	events   *prometheus.CounterVec
@@ -19,10 +19,10 @@ type metrics struct {
 	leads    *prometheus.GaugeVec
 	position *prometheus.GaugeVec
 
-	since [topology.ProjectorGroups]atomic.Int64 // when the oldest commit was stored that is read and not applied, in ns; 0 for none
+	since [topology.ProjectorGroups]atomic.Int64 // time of the oldest commit that was read but not applied, in ns; 0 for none
 }
 
-// newMetrics makes the metrics, and registers them unless nobody reads them.
+// newMetrics creates the metrics and registers them if r is not nil.
 func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
@@ -61,10 +61,10 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 	return m
 }
 
-// DescribeMetrics registers what a projector counts, of none: for documents.
+// DescribeMetrics registers the projector's metrics without a projector, to generate documentation from them.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now) }
 
-// lead counts that a group is read here, or no longer is.
+// lead records whether this replica projects a group.
 func (m *metrics) lead(group int, is bool) {
 	v := 0.0
 	if is {
@@ -73,10 +73,10 @@ func (m *metrics) lead(group int, is bool) {
 	m.leads.WithLabelValues(strconv.Itoa(group)).Set(v)
 }
 
-// follow counts that another copy reads a group.
+// follow records that another replica projects a group.
 func (m *metrics) follow(group int) { m.since[group].Store(0) }
 
-// began notes what a step is to apply.
+// began records the items of a step before it is applied.
 func (m *metrics) began(group int, items []item) {
 	for _, it := range items {
 		if it.rec.Position.Seq > 0 {
@@ -86,7 +86,7 @@ func (m *metrics) began(group int, items []item) {
 	}
 }
 
-// done counts a step that is in the read models.
+// done records a step that was applied.
 func (m *metrics) done(group int, items []item, at uint64, took time.Duration) {
 	name := strconv.Itoa(group)
 	for _, it := range items {
