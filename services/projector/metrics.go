@@ -31,15 +31,15 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
 	}
 	m := &metrics{
-		commits: counter("commits_total", "Commits of the log that are in the read models."),
-		events:  counter("events_total", "Events of these commits."),
-		poison:  counter("poison_total", "Commits that could not be projected and are named in DEAD."),
+		commits: counter("commits_total", "Commits that were folded into the read models."),
+		events:  counter("events_total", "Events in these commits."),
+		poison:  counter("poison_total", "Commits that could not be projected and were reported to DEAD."),
 		applied: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "spool_projector_apply_seconds", Help: "Time to fold what came and to commit it in Postgres.",
+			Name: "spool_projector_apply_seconds", Help: "Seconds to fold a batch and commit it in Postgres.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"group"}),
-		leads:    gauge("leads", "1 for a group that this copy reads; of all copies one reads each group."),
-		position: gauge("position", "Sequence in the group's stream up to which its read models are."),
+		leads:    gauge("leads", "1 for a group that this replica projects; each group is projected by one replica."),
+		position: gauge("position", "Stream sequence up to which the group is projected."),
 	}
 	if r == nil {
 		return m
@@ -49,7 +49,7 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 		m.lead(n, false)
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spool_projector_lag_seconds", ConstLabels: prometheus.Labels{"group": strconv.Itoa(n)},
-			Help: "Age of the oldest commit that was read and is not in the read models yet; 0 when there is none, or another copy reads the group.",
+			Help: "Age of the oldest commit that was read but not projected yet; 0 if there is none, or if another replica projects the group.",
 		}, func() float64 {
 			since := m.since[n].Load()
 			if since == 0 {

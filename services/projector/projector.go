@@ -23,10 +23,10 @@ import (
 // Config configures the service. Only DatabaseURL is required; zero values of other fields mean the defaults.
 type Config struct {
 	DatabaseURL  string        `env:"SPOOL_DATABASE_URL" required:"" help:"URL of the Postgres database that holds the read models."`
-	BatchCommits int           `default:"1000" env:"SPOOL_BATCH_COMMITS" help:"How many commits, at most, are folded in one transaction."`
-	BufferBytes  int           `default:"8388608" env:"SPOOL_BUFFER_BYTES" help:"How many bytes of commits each group reads ahead, while Postgres is busy."`
-	PresentRows  int           `default:"50000" env:"SPOOL_PRESENT_ROWS" help:"How many rows each group keeps in memory, so as not to look them up again."`
-	LockRetry    time.Duration `default:"500ms" env:"SPOOL_LOCK_RETRY" help:"How often a copy that waits for a group asks whether its reader is gone."`
+	BatchCommits int           `default:"1000" env:"SPOOL_BATCH_COMMITS" help:"Largest number of commits that are folded in one transaction."`
+	BufferBytes  int           `default:"8388608" env:"SPOOL_BUFFER_BYTES" help:"Bytes of commits that each group reads ahead while Postgres is busy."`
+	PresentRows  int           `default:"50000" env:"SPOOL_PRESENT_ROWS" help:"Number of rows that each group keeps in memory to avoid looking them up again."`
+	LockRetry    time.Duration `default:"500ms" env:"SPOOL_LOCK_RETRY" help:"Interval at which a replica that waits for a group tries to take over the group's lock."`
 }
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid
