@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// AwaitCaughtUp returns when every projector group has once reached the end of
-// the log: from then on a session that is not in the read models does not exist.
+// AwaitCaughtUp blocks until every projector group has once reached the end of the log. From then on, a session that
+// is not in the read models does not exist.
 func AwaitCaughtUp(ctx context.Context, pool *pgxpool.Pool) error {
 	wait := 5 * time.Millisecond
 	for {

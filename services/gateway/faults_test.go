@@ -44,7 +44,7 @@ func TestIdempotencyKey(t *testing.T) {
 	if n := len(s.commands(t)); n != 2 {
 		t.Errorf("%d commands were sent for 2 messages", n)
 	}
-	// What was refused did nothing, so its key may be used for the corrected request.
+	// A refused request had no effect, so its key may be used for the corrected request.
 	s.mu.Lock()
 	s.refuse = func(command.Command) *command.Error {
 		return &command.Error{Code: "INVALID_REQUEST", Field: "architecture", Detail: "there is no such architecture"}
@@ -57,12 +57,14 @@ func TestIdempotencyKey(t *testing.T) {
 	one.do("POST", "/api/sessions", `{"architecture":"spool"}`, header("Idempotency-Key", "r")).want(t, 201)
 }
 
-// When no answer comes the outcome is unknown, and the key that is named makes a retry one and the same.
+// TestOutcomeUnknown tests that a command without an answer yields an unknown outcome, and that a retry with the
+// returned key has a single effect.
 func TestOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
-	// The time of a command bounds all its work. The gateway that waits in vain has a short one, and the one that is answered has the usual one.
+	// The timeout of a command bounds all its work. The gateway that never gets an answer has a short one; the other
+	// has the default.
 	brief, g := w.gateway(gateway.Config{CommandTimeout: 3 * time.Second}), w.gateway(gateway.Config{})
 	for _, key := range []string{"", "mine"} {
 		s.mu.Lock()
@@ -96,7 +98,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	}
 }
 
-// A copy of the session service that dies with a command costs a try, not the request.
+// TestCommandIsTriedAgain tests that a session service that dies with a command costs one try and not the request.
 func TestCommandIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -118,7 +120,7 @@ func TestCommandIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A read that waits for a position that does not come says so, within bounds.
+// TestReadModelsBehind tests that a read that waits for a position that is not reached returns an error in time.
 func TestReadModelsBehind(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -154,7 +156,7 @@ func TestReadModelsBehind(t *testing.T) {
 	})
 }
 
-// When nobody projects what was written here, clients are told.
+// TestNoProjectorIsTold tests that clients are notified if no projector folds what was written through this gateway.
 func TestNoProjectorIsTold(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -176,7 +178,8 @@ func TestNoProjectorIsTold(t *testing.T) {
 	}
 }
 
-// NATS goes and comes back: 503 meanwhile, readiness says which, streams go on from Postgres, nothing is restarted.
+// TestNATSGoesAndComesBack tests that, while NATS is not available, requests answer 503, readiness names NATS and
+// streams continue from Postgres, and that no restart is needed.
 func TestNATSGoesAndComesBack(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
@@ -218,7 +221,7 @@ func TestNATSGoesAndComesBack(t *testing.T) {
 	one.until(t, s, func() bool { return one.seq >= 3 })
 }
 
-// Postgres goes and comes back.
+// TestPostgresGoesAndComesBack tests the same for Postgres.
 func TestPostgresGoesAndComesBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -241,8 +244,8 @@ func TestPostgresGoesAndComesBack(t *testing.T) {
 	if r := g.get("/readyz").want(t, 503); r.text("checks", "postgres") == "ok" || r.text("checks", "nats") != "ok" {
 		t.Errorf("got %s", r)
 	}
-	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"x"}`).want(t, 202) // to write takes NATS alone
-	one.until(t, s, func() bool { return one.seq == 2 })                          // and so does what is live
+	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"x"}`).want(t, 202) // writes need only NATS
+	one.until(t, s, func() bool { return one.seq == 2 })                          // and so do live events
 	w.mu.Lock()
 	w.mute = true
 	w.mu.Unlock()
@@ -253,7 +256,7 @@ func TestPostgresGoesAndComesBack(t *testing.T) {
 	g.get("/api/sessions/"+id).want(t, 200)
 }
 
-// link is a way to Postgres that can be cut.
+// link is a proxy to Postgres that can be cut.
 type link struct {
 	url    string
 	socket string
@@ -319,7 +322,7 @@ func (l *link) add(list ...net.Conn) bool {
 	return l.up
 }
 
-// set cuts the link, or mends it.
+// set cuts or restores the link.
 func (l *link) set(up bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,7 +333,7 @@ func (l *link) set(up bool) {
 	}
 }
 
-// eventually asks until the status is right.
+// eventually repeats a request until it has the status.
 func (s *served) eventually(t *testing.T, path string, status int) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; {

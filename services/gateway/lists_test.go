@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// item is a row of a list: a session, and its only execution.
+// item is an entry of a list: a session, and its only execution.
 type item struct {
 	session, execution, agent, ref, architecture, status, phase, metadata, title, result string
 	created, updated, ended                                                              time.Time
@@ -24,7 +24,7 @@ const (
 	digestB = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 )
 
-// items makes sessions that differ in all that lists filter by, many with the same times.
+// items creates sessions that differ in everything that lists can filter by. Many have equal times.
 func (w *world) items(tenant string, n int) []item {
 	w.t.Helper()
 	pick := func(list []string, i int) string { return list[i%len(list)] }
@@ -168,7 +168,7 @@ func TestListsFilterAndSort(t *testing.T) {
 	}
 }
 
-// A token of a page belongs to its list, filter and sort.
+// TestPageTokenOfAnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
 func TestPageTokenOfAnotherFilterIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -176,7 +176,7 @@ func TestPageTokenOfAnotherFilterIsRefused(t *testing.T) {
 	w.items("default", 9)
 	sessions := g.get("/api/sessions?pageSize=1").want(t, 200).text("nextPageToken")
 	executions := g.get("/api/executions?pageSize=1&sort=created&order=desc").want(t, 200).text("nextPageToken")
-	g.get("/api/sessions?pageSize=3&sort=created&pageToken="+sessions).want(t, 200) // defaults that are named are the same list
+	g.get("/api/sessions?pageSize=3&sort=created&pageToken="+sessions).want(t, 200) // explicit defaults denote the same list
 	g.get("/api/executions?pageSize=3&pageToken="+executions).want(t, 200)
 	for _, path := range []string{
 		"sessions?status=open&pageToken=" + sessions, "sessions?sort=updated&pageToken=" + sessions, "sessions?order=asc&pageToken=" + sessions,

@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// A session's life over REST, with what the application gave coming back byte for byte.
+// TestRESTLifeOfASession tests the life cycle of a session over REST, and that application data is returned byte for
+// byte.
 func TestRESTLifeOfASession(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -77,7 +78,7 @@ func TestRESTLifeOfASession(t *testing.T) {
 	}
 }
 
-// An execution that names only what it is to do.
+// TestRESTStartExecution tests an execution with only the required fields.
 func TestRESTStartExecution(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -150,7 +151,7 @@ func TestRESTEventsByPageAndType(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a request is said in one sentence that names the field.
+// TestRESTBadInput tests that every invalid request is refused with one sentence and the name of the field.
 func TestRESTBadInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

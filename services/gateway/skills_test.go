@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// pack makes a ZIP of a skill; it has several chunks where it is large.
+// pack returns the ZIP of a skill, which has several chunks if it is large.
 func pack(t *testing.T, document string, size int) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -36,7 +36,7 @@ func pack(t *testing.T, document string, size int) string {
 
 func noise(n int) []byte {
 	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // it never fails
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // Read of ChaCha8 never fails
 	return b
 }
 
@@ -104,7 +104,7 @@ func TestSkills(t *testing.T) {
 	g.get("/api/skills/pdf").wantProblem(t, 404, "SKILL_NOT_FOUND", "slug")
 }
 
-// The ZIP comes back as it was pushed, whole or in part.
+// TestSkillArchive tests that a ZIP is returned as it was pushed, whole or in part.
 func TestSkillArchive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -177,7 +177,7 @@ func TestSkillsBadInput(t *testing.T) {
 	w.gateway(gateway.Config{}).push("", content).wantProblem(t, 503, "UNAVAILABLE", "")
 }
 
-// A ZIP over 100 MiB is refused, and not more of it is taken than that.
+// TestSkillOverTheLimit tests that a ZIP over 100 MiB is refused, and that not more than that is read.
 func TestSkillOverTheLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -190,7 +190,7 @@ func TestSkillOverTheLimit(t *testing.T) {
 		if !strings.Contains(a.text("detail"), "104857600") {
 			t.Errorf("%s: the limit is not named: %s", name, a)
 		}
-		// What is beyond lies in the buffers of the connection.
+		// The rest is in the buffers of the connection.
 		if sent > 120<<20 {
 			t.Errorf("%s: %d bytes were taken", name, sent)
 		}
@@ -200,7 +200,8 @@ func TestSkillOverTheLimit(t *testing.T) {
 	}
 }
 
-// The platform's skills are pushed with a key of tenant platform, and fetched by every tenant.
+// TestSkillsOfTenants tests that platform skills are pushed with a key of tenant platform, and can be fetched by
+// every tenant.
 func TestSkillsOfTenants(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

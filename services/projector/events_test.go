@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// logged returns what sessions of a tenant have added to the log, their deletions included, by events.OutputOf.
+// logged returns what sessions of a tenant have appended to the log, including deletions, by events.OutputOf.
 func (w *world) logged(tenant string) (sum events.Output) {
 	w.t.Helper()
 	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
@@ -30,7 +30,7 @@ func (w *world) logged(tenant string) (sum events.Output) {
 	return sum
 }
 
-// used waits until services are told what a tenant has added to the log on the day of testTime.
+// used waits until the bucket has what a tenant has appended to the log on the day of testTime.
 func (w *world) used(tenant string, want events.Output) budget.Tenant {
 	w.t.Helper()
 	kv, err := w.js.KeyValue(w.t.Context(), topology.BucketBudgets)
@@ -55,8 +55,8 @@ func (w *world) used(tenant string, want events.Output) budget.Tenant {
 	return have
 }
 
-// TestTenantEvents_AreCountedByDay: what the sessions of a tenant add to the log is told to services, stays when a session is
-// deleted and erased, and a rebuild counts the same before and after the removal.
+// TestTenantEvents_AreCountedByDay tests that what a tenant's sessions append to the log is published to the services
+// and kept when a session is deleted and erased, and that a rebuild counts the same before and after the removal.
 func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// TestTenantLimits_AreToldToServices: limits that are set, replaced and removed reach the bucket, also when no projector
-// ran meanwhile, and a rebuild folds the same rows.
+// TestTenantLimits_AreToldToServices tests that limits that are set, replaced and removed are written to the bucket,
+// also if no projector was running, and that a rebuild folds the same rows.
 func TestTenantLimits_AreToldToServices(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)

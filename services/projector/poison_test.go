@@ -44,7 +44,7 @@ func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// Data that is gone from the object store takes no seq with it.
+// TestLostPayloadCounts tests that events whose data is missing in the object store keep their seq.
 func TestLostPayloadCounts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -74,7 +74,8 @@ func TestLostPayloadCounts(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// What Postgres refuses for good is kept bare and noted, and stops nobody.
+// TestRefusedRowsStopNobody tests that a commit that Postgres refuses permanently is stored bare and reported, and
+// does not block the others.
 func TestRefusedRowsStopNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
