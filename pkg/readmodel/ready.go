@@ -22,7 +22,7 @@ func AwaitCaughtUp(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the read models have not caught up: %d of %d groups have: %w", groups, topology.ProjectorGroups, ctx.Err())
+			return fmt.Errorf("the read models have not caught up: %d of %d groups are ready: %w", groups, topology.ProjectorGroups, ctx.Err())
 		case <-time.After(wait):
 			wait = min(2*wait, 100*time.Millisecond)
 		}
