@@ -30,7 +30,7 @@ func TestCheck_ReportsTheLastMigration(t *testing.T) {
 	}
 }
 
-func TestMigrateByManyAtOnce(t *testing.T) {
+func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	pool, err := readmodel.Open(t.Context(), url)
@@ -66,9 +66,9 @@ func TestMigrateByManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestPoolFollowsARenamedSchema tests that a pool with prepared statements reads the schema that a rebuild has put in
+// TestOpen_PoolFollowsARenamedSchema tests that a pool with prepared statements reads the schema that a rebuild has put in
 // place.
-func TestPoolFollowsARenamedSchema(t *testing.T) {
+func TestOpen_PoolFollowsARenamedSchema(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	if err := errors.Join(readmodel.Migrate(t.Context(), url), readmodel.MigrateSchema(t.Context(), url, "shadow")); err != nil {

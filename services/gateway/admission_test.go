@@ -139,9 +139,9 @@ func (s *served) wantHeld(root string, right func(float64) bool) {
 	s.t.Fatalf("requests hold %s bytes", last)
 }
 
-// TestMaxTenantStreams tests that a tenant may have SPOOL_MAX_TENANT_STREAMS streams of all kinds together, and that
+// TestMaxTenantStreams_BoundsOneTenant tests that a tenant may have SPOOL_MAX_TENANT_STREAMS streams of all kinds together, and that
 // other tenants are not affected.
-func TestMaxTenantStreams(t *testing.T) {
+func TestMaxTenantStreams_BoundsOneTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -188,9 +188,9 @@ func (s *served) wantStreams(root string, n int) {
 	}
 }
 
-// TestMaxConnections tests that SPOOL_MAX_ADDRESS_CONNECTIONS bounds the connections of one address and
+// TestMaxConnections_BoundsAddressesAndTotal tests that SPOOL_MAX_ADDRESS_CONNECTIONS bounds the connections of one address and
 // SPOOL_MAX_CONNECTIONS those of all, and that a connection above a limit is answered and closed.
-func TestMaxConnections(t *testing.T) {
+func TestMaxConnections_BoundsAddressesAndTotal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{MaxConnections: 3, MaxAddressConns: 2})
@@ -234,9 +234,9 @@ func TestMaxConnections(t *testing.T) {
 	must(t, list(conn, t.Context()))
 }
 
-// TestMaxHeader tests that headers that never end hold at most 16 MiB together while other clients are served, and
+// TestMaxHeader_BoundsHeadersThatNeverEnd tests that headers that never end hold at most 16 MiB together while other clients are served, and
 // that a header that is too large is refused with the name of its largest field.
-func TestMaxHeader(t *testing.T) {
+func TestMaxHeader_BoundsHeadersThatNeverEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -288,9 +288,9 @@ func TestMaxHeader(t *testing.T) {
 	}
 }
 
-// TestReadTimeout tests that a body or message that does not arrive within SPOOL_READ_TIMEOUT is refused, and that
+// TestReadTimeout_EndsSlowBodies tests that a body or message that does not arrive within SPOOL_READ_TIMEOUT is refused, and that
 // its bytes are returned.
-func TestReadTimeout(t *testing.T) {
+func TestReadTimeout_EndsSlowBodies(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -23,8 +23,8 @@ func (s *served) apply(path, slug, spec string, rest ...string) answer {
 	return s.do("POST", path, fmt.Sprintf(`{"ref":{"slug":%q},"spec":%s%s}`, slug, spec, strings.Join(rest, ""))).want(s.t, 200)
 }
 
-// TestAgents tests the life cycle of an agent over REST.
-func TestAgents(t *testing.T) {
+// TestAgents_LifeCycleOverREST tests the life cycle of an agent over REST.
+func TestAgents_LifeCycleOverREST(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -73,8 +73,8 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// TestCatalogueLists tests that lists are limited in rows and bytes, and that platform entries come last.
-func TestCatalogueLists(t *testing.T) {
+// TestCatalogueLists_AreBoundedWithPlatformLast tests that lists are limited in rows and bytes, and that platform entries come last.
+func TestCatalogueLists_AreBoundedWithPlatformLast(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -111,8 +111,8 @@ func TestCatalogueLists(t *testing.T) {
 	}
 }
 
-// TestCatalogueBadInput tests that an error in a definition names the path of the field, over REST and gRPC.
-func TestCatalogueBadInput(t *testing.T) {
+// TestCatalogue_BadInputNamesTheField tests that an error in a definition names the path of the field, over REST and gRPC.
+func TestCatalogue_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -191,8 +191,8 @@ func TestCatalogueBadInput(t *testing.T) {
 	g.do("POST", "/api/agents", ref(`"slug":"a"`)).wantProblem(t, 409, "TOO_MANY_TAGS", "tags")
 }
 
-// TestCatalogueOfTenants tests the same over gRPC, and that another tenant's entry does not exist.
-func TestCatalogueOfTenants(t *testing.T) {
+// TestCatalogue_TenantsAreApart tests the same over gRPC, and that another tenant's entry does not exist.
+func TestCatalogue_TenantsAreApart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -247,8 +247,8 @@ func TestCatalogueOfTenants(t *testing.T) {
 	}
 }
 
-// TestCatalogueWhileFolding tests that nothing is reported as missing while the read models are being folded.
-func TestCatalogueWhileFolding(t *testing.T) {
+// TestCatalogue_NothingIsMissingWhileFolding tests that nothing is reported as missing while the read models are being folded.
+func TestCatalogue_NothingIsMissingWhileFolding(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

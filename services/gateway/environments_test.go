@@ -34,7 +34,7 @@ func (a answer) silent(t *testing.T) answer {
 
 func environment(variables string) string { return `{"variables":{` + variables + `}}` }
 
-func TestEnvironments(t *testing.T) {
+func TestEnvironments_KeepSecretsBetweenVersions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -81,7 +81,7 @@ func TestEnvironments(t *testing.T) {
 	g.get(at).wantProblem(t, 404, "ENVIRONMENT_NOT_FOUND", "slug")
 }
 
-func TestEnvironmentsBadInput(t *testing.T) {
+func TestEnvironments_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -120,8 +120,8 @@ func TestEnvironmentsBadInput(t *testing.T) {
 	g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(`"T":{"value":"hunter2","secret":true}`)+`}`).wantProblem(t, 503, "UNAVAILABLE", "").silent(t)
 }
 
-// TestNoSealer tests that secrets are refused if there is no public key, and that the answer names the setting.
-func TestNoSealer(t *testing.T) {
+// TestNoSealer_RefusesSecrets tests that secrets are refused if there is no public key, and that the answer names the setting.
+func TestNoSealer_RefusesSecrets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -144,9 +144,9 @@ func TestNoSealer(t *testing.T) {
 	}
 }
 
-// TestSecretsRecipient tests that a secret is encrypted to the public key of SPOOL_SECRETS_RECIPIENT, so that only
+// TestSecretsRecipient_SealsToThePublicKey tests that a secret is encrypted to the public key of SPOOL_SECRETS_RECIPIENT, so that only
 // the private key opens it.
-func TestSecretsRecipient(t *testing.T) {
+func TestSecretsRecipient_SealsToThePublicKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -178,9 +178,9 @@ func TestSecretsRecipient(t *testing.T) {
 	}
 }
 
-// TestRunVariables tests that plain variables of an execution are sent as they are, and secrets only as the key of
+// TestRunVariables_SendSecretsSealed tests that plain variables of an execution are sent as they are, and secrets only as the key of
 // the sealed value, which names the execution.
-func TestRunVariables(t *testing.T) {
+func TestRunVariables_SendSecretsSealed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -267,9 +267,9 @@ func large(n int) func(func(string) bool) {
 	}
 }
 
-// TestSessionOfAnInstance tests that sessions and executions show the instance and environments that they were
+// TestSession_ShowsInstanceAndEnvironments tests that sessions and executions show the instance and environments that they were
 // created with.
-func TestSessionOfAnInstance(t *testing.T) {
+func TestSession_ShowsInstanceAndEnvironments(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -316,7 +316,7 @@ func TestSessionOfAnInstance(t *testing.T) {
 	}
 }
 
-func TestExplainEnvironment(t *testing.T) {
+func TestExplainEnvironment_NamesTheOriginOfVariables(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

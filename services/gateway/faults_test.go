@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-func TestIdempotencyKey(t *testing.T) {
+func TestIdempotencyKey_RepeatsHaveOneEffect(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -57,9 +57,9 @@ func TestIdempotencyKey(t *testing.T) {
 	one.do("POST", "/api/sessions", `{"architecture":"spool"}`, header("Idempotency-Key", "r")).want(t, 201)
 }
 
-// TestOutcomeUnknown tests that a command without an answer yields an unknown outcome, and that a retry with the
+// TestOutcomeUnknown_RetryHasOneEffect tests that a command without an answer yields an unknown outcome, and that a retry with the
 // returned key has a single effect.
-func TestOutcomeUnknown(t *testing.T) {
+func TestOutcomeUnknown_RetryHasOneEffect(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -120,8 +120,8 @@ func TestCommandIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestReadModelsBehind tests that a read that waits for a position that is not reached returns an error in time.
-func TestReadModelsBehind(t *testing.T) {
+// TestReadModelsBehind_EndsTheWait tests that a read that waits for a position that is not reached returns an error in time.
+func TestReadModelsBehind_EndsTheWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -156,8 +156,8 @@ func TestReadModelsBehind(t *testing.T) {
 	})
 }
 
-// TestNoProjectorIsTold tests that clients are notified if no projector folds what was written through this gateway.
-func TestNoProjectorIsTold(t *testing.T) {
+// TestLag_IsReportedWithoutAProjector tests that clients are notified if no projector folds what was written through this gateway.
+func TestLag_IsReportedWithoutAProjector(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -178,9 +178,9 @@ func TestNoProjectorIsTold(t *testing.T) {
 	}
 }
 
-// TestNATSGoesAndComesBack tests that, while NATS is not available, requests answer 503, readiness names NATS and
+// TestNATSOutage_NeedsNoRestart tests that, while NATS is not available, requests answer 503, readiness names NATS and
 // streams continue from Postgres, and that no restart is needed.
-func TestNATSGoesAndComesBack(t *testing.T) {
+func TestNATSOutage_NeedsNoRestart(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
 	w := newWorldOn(t, srv.Conn())
@@ -221,8 +221,8 @@ func TestNATSGoesAndComesBack(t *testing.T) {
 	one.until(t, s, func() bool { return one.seq >= 3 })
 }
 
-// TestPostgresGoesAndComesBack tests the same for Postgres.
-func TestPostgresGoesAndComesBack(t *testing.T) {
+// TestPostgresOutage_NeedsNoRestart tests the same for Postgres.
+func TestPostgresOutage_NeedsNoRestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

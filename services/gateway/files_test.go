@@ -98,9 +98,9 @@ func sum(s string) string {
 
 var snapshotTime = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 
-// TestFilesOfARequest tests that files of a session or message are stored before the command that refers to them is
+// TestWorkspaceFiles_AreStoredBeforeTheCommand tests that files of a session or message are stored before the command that refers to them is
 // sent.
-func TestFilesOfARequest(t *testing.T) {
+func TestWorkspaceFiles_AreStoredBeforeTheCommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -147,9 +147,9 @@ func TestFilesOfARequest(t *testing.T) {
 	w.gateway(gateway.Config{MaxRequest: 8 << 20}).do("POST", "/api/sessions", large).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "")
 }
 
-// TestFilesThatCannotBeStored tests that without an object store no command is sent, and that the request's key can
+// TestWorkspaceFiles_WithoutAnObjectStoreNoCommandIsSent tests that without an object store no command is sent, and that the request's key can
 // be used again.
-func TestFilesThatCannotBeStored(t *testing.T) {
+func TestWorkspaceFiles_WithoutAnObjectStoreNoCommandIsSent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -165,7 +165,7 @@ func TestFilesThatCannotBeStored(t *testing.T) {
 	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"without"}`, header("Idempotency-Key", "k")).want(t, 202)
 }
 
-func TestPutFiles(t *testing.T) {
+func TestPutFile_StoresContentAndSendsACommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -207,8 +207,8 @@ func TestPutFiles(t *testing.T) {
 	}
 }
 
-// TestPutFileOverTheLimit tests that a body over the limit is refused, and that not more than the limit is read.
-func TestPutFileOverTheLimit(t *testing.T) {
+// TestPutFile_RefusesMoreThanTheLimit tests that a body over the limit is refused, and that not more than the limit is read.
+func TestPutFile_RefusesMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -263,8 +263,8 @@ func (g *served) endless(method, path, head string) (a answer, sent int64) {
 	return answer{resp.StatusCode, resp.Header, text}, <-written
 }
 
-// TestPutFileThatBreaksOff tests that a client that disconnects during an upload causes no change.
-func TestPutFileThatBreaksOff(t *testing.T) {
+// TestPutFile_AbortedUploadChangesNothing tests that a client that disconnects during an upload causes no change.
+func TestPutFile_AbortedUploadChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -288,9 +288,9 @@ func TestPutFileThatBreaksOff(t *testing.T) {
 	}
 }
 
-// TestFilesOfTheLastTurn tests that a client that has seen a turn end gets its files, even if the snapshot is
+// TestFiles_WaitForTheSnapshotOfTheLastTurn tests that a client that has seen a turn end gets its files, even if the snapshot is
 // completed later.
-func TestFilesOfTheLastTurn(t *testing.T) {
+func TestFiles_WaitForTheSnapshotOfTheLastTurn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -312,7 +312,7 @@ func TestFilesOfTheLastTurn(t *testing.T) {
 	}
 }
 
-func TestGetFiles(t *testing.T) {
+func TestFiles_OfTheLastSnapshot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -398,8 +398,8 @@ func TestGetFiles(t *testing.T) {
 	}
 }
 
-// TestDamagedSnapshot tests that a damaged snapshot is never served as if it were complete.
-func TestDamagedSnapshot(t *testing.T) {
+// TestFiles_DamagedSnapshotIsNotServed tests that a damaged snapshot is never served as if it were complete.
+func TestFiles_DamagedSnapshotIsNotServed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -430,7 +430,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	g.get(at).wantProblem(t, 500, "INTERNAL", "")
 }
 
-func TestFilesBadInput(t *testing.T) {
+func TestFiles_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()

@@ -96,7 +96,7 @@ func wantCode(t *testing.T, err error, grpcCode codes.Code, code, field string) 
 	}
 }
 
-func TestGRPC(t *testing.T) {
+func TestGRPC_SharesSessionsWithREST(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -79,7 +79,7 @@ func (s *served) all(route, query string, size int) []string {
 	}
 }
 
-func TestListsFilterAndSort(t *testing.T) {
+func TestLists_FilterAndSort(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -168,8 +168,8 @@ func TestListsFilterAndSort(t *testing.T) {
 	}
 }
 
-// TestPageTokenOfAnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
-func TestPageTokenOfAnotherFilterIsRefused(t *testing.T) {
+// TestPageToken_OfAnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
+func TestPageToken_OfAnotherFilterIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -188,7 +188,7 @@ func TestPageTokenOfAnotherFilterIsRefused(t *testing.T) {
 	}
 }
 
-func TestListsNameWhatIsWrong(t *testing.T) {
+func TestLists_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

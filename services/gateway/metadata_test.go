@@ -122,10 +122,10 @@ func wantMetadata(t testing.TB, name string, s raw, after uint32, want []string)
 	}
 }
 
-// TestEventsShowTheMetadataThatWasInForce tests that an event has the session's metadata at the time when it was
+// TestEvents_HaveTheMetadataOfTheirTime tests that an event has the session's metadata at the time when it was
 // appended, and that of its message, on all ways to read it: from Postgres, live, on a feed that began during an
 // execution, and after the session's metadata changed.
-func TestEventsShowTheMetadataThatWasInForce(t *testing.T) {
+func TestEvents_HaveTheMetadataOfTheirTime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -207,9 +207,9 @@ func TestEventsShowTheMetadataThatWasInForce(t *testing.T) {
 	c.wantError("INVALID_REQUEST", "metadata")
 }
 
-// TestMetadataCountsInThePageOfEvents tests that metadata, which each event repeats, counts towards the 2 MiB of a
+// TestEvents_MetadataCountsInThePage tests that metadata, which each event repeats, counts towards the 2 MiB of a
 // page.
-func TestMetadataCountsInThePageOfEvents(t *testing.T) {
+func TestEvents_MetadataCountsInThePage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// TestRESTLifeOfASession tests the life cycle of a session over REST, and that application data is returned byte for
+// TestREST_LifeCycleOfASession tests the life cycle of a session over REST, and that application data is returned byte for
 // byte.
-func TestRESTLifeOfASession(t *testing.T) {
+func TestREST_LifeCycleOfASession(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -78,8 +78,8 @@ func TestRESTLifeOfASession(t *testing.T) {
 	}
 }
 
-// TestRESTStartExecution tests an execution with only the required fields.
-func TestRESTStartExecution(t *testing.T) {
+// TestREST_StartExecutionNeedsOnlyContent tests an execution with only the required fields.
+func TestREST_StartExecutionNeedsOnlyContent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -92,7 +92,7 @@ func TestRESTStartExecution(t *testing.T) {
 	g.do("POST", "/api/executions/"+a.text("executionId")+"/cancel", "").want(t, 202)
 }
 
-func TestRESTPages(t *testing.T) {
+func TestREST_PagesAreCompleteAndInOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -123,7 +123,7 @@ func TestRESTPages(t *testing.T) {
 	}
 }
 
-func TestRESTEventsByPageAndType(t *testing.T) {
+func TestREST_EventsByPageAndType(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -151,8 +151,8 @@ func TestRESTEventsByPageAndType(t *testing.T) {
 	}
 }
 
-// TestRESTBadInput tests that every invalid request is refused with one sentence and the name of the field.
-func TestRESTBadInput(t *testing.T) {
+// TestREST_BadInputNamesTheField tests that every invalid request is refused with one sentence and the name of the field.
+func TestREST_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -252,7 +252,7 @@ func TestRESTBadInput(t *testing.T) {
 	}
 }
 
-func TestRESTOfOperation(t *testing.T) {
+func TestREST_HealthMetricsAndOpenAPI(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -279,7 +279,7 @@ func TestRESTOfOperation(t *testing.T) {
 	}
 }
 
-func TestRESTOriginsAndHosts(t *testing.T) {
+func TestREST_RefusesForeignOriginsAndHosts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -157,8 +157,8 @@ func TestStreamBytesAreTheStoredOnes(t *testing.T) {
 	}
 }
 
-// TestStreamOfAnUnreliableLIVE tests that duplicate, late and missing messages of LIVE are corrected from Postgres.
-func TestStreamOfAnUnreliableLIVE(t *testing.T) {
+// TestStream_RecoversFromAnUnreliableLIVE tests that duplicate, late and missing messages of LIVE are corrected from Postgres.
+func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -250,9 +250,9 @@ func (w *world) announced(session string, from, to int) readmodel.Live {
 	return l
 }
 
-// TestStreamOfALongHistory tests that a long history is sent in pages, followed by the events that were added
+// TestStream_SendsALongHistoryInPages tests that a long history is sent in pages, followed by the events that were added
 // meanwhile.
-func TestStreamOfALongHistory(t *testing.T) {
+func TestStream_SendsALongHistoryInPages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -301,9 +301,9 @@ func TestStreamEndsWithTheSession(t *testing.T) {
 	}
 }
 
-// TestStreamOfABadCursor tests that an invalid cursor yields a typed error and, on a WebSocket, a snapshot of the
+// TestStream_BadCursorIsRefused tests that an invalid cursor yields a typed error and, on a WebSocket, a snapshot of the
 // blocks.
-func TestStreamOfABadCursor(t *testing.T) {
+func TestStream_BadCursorIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

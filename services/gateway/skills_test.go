@@ -45,7 +45,7 @@ func (s *served) push(query, content string) answer {
 	return s.do("POST", "/api/skills"+query, content, header("Content-Type", "application/zip"))
 }
 
-func TestSkills(t *testing.T) {
+func TestSkills_LifeCycleOverREST(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveSkills()
@@ -104,8 +104,8 @@ func TestSkills(t *testing.T) {
 	g.get("/api/skills/pdf").wantProblem(t, 404, "SKILL_NOT_FOUND", "slug")
 }
 
-// TestSkillArchive tests that a ZIP is returned as it was pushed, whole or in part.
-func TestSkillArchive(t *testing.T) {
+// TestSkillArchive_ReturnsThePushedBytes tests that a ZIP is returned as it was pushed, whole or in part.
+func TestSkillArchive_ReturnsThePushedBytes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveSkills()
@@ -142,7 +142,7 @@ func TestSkillArchive(t *testing.T) {
 	g.get(at).wantProblem(t, 500, "INTERNAL", "")
 }
 
-func TestSkillsBadInput(t *testing.T) {
+func TestSkills_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveSkills()
@@ -177,8 +177,8 @@ func TestSkillsBadInput(t *testing.T) {
 	w.gateway(gateway.Config{}).push("", content).wantProblem(t, 503, "UNAVAILABLE", "")
 }
 
-// TestSkillOverTheLimit tests that a ZIP over 100 MiB is refused, and that not more than that is read.
-func TestSkillOverTheLimit(t *testing.T) {
+// TestSkills_RefuseMoreThanTheLimit tests that a ZIP over 100 MiB is refused, and that not more than that is read.
+func TestSkills_RefuseMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveSkills()
@@ -200,9 +200,9 @@ func TestSkillOverTheLimit(t *testing.T) {
 	}
 }
 
-// TestSkillsOfTenants tests that platform skills are pushed with a key of tenant platform, and can be fetched by
+// TestSkills_PlatformSkillsAreReadOnlyForTenants tests that platform skills are pushed with a key of tenant platform, and can be fetched by
 // every tenant.
-func TestSkillsOfTenants(t *testing.T) {
+func TestSkills_PlatformSkillsAreReadOnlyForTenants(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

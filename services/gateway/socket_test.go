@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-func TestWebSocketProtocol(t *testing.T) {
+func TestWebSocket_JoinsLeavesAndRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -84,8 +84,8 @@ func TestWebSocketProtocol(t *testing.T) {
 	}
 }
 
-// TestWebSocketJoinsBeforeTheProjector tests that a new session can be joined before the projector has folded it.
-func TestWebSocketJoinsBeforeTheProjector(t *testing.T) {
+// TestWebSocket_JoinsBeforeTheProjectorHasFolded tests that a new session can be joined before the projector has folded it.
+func TestWebSocket_JoinsBeforeTheProjectorHasFolded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -101,9 +101,9 @@ func TestWebSocketJoinsBeforeTheProjector(t *testing.T) {
 	c.want("session:event")
 }
 
-// TestWebSocketBadFrames tests that an invalid message ends the connection with a code, and that the server keeps
+// TestWebSocket_BadFramesEndTheConnection tests that an invalid message ends the connection with a code, and that the server keeps
 // running.
-func TestWebSocketBadFrames(t *testing.T) {
+func TestWebSocket_BadFramesEndTheConnection(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -203,8 +203,8 @@ func (s *served) wantMetric(t *testing.T, line string) {
 	}
 }
 
-// TestGatewayStops tests that a gateway that stops notifies its connected clients.
-func TestGatewayStops(t *testing.T) {
+// TestStop_NotifiesConnectedClients tests that a gateway that stops notifies its connected clients.
+func TestStop_NotifiesConnectedClients(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -233,8 +233,8 @@ func TestGatewayStops(t *testing.T) {
 	g.stop()
 }
 
-// TestShutdownGrace tests that running requests may finish within the shutdown grace, but not later.
-func TestShutdownGrace(t *testing.T) {
+// TestShutdownGrace_BoundsRunningRequests tests that running requests may finish within the shutdown grace, but not later.
+func TestShutdownGrace_BoundsRunningRequests(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for grace, finishes := range map[time.Duration]bool{time.Minute: true, 200 * time.Millisecond: false} {
@@ -265,8 +265,8 @@ func TestShutdownGrace(t *testing.T) {
 	}
 }
 
-// TestSSEComments tests that comments keep an idle stream open.
-func TestSSEComments(t *testing.T) {
+// TestSSE_CommentsKeepAnIdleStreamOpen tests that comments keep an idle stream open.
+func TestSSE_CommentsKeepAnIdleStreamOpen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.gateway(gateway.Config{}).sse(w.session("default"), 1)

@@ -48,9 +48,9 @@ func (w *world) told(tenant string, want ...budget.Budget) {
 	})
 }
 
-// TestTenantBudgets tests that the usage of a tenant's sessions is summed over all partition groups, is published to
+// TestTenantBudgets_SumOverAllGroups tests that the usage of a tenant's sessions is summed over all partition groups, is published to
 // the services, and is kept when a session is deleted.
-func TestTenantBudgets(t *testing.T) {
+func TestTenantBudgets_SumOverAllGroups(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	now := func(c *projector.Config, d *projector.Deps) { d.Now = func() time.Time { return testTime } }
@@ -107,8 +107,8 @@ func TestTenantBudgets(t *testing.T) {
 	w.told("default")
 }
 
-// TestBudgetsOfDays tests that the usage of a daily budget starts at zero on the next day.
-func TestBudgetsOfDays(t *testing.T) {
+// TestTenantBudgets_OfADayStartAtZero tests that the usage of a daily budget starts at zero on the next day.
+func TestTenantBudgets_OfADayStartAtZero(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	now := testTime.AddDate(0, 0, 1)

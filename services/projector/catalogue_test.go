@@ -99,8 +99,8 @@ func TestCatalogueBecomesRows(t *testing.T) {
 	}
 }
 
-// TestLargeDefinitions tests a definition that is stored in the object store, and one that was lost there.
-func TestLargeDefinitions(t *testing.T) {
+// TestLargeDefinitions_AreReadFromTheObjectStore tests a definition that is stored in the object store, and one that was lost there.
+func TestLargeDefinitions_AreReadFromTheObjectStore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()

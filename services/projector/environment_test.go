@@ -139,8 +139,8 @@ func TestSandboxUsageBecomesRows(t *testing.T) {
 	}
 }
 
-// TestManyFiles tests that a commit with very many files is written with COPY, first as new rows and then as changes.
-func TestManyFiles(t *testing.T) {
+// TestManyFiles_AreWrittenWithCopy tests that a commit with very many files is written with COPY, first as new rows and then as changes.
+func TestManyFiles_AreWrittenWithCopy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(-1).create()

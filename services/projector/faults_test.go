@@ -167,7 +167,7 @@ func (w *world) sameAsRebuilt() projector.Report {
 	return r
 }
 
-func TestOfTwoCopiesOneReadsEachGroup(t *testing.T) {
+func TestOfTwoReplicasOneLeadsEachGroup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
 	w.migrate()
@@ -210,7 +210,7 @@ func (w *world) cut() {
 	w.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'spool-projector' AND datname = current_database()")
 }
 
-func TestConnectionsThatBreakUnderLoad(t *testing.T) {
+func TestBrokenConnectionsLoseNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -287,7 +287,7 @@ func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-func TestPostgresAwayAndBack(t *testing.T) {
+func TestPostgresOutageLosesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	pg := pgtest.RunRestartable(t)
@@ -367,7 +367,7 @@ func copyDatabase(t *testing.T, url string) string {
 	return strings.Replace(url, name, backup, 1)
 }
 
-func TestPostgresFromAnOlderBackup(t *testing.T) {
+func TestOlderBackupOfPostgresIsFoldedForward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	stop := w.start()

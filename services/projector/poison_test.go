@@ -44,8 +44,8 @@ func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// TestLostPayloadCounts tests that events whose data is missing in the object store keep their seq.
-func TestLostPayloadCounts(t *testing.T) {
+// TestLostPayloadKeepsItsSeq tests that events whose data is missing in the object store keep their seq.
+func TestLostPayloadKeepsItsSeq(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()

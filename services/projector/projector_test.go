@@ -54,7 +54,7 @@ func TestLiveFollowsTheCommit(t *testing.T) {
 	}
 }
 
-func TestTextInFlight(t *testing.T) {
+func TestTextInFlightIsJoinedByOffset(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(-1).create()
@@ -188,7 +188,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {
+func TestUnknownTypesAndInvalidTextAreStored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
@@ -210,7 +210,7 @@ func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {
 	}
 }
 
-func TestConfigRefusesWhatItCannotDo(t *testing.T) {
+func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	for want, cfg := range map[string]projector.Config{

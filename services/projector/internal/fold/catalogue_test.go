@@ -44,9 +44,9 @@ func TestVersionsAgreeWithTheirEntry(t *testing.T) {
 	})
 }
 
-// TestMoreVersionsThanAStateHolds tests that versions that the state has dropped keep their rows, and are created
+// TestVersionsBeyondTheStateKeepTheirRows tests that versions that the state has dropped keep their rows, and are created
 // again when they are applied again.
-func TestMoreVersionsThanAStateHolds(t *testing.T) {
+func TestVersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 	t.Parallel()
 	ref := events.Reference{Slug: "a"}
 	subject := ref.Subject(events.Agent, "acme")
