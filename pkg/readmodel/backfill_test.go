@@ -12,7 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// Sessions and executions that an older version projected get their titles and queries from their blocks, as a fold would give them.
+// TestMigrate_FillsTitlesOfOlderSessions tests that sessions and executions that an older version projected get the
+// same titles and queries as in a new fold.
 func TestMigrate_FillsTitlesOfOlderSessions(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -60,7 +61,7 @@ func TestMigrate_FillsTitlesOfOlderSessions(t *testing.T) {
 	}
 }
 
-// down takes migrations back to a version.
+// down reverts migrations down to a version.
 func down(t *testing.T, db *sql.DB, version int64) {
 	t.Helper()
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, readmodel.Migrations())
@@ -72,7 +73,8 @@ func down(t *testing.T, db *sql.DB, version int64) {
 	}
 }
 
-// TestMigrate_FoldsAgainBeforeItIsReady: what is folded again from zero does not count as caught up until it is.
+// TestMigrate_FoldsAgainBeforeItIsReady tests that groups that a migration causes to be folded again are not caught
+// up until the fold is complete.
 func TestMigrate_FoldsAgainBeforeItIsReady(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

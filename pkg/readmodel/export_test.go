@@ -2,7 +2,7 @@ package readmodel
 
 import "io/fs"
 
-// Migrations are the files of migrations/.
+// Migrations returns the files of migrations/.
 func Migrations() fs.FS {
 	files, err := fs.Sub(migrations, "migrations")
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 )
 
-// A key is accepted until it, or a key that it descends from, is revoked, expired or missing, by the clock of Postgres.
+// TestAcceptedKey_LooksAtAllMakers tests that a key is accepted until it, or a key that it descends from, is revoked,
+// expired or missing, by the clock of Postgres.
 func TestAcceptedKey_LooksAtAllMakers(t *testing.T) {
 	t.Parallel()
 	db := readmodeltest.Database(t)

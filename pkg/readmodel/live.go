@@ -1,22 +1,21 @@
-// Package readmodel is what the projector writes and the gateways read: the
-// schema of the read models in Postgres, and the batches announced on LIVE.
+// Package readmodel defines the read models that the projector writes and the gateways read: their schema in
+// Postgres, and the messages announced on LIVE.
 package readmodel
 
 import "github.com/spoolhq/spool/pkg/events"
 
-// Live is one message on LIVE, sent after its rows were committed: what a
-// client sees, a reload shows too. It stays under 1 MB; a larger batch is sent
-// as several, and an event too large for one is announced by Tip alone.
+// Live is a message on LIVE. It is sent after its rows were committed, so that a client that reloads sees at least
+// the same events. A message is smaller than 1 MB. A larger batch is sent in several messages; of an event that is
+// too large for one message only the seq is announced, as Tip.
 type Live struct {
 	Session string         `json:"sessionId"`
 	Tip     uint32         `json:"tip"`    // seq of the last event that Postgres has
-	Events  []events.Wire  `json:"events"` // kept events, ascending by seq, without a gap inside the message
-	Deltas  []events.Delta `json:"deltas"` // text in flight that was newly stored, in order of offset for each block
+	Events  []events.Wire  `json:"events"` // stored events, ascending by seq, without a gap in the message
+	Deltas  []events.Delta `json:"deltas"` // newly stored text in flight, by ascending offset for each block
 }
 
-// Started is announced on topology.CtlProjector when a projector begins to read
-// a group: what its predecessor committed may not have been announced on LIVE,
-// so whoever follows a session of the group looks for holes.
+// Started is announced on topology.CtlProjector when a projector starts to lead a group. Commits of its predecessor
+// may not have been announced on LIVE, so gateways compare their sessions of the group with the read models.
 type Started struct {
 	Group int `json:"group"`
 }

@@ -18,19 +18,18 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Schema is the Postgres schema that holds the read models. Connections of
-// Open and Connect find the tables without it. A rebuild puts another schema
-// in its place between two statements, so a read that needs more than one
-// statement must not run them in one repeatable-read transaction.
+// Schema is the Postgres schema of the read models. Connections of Open and Connect find its tables without the
+// schema's name. A rebuild replaces the schema between two statements, so several statements must not be run in one
+// repeatable-read transaction.
 const Schema = "spool"
 
 // The schemas of a rebuild.
 const (
-	ShadowSchema  = Schema + "_shadow"  // is folded into, and then renamed to Schema
-	RetiredSchema = Schema + "_retired" // was Schema before
+	ShadowSchema  = Schema + "_shadow"  // the new read models, renamed to Schema at the end
+	RetiredSchema = Schema + "_retired" // the former Schema
 )
 
-// The tables, with the contents that migrations/ describes.
+// The tables. migrations/ describes their contents.
 const (
 	Checkpoints     = "checkpoints"
 	Sessions        = "sessions"
@@ -62,27 +61,26 @@ const (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// migrateLock is the advisory lock under which schemas are migrated: the bytes of "spoolmig".
+// migrateLock is the advisory lock that is held during migrations: the bytes of "spoolmig".
 const migrateLock = 0x73706f6f6c6d6967
 
-// versionTable is goose's, with the migrations that a schema has.
+// versionTable is goose's table of the migrations that a schema has.
 const versionTable = "goose_db_version"
 
-// undefinedTable is Postgres's code for a table that is not there.
+// undefinedTable is Postgres's error code for a table that does not exist.
 const undefinedTable = "42P01"
 
-// ErrNotMigrated is a database whose read models are missing or older than this program.
+// ErrNotMigrated is returned if the read models are missing or older than this program.
 var ErrNotMigrated = errors.New("the read models are not installed or out of date: start the projector, which migrates them")
 
-// Group is the projector group, and so the row of checkpoints, that a session's rows come by.
+// Group returns the projector group of a session or catalogue id, which is also its row of checkpoints.
 func Group(session string) int { return topology.GroupOf(events.Partition(session)) }
 
-// Migrate creates the schema of the read models, or brings it up to date, and
-// lets GatewayRole read it, if the server has that role. It is idempotent, and
-// several callers may run it at once.
+// Migrate creates or updates the schema of the read models, and grants GatewayRole read access if the server has that
+// role. It is idempotent, and several callers may run it at the same time.
 func Migrate(ctx context.Context, url string) error { return MigrateSchema(ctx, url, Schema) }
 
-// MigrateSchema is Migrate for a schema of another name, which a rebuild folds into.
+// MigrateSchema is like Migrate for a schema with another name, into which a rebuild folds.
 func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	cfg, err := connConfig(url, schema)
 	if err != nil {
@@ -92,7 +90,7 @@ func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	if err != nil {
 		return fmt.Errorf("migrate the read models: %w", err)
 	}
-	// Closing the connection gives the lock back.
+	// Closing the connection releases the lock.
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
 	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", int64(migrateLock)); err != nil {
 		return fmt.Errorf("migrate the read models: wait for other migrations: %w", err)
@@ -119,8 +117,8 @@ func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	return nil
 }
 
-// Open makes a pool whose connections find the read models' tables by name. It
-// does not connect yet; settings of the pool may stand in the URL (pool_max_conns).
+// Open creates a pool whose connections find the tables of the read models by name. It does not connect yet. The URL
+// may contain settings of the pool, such as pool_max_conns.
 func Open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -130,7 +128,7 @@ func Open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
-// Connect makes one connection that finds the tables of a schema by name.
+// Connect opens one connection that finds the tables of a schema by name.
 func Connect(ctx context.Context, url, schema string) (*pgx.Conn, error) {
 	cfg, err := connConfig(url, schema)
 	if err != nil {
@@ -139,7 +137,7 @@ func Connect(ctx context.Context, url, schema string) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// Check reports ErrNotMigrated unless the schema is there and as new as this program.
+// Check returns ErrNotMigrated unless the schema exists and has all migrations of this program.
 func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	need, err := latestMigration()
 	if err != nil {
@@ -178,7 +176,8 @@ func connConfig(url, schema string) (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
-// settle makes a dead peer known in seconds, on both sides: a projector's lock must not outlive its machine by hours.
+// settle sets timeouts so that a dead peer is detected in seconds on both sides. Otherwise a projector's lock could
+// outlive its machine by hours.
 func settle(cfg *pgx.ConnConfig, schema string) {
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	cfg.RuntimeParams["tcp_keepalives_idle"] = "5"

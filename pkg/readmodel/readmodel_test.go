@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// TestCheck_ReportsTheLastMigration: read models that lack only the last migration are out of date.
+// TestCheck_ReportsTheLastMigration tests that read models that lack only the last migration are out of date.
 func TestCheck_ReportsTheLastMigration(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -30,7 +30,7 @@ func TestCheck_ReportsTheLastMigration(t *testing.T) {
 	}
 }
 
-func TestMigrateByManyAtOnce(t *testing.T) {
+func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	pool, err := readmodel.Open(t.Context(), url)
@@ -66,8 +66,9 @@ func TestMigrateByManyAtOnce(t *testing.T) {
 	}
 }
 
-// A pool that has prepared its statements reads the schema that a rebuild put in place.
-func TestPoolFollowsARenamedSchema(t *testing.T) {
+// TestOpen_PoolFollowsARenamedSchema tests that a pool with prepared statements reads the schema that a rebuild has put in
+// place.
+func TestOpen_PoolFollowsARenamedSchema(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	if err := errors.Join(readmodel.Migrate(t.Context(), url), readmodel.MigrateSchema(t.Context(), url, "shadow")); err != nil {
@@ -110,7 +111,7 @@ func count(t *testing.T, ctx context.Context, url, table string) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(ctx) //nolint:errcheck // a test's connection
+	defer conn.Close(ctx) //nolint:errcheck // the test has ended
 	if err := conn.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n); err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// AwaitCaughtUp returns when every projector group has once reached the end of
-// the log: from then on a session that is not in the read models does not exist.
+// AwaitCaughtUp blocks until every projector group has once reached the end of the log. From then on, a session that
+// is not in the read models does not exist.
 func AwaitCaughtUp(ctx context.Context, pool *pgxpool.Pool) error {
 	wait := 5 * time.Millisecond
 	for {
@@ -22,7 +22,7 @@ func AwaitCaughtUp(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the read models have not caught up: %d of %d groups have: %w", groups, topology.ProjectorGroups, ctx.Err())
+			return fmt.Errorf("the read models have not caught up: %d of %d groups are ready: %w", groups, topology.ProjectorGroups, ctx.Err())
 		case <-time.After(wait):
 			wait = min(2*wait, 100*time.Millisecond)
 		}

@@ -8,18 +8,18 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The roles that services connect to Postgres as. Neither is a superuser. A
-// database with one role for everything works without them.
+// The Postgres roles of the services. Neither is a superuser. A database with a single role for all services works
+// without them.
 const (
-	// ProjectorRole owns the schemas of the read models. The projector, the
-	// janitor, `spool rebuild` and `spool gc` connect as this role.
+	// ProjectorRole owns the schemas of the read models. The projector, the janitor, `spool rebuild` and `spool gc`
+	// connect with it.
 	ProjectorRole = "spool_projector"
-	// GatewayRole reads what gateways read, and writes nothing. It cannot read
-	// the hashes of API keys: function accepted_key looks one up.
+	// GatewayRole can read the tables that gateways need and cannot write. It cannot read the hashes of API keys; the
+	// function accepted_key looks one up.
 	GatewayRole = "spool_gateway"
 )
 
-// gatewayTables are the tables that gateways read, beside the columns of keys.
+// gatewayTables are the tables that gateways read completely. Of keys they read only some columns.
 var gatewayTables = []string{
 	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, TextInFlight, Conversations, Sandboxes, Files, Usage,
 	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, SessionStates, versionTable,
@@ -31,20 +31,19 @@ var gatewayKeyColumns = []string{"tenant", "id", "name", "prefix", "created_at",
 // gatewayFunctions are the functions that gateways call.
 var gatewayFunctions = []string{"accepted_key(text)", "key_refusal(text, text)"}
 
-// ErrNotSuperuser is returned by CreateRoles for a role that is not a superuser.
+// ErrNotSuperuser is returned by CreateRoles if the URL's role is not a superuser.
 var ErrNotSuperuser = errors.New("the role is not a superuser")
 
-// Passwords are those of the two roles; "" is no password, for a server that trusts its socket.
+// Passwords are the passwords of the two roles; "" means no password, for a server that trusts its socket.
 type Passwords struct{ Projector, Gateway string }
 
-// CreateRoles makes both roles, or brings them up to date, and makes the
-// projector's the owner of the read models that exist. The URL is a superuser's,
-// of the database of the read models. CreateRoles is idempotent, and several
-// callers may run it at once.
+// CreateRoles creates or updates both roles, and makes the projector's role the owner of existing read models. The
+// URL must be that of a superuser, for the database of the read models. CreateRoles is idempotent, and several
+// callers may run it at the same time.
 //
-// It takes from PUBLIC what no service needs and what would let the gateway's
-// role write or keep others waiting: databases postgres and template1, temporary
-// tables, large objects, advisory locks. So the server should be Spool's own.
+// It revokes rights of PUBLIC that no service needs and with which the gateway's role could write or block others:
+// access to the databases postgres and template1, temporary tables, large objects, advisory locks. The server should
+// therefore be used by Spool only.
 func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
 	conn, err := Connect(ctx, url, Schema)
 	if err != nil {
@@ -60,7 +59,8 @@ func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
 		return fmt.Errorf("create the roles as %s: %w", name, ErrNotSuperuser)
 	}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		// Roles belong to all databases of the server, and advisory locks to one. This lock keeps other callers out everywhere.
+		// Roles belong to all databases of the server, and advisory locks to one database. This lock excludes other
+		// callers in all databases.
 		if _, err := tx.Exec(ctx, "LOCK TABLE pg_catalog.pg_authid IN SHARE ROW EXCLUSIVE MODE"); err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
 	return nil
 }
 
-// createRole makes a role that may log in and nothing else.
+// createRole creates a role that may log in and has no other rights.
 func createRole(ctx context.Context, tx pgx.Tx, name, password string) error {
 	var exists bool
 	if err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", name).Scan(&exists); err != nil {
@@ -94,7 +94,7 @@ func createRole(ctx context.Context, tx pgx.Tx, name, password string) error {
 			return err
 		}
 	}
-	// A statement without parameters: Postgres quotes the password. NULL is none.
+	// The statement has no parameters, so Postgres must quote the password. NULL means none.
 	var alter string
 	err := tx.QueryRow(ctx, `SELECT format('ALTER ROLE %I LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD %L', $1::text, nullif($2::text, ''))`,
 		name, password).Scan(&alter)
@@ -105,7 +105,7 @@ func createRole(ctx context.Context, tx pgx.Tx, name, password string) error {
 	return err
 }
 
-// limitPublic takes from every role what services do not need.
+// limitPublic revokes rights of all roles that services do not need.
 const limitPublic = `DO $$
 DECLARE statement text;
 BEGIN
@@ -123,7 +123,7 @@ BEGIN
 	END LOOP;
 END $$`
 
-// grantProjector lets the roles connect, and the projector's create schemas and take advisory locks.
+// grantProjector allows both roles to connect, and the projector's role to create schemas and take advisory locks.
 const grantProjector = `DO $$
 DECLARE statement text;
 BEGIN
@@ -139,8 +139,8 @@ BEGIN
 	END LOOP;
 END $$`
 
-// transferOwnership gives the read models that another role made to the
-// projector's. Sequences and types follow their tables.
+// transferOwnership makes the projector's role the owner of read models that another role created. Sequences and
+// types follow their tables.
 const transferOwnership = `DO $$
 DECLARE statement text;
 BEGIN
@@ -158,9 +158,8 @@ BEGIN
 	END LOOP;
 END $$`
 
-// grantGateway lets the gateway's role read a schema, if the server has the role.
-// It changes nothing when the role may do so already: a grant collides with a
-// rebuild that renames the schema.
+// grantGateway grants the gateway's role read access to a schema, if the server has the role. It does nothing if the
+// role has that access already, because a grant would conflict with a rebuild that renames the schema.
 func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 	var exists, granted bool
 	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", GatewayRole).Scan(&exists); err != nil || !exists {

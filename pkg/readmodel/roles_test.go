@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 )
 
-// attacks need a right that neither role has. A superuser has it.
+// attacks are statements that require a right that neither role has. A superuser can run them.
 var attacks = map[string]string{
 	"runs a program":            `COPY (SELECT 1) TO PROGRAM 'cat >/dev/null'`,
 	"reads from a program":      `COPY poison FROM PROGRAM 'true'`,
@@ -39,7 +39,7 @@ var attacks = map[string]string{
 	"makes a function in C":     `CREATE FUNCTION public.f() RETURNS int LANGUAGE internal AS 'int4pl'`,
 }
 
-// readerAttacks are what the projector's role may do and the gateway's may not.
+// readerAttacks are statements that the projector's role may run and the gateway's may not.
 var readerAttacks = map[string]string{
 	"reads the hashes of keys": `SELECT sha256 FROM keys`,
 	"reads all of keys":        `SELECT * FROM keys`,
@@ -68,7 +68,7 @@ var readerAttacks = map[string]string{
 	"becomes the projector":    `SET ROLE ` + readmodel.ProjectorRole,
 }
 
-// migrated is a database with the roles, read models and one key.
+// migrated returns a database with the roles, the read models and one key.
 func migrated(t *testing.T) readmodeltest.URLs {
 	t.Helper()
 	db := readmodeltest.Database(t)
@@ -80,7 +80,7 @@ func migrated(t *testing.T) readmodeltest.URLs {
 	return db
 }
 
-// try runs a statement in a transaction of its own and wants an error that contains refusal, or none for "".
+// try runs a statement in its own transaction. It expects an error that contains refusal, or success for "".
 func try(t *testing.T, url, sql, refusal string) {
 	t.Helper()
 	conn, err := readmodel.Connect(t.Context(), url, readmodel.Schema)
@@ -115,7 +115,7 @@ func TestRoles_RefuseAttacks(t *testing.T) {
 	}
 }
 
-// The gateway's role connects to no other database of the server.
+// TestRoles_ReachOneDatabase tests that the gateway's role can connect to no other database of the server.
 func TestRoles_ReachOneDatabase(t *testing.T) {
 	t.Parallel()
 	db := readmodeltest.Database(t)
@@ -134,7 +134,8 @@ func TestRoles_ReachOneDatabase(t *testing.T) {
 	}
 }
 
-// The gateway's role finds the key of a hash, unless it was revoked, and reads the rest.
+// TestRoles_GatewayChecksKeys tests that the gateway's role finds the key of a hash unless it was revoked, and can
+// read the other columns.
 func TestRoles_GatewayChecksKeys(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
@@ -156,7 +157,8 @@ func TestRoles_GatewayChecksKeys(t *testing.T) {
 	}
 }
 
-// A table of the caller's own does not take the place of keys, nor does the caller's search path lead elsewhere.
+// TestAcceptedKey_IgnoresSearchPathOfCaller tests that neither a table of the caller nor the caller's search path
+// replaces the table keys.
 func TestAcceptedKey_IgnoresSearchPathOfCaller(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
@@ -175,8 +177,8 @@ func TestAcceptedKey_IgnoresSearchPathOfCaller(t *testing.T) {
 	}
 }
 
-// Read models that one superuser made, as older versions did, are the projector's after CreateRoles, also those that a rebuild left,
-// and the projector migrates and removes them.
+// TestCreateRoles_TakesOverReadModelsOfASuperuser tests that the projector's role owns read models that a superuser
+// created, as in older versions, including those that a rebuild left, and can migrate and remove them.
 func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -198,7 +200,8 @@ func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 	}
 }
 
-// A migration gives the gateway's role its rights where the role came after the read models.
+// TestMigrate_GrantsToGatewayRoleMadeLater tests that a migration grants access if the gateway's role was created
+// after the read models.
 func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
@@ -242,7 +245,8 @@ func TestCreateRoles_RefusesOtherRoles(t *testing.T) {
 	}
 }
 
-// The statements of docs/security.md make the gateway's role beside a role of another name that owns the read models.
+// TestMigrate_GrantsToGatewayBesideAnotherOwner tests the statements in docs/security.md, which create the gateway's
+// role in a database whose read models belong to another role.
 func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/security.md")
@@ -267,7 +271,7 @@ func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
 	try(t, gateway, "SELECT count(*) FROM sessions; SELECT * FROM accepted_key('x')", "")
 	for name, sql := range readerAttacks {
 		if strings.Contains(sql, "advisory") || strings.Contains(sql, readmodel.ProjectorRole) {
-			continue // what CreateRoles alone refuses or makes
+			continue // only CreateRoles revokes or creates this
 		}
 		t.Run(name, func(t *testing.T) { try(t, gateway, sql, insufficientPrivilege) })
 	}

@@ -23,13 +23,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// keyed returns the gateway as a new key of the tenant sees it.
+// keyed returns a client of the gateway with a new key of the tenant.
 func (s *served) keyed(root, tenant string) *served {
 	s.t.Helper()
 	return s.as(s.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(s.t, 201).text("key"))
 }
 
-// dialFrom connects to an address of the gateway from an address of this machine.
+// dialFrom connects to the gateway from the given address of this machine.
 func dialFrom(t *testing.T, from, to string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
@@ -39,7 +39,7 @@ func dialFrom(t *testing.T, from, to string) net.Conn {
 	return c
 }
 
-// begin sends a request without the end of its body, of which n bytes come.
+// begin sends a request with n bytes of its body and without the end.
 func (s *served) begin(method, path string, n int) net.Conn {
 	s.t.Helper()
 	c := dialFrom(s.t, "127.0.0.1", s.url)
@@ -48,7 +48,7 @@ func (s *served) begin(method, path string, n int) net.Conn {
 	return c
 }
 
-// answerOn reads an answer of HTTP/1.1.
+// answerOn reads an HTTP/1.1 response.
 func answerOn(t *testing.T, c net.Conn) answer {
 	t.Helper()
 	must(t, c.SetReadDeadline(time.Now().Add(patience)))
@@ -67,9 +67,8 @@ func (a answer) wantRetryAfter(t *testing.T) {
 	}
 }
 
-// Bodies in flight hold their bytes: of one tenant up to SPOOL_MAX_TENANT_BYTES,
-// of all up to SPOOL_MAX_BYTES. What is refused may be sent again, and is taken
-// when others have ended.
+// TestBytesInFlight tests that the bodies of one tenant's requests in flight may have SPOOL_MAX_TENANT_BYTES, and
+// those of all tenants SPOOL_MAX_BYTES, and that a refused request is accepted after others have ended.
 func TestBytesInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -85,7 +84,7 @@ func TestBytesInFlight(t *testing.T) {
 	_, err := spoolv1.NewSessionsClient(one.conn()).CreateSession(one.context(t.Context()), &spoolv1.CreateSessionRequest{Metadata: &spoolv1.Json{Text: body(3 << 20)}})
 	wantCode(t, err, codes.ResourceExhausted, "TOO_MUCH_IN_FLIGHT", "")
 	other.do("POST", "/api/sessions", `{}`).want(t, 201)
-	other.do("POST", "/api/sessions", body(3<<20)).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "metadata") // it was read
+	other.do("POST", "/api/sessions", body(3<<20)).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "metadata") // its body was read completely
 	other.do("POST", "/api/sessions", body(5<<20)).wantProblem(t, 503, "OVERLOADED", "").wantRetryAfter(t)
 	_, err = spoolv1.NewSessionsClient(other.conn()).CreateSession(other.context(t.Context()), &spoolv1.CreateSessionRequest{Metadata: &spoolv1.Json{Text: body(5 << 20)}})
 	wantCode(t, err, codes.ResourceExhausted, "OVERLOADED", "")
@@ -98,7 +97,8 @@ func TestBytesInFlight(t *testing.T) {
 	one.do("POST", "/api/sessions", body(3<<20)).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "metadata")
 }
 
-// A WebSocket's message takes from the same budget, and the connection is closed with 1013.
+// TestBytesInFlight_OfAWebSocket tests that messages of a WebSocket count too, and that the connection is closed with
+// code 1013.
 func TestBytesInFlight_OfAWebSocket(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -107,7 +107,8 @@ func TestBytesInFlight_OfAWebSocket(t *testing.T) {
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, ReadTimeout: time.Hour})
 	one := g.keyed(root, "one")
 	c := one.dial()
-	// Each holds 16 KiB, what came in pieces of 64 KiB, and the next piece. The rest is less than what a message takes.
+	// Each connection holds 16 KiB, the pieces of 64 KiB that arrived, and the next piece. The remaining bytes are
+	// fewer than a message takes.
 	for _, n := range append(slices.Repeat([]int{1}, 23), 4<<20, 4<<20) {
 		one.begin("POST", "/api/sessions", n)
 	}
@@ -119,7 +120,7 @@ func TestBytesInFlight_OfAWebSocket(t *testing.T) {
 	}
 }
 
-// wantHeld waits until requests hold as many bytes as they should.
+// wantHeld waits until right accepts the number of bytes in flight.
 func (s *served) wantHeld(root string, right func(float64) bool) {
 	s.t.Helper()
 	var last string
@@ -138,8 +139,9 @@ func (s *served) wantHeld(root string, right func(float64) bool) {
 	s.t.Fatalf("requests hold %s bytes", last)
 }
 
-// A tenant may have SPOOL_MAX_TENANT_STREAMS streams of all kinds; others have their own.
-func TestMaxTenantStreams(t *testing.T) {
+// TestMaxTenantStreams_BoundsOneTenant tests that a tenant may have SPOOL_MAX_TENANT_STREAMS streams of all kinds together, and that
+// other tenants are not affected.
+func TestMaxTenantStreams_BoundsOneTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -161,7 +163,7 @@ func TestMaxTenantStreams(t *testing.T) {
 	}
 	defer other.sse(theirs, 1).close()
 	s.close()
-	g.wantStreams(root, 3) // with the other tenant's
+	g.wantStreams(root, 3) // including the other tenant's
 	defer one.sse(id, 1).close()
 }
 
@@ -186,9 +188,9 @@ func (s *served) wantStreams(root string, n int) {
 	}
 }
 
-// SPOOL_MAX_ADDRESS_CONNECTIONS bounds the connections of one address, and
-// SPOOL_MAX_CONNECTIONS those of all; a connection past them is answered and closed.
-func TestMaxConnections(t *testing.T) {
+// TestMaxConnections_BoundsAddressesAndTotal tests that SPOOL_MAX_ADDRESS_CONNECTIONS bounds the connections of one address and
+// SPOOL_MAX_CONNECTIONS those of all, and that a connection above a limit is answered and closed.
+func TestMaxConnections_BoundsAddressesAndTotal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{MaxConnections: 3, MaxAddressConns: 2})
@@ -217,7 +219,8 @@ func TestMaxConnections(t *testing.T) {
 		}
 	}
 
-	// gRPC has a count of its own. A client that is refused is not served, and one that is served stays so.
+	// gRPC connections are counted separately. A refused client is not served, and clients that are connected stay
+	// so.
 	conn := g.conn()
 	list := func(conn *grpc.ClientConn, ctx context.Context) error {
 		_, err := spoolv1.NewSessionsClient(conn).ListSessions(ctx, &spoolv1.ListSessionsRequest{})
@@ -231,9 +234,9 @@ func TestMaxConnections(t *testing.T) {
 	must(t, list(conn, t.Context()))
 }
 
-// Headers that never end hold 16 MiB together at most, and other clients are served meanwhile. A header that is too large is refused
-// with its largest field.
-func TestMaxHeader(t *testing.T) {
+// TestMaxHeader_BoundsHeadersThatNeverEnd tests that headers that never end hold at most 16 MiB together while other clients are served, and
+// that a header that is too large is refused with the name of its largest field.
+func TestMaxHeader_BoundsHeadersThatNeverEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -252,8 +255,9 @@ func TestMaxHeader(t *testing.T) {
 			ends <- errors.Join(err, readErr)
 		}()
 	}
-	// 15 of 1 MiB and their first 32 KiB each fit. The others are answered, and closed while they are sent: the client may see either.
-	// One that the gateway holds until the time for headers is over is closed without a word.
+	// 15 headers of 1 MiB fit, and the first 32 KiB of each. The others are answered and closed while they are being
+	// sent, so the client may see either. A connection that reaches the timeout for headers is closed without an
+	// answer.
 	for range attackers - 16 {
 		if err := <-ends; err.Error() != "status 503" && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
 			t.Errorf("a connection beyond the limit ended with: %v", err)
@@ -265,7 +269,7 @@ func TestMaxHeader(t *testing.T) {
 		{"/api/sessions", "X-Large: " + strings.Repeat("x", 33<<10), "X-Large"},
 		{"/health?" + strings.Repeat("x", 33<<10), "X-Small: x", ""},
 	} {
-		// The attackers' headers end 10 s after their beginning, and what they hold is given back.
+		// The attackers' headers time out 10 s after their beginning, and their bytes are returned.
 		for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 			c := dialFrom(t, "127.0.0.1", g.url)
 			_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", large.url, large.header)
@@ -284,8 +288,9 @@ func TestMaxHeader(t *testing.T) {
 	}
 }
 
-// A body or message that does not arrive within SPOOL_READ_TIMEOUT is given up, and holds nothing any more.
-func TestReadTimeout(t *testing.T) {
+// TestReadTimeout_EndsSlowBodies tests that a body or message that does not arrive within SPOOL_READ_TIMEOUT is refused, and that
+// its bytes are returned.
+func TestReadTimeout_EndsSlowBodies(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -299,7 +304,7 @@ func TestReadTimeout(t *testing.T) {
 	}()
 	answerOn(t, body).wantProblem(t, 400, "INVALID_REQUEST", "")
 
-	// A file that trickles in is not stalled, and is too slow all the same.
+	// A file that arrives slowly but steadily does not stall, and is refused because of its low rate.
 	file := dialFrom(t, "127.0.0.1", g.url)
 	_, err := fmt.Fprintf(file, "PUT /api/sessions/%s/files/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n", id)
 	must(t, err)
@@ -313,7 +318,7 @@ func TestReadTimeout(t *testing.T) {
 	}()
 	answerOn(t, file).wantProblem(t, 400, "INVALID_REQUEST", "")
 
-	// A message of a WebSocket in fragments, between which pings are answered.
+	// A fragmented WebSocket message, with pings between the fragments.
 	c := g.dial()
 	wr, err := c.conn.Writer(c.ctx, websocket.MessageText)
 	must(t, err)
@@ -325,7 +330,8 @@ func TestReadTimeout(t *testing.T) {
 	g.wantMetric(t, "spool_gateway_held_bytes 0")
 }
 
-// A message that is compressed, or small and large in memory, is refused before it is taken apart.
+// TestReceive_RefusesBombs tests that a message that is compressed, or that is small on the wire and large in memory,
+// is refused before it is decoded.
 func TestReceive_RefusesBombs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

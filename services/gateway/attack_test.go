@@ -27,10 +27,10 @@ import (
 const (
 	attackers    = 320
 	attackBytes  = 16 << 20
-	attackMemory = 600 << 20 // that the process may have in memory at any time
+	attackMemory = 600 << 20 // largest memory of the process
 )
 
-// process is a gateway in a process of its own, with API keys.
+// process is a gateway with API keys in its own process.
 type process struct {
 	*served
 	t    *testing.T
@@ -55,7 +55,7 @@ func (w *world) process(srv *natsserver.Server, env ...string) *process {
 	must(t, serve.Start())
 	p.pid = serve.Process.Pid
 	t.Cleanup(func() {
-		_ = serve.Process.Kill() // a connection of an attack may be open
+		_ = serve.Process.Kill() // connections of an attack may still be open
 		_ = serve.Wait()
 		if t.Failed() {
 			t.Logf("the gateway's log:\n%.4000s", log.String())
@@ -72,13 +72,13 @@ func (w *world) process(srv *natsserver.Server, env ...string) *process {
 	}
 }
 
-// tenant returns the gateway as a new key of the tenant sees it.
+// tenant returns a client of the gateway with a new key of the tenant.
 func (p *process) tenant(name string) *served {
 	p.t.Helper()
 	return p.as(p.as(p.root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, name)).want(p.t, 201).text("key"))
 }
 
-// peak returns the most memory that the process had, in bytes.
+// peak returns the peak memory of the process, in bytes.
 func (p *process) peak() int64 {
 	p.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
@@ -108,7 +108,8 @@ func (s stalled) Read(b []byte) (int, error) {
 	return 0, io.ErrUnexpectedEOF
 }
 
-// storm sends many messages that are announced with 16 MiB and lack their last byte, and returns how many were answered.
+// storm sends many messages with an announced size of 16 MiB and without their last byte. The counter has the number
+// of answers.
 func storm(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
 	t.Helper()
 	answered = &atomic.Int64{}
@@ -147,7 +148,8 @@ func storm(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
 	return answered
 }
 
-// survive serves a client until all messages of a storm were answered, and fails if the process took too much memory.
+// survive makes requests of a client until all messages of a storm were answered, and fails if the process used too
+// much memory.
 func (p *process) survive(client *served, answered *atomic.Int64) {
 	t := p.t
 	t.Helper()
@@ -173,8 +175,8 @@ func (p *process) survive(client *served, answered *atomic.Int64) {
 	}
 }
 
-// 320 messages of 16 MiB that stop one byte before their end, with and without a
-// key, leave the process small and other tenants served.
+// TestAttack_StalledMessages tests that 320 messages of 16 MiB that stop one byte before their end, with and without
+// a key, leave the process small and other tenants served.
 func TestAttack_StalledMessages(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
@@ -183,8 +185,8 @@ func TestAttack_StalledMessages(t *testing.T) {
 	const files, small = "/spool.v1.Sessions/CreateSession", "/spool.v1.Sessions/GetSession"
 	for _, attack := range []struct {
 		name, method string
-		tenant       string // whose key is sent
-		malformed    bool   // a key that was never made
+		tenant       string // tenant whose key is sent
+		malformed    bool   // sends a key that does not exist
 	}{
 		{"without a key", files, "", false},
 		{"health without a key", "/grpc.health.v1.Health/Check", "", false},

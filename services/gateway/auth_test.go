@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// as gives the gateway as the holder of a key sees it.
+// as returns a client of the gateway with a key.
 func (s *served) as(key string) *served {
 	c := *s
 	c.key = key
@@ -63,7 +63,7 @@ func TestKeys(t *testing.T) {
 	if own.text("tenant") != "acme" {
 		t.Errorf("got %s", own)
 	}
-	other := "0" // a key may have any character there
+	other := "0" // the last character may be any
 	if key[10:11] == other {
 		other = "1"
 	}
@@ -87,7 +87,7 @@ func TestKeys(t *testing.T) {
 	acme.do("DELETE", "/api/keys/"+own.text("keyId"), "").want(t, 200)
 	g.as(own.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	acme.do("DELETE", "/api/keys/"+oldID(t, events.KindKey), "").wantProblem(t, 404, "KEY_NOT_FOUND", "keyId")
-	// What the gateway counts is the operator's: it shows which routes other tenants use, and how much.
+	// Metrics are for the operator only: they show which routes other tenants use, and how often.
 	acme.get("/metrics").wantProblem(t, 403, "FORBIDDEN", "Authorization")
 	g.get("/metrics").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	info, err := reflectionv1.NewServerReflectionClient(g.conn()).ServerReflectionInfo(t.Context())
@@ -97,7 +97,7 @@ func TestKeys(t *testing.T) {
 	g.as(root).wantMetric(t, "spool_gateway_unauthenticated_total 10")
 }
 
-// A key that is revoked ends what is connected with it, within about a second.
+// TestRevokedKeyEndsItsStreams tests that the streams of a revoked key end within about a second.
 func TestRevokedKeyEndsItsStreams(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -136,8 +136,9 @@ func TestRevokedKeyEndsItsStreams(t *testing.T) {
 	must(t, err)
 }
 
-// The root key manages keys, limits and budgets. Every other REST route, gRPC method and
-// stream answers FORBIDDEN and says to make a key; nothing is sent to a service.
+// TestRootKey_OnlyManagesKeysLimitsAndBudgets tests that the root key can manage keys, limits and budgets, and that
+// every other REST route, gRPC method and stream answers FORBIDDEN with advice to create a key, without sending a
+// command.
 func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -201,7 +202,7 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 	root.get("/api/budgets").want(t, 200)
 }
 
-// Another tenant's session is no session, on every way in.
+// TestTenantsAreApart tests that another tenant's session does not exist for a client, over all protocols.
 func TestTenantsAreApart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -246,7 +247,7 @@ func TestTenantsAreApart(t *testing.T) {
 	must(t, err)
 	_, err = st.Recv()
 	wantCode(t, err, codes.NotFound, "SESSION_NOT_FOUND", "sessionId")
-	// The same Idempotency-Key of two tenants is two keys.
+	// The same Idempotency-Key of two tenants denotes two requests.
 	one := tenants["a"].do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "k")).want(t, 201)
 	two := b.do("POST", "/api/sessions", `{"metadata":2}`, header("Idempotency-Key", "k")).want(t, 201)
 	if one.text("sessionId") == two.text("sessionId") {

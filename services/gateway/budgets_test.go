@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// setBudget does what session service and projector do.
+// setBudget writes the row of a budget and publishes it, like the session service and the projector.
 func (w *world) setBudget(tenant string, b command.SetBudget) {
 	w.t.Helper()
 	_, err := w.pool.Exec(context.Background(), `INSERT INTO tenant_budgets (tenant, period, grp, turns, tokens, cost_usd, time_ms, set_at, removed)
@@ -29,13 +29,13 @@ func (w *world) setBudget(tenant string, b command.SetBudget) {
 	w.tellBudget(tenant, budget.Budget{Period: b.Period, Limit: b.Budget})
 }
 
-// tellBudget puts what services are told of a tenant's budgets.
+// tellBudget publishes a tenant's budgets to the services.
 func (w *world) tellBudget(tenant string, list ...budget.Budget) {
 	w.t.Helper()
 	w.tell(tenant, budget.Tenant{Budgets: list})
 }
 
-// tell puts what services are told of a tenant's limits and budgets.
+// tell publishes a tenant's limits and budgets to the services.
 func (w *world) tell(tenant string, t budget.Tenant) {
 	w.t.Helper()
 	if w.untold.Load() {
@@ -55,7 +55,7 @@ func (w *world) tell(tenant string, t budget.Tenant) {
 	}
 }
 
-// takes adds a row of what a tenant has taken on a day.
+// takes adds a row of a tenant's usage on a day.
 func (w *world) takes(tenant, day, group string, s events.Spent) {
 	w.t.Helper()
 	_, err := w.pool.Exec(context.Background(), "INSERT INTO tenant_usage (tenant, id, grp, day, turns, tokens, cost_usd, time_ms) VALUES ($1, $2 || '/' || $3, 0, $2, $4, $5, $6, $7)",
@@ -65,7 +65,7 @@ func (w *world) takes(tenant, day, group string, s events.Spent) {
 	}
 }
 
-// Budgets of tenants are set with the root key alone; a tenant sees its own, with what it has taken by now.
+// TestBudgets tests that only the root key can set budgets, and that a tenant sees its own budgets with their usage.
 func TestBudgets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -133,7 +133,7 @@ func TestBudgets(t *testing.T) {
 	wantCode(t, err, codes.PermissionDenied, "FORBIDDEN", "")
 
 	admin.do("DELETE", "/api/budgets/total?tenant=acme", "").want(t, 200)
-	// Where nobody tells the services of it, that is said.
+	// If the services do not receive the budget, the answer says so.
 	w.untold.Store(true)
 	admin.do("PUT", "/api/budgets/day", `{"tenant":"acme","budget":{"turns":9}}`).wantProblem(t, 503, "READ_MODEL_BEHIND", "")
 	w.untold.Store(false)
@@ -142,7 +142,7 @@ func TestBudgets(t *testing.T) {
 		t.Errorf("it is there still: %s", a.body)
 	}
 
-	// A session's own comes back as it was given.
+	// A session's own budget is returned unchanged.
 	id := acme.do("POST", "/api/sessions", `{"sessionOptions":{"budget":{"turns":2,"tokens":70,"costUsd":0.5,"timeMs":3}}}`).want(t, 201).text("sessionId")
 	if a := acme.get("/api/sessions/"+id).want(t, 200); a.number("sessionOptions", "budget", "tokens") != 70 || a.number("sessionOptions", "budget", "costUsd") != 0.5 || a.number("sessionOptions", "budget", "turns") != 2 || a.number("sessionOptions", "budget", "timeMs") != 3 {
 		t.Errorf("the session has %s", a.body)

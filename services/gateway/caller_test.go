@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// last is the actor of the last command.
+// last returns the actor of the last command.
 func (s *sessions) last() events.Actor {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -28,8 +28,8 @@ func (s *served) overRPC(md ...string) error {
 	return err
 }
 
-// Commands name the key, the end user that the request names, and the address of its client. X-Forwarded-For is believed from trusted
-// proxies alone.
+// TestCaller_CommandsNameKeyUserAndAddress tests that commands name the key, the end user of the request, and the
+// address of its client, and that X-Forwarded-For is believed from trusted proxies only.
 func TestCaller_CommandsNameKeyUserAndAddress(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -74,7 +74,8 @@ func TestCaller_CommandsNameKeyUserAndAddress(t *testing.T) {
 	}
 }
 
-// A user that cannot be kept is refused, by the header's name, on every route that takes a key: also those that only read.
+// TestCaller_RefusesUsersThatCannotBeKept tests that an invalid user is refused with the name of the header on every
+// route that takes a key, including routes that only read.
 func TestCaller_RefusesUsersThatCannotBeKept(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -100,7 +101,8 @@ func TestCaller_RefusesUsersThatCannotBeKept(t *testing.T) {
 	g.do("POST", "/api/sessions", "{}", header("Spool-User", strings.Repeat("ä", events.MaxUser/2))).want(t, 201)
 }
 
-// A request that is repeated under its Idempotency-Key for another user is another request.
+// TestCaller_IdempotencyKeyIsOfOneUser tests that a repeat under the same Idempotency-Key for another user is a
+// different request.
 func TestCaller_IdempotencyKeyIsOfOneUser(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -23,8 +23,8 @@ func (s *served) apply(path, slug, spec string, rest ...string) answer {
 	return s.do("POST", path, fmt.Sprintf(`{"ref":{"slug":%q},"spec":%s%s}`, slug, spec, strings.Join(rest, ""))).want(s.t, 200)
 }
 
-// An agent's life over REST.
-func TestAgents(t *testing.T) {
+// TestAgents_LifeCycleOverREST tests the life cycle of an agent over REST.
+func TestAgents_LifeCycleOverREST(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -61,7 +61,7 @@ func TestAgents(t *testing.T) {
 	for _, version := range []string{"", "latest", "stable", "beta"} {
 		g.get(at+"&version="+version).wantProblem(t, 404, "AGENT_NOT_FOUND", "slug")
 	}
-	g.get(at+"&version="+digest).want(t, 200) // what pinned it goes on
+	g.get(at+"&version="+digest).want(t, 200) // sessions that pinned it continue
 	if a := g.get("/api/agents").want(t, 200); string(a.body) != `{"agents":[],"nextPageToken":""}`+"\n" {
 		t.Errorf("got %s", a)
 	}
@@ -73,8 +73,8 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// Lists are bounded in rows and in bytes, and the platform's comes last.
-func TestCatalogueLists(t *testing.T) {
+// TestCatalogueLists_AreBoundedWithPlatformLast tests that lists are limited in rows and bytes, and that platform entries come last.
+func TestCatalogueLists_AreBoundedWithPlatformLast(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -111,8 +111,8 @@ func TestCatalogueLists(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a definition is said with the path of the field, over REST and gRPC.
-func TestCatalogueBadInput(t *testing.T) {
+// TestCatalogue_BadInputNamesTheField tests that an error in a definition names the path of the field, over REST and gRPC.
+func TestCatalogue_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -182,7 +182,7 @@ func TestCatalogueBadInput(t *testing.T) {
 	if n := len(s.commands(t)); n != 1 {
 		t.Errorf("%d commands were sent, want the one that removes what is not there", n)
 	}
-	// What the session service finds wrong is handed on.
+	// Errors of the session service are passed on.
 	s.mu.Lock()
 	s.refuse = func(command.Command) *command.Error {
 		return &command.Error{Code: "TOO_MANY_TAGS", Field: "tags", Detail: "an entry has at most 64 tags"}
@@ -191,8 +191,8 @@ func TestCatalogueBadInput(t *testing.T) {
 	g.do("POST", "/api/agents", ref(`"slug":"a"`)).wantProblem(t, 409, "TOO_MANY_TAGS", "tags")
 }
 
-// The same over gRPC, and tenants apart: another tenant's entry is no entry.
-func TestCatalogueOfTenants(t *testing.T) {
+// TestCatalogue_TenantsAreApart tests the same over gRPC, and that another tenant's entry does not exist.
+func TestCatalogue_TenantsAreApart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -221,7 +221,7 @@ func TestCatalogueOfTenants(t *testing.T) {
 	b.do("DELETE", "/api/agents/mine", "").wantProblem(t, 404, "AGENT_NOT_FOUND", "slug")
 	b.do("POST", "/api/environments/explain", `{"agent":"mine"}`).wantProblem(t, 404, "AGENT_NOT_FOUND", "agent")
 
-	// The platform's entries are written with a key of tenant platform, and read by every tenant.
+	// Platform entries are written with a key of tenant platform and can be read by every tenant.
 	body := `{"ref":{"scope":"platform","slug":"shared"},"spec":` + reviewer + `}`
 	if p := a.do("POST", "/api/agents", body).wantProblem(t, 403, "FORBIDDEN", "ref.scope"); !strings.Contains(p.text("detail"), "key of tenant platform") {
 		t.Errorf("got %s", p)
@@ -247,8 +247,8 @@ func TestCatalogueOfTenants(t *testing.T) {
 	}
 }
 
-// While the read models are folded nobody says that something does not exist.
-func TestCatalogueWhileFolding(t *testing.T) {
+// TestCatalogue_NothingIsMissingWhileFolding tests that nothing is reported as missing while the read models are being folded.
+func TestCatalogue_NothingIsMissingWhileFolding(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -256,7 +256,8 @@ func TestCatalogueWhileFolding(t *testing.T) {
 	g.get("/api/agents/a").wantProblem(t, 503, "UNAVAILABLE", "")
 }
 
-// A session names its agent by a string or an object, as agent or as agentProfileRef, and it is the same request.
+// TestSessionsTakeReferencesInEveryForm tests that a session names its agent with a string or an object, in agent or
+// agentProfileRef, and that these are the same request.
 func TestSessionsTakeReferencesInEveryForm(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -43,15 +43,15 @@ func texts(list []events.Reference) []string {
 	return out
 }
 
-// change is what a command makes of an entry.
+// change is the effect of a command on an entry.
 type change struct {
 	ref     events.Reference
 	command versions.Command
-	spec    any // of a new version
+	spec    any // spec of a new version
 	pushed  *events.SkillPushed
 }
 
-// catalogued carries out commands about the catalogue, as session and skills service do.
+// catalogued handles commands about the catalogue, like the session and skills services.
 func (w *world) catalogued(c command.Command, read func(any)) (command.Answer, bool) {
 	kind, ch, err := w.changeOf(c, read)
 	if kind == "" {
@@ -127,7 +127,7 @@ func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect,
 	return "", ch, nil
 }
 
-// push looks at a ZIP as the skills service does, roughly, and keeps it.
+// push checks and stores a ZIP, similar to the skills service.
 func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
 	bucket, err := w.js.ObjectStore(context.Background(), topology.BucketSkills)
 	if err != nil {
@@ -158,7 +158,7 @@ func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
 	return ch, nil
 }
 
-// entry decides a change, and writes its rows as the projector does.
+// entry decides a change and writes its rows, like the projector.
 func (w *world) entry(kind events.Aspect, tenant string, ch change) (command.Answer, error) {
 	a := command.Answer{Ref: &ch.ref, Pushed: ch.pushed}
 	if ch.command == nil {
@@ -226,7 +226,7 @@ func (w *world) write(kind events.Aspect, subject events.Subject, ch change, sta
 	do("UPDATE checkpoints SET position = $2 WHERE grp = $1", group, w.position)
 }
 
-// sealer keeps secrets in the open, for tests to look at.
+// sealer stores secrets unencrypted, so that tests can read them.
 type sealer struct {
 	w *world
 
@@ -254,7 +254,7 @@ func (s *sealer) Seal(_ context.Context, tenant, execution string, value []byte)
 	return key, nil
 }
 
-// bodyOf reads the body of the last command of a type.
+// bodyOf decodes the body of the last command of a type.
 func (s *sessions) bodyOf(typ command.Type, into any) {
 	s.w.t.Helper()
 	for _, c := range s.commands(s.w.t) {
@@ -264,7 +264,7 @@ func (s *sessions) bodyOf(typ command.Type, into any) {
 	}
 }
 
-// names lists what a list shows, in its order: scope, org, slug and tags.
+// names returns the references in a list in order: scope, org, slug and tags.
 func (a answer) names(field string) string {
 	list, _ := a.field(field).([]any)
 	var out []string

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// bury puts a letter into DEAD.
+// bury adds a letter to DEAD.
 func (w *world) bury(subject, body, reason string) {
 	w.t.Helper()
 	msg := nats.NewMsg(topology.Dead(subject))
@@ -24,7 +24,8 @@ func (w *world) bury(subject, body, reason string) {
 	must(w.t, err)
 }
 
-// TestDeadLetters_AreListedShownRetriedAndDropped: with pages, for one tenant; what is no letter has a typed error that names the field.
+// TestDeadLetters_AreListedShownRetriedAndDropped tests pages, tenants, and that an invalid id yields an error that
+// names the field.
 func TestDeadLetters_AreListedShownRetriedAndDropped(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

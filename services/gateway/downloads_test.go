@@ -13,9 +13,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// A file that a client reads slower than 16 KiB a second is broken off, whatever its route, and gives back what it held. One that is read
-// slowly but steadily comes as a whole, also if that takes longer than SPOOL_READ_TIMEOUT. Clients have HTTP/2, in which the window of a
-// stream bounds what a client that does not read is sent; with HTTP/1.1 the kernel takes some MiB for it.
+// TestDownloads_HaveAMinimumRate tests that a download that the client reads slower than 16 KiB per second is aborted
+// on every route and returns its bytes, and that a slow but steady one completes even if it takes longer than
+// SPOOL_READ_TIMEOUT. The clients use HTTP/2, where the window of a stream bounds what is sent to a client that does
+// not read; with HTTP/1.1 the kernel buffers some MiB.
 func TestDownloads_HaveAMinimumRate(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -28,7 +29,7 @@ func TestDownloads_HaveAMinimumRate(t *testing.T) {
 	w.snapshot("default", id, snapshotTime, [2]string{"large", large}, [2]string{"small", small})
 	files := "/api/sessions/" + id + "/files"
 
-	// read reads n bytes ten times a second, and returns how many came.
+	// read reads n bytes ten times a second, and returns the number of bytes received.
 	read := func(path, accept string, n int) (int, error) {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", g.url+path, nil)
 		if err != nil {
@@ -54,7 +55,7 @@ func TestDownloads_HaveAMinimumRate(t *testing.T) {
 			}
 		}
 	}
-	t.Run("", func(t *testing.T) { // ends when all of them have
+	t.Run("", func(t *testing.T) { // ends when all subtests have ended
 		for name, slow := range map[string]struct{ path, accept string }{
 			"a file": {files + "/large", "*/*"}, "a tar": {files, "application/x-tar"},
 		} {

@@ -23,7 +23,7 @@ import (
 
 const topSecret = "hunter2-é"
 
-// silent fails the test if an answer tells a secret.
+// silent fails the test if an answer contains a secret.
 func (a answer) silent(t *testing.T) answer {
 	t.Helper()
 	if strings.Contains(string(a.body), "hunter2") {
@@ -34,7 +34,7 @@ func (a answer) silent(t *testing.T) answer {
 
 func environment(variables string) string { return `{"variables":{` + variables + `}}` }
 
-func TestEnvironments(t *testing.T) {
+func TestEnvironments_KeepSecretsBetweenVersions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -56,13 +56,13 @@ func TestEnvironments(t *testing.T) {
 			t.Errorf("the secret was sent: %s", c.Body)
 		}
 	}
-	// What is shown can be applied, with the key or without: it is the same version.
+	// A returned definition can be applied again, with or without the keys of its secrets, and is the same version.
 	for _, spec := range []string{stored, environment(`"REGION":{"value":"eu"},"TOKEN":{"secret":true,"description":"of the API"}`)} {
 		if a := g.apply(path, "base", spec); a.field("same") != true || a.text("ref", "version") != first.text("ref", "version") {
 			t.Errorf("%s: got %s", spec, a)
 		}
 	}
-	// A new value is a new version; the one before comes back by its key.
+	// A new value creates a new version; the former value can be restored by its key.
 	second := g.apply(path, "base", environment(`"TOKEN":{"value":"another-one","secret":true}`))
 	if second.field("same") != false {
 		t.Errorf("got %s", second)
@@ -81,7 +81,7 @@ func TestEnvironments(t *testing.T) {
 	g.get(at).wantProblem(t, 404, "ENVIRONMENT_NOT_FOUND", "slug")
 }
 
-func TestEnvironmentsBadInput(t *testing.T) {
+func TestEnvironments_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -120,8 +120,8 @@ func TestEnvironmentsBadInput(t *testing.T) {
 	g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(`"T":{"value":"hunter2","secret":true}`)+`}`).wantProblem(t, 503, "UNAVAILABLE", "").silent(t)
 }
 
-// Without a key to seal with no secret is taken, and the answer names the setting.
-func TestNoSealer(t *testing.T) {
+// TestNoSealer_RefusesSecrets tests that secrets are refused if there is no public key, and that the answer names the setting.
+func TestNoSealer_RefusesSecrets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -144,8 +144,9 @@ func TestNoSealer(t *testing.T) {
 	}
 }
 
-// TestSecretsRecipient: a secret lies encrypted to the public key of SPOOL_SECRETS_RECIPIENT, where only the private one opens it.
-func TestSecretsRecipient(t *testing.T) {
+// TestSecretsRecipient_SealsToThePublicKey tests that a secret is encrypted to the public key of SPOOL_SECRETS_RECIPIENT, so that only
+// the private key opens it.
+func TestSecretsRecipient_SealsToThePublicKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -177,8 +178,9 @@ func TestSecretsRecipient(t *testing.T) {
 	}
 }
 
-// Variables of one execution: plain ones are sent, of secrets only the key, which names the execution.
-func TestRunVariables(t *testing.T) {
+// TestRunVariables_SendSecretsSealed tests that plain variables of an execution are sent as they are, and secrets only as the key of
+// the sealed value, which names the execution.
+func TestRunVariables_SendSecretsSealed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -201,7 +203,8 @@ func TestRunVariables(t *testing.T) {
 	}
 	g.get("/api/sessions/"+id+"/events").want(t, 200).silent(t)
 
-	// A repeat under an Idempotency-Key is the same request if its secrets are the same, and leaves no hash to guess by.
+	// A repeat under an Idempotency-Key is the same request only if its secrets are equal; the record contains no
+	// hash from which they can be guessed quickly.
 	body := `{"content":"again",` + vars + `}`
 	first := g.do("POST", "/api/sessions/"+id+"/messages", body, header("Idempotency-Key", "k")).want(t, 202)
 	n := len(sealed.values)
@@ -209,7 +212,7 @@ func TestRunVariables(t *testing.T) {
 		t.Errorf("got %s, want %s; %d secrets more", again, first, len(sealed.values)-n)
 	}
 	g.do("POST", "/api/sessions/"+id+"/messages", strings.Replace(body, "hunter2", "hunter3", 1), header("Idempotency-Key", "k")).wantProblem(t, 409, "IDEMPOTENCY_MISMATCH", "Idempotency-Key")
-	// Over gRPC it is the same request too.
+	// Over gRPC the repeat is the same request too.
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "k")
 	over, err := spoolv1.NewSessionsClient(g.conn()).PostMessage(ctx, &spoolv1.PostMessageRequest{SessionId: id, Content: "again", Environment: map[string]*spoolv1.RunVariable{
 		"REGION": {Value: "eu"}, "TOKEN": {Value: topSecret, Secret: true}}})
@@ -246,7 +249,7 @@ func TestRunVariables(t *testing.T) {
 	g.do("POST", "/api/executions", `{"content":"x",`+vars+`}`, header("Idempotency-Key", "later")).wantProblem(t, 503, "UNAVAILABLE", "").silent(t)
 	sealed.fail = nil
 	g.do("POST", "/api/executions", `{"content":"without"}`, header("Idempotency-Key", "later")).want(t, 202)
-	// Nothing is sealed for a session that is not there.
+	// Nothing is sealed for a session that does not exist.
 	n = len(sealed.values)
 	g.do("POST", "/api/sessions/"+oldID(t, events.KindSession)+"/messages", body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 	if len(sealed.values) != n {
@@ -264,8 +267,9 @@ func large(n int) func(func(string) bool) {
 	}
 }
 
-// Sessions and executions show what they were made of.
-func TestSessionOfAnInstance(t *testing.T) {
+// TestSession_ShowsInstanceAndEnvironments tests that sessions and executions show the instance and environments that they were
+// created with.
+func TestSession_ShowsInstanceAndEnvironments(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -312,7 +316,7 @@ func TestSessionOfAnInstance(t *testing.T) {
 	}
 }
 
-func TestExplainEnvironment(t *testing.T) {
+func TestExplainEnvironment_NamesTheOriginOfVariables(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

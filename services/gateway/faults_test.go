@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-func TestIdempotencyKey(t *testing.T) {
+func TestIdempotencyKey_RepeatsHaveOneEffect(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -44,7 +44,7 @@ func TestIdempotencyKey(t *testing.T) {
 	if n := len(s.commands(t)); n != 2 {
 		t.Errorf("%d commands were sent for 2 messages", n)
 	}
-	// What was refused did nothing, so its key may be used for the corrected request.
+	// A refused request had no effect, so its key may be used for the corrected request.
 	s.mu.Lock()
 	s.refuse = func(command.Command) *command.Error {
 		return &command.Error{Code: "INVALID_REQUEST", Field: "architecture", Detail: "there is no such architecture"}
@@ -57,12 +57,14 @@ func TestIdempotencyKey(t *testing.T) {
 	one.do("POST", "/api/sessions", `{"architecture":"spool"}`, header("Idempotency-Key", "r")).want(t, 201)
 }
 
-// When no answer comes the outcome is unknown, and the key that is named makes a retry one and the same.
-func TestOutcomeUnknown(t *testing.T) {
+// TestOutcomeUnknown_RetryHasOneEffect tests that a command without an answer yields an unknown outcome, and that a retry with the
+// returned key has a single effect.
+func TestOutcomeUnknown_RetryHasOneEffect(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
-	// The time of a command bounds all its work. The gateway that waits in vain has a short one, and the one that is answered has the usual one.
+	// The timeout of a command bounds all its work. The gateway that never gets an answer has a short one; the other
+	// has the default.
 	brief, g := w.gateway(gateway.Config{CommandTimeout: 3 * time.Second}), w.gateway(gateway.Config{})
 	for _, key := range []string{"", "mine"} {
 		s.mu.Lock()
@@ -96,7 +98,7 @@ func TestOutcomeUnknown(t *testing.T) {
 	}
 }
 
-// A copy of the session service that dies with a command costs a try, not the request.
+// TestCommandIsTriedAgain tests that a session service that dies with a command costs one try and not the request.
 func TestCommandIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -118,8 +120,8 @@ func TestCommandIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A read that waits for a position that does not come says so, within bounds.
-func TestReadModelsBehind(t *testing.T) {
+// TestReadModelsBehind_EndsTheWait tests that a read that waits for a position that is not reached returns an error in time.
+func TestReadModelsBehind_EndsTheWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -154,8 +156,8 @@ func TestReadModelsBehind(t *testing.T) {
 	})
 }
 
-// When nobody projects what was written here, clients are told.
-func TestNoProjectorIsTold(t *testing.T) {
+// TestLag_IsReportedWithoutAProjector tests that clients are notified if no projector folds what was written through this gateway.
+func TestLag_IsReportedWithoutAProjector(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -176,8 +178,9 @@ func TestNoProjectorIsTold(t *testing.T) {
 	}
 }
 
-// NATS goes and comes back: 503 meanwhile, readiness says which, streams go on from Postgres, nothing is restarted.
-func TestNATSGoesAndComesBack(t *testing.T) {
+// TestNATSOutage_NeedsNoRestart tests that, while NATS is not available, requests answer 503, readiness names NATS and
+// streams continue from Postgres, and that no restart is needed.
+func TestNATSOutage_NeedsNoRestart(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
 	w := newWorldOn(t, srv.Conn())
@@ -218,8 +221,8 @@ func TestNATSGoesAndComesBack(t *testing.T) {
 	one.until(t, s, func() bool { return one.seq >= 3 })
 }
 
-// Postgres goes and comes back.
-func TestPostgresGoesAndComesBack(t *testing.T) {
+// TestPostgresOutage_NeedsNoRestart tests the same for Postgres.
+func TestPostgresOutage_NeedsNoRestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -241,8 +244,8 @@ func TestPostgresGoesAndComesBack(t *testing.T) {
 	if r := g.get("/readyz").want(t, 503); r.text("checks", "postgres") == "ok" || r.text("checks", "nats") != "ok" {
 		t.Errorf("got %s", r)
 	}
-	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"x"}`).want(t, 202) // to write takes NATS alone
-	one.until(t, s, func() bool { return one.seq == 2 })                          // and so does what is live
+	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"x"}`).want(t, 202) // writes need only NATS
+	one.until(t, s, func() bool { return one.seq == 2 })                          // and so do live events
 	w.mu.Lock()
 	w.mute = true
 	w.mu.Unlock()
@@ -253,7 +256,7 @@ func TestPostgresGoesAndComesBack(t *testing.T) {
 	g.get("/api/sessions/"+id).want(t, 200)
 }
 
-// link is a way to Postgres that can be cut.
+// link is a proxy to Postgres that can be cut.
 type link struct {
 	url    string
 	socket string
@@ -319,7 +322,7 @@ func (l *link) add(list ...net.Conn) bool {
 	return l.up
 }
 
-// set cuts the link, or mends it.
+// set cuts or restores the link.
 func (l *link) set(up bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,7 +333,7 @@ func (l *link) set(up bool) {
 	}
 }
 
-// eventually asks until the status is right.
+// eventually repeats a request until it has the status.
 func (s *served) eventually(t *testing.T, path string, status int) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; {

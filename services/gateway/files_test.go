@@ -34,7 +34,8 @@ func (w *world) bucket() jetstream.ObjectStore {
 	return b
 }
 
-// snapshot stores files as an executor does, and says so; a path that ends in / is a folder, one that begins with @ a link.
+// snapshot stores files and emits the event, like an executor. A path that ends in / is a folder, one that begins
+// with @ a link.
 func (w *world) snapshot(tenant, session string, at time.Time, files ...[2]string) (id string) {
 	w.t.Helper()
 	tree := wire.NewTree()
@@ -97,8 +98,9 @@ func sum(s string) string {
 
 var snapshotTime = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 
-// Files with a session or a message are stored before the command is sent, which refers to them.
-func TestFilesOfARequest(t *testing.T) {
+// TestWorkspaceFiles_AreStoredBeforeTheCommand tests that files of a session or message are stored before the command that refers to them is
+// sent.
+func TestWorkspaceFiles_AreStoredBeforeTheCommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -133,20 +135,21 @@ func TestFilesOfARequest(t *testing.T) {
 	if o := one.field("sessionOptions"); fmt.Sprint(o) != "map[command:[agent] egress:[pypi.org] healthIntervalMs:6000 idleTimeoutMs:0 image:agents:2 model: modelProvider: sandboxMaxAgeMs:7000 sessionLimitMs:0 syncIntervalMs:5000 turnLimitMs:0]" {
 		t.Errorf("options are %v", o)
 	}
-	// A repeat under the same key is one command, and its files are there already.
+	// A repeat under the same key is one command, and its files are stored already.
 	body := `{"content":"again",` + files + `}`
 	first := g.do("POST", "/api/sessions/"+id+"/messages", body, header("Idempotency-Key", "k")).want(t, 202)
 	if again := g.do("POST", "/api/sessions/"+id+"/messages", body, header("Idempotency-Key", "k")).want(t, 202); again.text("executionId") != first.text("executionId") {
 		t.Errorf("a repeat is another execution: %s, %s", first, again)
 	}
-	// A request that may have files may be larger than others; the setting says how large.
+	// A request with files may be larger than others, up to the setting.
 	large := `{"workspaceFiles":[{"path":"large","content":"` + strings.Repeat("x", 8<<20) + `"}]}`
 	g.do("POST", "/api/sessions", large).want(t, 201)
 	w.gateway(gateway.Config{MaxRequest: 8 << 20}).do("POST", "/api/sessions", large).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "")
 }
 
-// Without an object store nothing is sent, and the key of the request is free.
-func TestFilesThatCannotBeStored(t *testing.T) {
+// TestWorkspaceFiles_WithoutAnObjectStoreNoCommandIsSent tests that without an object store no command is sent, and that the request's key can
+// be used again.
+func TestWorkspaceFiles_WithoutAnObjectStoreNoCommandIsSent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -162,7 +165,7 @@ func TestFilesThatCannotBeStored(t *testing.T) {
 	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"without"}`, header("Idempotency-Key", "k")).want(t, 202)
 }
 
-func TestPutFiles(t *testing.T) {
+func TestPutFile_StoresContentAndSendsACommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -204,8 +207,8 @@ func TestPutFiles(t *testing.T) {
 	}
 }
 
-// A body over the limit is refused, and not more of it is taken than the limit.
-func TestPutFileOverTheLimit(t *testing.T) {
+// TestPutFile_RefusesMoreThanTheLimit tests that a body over the limit is refused, and that not more than the limit is read.
+func TestPutFile_RefusesMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -217,7 +220,7 @@ func TestPutFileOverTheLimit(t *testing.T) {
 		if !strings.Contains(a.text("detail"), "1048576") {
 			t.Errorf("%s: the limit is not named: %s", name, a)
 		}
-		// What is beyond lies in the buffers of the connection.
+		// The rest is in the buffers of the connection.
 		if sent > 16<<20 {
 			t.Errorf("%s: %d bytes were taken", name, sent)
 		}
@@ -228,13 +231,13 @@ func TestPutFileOverTheLimit(t *testing.T) {
 	}
 }
 
-// endless sends a body that never ends, as a client does that reads while it
-// writes: Go's own may meet the closed connection before it looks for an answer.
+// endless sends a body that never ends, like a client that reads while it writes. Go's client may detect the closed
+// connection before it reads the answer.
 func (g *served) endless(method, path, head string) (a answer, sent int64) {
 	g.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
 	must(g.t, err)
-	defer conn.Close() //nolint:errcheck // the server has closed it
+	defer conn.Close() //nolint:errcheck // the server has closed the connection
 	_, err = fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n", method, path, head)
 	must(g.t, err)
 	piece := strings.Repeat("x", 32<<10)
@@ -260,8 +263,8 @@ func (g *served) endless(method, path, head string) (a answer, sent int64) {
 	return answer{resp.StatusCode, resp.Header, text}, <-written
 }
 
-// A client that goes away in the middle leaves no change behind.
-func TestPutFileThatBreaksOff(t *testing.T) {
+// TestPutFile_AbortedUploadChangesNothing tests that a client that disconnects during an upload causes no change.
+func TestPutFile_AbortedUploadChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -285,8 +288,9 @@ func TestPutFileThatBreaksOff(t *testing.T) {
 	}
 }
 
-// Whoever has seen a turn end gets its files, although its snapshot takes a moment.
-func TestFilesOfTheLastTurn(t *testing.T) {
+// TestFiles_WaitForTheSnapshotOfTheLastTurn tests that a client that has seen a turn end gets its files, even if the snapshot is
+// completed later.
+func TestFiles_WaitForTheSnapshotOfTheLastTurn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -300,7 +304,7 @@ func TestFilesOfTheLastTurn(t *testing.T) {
 	select {
 	case a := <-got:
 		t.Fatalf("answered before the snapshot: %s", a)
-	case <-time.After(300 * time.Millisecond): // it waits by now
+	case <-time.After(300 * time.Millisecond): // the request is waiting
 	}
 	w.snapshot("default", id, ended.Add(time.Millisecond), [2]string{"a", "one"})
 	if a := (<-got).want(t, 200); string(a.body) != "one" {
@@ -308,7 +312,7 @@ func TestFilesOfTheLastTurn(t *testing.T) {
 	}
 }
 
-func TestGetFiles(t *testing.T) {
+func TestFiles_OfTheLastSnapshot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -394,8 +398,8 @@ func TestGetFiles(t *testing.T) {
 	}
 }
 
-// A snapshot that is damaged is never served as if it were whole.
-func TestDamagedSnapshot(t *testing.T) {
+// TestFiles_DamagedSnapshotIsNotServed tests that a damaged snapshot is never served as if it were complete.
+func TestFiles_DamagedSnapshotIsNotServed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -426,12 +430,12 @@ func TestDamagedSnapshot(t *testing.T) {
 	g.get(at).wantProblem(t, 500, "INTERNAL", "")
 }
 
-func TestFilesBadInput(t *testing.T) {
+func TestFiles_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
 	g := w.gateway(gateway.Config{})
-	// Old ids: nobody waits for what was created long ago.
+	// The ids are old, so that reads do not wait for a recent creation.
 	id, other, gone := w.session("default"), oldID(t, events.KindSession), oldID(t, events.KindSession)
 	w.emit("acme", other, events.Event{Data: events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}})
 	w.snapshot("default", id, snapshotTime, [2]string{"a", "x"})
@@ -470,7 +474,7 @@ func TestFilesBadInput(t *testing.T) {
 		{"GET", "/api/sessions/" + gone + "/files", "", 404, "SESSION_NOT_FOUND", "sessionId"},
 		{"PUT", "/api/sessions/" + gone + "/files/a", "", 404, "SESSION_NOT_FOUND", "sessionId"},
 		{"DELETE", "/api/sessions/" + gone + "/files/a", "", 404, "SESSION_NOT_FOUND", "sessionId"},
-		// Another tenant's session is not there.
+		// Another tenant's session does not exist.
 		{"GET", "/api/sessions/" + other + "/files", "", 404, "SESSION_NOT_FOUND", "sessionId"},
 		{"GET", "/api/sessions/" + other + "/files/a", "", 404, "SESSION_NOT_FOUND", "sessionId"},
 		{"PUT", "/api/sessions/" + other + "/files/a", "", 404, "SESSION_NOT_FOUND", "sessionId"},

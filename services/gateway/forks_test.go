@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// fork makes a session that goes on from another one.
+// fork creates a session that continues another one.
 func (w *world) fork(tenant string, f events.SessionForked) string {
 	w.t.Helper()
 	id := newID(w.t, events.KindSession)
@@ -19,8 +19,8 @@ func (w *world) fork(tenant string, f events.SessionForked) string {
 	return id
 }
 
-// TestFiles_OfAForkWithoutASnapshotOfItsOwn: until a fork has a snapshot, its files are those of the snapshot that it began with, also of an
-// ancestor further up and of one that is deleted.
+// TestFiles_OfAForkWithoutASnapshotOfItsOwn tests that until a fork has a snapshot, its files are those of the
+// snapshot that it began with, which may belong to an earlier ancestor or a deleted one.
 func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -59,7 +59,7 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 	child = last
 	wants("once they are deleted")
 
-	// Changes before its own snapshot, and then that.
+	// File changes before the fork's own snapshot, and then the snapshot.
 	w.emit("default", last, events.Event{ExecutionID: "exe_1", Data: events.FileModified{Path: "a", Size: 4}}) // event 3
 	w.snapshot("default", last, snapshotTime, [2]string{"a", "mine\n"})                                        // event 4
 	at := "/api/sessions/" + last
@@ -85,7 +85,7 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 		t.Errorf("the diff is %s", d)
 	}
 
-	// The retention removes what the fork began with.
+	// The retention removes the snapshot that the fork began with.
 	must(t, w.bucket().Delete(t.Context(), "default/"+parent+"/"+one))
 	if gone := g.get(at+"/files/a?at=3").wantProblem(t, 410, "SNAPSHOT_GONE", "at"); !strings.Contains(gone.text("detail"), "of event 2 of session "+parent+", which was removed, and the nearest that is left is that of event 4") {
 		t.Errorf("got %s", gone)
@@ -96,7 +96,7 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 	g.get("/api/sessions/"+grandchild+"/files").wantProblem(t, 410, "SNAPSHOT_GONE", "sessionId")
 }
 
-// TestFiles_OfAForkOfAnEmptyWorkspace: a fork that began without a snapshot has none.
+// TestFiles_OfAForkOfAnEmptyWorkspace tests that a fork that began without a snapshot has no files.
 func TestFiles_OfAForkOfAnEmptyWorkspace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -106,8 +106,8 @@ func TestFiles_OfAForkOfAnEmptyWorkspace(t *testing.T) {
 	g.get("/api/sessions/"+id+"/files?at=2").wantProblem(t, 404, "NO_SNAPSHOT", "at")
 }
 
-// TestFiles_OfAForkStayWithinTheTenant: of the sessions and snapshots that another tenant has nothing can be read, whatever the log says that
-// a fork began with.
+// TestFiles_OfAForkStayWithinTheTenant tests that sessions and snapshots of another tenant cannot be read, whatever
+// the log states as the beginning of a fork.
 func TestFiles_OfAForkStayWithinTheTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -128,7 +128,8 @@ func TestFiles_OfAForkStayWithinTheTenant(t *testing.T) {
 	}
 }
 
-// TestListSessions_ByParent: the forks of a session in pages, in the order of their creation, without those that are deleted and those of other sessions.
+// TestListSessions_ByParent tests the pages of a session's forks, in order of creation, without deleted forks and
+// forks of other sessions.
 func TestListSessions_ByParent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -156,7 +157,7 @@ func TestListSessions_ByParent(t *testing.T) {
 		g.get("/api/sessions?order=asc&pageSize=2&parent="+other+"&pageToken="+token).wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
 	}
 	want := forks[:4]
-	slices.Sort(want) // they were created at one time
+	slices.Sort(want) // they were created at the same time
 	if !slices.Equal(ids, want) {
 		t.Errorf("the forks are %v, want %v", ids, want)
 	}
@@ -171,7 +172,8 @@ func TestListSessions_ByParent(t *testing.T) {
 	}
 }
 
-// TestHistoryBlocks_InPages: the blocks of all ancestors, each as it was at the last event that is inherited, in pages.
+// TestHistoryBlocks_InPages tests the pages of the blocks of all ancestors, each in its state at the last inherited
+// event.
 func TestHistoryBlocks_InPages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

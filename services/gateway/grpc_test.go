@@ -78,7 +78,7 @@ func (r *rpc) close() {
 	_ = r.conn.Close()
 }
 
-// asProblem reads the code and field of a status.
+// asProblem returns the code and field of a status.
 func asProblem(err error) error {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
@@ -96,7 +96,7 @@ func wantCode(t *testing.T, err error, grpcCode codes.Code, code, field string) 
 	}
 }
 
-func TestGRPC(t *testing.T) {
+func TestGRPC_SharesSessionsWithREST(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -114,7 +114,7 @@ func TestGRPC(t *testing.T) {
 	if a.SessionId != b.SessionId {
 		t.Errorf("one Idempotency-Key made %s and %s", a.SessionId, b.SessionId)
 	}
-	// REST and gRPC are one: the same key and request over REST is the same session.
+	// The same key and request over REST yields the same session.
 	if c := g.do("POST", "/api/sessions", `{"metadata": `+meta+`}`, header("Idempotency-Key", "k1")).want(t, 201); c.text("sessionId") != a.SessionId {
 		t.Errorf("got %s, want %s", c, a.SessionId)
 	}

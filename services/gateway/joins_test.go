@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// longSession makes a session with n times 600,000 bytes of events.
+// longSession creates a session with n times 600,000 bytes of events.
 func (w *world) longSession(tenant string, n int) (id string) {
 	w.t.Helper()
 	id = w.session(tenant)
@@ -29,7 +29,7 @@ func (w *world) longSession(tenant string, n int) (id string) {
 	return id
 }
 
-// stalled sends a GET and reads nothing of the answer, for which the kernel has next to no room.
+// stalled sends a GET request and does not read the response, with a minimal receive buffer.
 func (s *served) stalled(path string, headers ...string) net.Conn {
 	s.t.Helper()
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -44,7 +44,7 @@ func (s *served) stalled(path string, headers ...string) net.Conn {
 	return c
 }
 
-// joinStalled joins a session from its beginning, by one transport or another, and reads nothing. The result leaves.
+// joinStalled joins a session from its beginning over one of the transports and does not read. leave closes it.
 func (s *served) joinStalled(session string, transport int) (leave func()) {
 	s.t.Helper()
 	var c net.Conn
@@ -69,8 +69,9 @@ func (s *served) joinStalled(session string, transport int) (leave func()) {
 	return func() { _ = c.Close() }
 }
 
-// What streams send is held in memory until their clients take it, and counts as bytes in flight. Joins of clients that do not
-// read hold half of what their tenant may; the next joins of that tenant wait until there is room, while its requests and other tenants are served.
+// TestBytesInFlight_OfJoins tests that the unsent data of streams counts as bytes in flight. Clients that join and do
+// not read may hold half of the bytes of their tenant. Further joins of the tenant wait, while its requests and other
+// tenants are served.
 func TestBytesInFlight_OfJoins(t *testing.T) {
 	w := newWorld(t)
 	w.serveCommands()
@@ -92,12 +93,12 @@ func TestBytesInFlight_OfJoins(t *testing.T) {
 		leave = append(leave, one.joinStalled(long, i))
 	}
 	g.as(root).wantMetric(t, fmt.Sprintf("spool_gateway_readers %d", clients))
-	// Fewer bytes are left than a join waits for.
-	// A call of gRPC holds 16 KiB besides.
+	// Fewer bytes are left than a join needs.
+	// A gRPC call holds 16 KiB in addition.
 	g.wantHeld(root, func(n float64) bool { return n > 5<<20-2<<20 && n <= 5<<20+clients/3*16<<10 })
 	held := measure() - before
 	t.Logf("%d joins of clients that do not read hold %d bytes, of gateway and test together", clients, held)
-	if held > 150<<20 { // 60 MB were measured, and 400 MB while nothing was counted
+	if held > 150<<20 { // 60 MB were measured, and 400 MB before streams were counted
 		t.Errorf("%d joins of clients that do not read hold %d bytes", clients, held)
 	}
 
@@ -116,8 +117,9 @@ func TestBytesInFlight_OfJoins(t *testing.T) {
 	g.wantHeld(root, func(n float64) bool { return n < 1<<20 })
 }
 
-// A stream that finds no room in the budget of bytes waits for three times SPOOL_WRITE_TIMEOUT, and then ends with a typed error. Who
-// comes back with its cursor when there is room goes on exactly.
+// TestBytesInFlight_AStreamWaitsForRoom tests that a stream that gets no bytes waits for three times
+// SPOOL_WRITE_TIMEOUT and then ends with a typed error, and that a client that reconnects with its cursor later
+// continues exactly.
 func TestBytesInFlight_AStreamWaitsForRoom(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -142,7 +144,7 @@ func TestBytesInFlight_AStreamWaitsForRoom(t *testing.T) {
 	ahead := one.dial()
 	ahead.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"after":1000}`, long))
 	ahead.wantError("CURSOR_AHEAD", "after")
-	ahead.wantError("TOO_MUCH_IN_FLIGHT", "") // in place of the blocks, which are more than there is room for
+	ahead.wantError("TOO_MUCH_IN_FLIGHT", "") // instead of the blocks, which do not fit
 	for _, c := range bodies {
 		must(t, c.Close())
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// setLimits does what session service and projector do.
+// setLimits writes the row of limits and publishes it, like the session service and the projector.
 func (w *world) setLimits(tenant string, l events.TenantLimits) {
 	w.t.Helper()
 	text, err := json.Marshal(l)
@@ -33,8 +33,8 @@ func (w *world) setLimits(tenant string, l events.TenantLimits) {
 	w.tell(tenant, budget.Tenant{Limits: l})
 }
 
-// TestLimits_AreSetWithTheRootKey: limits of tenants are set and removed with the root key alone. A tenant sees its own,
-// with what it uses.
+// TestLimits_AreSetWithTheRootKey tests that only the root key can set and remove limits, and that a tenant sees its
+// own limits with its use.
 func TestLimits_AreSetWithTheRootKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -102,19 +102,19 @@ func TestLimits_AreSetWithTheRootKey(t *testing.T) {
 	admin.do("PUT", "/api/limits", `{"tenant":"acme","limits":{"slots":9}}`).wantProblem(t, 503, "READ_MODEL_BEHIND", "")
 }
 
-// TestRateLimit_RefusesOneTenant: a tenant that sends more requests than it may is refused with the time to wait, over
-// REST, gRPC and WebSocket. Other tenants and the root key are served.
+// TestRateLimit_RefusesOneTenant tests that a tenant above its request rate is refused with the time to wait, over
+// REST, gRPC and WebSocket, while other tenants and the root key are served.
 func TestRateLimit_RefusesOneTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
-	// No more than the burst comes back in the time of the test.
+	// Only the burst is available during the test.
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantRequests: 1, MaxTenantBurst: 1000})
 	hostile, other := g.keyed(root, "hostile"), g.keyed(root, "other")
 	id := w.session("hostile")
 	g.as(root).do("PUT", "/api/limits", `{"tenant":"hostile","limits":{"requestsPerSecond":0.001,"requestBurst":3}}`).want(t, 200)
-	// The gateway's own watch may lag behind the answer.
+	// The gateway's own watch may receive the limits later than the answer.
 	var refused answer
 	for deadline := time.Now().Add(patience); refused.status != 429; refused = hostile.get("/api/sessions") {
 		if time.Now().After(deadline) {
@@ -142,7 +142,7 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 	for range 20 {
 		g.as(root).get("/api/limits?tenant=hostile").want(t, 200)
 	}
-	// With a higher limit it is served again.
+	// With a higher limit the tenant is served again.
 	g.as(root).do("PUT", "/api/limits", `{"tenant":"hostile","limits":{"requestsPerSecond":1000}}`).want(t, 200)
 	for deadline := time.Now().Add(patience); hostile.get("/api/sessions").status != 200; {
 		if time.Now().After(deadline) {
@@ -150,13 +150,14 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 		}
 	}
 
-	// A gateway without keys, where everybody is tenant default, is not locked by that tenant's own limit.
+	// On a gateway without keys, where every client is tenant default, that tenant's own limit does not lock out the
+	// operator.
 	open := w.gateway(gateway.Config{MaxTenantRequests: 1, MaxTenantBurst: 1})
 	for range 20 {
 		open.get("/api/limits").want(t, 200)
 	}
 
-	// The settings of the gateway hold for a tenant without limits of its own.
+	// The gateway's settings apply to a tenant without own limits.
 	strict := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantRequests: 1, MaxTenantBurst: 2}).as(other.key)
 	for n := 1; strict.get("/api/sessions").status == 200; n++ {
 		if n > 100 {
@@ -165,7 +166,7 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 	}
 }
 
-// TestRateLimit_ClosesAWebSocket: a message over the limit ends the connection.
+// TestRateLimit_ClosesAWebSocket tests that a message above the rate ends the connection.
 func TestRateLimit_ClosesAWebSocket(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -187,7 +188,8 @@ func TestRateLimit_ClosesAWebSocket(t *testing.T) {
 	}
 }
 
-// TestStreamLimit_OfATenant: a tenant's own limit of streams holds in place of the gateway's, and one that is lower than what is open ends none.
+// TestStreamLimit_OfATenant tests that a tenant's own limit of streams overrides the gateway's, and that a limit
+// below the number of open streams ends none of them.
 func TestStreamLimit_OfATenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -209,8 +211,8 @@ func TestStreamLimit_OfATenant(t *testing.T) {
 	other.get("/api/sessions/"+theirs+"/events/stream").wantProblem(t, 429, "TOO_MANY_STREAMS", "")
 }
 
-// TestSessionLimit_HoldsForManyRequestsAtOnce: however many requests come at once, no more sessions are made than the
-// tenant may have. A request that is sent again, and another tenant's, are served.
+// TestSessionLimit_HoldsForManyRequestsAtOnce tests that concurrent requests cannot exceed a tenant's limit of
+// sessions, and that repeats and other tenants are served.
 func TestSessionLimit_HoldsForManyRequestsAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -234,7 +236,7 @@ func TestSessionLimit_HoldsForManyRequestsAtOnce(t *testing.T) {
 	one.do("POST", "/api/sessions", `{}`).wantProblem(t, 429, "TENANT_SESSIONS", "")
 	one.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201)
 	other.do("POST", "/api/sessions", `{}`).want(t, 201)
-	// A limit that is lower than what there is refuses new sessions and ends none.
+	// A limit below the number of sessions refuses new sessions and ends none.
 	g.as(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"sessions":2}}`).want(t, 200)
 	one.do("POST", "/api/sessions", `{}`).wantProblem(t, 429, "TENANT_SESSIONS", "")
 	if n := one.get("/api/limits").want(t, 200).number("used", "sessions"); n != 5 {

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// item is a row of a list: a session, and its only execution.
+// item is an entry of a list: a session, and its only execution.
 type item struct {
 	session, execution, agent, ref, architecture, status, phase, metadata, title, result string
 	created, updated, ended                                                              time.Time
@@ -24,7 +24,7 @@ const (
 	digestB = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 )
 
-// items makes sessions that differ in all that lists filter by, many with the same times.
+// items creates sessions that differ in everything that lists can filter by. Many have equal times.
 func (w *world) items(tenant string, n int) []item {
 	w.t.Helper()
 	pick := func(list []string, i int) string { return list[i%len(list)] }
@@ -79,7 +79,7 @@ func (s *served) all(route, query string, size int) []string {
 	}
 }
 
-func TestListsFilterAndSort(t *testing.T) {
+func TestLists_FilterAndSort(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -168,15 +168,15 @@ func TestListsFilterAndSort(t *testing.T) {
 	}
 }
 
-// A token of a page belongs to its list, filter and sort.
-func TestPageTokenOfAnotherFilterIsRefused(t *testing.T) {
+// TestPageToken_OfAnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
+func TestPageToken_OfAnotherFilterIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	w.items("default", 9)
 	sessions := g.get("/api/sessions?pageSize=1").want(t, 200).text("nextPageToken")
 	executions := g.get("/api/executions?pageSize=1&sort=created&order=desc").want(t, 200).text("nextPageToken")
-	g.get("/api/sessions?pageSize=3&sort=created&pageToken="+sessions).want(t, 200) // defaults that are named are the same list
+	g.get("/api/sessions?pageSize=3&sort=created&pageToken="+sessions).want(t, 200) // explicit defaults denote the same list
 	g.get("/api/executions?pageSize=3&pageToken="+executions).want(t, 200)
 	for _, path := range []string{
 		"sessions?status=open&pageToken=" + sessions, "sessions?sort=updated&pageToken=" + sessions, "sessions?order=asc&pageToken=" + sessions,
@@ -188,7 +188,7 @@ func TestPageTokenOfAnotherFilterIsRefused(t *testing.T) {
 	}
 }
 
-func TestListsNameWhatIsWrong(t *testing.T) {
+func TestLists_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// liveSource is an executor's files: open answers, and asked counts the requests.
+// liveSource serves the files of an executor with the function open; asked counts the requests.
 type liveSource struct {
 	asked atomic.Int32
 	open  func(livefiles.Request) (io.Reader, int64, error)
@@ -34,7 +34,7 @@ func (s *liveSource) Open(_ context.Context, r livefiles.Request) (io.ReadCloser
 	return io.NopCloser(from), size, nil
 }
 
-// serveLive answers as the executor of engine "host" does, until the test ends.
+// serveLive answers as the executor of engine "host", until the test ends.
 func (w *world) serveLive(open func(livefiles.Request) (io.Reader, int64, error)) *liveSource {
 	w.t.Helper()
 	nc, err := w.nats.ConnectAs(topology.UserExecutor)
@@ -48,7 +48,7 @@ func (w *world) serveLive(open func(livefiles.Request) (io.Reader, int64, error)
 	return s
 }
 
-// sandbox makes a session with a sandbox, as the projector stores it.
+// sandbox creates a session with a sandbox, like the projector.
 func (w *world) sandbox(tenant, engine, status string) (session string) {
 	w.t.Helper()
 	session = w.session(tenant)
@@ -57,8 +57,8 @@ func (w *world) sandbox(tenant, engine, status string) (session string) {
 	return session
 }
 
-// Only the tenant of a session reads its sandbox. To another tenant it is no
-// session at all, and no executor is asked.
+// TestLiveFiles_OfAnotherTenantAreNotFound tests that for another tenant a session does not exist, and that no
+// executor is asked.
 func TestLiveFiles_OfAnotherTenantAreNotFound(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -97,7 +97,8 @@ func TestLiveFiles_OfAnotherTenantAreNotFound(t *testing.T) {
 	}
 }
 
-// What an executor refuses has the API's code, and the field of the request that is at fault.
+// TestLiveFiles_RefusalsNameTheirField tests that refusals of an executor have the API's code and the invalid request
+// field.
 func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -109,8 +110,8 @@ func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	for refusal, want := range map[livefiles.Code]struct {
 		status int
 		code   string
-		file   string // the field of a file's route
-		list   string // and of a listing's
+		file   string // the field on the route of a file
+		list   string // the field on the route of a listing
 	}{
 		livefiles.NoSandbox:  {409, "NO_LIVE_SANDBOX", "live", "live"},
 		livefiles.NotFound:   {404, "FILE_NOT_FOUND", "path", "dir"},
@@ -134,7 +135,7 @@ func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	if n := source.asked.Load() - asked; n != 0 {
 		t.Errorf("an executor was asked %d times for paths that leave the workspace", n)
 	}
-	// Without a sandbox that runs, or without its engine, there is nothing live.
+	// Without a running sandbox, or without an executor of its engine, there are no live files.
 	for what, session := range map[string]string{
 		"no sandbox": w.session("default"), "ended": w.sandbox("default", "host", "terminated"), "paused": w.sandbox("default", "host", "paused"),
 		"engine without executors": w.sandbox("default", "gone", "ready"), "no engine": w.sandbox("default", "", "ready"),
@@ -144,7 +145,7 @@ func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	}
 }
 
-// An answer that breaks off in its middle is not taken for a whole file.
+// TestLiveFiles_BreaksOffWithTheTransfer tests that an aborted transfer does not look like a complete file.
 func TestLiveFiles_BreaksOffWithTheTransfer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// shown is the member metadata of an event, "" for none.
+// shown returns the member metadata of an event, or "" for none.
 func shown(t testing.TB, event []byte) string {
 	t.Helper()
 	var e struct {
@@ -26,7 +26,7 @@ func shown(t testing.TB, event []byte) string {
 	return string(e.Metadata)
 }
 
-// raw reads the events of a stream as they are, text in flight too.
+// raw reads the raw events of a stream, including text in flight.
 type raw interface {
 	raw() (seq uint32, kind string, event []byte)
 	close()
@@ -106,7 +106,7 @@ func (s *served) metadataStreams(session string, after uint32, with bool) map[st
 	}
 }
 
-// wantMetadata reads the events after a cursor and compares what they show.
+// wantMetadata reads the events after a cursor and compares their metadata.
 func wantMetadata(t testing.TB, name string, s raw, after uint32, want []string) {
 	t.Helper()
 	for seq := after + 1; int(seq) <= len(want); {
@@ -122,9 +122,10 @@ func wantMetadata(t testing.TB, name string, s raw, after uint32, want []string)
 	}
 }
 
-// An event shows the session's metadata as it was when the event was appended, and its message's, wherever it is read:
-// from Postgres, live, on a feed that began in the middle of an execution, and after the session's metadata changed.
-func TestEventsShowTheMetadataThatWasInForce(t *testing.T) {
+// TestEvents_HaveTheMetadataOfTheirTime tests that an event has the session's metadata at the time when it was
+// appended, and that of its message, on all ways to read it: from Postgres, live, on a feed that began during an
+// execution, and after the session's metadata changed.
+func TestEvents_HaveTheMetadataOfTheirTime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -155,10 +156,10 @@ func TestEventsShowTheMetadataThatWasInForce(t *testing.T) {
 	emit(firstBoth, of(one, events.ExecutionStarted{Attempt: 1}), of(one, events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}}))
 	w.say("default", session, block, "text in flight")
 
-	other := w.gateway(gateway.Config{}) // its feed begins after the message was accepted
+	other := w.gateway(gateway.Config{}) // its feed starts after the message was accepted
 	middle, from := other.metadataStreams(session, uint32(len(want)), true), uint32(len(want))
 	emit(firstBoth, of(one, events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Content: "text in flight"}}))
-	emit(firstAlone, events.Event{Data: events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}}) // no metadata: what was stays
+	emit(firstAlone, events.Event{Data: events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}}) // without metadata the former one stays
 	emit(secondAlone, events.Event{Data: events.SessionOptionsUpdated{Metadata: json.RawMessage(second)}})
 	emit(secondBoth, of(one, events.ExecutionCompleted{Result: "done"}))
 	emit(secondAlone, of(two, events.MessageAccepted{BlockID: events.Derive(events.KindBlock, two, "message"), Content: "no metadata"}))
@@ -206,8 +207,9 @@ func TestEventsShowTheMetadataThatWasInForce(t *testing.T) {
 	c.wantError("INVALID_REQUEST", "metadata")
 }
 
-// A page ends at 2 MiB with metadata too, which each of its events repeats.
-func TestMetadataCountsInThePageOfEvents(t *testing.T) {
+// TestEvents_MetadataCountsInThePage tests that metadata, which each event repeats, counts towards the 2 MiB of a
+// page.
+func TestEvents_MetadataCountsInThePage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

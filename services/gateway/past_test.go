@@ -23,7 +23,8 @@ func (w *world) large(session string, n int) {
 	}
 }
 
-// A page of a state's blocks, and the blocks of a diff, have a limit of bytes besides that of their number.
+// TestState_PagesOfLargeBlocks tests that pages of a state's blocks, and the blocks of a diff, are also limited in
+// bytes.
 func TestState_PagesOfLargeBlocks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -53,7 +54,8 @@ func TestState_PagesOfLargeBlocks(t *testing.T) {
 	}
 }
 
-// A comparison of sessions holds a few events at a time, which it takes from the bytes of the tenant.
+// TestCompare_TakesFromTheBytesInFlight tests that a comparison of sessions holds a few events at a time, which count
+// as bytes in flight of the tenant.
 func TestCompare_TakesFromTheBytesInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -73,7 +75,8 @@ func TestCompare_TakesFromTheBytesInFlight(t *testing.T) {
 	one.get("/api/sessions/"+a+"/compare?with="+b).wantProblem(t, 429, "TOO_MUCH_IN_FLIGHT", "")
 }
 
-// While the read models are folded anew, an event that they do not hold yet is no event that the session does not have.
+// TestStreams_WhileTheReadModelsAreFolded tests that an event is not reported as missing while the read models are
+// being folded again.
 func TestStreams_WhileTheReadModelsAreFolded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -101,14 +104,15 @@ func TestStreams_WhileTheReadModelsAreFolded(t *testing.T) {
 	c.wantError("UNAVAILABLE", "")
 }
 
-// The read models are folded anew amid a replay, as after an upgrade: the replay ends with a reason that passes, and goes on from its next event.
+// TestReplay_WhileTheReadModelsAreFolded tests that a replay ends with a temporary error if the read models are
+// folded again during it, as after an upgrade, and can be continued at its next event.
 func TestReplay_WhileTheReadModelsAreFolded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	id := w.session("default")
 	var list []events.Event
-	for i := range 60 { // five events of a page come at once, and the next after a gap
+	for i := range 60 { // five events of a page arrive together, and the next after a gap
 		list = append(list, events.Event{Time: recordedAt.Add(time.Duration(i/5) * time.Hour), Data: events.Log{Message: strings.Repeat("x", 60_000)}})
 	}
 	w.emit("default", id, list...)
@@ -138,7 +142,8 @@ func TestReplay_WhileTheReadModelsAreFolded(t *testing.T) {
 	}
 }
 
-// A file's name cannot write lines of its own into a diff: names with control characters are quoted, as git does.
+// TestDiff_QuotesNamesOfFiles tests that names with control characters are quoted, as in git, so that a file name
+// cannot add lines to a diff.
 func TestDiff_QuotesNamesOfFiles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

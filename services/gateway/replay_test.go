@@ -25,10 +25,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// recordedAt is when the first event of a recorded session happened.
+// recordedAt is the time of the first event of a recorded session.
 var recordedAt = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// record plays a run as a runner does: each event and piece of text a step later than the one before, the text on DELTAS alone.
+// record plays a run like a runner: each event and text delta is one step after the one before, and text is published
+// on DELTAS only.
 func (w *world) record(tenant, session string, step time.Duration, list []turn) {
 	w.t.Helper()
 	at, offsets := recordedAt, map[string]int{}
@@ -48,7 +49,7 @@ func (w *world) record(tenant, session string, step time.Duration, list []turn) 
 	}
 }
 
-// stored returns the events of a session as the read models hold them.
+// stored returns the events of a session in the read models.
 func (w *world) stored(session string) (list []string) {
 	w.t.Helper()
 	rows, err := w.pool.Query(w.t.Context(), "SELECT event FROM events WHERE session = $1 ORDER BY seq", session)
@@ -63,12 +64,12 @@ func (w *world) stored(session string) (list []string) {
 	return list
 }
 
-// sentPiece is one thing that a replay sent: its kind, and its JSON as it came.
+// sentPiece is one item of a replay: its kind, and its JSON as received.
 type sentPiece struct{ kind, data string }
 
 // replayed is a client of one replay.
 type replayed interface {
-	// next gives what comes next; io.EOF after the end.
+	// next returns the next item, or io.EOF after the end.
 	next() (sentPiece, error)
 	close()
 }
@@ -143,7 +144,7 @@ func (c wsReplay) next() (sentPiece, error) {
 	}
 	var r received
 	must(c.t, json.Unmarshal(b, &r))
-	if r.Type != "error" && r.SessionID != c.session { // an error may be of the connection
+	if r.Type != "error" && r.SessionID != c.session { // an error may concern the connection
 		return sentPiece{}, fmt.Errorf("got %s", b)
 	}
 	switch r.Type {
@@ -160,7 +161,7 @@ func (c wsReplay) next() (sentPiece, error) {
 	return sentPiece{kind, strings.Replace(string(b), fmt.Sprintf(`"type":%q,"sessionId":%q,`, r.Type, c.session), "", 1)}, nil
 }
 
-// rpcReplay is a replay over gRPC. What next returns is written as SSE writes it.
+// rpcReplay is a replay over gRPC. next converts items to the form of SSE.
 type rpcReplay struct {
 	stream grpc.ServerStreamingClient[spoolv1.ReplayEventsResponse]
 	cancel context.CancelFunc
@@ -200,7 +201,7 @@ func (c rpcReplay) next() (sentPiece, error) {
 
 func (c rpcReplay) close() { c.cancel() }
 
-// live is an event of gRPC as the log has it, byte for byte.
+// live returns an event of gRPC as the stored bytes of the log.
 func live(e *spoolv1.Event) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -226,7 +227,7 @@ func all(t *testing.T, c replayed) (list []sentPiece) {
 	}
 }
 
-// split sorts what a replay sent.
+// split divides the items of a replay by their kind.
 func split(list []sentPiece) (kept []string, text []events.Wire, notices []sentPiece) {
 	for _, one := range list {
 		switch one.kind {
@@ -245,7 +246,7 @@ func split(list []sentPiece) (kept []string, text []events.Wire, notices []sentP
 	return kept, text, notices
 }
 
-// replays are the ways to replay: from and to are 0 for what is not sent.
+// replays are the transports of a replay; from and to are 0 if they are not sent.
 var replays = []struct {
 	name string
 	open func(s *served, session, speed string, from, to uint32) replayed
@@ -286,8 +287,8 @@ var replays = []struct {
 	}},
 }
 
-// A replay has the kept events byte for byte, in order, and between them the text in flight as it was recorded: what a client
-// folds from it, at each event, is what a client had that followed live.
+// TestReplay_SendsWhatHappened tests that a replay sends the stored events byte for byte and in order, and between
+// them the recorded text in flight, so that a client has the same state at each event as one that followed live.
 func TestReplay_SendsWhatHappened(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -339,7 +340,8 @@ func TestReplay_SendsWhatHappened(t *testing.T) {
 	}
 }
 
-// More events and more text than are read at once come in order, beside the text of another session.
+// TestReplay_OfManyPages tests that more events and text than one read returns arrive in order, without the text of
+// another session.
 func TestReplay_OfManyPages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -375,7 +377,8 @@ func TestReplay_OfManyPages(t *testing.T) {
 	}
 }
 
-// What DELTAS no longer holds is said, block by block: nothing of a block's text, or not its beginning.
+// TestReplay_SaysWhichBlocksAppearWhole tests that a replay names the blocks whose text DELTAS no longer has,
+// completely or in part.
 func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -404,13 +407,13 @@ func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 		t.Fatalf("block %s does not end", block)
 		return ""
 	}
-	var blocks []string // with text, in the order in which it began
+	var blocks []string // blocks with text, in order
 	for _, p := range list {
 		if p.block != "" && !slices.Contains(blocks, p.block) {
 			blocks = append(blocks, p.block)
 		}
 	}
-	// The first message was the beginning of the first block: what follows cannot be shown before the block's end.
+	// The first message was the beginning of the first block, so the rest cannot be shown before the block's end.
 	must(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(2)))
 	for _, tr := range replays {
 		if got, want := whole(all(t, tr.open(g, id, "max", 0, 0))), []string{said(blocks[0], 0)}; !slices.Equal(got, want) {
@@ -430,8 +433,8 @@ func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 	}
 }
 
-// A replay may begin and end anywhere. A client that has the events before its beginning has, with its end, what it would
-// have had of the whole; also where a block is open at the beginning, whose text comes from its start.
+// TestReplay_OfAPart tests that a replay of a part, with the events before it, yields the same end as a full replay,
+// also if a block is open at the beginning, whose text is then sent from its start.
 func TestReplay_OfAPart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -469,7 +472,8 @@ func TestReplay_OfAPart(t *testing.T) {
 	}
 }
 
-// Idle gaps are shortened, and the client is told by how much before the wait.
+// TestReplay_SaysThatAGapWasShortened tests that idle gaps are shortened, and that the client is notified before the
+// wait.
 func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -480,7 +484,7 @@ func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
 		t.Run(tr.name, func(t *testing.T) {
 			t.Parallel()
 			_, _, notices := split(all(t, tr.open(g, id, "1000", 0, 0)))
-			// The session began a microsecond after recordedAt.
+			// The session began one microsecond after recordedAt.
 			if want := (sentPiece{"gap_shortened", `{"seq":1,"gapMs":3599999,"leftOutMs":1599999}`}); len(notices) != 3 || notices[1] != want {
 				t.Errorf("got %v, want %v between start and end", notices, want)
 			}
@@ -542,7 +546,7 @@ func TestReplay_BadInput(t *testing.T) {
 	}
 }
 
-// A replay over gRPC refuses what SSE refuses, with the code and the field.
+// TestReplay_BadInputOverGRPC tests that gRPC refuses the same requests as SSE, with the code and the field.
 func TestReplay_BadInputOverGRPC(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -584,7 +588,7 @@ func TestReplay_BadInputOverGRPC(t *testing.T) {
 	}
 }
 
-// The fastest and the slowest speed that a number can say play to the end.
+// TestReplay_AtExtremeSpeeds tests that a replay at the lowest and highest possible speed reaches the end.
 func TestReplay_AtExtremeSpeeds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -619,7 +623,7 @@ func (s *served) ofExecution(session, execution string, from uint32) map[string]
 	}
 }
 
-// A replay of one execution has the events and the text of this execution alone, up to its end.
+// TestReplay_OfOneExecution tests that a replay of one execution has only its events and text, up to its end.
 func TestReplay_OfOneExecution(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -636,14 +640,14 @@ func TestReplay_OfOneExecution(t *testing.T) {
 		ev(events.FromServer, events.MessageAccepted{BlockID: "blk_" + x, Content: "q"})
 		ev(events.FromRunner, events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}})
 		list = append(list, turn{block: block, text: "one "})
-		if i == 1 { // a message that waits comes amid the turn, and so does its withdrawal
+		if i == 1 { // a queued message and its withdrawal arrive during the turn
 			w := turn{events: []events.Event{{ExecutionID: newID(t, events.KindExecution), Source: events.FromServer, Data: events.MessageAccepted{BlockID: "waits", Content: "later"}}}}
 			list = append(list, w, turn{events: []events.Event{{ExecutionID: w.events[0].ExecutionID, Source: events.FromServer, Data: events.ExecutionWithdrawn{}}}})
 		}
 		list = append(list, turn{block: block, text: "two"})
 		ev(events.FromRunner, events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Content: "one two"}})
 		ev(events.FromRunner, events.ExecutionCompleted{Result: "one two"})
-		ev(events.FromServer, events.ModelCalled{}) // metered late
+		ev(events.FromServer, events.ModelCalled{}) // metered after the end
 	}
 	w.record("default", id, 30*time.Millisecond, list)
 	w.turn("default", other, "one", "answer")
@@ -677,7 +681,7 @@ func TestReplay_OfOneExecution(t *testing.T) {
 			t.Errorf("%s: text %v", name, text)
 		}
 	}
-	// From within its block: the text that came before is sent, that of no other execution.
+	// A replay from within the execution's block sends the earlier text of the block, and none of another execution.
 	for name, open := range g.ofExecution(id, exes[1], first.Seq+2) {
 		kept, text, _ := split(all(t, open()))
 		if !slices.Equal(kept, want[2:]) || len(text) != 2 {
@@ -691,7 +695,7 @@ func TestReplay_OfOneExecution(t *testing.T) {
 	g.get(path+"x").wantProblem(t, 400, "INVALID_REQUEST", "executionId")
 	g.get(path).wantProblem(t, 400, "INVALID_REQUEST", "executionId")
 	g.get("/api/sessions/"+id+"/events/stream?executionId="+exes[1]).wantProblem(t, 400, "INVALID_REQUEST", "executionId")
-	// An execution of another session is one that there is not.
+	// An execution of another session does not exist.
 	g.get("/api/sessions/"+other+"/events/stream?replay=1&executionId="+exes[1]).wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
 	s := g.dial()
 	s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"executionId":%q}`, other, exes[1]))
@@ -702,7 +706,7 @@ func TestReplay_OfOneExecution(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "EXECUTION_NOT_FOUND", "executionId")
 }
 
-// A call that its client cancels, and one whose deadline passes, gives back what it holds.
+// TestReplay_EndsWithItsCall tests that a call that is cancelled or reaches its deadline returns its bytes.
 func TestReplay_EndsWithItsCall(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -740,7 +744,7 @@ func TestReplay_EndsWithItsCall(t *testing.T) {
 	}
 }
 
-// A key that is limited to agents replays their sessions alone.
+// TestReplay_OfAnotherAgent tests that a key that is limited to agents can only replay their sessions.
 func TestReplay_OfAnotherAgent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -760,7 +764,8 @@ func TestReplay_OfAnotherAgent(t *testing.T) {
 	}
 }
 
-// A browser that comes back after a replay's end is told to stay away; one that was cut goes on.
+// TestReplay_OfABrowserThatComesBack tests that a browser that reconnects after the replay's end gets 204, and that
+// one that was disconnected continues.
 func TestReplay_OfABrowserThatComesBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -776,11 +781,12 @@ func TestReplay_OfABrowserThatComesBack(t *testing.T) {
 	g.get(path, header("Last-Event-ID", "9")).wantProblem(t, 409, "CURSOR_AHEAD", "from")
 }
 
-// slow is a speed at which each event waits as long as an event may.
+// slow is a speed at which each event waits for the longest possible time.
 const slow = "0.000000001"
 
-// A replay ends when its client leaves, its key is revoked, its session is deleted and its gateway stops, with the reason,
-// and gives back what it holds. It counts as a stream and takes from the bytes of its tenant.
+// TestReplay_Ends tests that a replay ends with a reason when its client leaves, its key is revoked, its session is
+// deleted or its gateway stops, and that it returns its bytes. A replay counts as a stream and takes bytes of its
+// tenant.
 func TestReplay_Ends(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -794,7 +800,7 @@ func TestReplay_Ends(t *testing.T) {
 		var list []replayed
 		for _, tr := range replays {
 			c := tr.open(s, id, slow, 0, 0)
-			for range 2 { // its start and its first event
+			for range 2 { // the start and the first event
 				_, err := c.next()
 				must(t, err)
 			}
@@ -832,7 +838,7 @@ func TestReplay_Ends(t *testing.T) {
 	g.wantHeld(root, func(n float64) bool { return n >= 3*768<<10 })
 	other.get("/api/sessions/"+id+"/events/stream?replay=1").wantProblem(t, 429, "TOO_MANY_STREAMS", "")
 
-	// One that is left can be joined again.
+	// After a session was left, it can be joined again.
 	c := list[1].(wsReplay)
 	c.send(fmt.Sprintf(`{"type":"session:leave","requestId":"l","sessionId":%q}`, id))
 	for {
@@ -866,7 +872,8 @@ func TestReplay_Ends(t *testing.T) {
 	}
 }
 
-// Without DELTAS nobody can say which text is no longer kept: the replay ends with a reason that may pass.
+// TestReplay_WithoutDELTAS tests that a replay without DELTAS ends with a temporary error, because the gateway cannot
+// know which text is no longer stored.
 func TestReplay_WithoutDELTAS(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -886,7 +893,8 @@ func TestReplay_WithoutDELTAS(t *testing.T) {
 	}
 }
 
-// One client that does not read is cut; a replay beside it does not notice. What the gateway holds for a replay is bounded.
+// TestReplay_StalledClient tests that a client that does not read is disconnected without an effect on another
+// replay, and that the bytes of a replay are bounded.
 func TestReplay_StalledClient(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -916,7 +924,8 @@ func TestReplay_StalledClient(t *testing.T) {
 	g.wantMetric(t, `spool_gateway_readers 0`)
 }
 
-// Replays take from the bytes of their tenant; what does not fit is refused.
+// TestReplay_TakesFromTheBytesInFlight tests that replays take bytes of their tenant, and are refused if these do not
+// suffice.
 func TestReplay_TakesFromTheBytesInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -936,7 +945,7 @@ func TestReplay_TakesFromTheBytesInFlight(t *testing.T) {
 	s := one.dial()
 	s.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true}`, id))
 	s.wantError("TOO_MUCH_IN_FLIGHT", "")
-	for _, c := range open { // each ends by itself, and what it held is free
+	for _, c := range open { // each ends on its own and returns its bytes
 		all(t, c)
 	}
 	g.wantHeld(root, func(n float64) bool { return n == 0 })

@@ -11,8 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// A session's life over REST, with what the application gave coming back byte for byte.
-func TestRESTLifeOfASession(t *testing.T) {
+// TestREST_LifeCycleOfASession tests the life cycle of a session over REST, and that application data is returned byte for
+// byte.
+func TestREST_LifeCycleOfASession(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -77,8 +78,8 @@ func TestRESTLifeOfASession(t *testing.T) {
 	}
 }
 
-// An execution that names only what it is to do.
-func TestRESTStartExecution(t *testing.T) {
+// TestREST_StartExecutionNeedsOnlyContent tests an execution with only the required fields.
+func TestREST_StartExecutionNeedsOnlyContent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -91,7 +92,7 @@ func TestRESTStartExecution(t *testing.T) {
 	g.do("POST", "/api/executions/"+a.text("executionId")+"/cancel", "").want(t, 202)
 }
 
-func TestRESTPages(t *testing.T) {
+func TestREST_PagesAreCompleteAndInOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -122,7 +123,7 @@ func TestRESTPages(t *testing.T) {
 	}
 }
 
-func TestRESTEventsByPageAndType(t *testing.T) {
+func TestREST_EventsByPageAndType(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -150,8 +151,8 @@ func TestRESTEventsByPageAndType(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with a request is said in one sentence that names the field.
-func TestRESTBadInput(t *testing.T) {
+// TestREST_BadInputNamesTheField tests that every invalid request is refused with one sentence and the name of the field.
+func TestREST_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -251,7 +252,7 @@ func TestRESTBadInput(t *testing.T) {
 	}
 }
 
-func TestRESTOfOperation(t *testing.T) {
+func TestREST_HealthMetricsAndOpenAPI(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -278,7 +279,7 @@ func TestRESTOfOperation(t *testing.T) {
 	}
 }
 
-func TestRESTOriginsAndHosts(t *testing.T) {
+func TestREST_RefusesForeignOriginsAndHosts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -25,8 +25,8 @@ var transports = []struct {
 	{"gRPC", func(s *served, id string, after uint32) stream { return s.rpc(id, after) }},
 }
 
-// A client that is cut after every single event and piece of text, and comes back to the other gateway
-// each time, ends with what a client has that never was.
+// TestStreamCutAtEveryPoint tests that a client that is disconnected after every event and text delta, and reconnects
+// to the other gateway each time, ends with the same state as a client that was never disconnected.
 func TestStreamCutAtEveryPoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -59,7 +59,7 @@ func TestStreamCutAtEveryPoint(t *testing.T) {
 	}
 }
 
-// Clients that are cut at random while the run goes on, and join at random, see the same.
+// TestStreamCutAtRandom tests the same for clients that join and are disconnected at random times during a run.
 func TestStreamCutAtRandom(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -97,14 +97,14 @@ func TestStreamCutAtRandom(t *testing.T) {
 	}
 }
 
-// tip is the seq of a session's last event.
+// tip returns the seq of a session's last event.
 func (w *world) tip(session string) uint32 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.sessions[session].seq
 }
 
-// sameEnd compares what two clients have, with each other and with the blocks that REST gives.
+// sameEnd compares the states of two clients with each other and with the blocks that REST returns.
 func sameEnd(t *testing.T, w *world, id string, g *served, a, b *watcher) {
 	t.Helper()
 	if a.view.String() != b.view.String() || a.seq != b.seq || !slices.Equal(a.list, b.list) {
@@ -128,7 +128,8 @@ func sameEnd(t *testing.T, w *world, id string, g *served, a, b *watcher) {
 	}
 }
 
-// An event is the same bytes on REST, SSE, WebSocket and in the read models.
+// TestStreamBytesAreTheStoredOnes tests that an event has the same bytes over REST, SSE and WebSocket as in the read
+// models.
 func TestStreamBytesAreTheStoredOnes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -156,8 +157,8 @@ func TestStreamBytesAreTheStoredOnes(t *testing.T) {
 	}
 }
 
-// What LIVE brings twice, late or not at all is made good from Postgres.
-func TestStreamOfAnUnreliableLIVE(t *testing.T) {
+// TestStream_RecoversFromAnUnreliableLIVE tests that duplicate, late and missing messages of LIVE are corrected from Postgres.
+func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -232,7 +233,7 @@ func TestStreamOfAnUnreliableLIVE(t *testing.T) {
 	})
 }
 
-// announced is the message that told of events.
+// announced returns the message that announced the events.
 func (w *world) announced(session string, from, to int) readmodel.Live {
 	w.t.Helper()
 	l := readmodel.Live{Session: session, Tip: uint32(to)}
@@ -249,8 +250,9 @@ func (w *world) announced(session string, from, to int) readmodel.Live {
 	return l
 }
 
-// A long history comes in pages, and what happens meanwhile after it.
-func TestStreamOfALongHistory(t *testing.T) {
+// TestStream_SendsALongHistoryInPages tests that a long history is sent in pages, followed by the events that were added
+// meanwhile.
+func TestStream_SendsALongHistoryInPages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -274,7 +276,7 @@ func TestStreamOfALongHistory(t *testing.T) {
 	}
 }
 
-// A session that is deleted while it is followed ends with the event that says so.
+// TestStreamEndsWithTheSession tests that the stream of a deleted session ends with the event of the deletion.
 func TestStreamEndsWithTheSession(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -284,7 +286,7 @@ func TestStreamEndsWithTheSession(t *testing.T) {
 			id := w.session("default")
 			s := tr.join(g, id, 0)
 			defer s.close()
-			if _, err := s.next(); err != nil { // now it has joined, over gRPC too
+			if _, err := s.next(); err != nil { // the client has joined, over gRPC too
 				t.Fatal(err)
 			}
 			w.emit("default", id, events.Event{Data: events.SessionDeleted{}})
@@ -299,8 +301,9 @@ func TestStreamEndsWithTheSession(t *testing.T) {
 	}
 }
 
-// A cursor that cannot be served gets a typed error and, on a WebSocket, the blocks to go on from.
-func TestStreamOfABadCursor(t *testing.T) {
+// TestStream_BadCursorIsRefused tests that an invalid cursor yields a typed error and, on a WebSocket, a snapshot of the
+// blocks.
+func TestStream_BadCursorIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -39,7 +39,7 @@ func methods() (list []method) {
 	return list
 }
 
-// binding returns the verb and the pattern of the method's route; "" for none.
+// binding returns the HTTP method and pattern of the method's route, or "" for none.
 func (m method) binding() (verb, pattern string) {
 	rule, ok := proto.GetExtension(m.Options(), annotations.E_Http).(*annotations.HttpRule)
 	if !ok || rule == nil {
@@ -67,7 +67,8 @@ func (m method) call(s *served, conn *grpc.ClientConn, fill func(protoreflect.Me
 	return protojson.Format(out), err
 }
 
-// The roles above use that methods need; every other one needs use. A method that is added to neither list is open to every key.
+// The roles above use that methods require. All other methods require use, so a new method that is in neither list
+// would be open to every key.
 var (
 	forOperators = []string{
 		"Sessions/DeleteSession", "Agents/ApplyAgent", "Agents/RemoveAgent", "Instances/ApplyInstance", "Instances/RemoveInstance",
@@ -76,7 +77,7 @@ var (
 		"Budgets/ListBudgets", "Limits/GetLimits",
 	}
 	forAdmins = []string{"Keys/CreateKey", "Keys/ListKeys", "Keys/RevokeKey", "Audit/ListAudit"}
-	// Of the root key alone, so that no role reaches them.
+	// These require the root key, so no role can call them.
 	forRoot = []string{"Budgets/SetBudget", "Budgets/RemoveBudget", "Limits/SetLimits", "Limits/RemoveLimits"}
 )
 
@@ -90,7 +91,8 @@ func roleOf(name string) string {
 	return "use"
 }
 
-// Every method and every route, over gRPC and REST, is refused with the role that it needs by keys of lower roles, and by no others.
+// TestRoles_EveryMethodAndRoute tests that every method and route, over gRPC and REST, is refused for keys with a
+// lower role, with the name of the required role, and for no other keys.
 func TestRoles_EveryMethodAndRoute(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -149,11 +151,11 @@ func TestRoles_EveryMethodAndRoute(t *testing.T) {
 	}
 }
 
-// foreignMark is in all that belongs to the agent that the key of the matrix may not use.
+// foreignMark is contained in everything that belongs to the agent that the limited key may not use.
 const foreignMark = "zq9"
 
-// A key that is limited to agents is answered by every method, for what is another agent's, as for what does not exist. The
-// methods and their fields come from spool.v1.
+// TestLimitedKey_EveryMethod tests that every method answers a key that is limited to agents in the same way for
+// another agent's data as for data that does not exist. The methods and fields are taken from spool.v1.
 func TestLimitedKey_EveryMethod(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -179,7 +181,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 			for i := range fields.Len() {
 				f := fields.Get(i)
 				switch v, known := ids[string(f.Name())]; {
-				case f.Name() == "agent" && strings.HasPrefix(string(m.Descriptor().Name()), "List"): // all that the key may see
+				case f.Name() == "agent" && strings.HasPrefix(string(m.Descriptor().Name()), "List"): // lists everything that the key may see
 				case known:
 					m.Set(f, protoreflect.ValueOfString(v))
 				case f.Message() != nil && f.Message().Name() == "Json" && !f.IsList():
@@ -223,7 +225,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 			t.Errorf("command %s is limited to %v", c.Type, c.Agents)
 		}
 	}
-	// What is of its own agent it sees.
+	// The key can see the data of its own agent.
 	for path, want := range map[string]string{"/api/sessions": mine, "/api/sessions/" + mine: mine, "/api/agents": `"mine"`, "/api/instances": "mine-instance", "/api/instances/mine-instance": "mine-instance"} {
 		if a := key.get(path).want(t, 200); !strings.Contains(string(a.body), want) || strings.Contains(string(a.body), theirs) {
 			t.Errorf("%s: %s", path, a)
@@ -236,7 +238,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 	if a := key.get("/api/executions").want(t, 200); strings.Contains(string(a.body), exe) {
 		t.Errorf("executions: %s", a)
 	}
-	// The routes that are not made of spool.v1.
+	// The routes that are not generated from spool.v1.
 	none := oldID(t, events.KindSession)
 	for _, route := range []struct{ method, path, body string }{
 		{"GET", "/events/stream?after=999", ""}, {"GET", "/files", ""}, {"GET", "/files?live=1", ""}, {"GET", "/files/a", ""}, {"GET", "/files/a?live=1", ""},
@@ -252,13 +254,14 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 	c := key.dial()
 	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q}`, theirs))
 	c.wantError("SESSION_NOT_FOUND", "sessionId")
-	// An answer that was kept for another key's Idempotency-Key is not given to this one.
+	// An answer stored for another key's Idempotency-Key is not returned to this key.
 	again := header("Idempotency-Key", "k")
 	all.do("POST", "/api/sessions", `{"agent":"`+foreignMark+`"}`, again).want(t, 201)
 	key.do("POST", "/api/sessions", `{"agent":"`+foreignMark+`"}`, again).wantProblem(t, 403, "FORBIDDEN", "agent")
 }
 
-// A key is refused when it expires, and its streams are cut, by the clock of Postgres: one of the gateway's an hour off changes nothing.
+// TestExpiringKey tests that a key is refused and its streams end when it expires by the clock of Postgres, even if
+// the gateway's clock is an hour off.
 func TestExpiringKey(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"the clocks agree": 0, "the gateway is an hour ahead": time.Hour, "the gateway is an hour behind": -time.Hour} {
@@ -283,7 +286,7 @@ func TestExpiringKey(t *testing.T) {
 				_, err := one.next()
 				must(t, err)
 			}
-			w.exec("UPDATE keys SET expires_at = now() WHERE id = $1", made.text("keyId")) // as if the half hour had passed
+			w.exec("UPDATE keys SET expires_at = now() WHERE id = $1", made.text("keyId")) // simulates that half an hour has passed
 			for way, one := range list {
 				var p errProblem
 				if _, err := one.next(); !errors.As(err, &p) || p.code != "UNAUTHENTICATED" || p.message != "the API key has expired" {
@@ -291,7 +294,8 @@ func TestExpiringKey(t *testing.T) {
 				}
 			}
 			mine.get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
-			// A clock that ran ahead lost nothing: the key is accepted again when it is set right.
+			// A database clock that was ahead does no lasting harm: the key is accepted again after the clock was
+			// corrected.
 			w.exec("UPDATE keys SET expires_at = now() + interval '1 hour' WHERE id = $1", made.text("keyId"))
 			mine.get("/api/sessions").want(t, 200)
 		})
@@ -316,11 +320,12 @@ func TestCreateKey_Expires(t *testing.T) {
 	}
 }
 
-// When a revocation is answered, the keys that the key made are refused, also where the projector has not folded their own revocation.
+// TestRevokedKey_RefusesTheKeysItMade tests that, when a revocation is answered, the key's descendants are refused,
+// even if the projector has not folded their own revocations.
 func TestRevokedKey_RefusesTheKeysItMade(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.serveCommands() // which revokes only the key that is named
+	w.serveCommands() // revokes only the named key
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// sessions answers commands, as the session service does: it is a tiny one.
+// sessions is a minimal session service that answers commands.
 type sessions struct {
 	w    *world
 	seen atomic.Int64
@@ -23,18 +23,18 @@ type sessions struct {
 	mu      sync.Mutex
 	done    map[string]command.Answer // by command id
 	all     []command.Command
-	silence bool                                 // takes commands and answers none
-	answer  *command.Answer                      // answers this instead; nil decides
+	silence bool                                 // accepts commands and does not answer
+	answer  *command.Answer                      // if not nil, the answer to every command
 	refuse  func(command.Command) *command.Error // nil refuses nothing
 }
 
-// serveCommands runs one until the test ends.
+// serveCommands runs a session service until the test ends.
 func (w *world) serveCommands() *sessions {
 	w.t.Helper()
 	return w.serve(topology.CommandsConsumer())
 }
 
-// serveSkills does the same in place of the skills service.
+// serveSkills runs the same service as the skills service.
 func (w *world) serveSkills() *sessions {
 	w.t.Helper()
 	return w.serve(topology.SkillsConsumer())
@@ -192,7 +192,7 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	return a
 }
 
-// foreign refuses a session of an agent that the actor's key may not use.
+// foreign returns an error for a session of an agent that the actor's key may not use.
 func (s *sessions) foreign(c command.Command, read func(any)) *command.Error {
 	var b command.StartExecution
 	switch c.Type {
@@ -207,7 +207,7 @@ func (s *sessions) foreign(c command.Command, read func(any)) *command.Error {
 	switch {
 	case b.Create.Agent != "":
 		slug = reference(b.Create.Agent).Slug
-	case b.Create.Instance != "" && len(c.Agents) > 0: // of which the fake knows no agent
+	case b.Create.Instance != "" && len(c.Agents) > 0: // the fake does not know the agent of an instance
 		return &command.Error{Code: "INSTANCE_NOT_FOUND", Field: "instance", Detail: "there is no such agent instance"}
 	}
 	if events.AllowsAgent(c.Agents, slug) {

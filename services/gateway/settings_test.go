@@ -18,23 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, gateway.Config{}, map[string]string{
-		"SPOOL_LISTEN": "TestSettingOfTheProcess", "SPOOL_GRPC_LISTEN": "TestSettingOfTheProcess", "SPOOL_AUTH": "TestKeys", "SPOOL_ROOT_KEY": "TestKeys",
-		"SPOOL_ALLOWED_ORIGINS": "TestRESTOriginsAndHosts", "SPOOL_COMMAND_TIMEOUT": "TestOutcomeUnknown", "SPOOL_WRITE_TIMEOUT": "TestStalledClientIsCut",
-		"SPOOL_MAX_REQUEST": "TestFilesOfARequest", "SPOOL_MAX_FILE": "TestPutFileOverTheLimit", "SPOOL_MAX_TRANSCRIPT": "TestTranscriptThatDoesNotEnd", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_LAG_AFTER": "TestNoProjectorIsTold",
-		"SPOOL_SHUTDOWN_GRACE": "TestShutdownGrace", "SPOOL_MAX_BYTES": "TestBytesInFlight", "SPOOL_MAX_TENANT_BYTES": "TestBytesInFlight",
-		"SPOOL_MAX_TENANT_STREAMS": "TestMaxTenantStreams", "SPOOL_MAX_TENANT_REQUESTS": "TestRateLimit_RefusesOneTenant", "SPOOL_MAX_TENANT_BURST": "TestRateLimit_RefusesOneTenant",
-		"SPOOL_MAX_TENANT_SESSIONS": "TestSessionLimit_HoldsForManyRequestsAtOnce", "SPOOL_MAX_TENANT_STORAGE": "TestStorageLimit_RefusesAnUpload", "SPOOL_MAX_CONNECTIONS": "TestMaxConnections", "SPOOL_MAX_ADDRESS_CONNECTIONS": "TestMaxConnections",
-		"SPOOL_READ_TIMEOUT": "TestReadTimeout", "SPOOL_TLS_CERT": "TestTLS_EveryProtocolOverARenewal", "SPOOL_TLS_KEY": "TestTLS_EveryProtocolOverARenewal",
-		"SPOOL_BEHIND_TLS_PROXY": "TestConfig", "SPOOL_TRUSTED_PROXIES": "TestCaller_CommandsNameKeyUserAndAddress", "SPOOL_PUBLISHED_ADDRESS": "TestConfig", "SPOOL_SECRETS_RECIPIENT": "TestSecretsRecipient", "SPOOL_SECRETS_RECIPIENT_FILE": "TestSecretsRecipient",
-	})
-	settingstest.Covered(t, gateway.Database{}, map[string]string{"SPOOL_DATABASE_URL": "TestSettingOfTheProcess"})
-}
-
-// TestSettingOfTheProcess: the real process takes its variables, serves the
-// database of SPOOL_DATABASE_URL on SPOOL_LISTEN and SPOOL_GRPC_LISTEN, and tells what it counts on SPOOL_METRICS_LISTEN too.
+// TestSettingOfTheProcess tests that the real process reads its environment variables: it serves the database of
+// SPOOL_DATABASE_URL on SPOOL_LISTEN and SPOOL_GRPC_LISTEN, and its metrics also on SPOOL_METRICS_LISTEN.
 func TestSettingOfTheProcess(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "gateway")
@@ -54,7 +39,7 @@ func TestSettingOfTheProcess(t *testing.T) {
 	defer func() {
 		must(t, serve.Process.Signal(os.Interrupt))
 		if err := serve.Wait(); err != nil {
-			t.Errorf("it ended with %v\n%s", err, log.String())
+			t.Errorf("the process ended with %v\n%s", err, log.String())
 		}
 	}()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -63,7 +48,7 @@ func TestSettingOfTheProcess(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody listens for gRPC")
+			t.Fatal("gRPC does not listen")
 		}
 	}
 	g := &served{t: t, url: "http://" + http}
@@ -75,12 +60,12 @@ func TestSettingOfTheProcess(t *testing.T) {
 	wrong := exec.CommandContext(t.Context(), binary)
 	wrong.Env = append(os.Environ(), "SPOOL_DATABASE_URL=postgres://%zz", "SPOOL_NATS_URL="+srv.ClientURL())
 	if out, err := wrong.CombinedOutput(); err == nil || !strings.HasPrefix(string(out), "gateway: ") {
-		t.Errorf("with a database that is none: %v, %s", err, out)
+		t.Errorf("with an invalid database URL: %v, %s", err, out)
 	}
 }
 
-// TestMetricsMove: streams are counted by their kind, and all of it can be described without a gateway.
-func TestMetricsMove(t *testing.T) {
+// TestMetrics_CountStreamsByKind also tests that all metrics can be described without a gateway.
+func TestMetrics_CountStreamsByKind(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id := w.session("default")
@@ -97,7 +82,8 @@ func TestMetricsMove(t *testing.T) {
 	}
 }
 
-// TestSettingStoreReserve: with less room than the reserve what needs room is refused before anything of it is stored.
+// TestSettingStoreReserve tests that requests that need room are refused before anything is stored, if less room than the
+// reserve is left.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
 	w := newWorldOn(t, natstest.Conn(t, natstest.RunSmall(t)))

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// pack makes a ZIP of a skill; it has several chunks where it is large.
+// pack returns the ZIP of a skill, which has several chunks if it is large.
 func pack(t *testing.T, document string, size int) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -36,7 +36,7 @@ func pack(t *testing.T, document string, size int) string {
 
 func noise(n int) []byte {
 	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // it never fails
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // Read of ChaCha8 never fails
 	return b
 }
 
@@ -45,7 +45,7 @@ func (s *served) push(query, content string) answer {
 	return s.do("POST", "/api/skills"+query, content, header("Content-Type", "application/zip"))
 }
 
-func TestSkills(t *testing.T) {
+func TestSkills_LifeCycleOverREST(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveSkills()
@@ -104,8 +104,8 @@ func TestSkills(t *testing.T) {
 	g.get("/api/skills/pdf").wantProblem(t, 404, "SKILL_NOT_FOUND", "slug")
 }
 
-// The ZIP comes back as it was pushed, whole or in part.
-func TestSkillArchive(t *testing.T) {
+// TestSkillArchive_ReturnsThePushedBytes tests that a ZIP is returned as it was pushed, whole or in part.
+func TestSkillArchive_ReturnsThePushedBytes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveSkills()
@@ -142,7 +142,7 @@ func TestSkillArchive(t *testing.T) {
 	g.get(at).wantProblem(t, 500, "INTERNAL", "")
 }
 
-func TestSkillsBadInput(t *testing.T) {
+func TestSkills_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveSkills()
@@ -177,8 +177,8 @@ func TestSkillsBadInput(t *testing.T) {
 	w.gateway(gateway.Config{}).push("", content).wantProblem(t, 503, "UNAVAILABLE", "")
 }
 
-// A ZIP over 100 MiB is refused, and not more of it is taken than that.
-func TestSkillOverTheLimit(t *testing.T) {
+// TestSkills_RefuseMoreThanTheLimit tests that a ZIP over 100 MiB is refused, and that not more than that is read.
+func TestSkills_RefuseMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveSkills()
@@ -190,7 +190,7 @@ func TestSkillOverTheLimit(t *testing.T) {
 		if !strings.Contains(a.text("detail"), "104857600") {
 			t.Errorf("%s: the limit is not named: %s", name, a)
 		}
-		// What is beyond lies in the buffers of the connection.
+		// The rest is in the buffers of the connection.
 		if sent > 120<<20 {
 			t.Errorf("%s: %d bytes were taken", name, sent)
 		}
@@ -200,8 +200,9 @@ func TestSkillOverTheLimit(t *testing.T) {
 	}
 }
 
-// The platform's skills are pushed with a key of tenant platform, and fetched by every tenant.
-func TestSkillsOfTenants(t *testing.T) {
+// TestSkills_PlatformSkillsAreReadOnlyForTenants tests that platform skills are pushed with a key of tenant platform, and can be fetched by
+// every tenant.
+func TestSkills_PlatformSkillsAreReadOnlyForTenants(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

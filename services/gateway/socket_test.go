@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-func TestWebSocketProtocol(t *testing.T) {
+func TestWebSocket_JoinsLeavesAndRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -84,8 +84,8 @@ func TestWebSocketProtocol(t *testing.T) {
 	}
 }
 
-// A session that was created a moment ago can be joined, though the projector has not come to it.
-func TestWebSocketJoinsBeforeTheProjector(t *testing.T) {
+// TestWebSocket_JoinsBeforeTheProjectorHasFolded tests that a new session can be joined before the projector has folded it.
+func TestWebSocket_JoinsBeforeTheProjectorHasFolded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -101,8 +101,9 @@ func TestWebSocketJoinsBeforeTheProjector(t *testing.T) {
 	c.want("session:event")
 }
 
-// What is no message ends the connection with a code, and the server is well.
-func TestWebSocketBadFrames(t *testing.T) {
+// TestWebSocket_BadFramesEndTheConnection tests that an invalid message ends the connection with a code, and that the server keeps
+// running.
+func TestWebSocket_BadFramesEndTheConnection(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -121,12 +122,12 @@ func TestWebSocketBadFrames(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
 			c := g.dial()
-			_ = c.conn.Write(c.ctx, f.kind, []byte(f.frame)) // the server may close before all of it is sent
+			_ = c.conn.Write(c.ctx, f.kind, []byte(f.frame)) // the server may close the connection before the whole frame was sent
 			var err error
 			for err == nil {
 				_, err = c.receive()
 			}
-			// A connection that is closed in the middle of 10 MB may be reset before its code arrives.
+			// A connection that is closed while 10 MB are being sent may be reset before its code arrives.
 			if got := websocket.CloseStatus(err); got != f.code && f.name != "10 MB" {
 				t.Errorf("closed with %v (%v), want %v", got, err, f.code)
 			}
@@ -135,7 +136,7 @@ func TestWebSocketBadFrames(t *testing.T) {
 	}
 }
 
-// One client that does not read is cut; the others do not notice.
+// TestStalledClientIsCut tests that a client that does not read is disconnected without an effect on the others.
 func TestStalledClientIsCut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -159,7 +160,7 @@ func TestStalledClientIsCut(t *testing.T) {
 	g.wantMetric(t, `spool_gateway_readers 1`)
 	w.emit("default", id, events.Event{Data: events.Log{Message: "after"}})
 	steady.until(t, s, func() bool { return steady.seq == w.tip(id) })
-	// Who comes back with its cursor, to any gateway, goes on exactly.
+	// A client that reconnects with its cursor, to any gateway, continues exactly.
 	one := newWatcher()
 	for {
 		e, err := resumes.next()
@@ -177,7 +178,7 @@ func TestStalledClientIsCut(t *testing.T) {
 	_ = raw.Close()
 }
 
-// rawSSE asks for a stream and reads nothing.
+// rawSSE requests a stream and does not read it.
 func rawSSE(t *testing.T, g *served, id string, query ...string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(g.url, "http://"))
@@ -202,8 +203,8 @@ func (s *served) wantMetric(t *testing.T, line string) {
 	}
 }
 
-// A gateway that stops says so to those who are connected.
-func TestGatewayStops(t *testing.T) {
+// TestStop_NotifiesConnectedClients tests that a gateway that stops notifies its connected clients.
+func TestStop_NotifiesConnectedClients(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -232,8 +233,8 @@ func TestGatewayStops(t *testing.T) {
 	g.stop()
 }
 
-// Requests under way are let finish for the grace that is set, and no longer.
-func TestShutdownGrace(t *testing.T) {
+// TestShutdownGrace_BoundsRunningRequests tests that running requests may finish within the shutdown grace, but not later.
+func TestShutdownGrace_BoundsRunningRequests(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for grace, finishes := range map[time.Duration]bool{time.Minute: true, 200 * time.Millisecond: false} {
@@ -251,7 +252,7 @@ func TestShutdownGrace(t *testing.T) {
 				_ = resp.Body.Close()
 				status <- resp.StatusCode
 			}()
-			g.wantMetric(t, "spool_gateway_http_requests_in_flight 2") // this question and the other
+			g.wantMetric(t, "spool_gateway_http_requests_in_flight 2") // this request and the other one
 			began := time.Now()
 			g.stop()
 			if took := time.Since(began); (took > 2*time.Second) != finishes {
@@ -264,8 +265,8 @@ func TestShutdownGrace(t *testing.T) {
 	}
 }
 
-// A stream on which nothing happens is kept open by comments.
-func TestSSEComments(t *testing.T) {
+// TestSSE_CommentsKeepAnIdleStreamOpen tests that comments keep an idle stream open.
+func TestSSE_CommentsKeepAnIdleStreamOpen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.gateway(gateway.Config{}).sse(w.session("default"), 1)
@@ -281,7 +282,8 @@ func TestSSEComments(t *testing.T) {
 	}
 }
 
-// An idle WebSocket that has joined a session costs less than 40 KB, the client's side apart.
+// TestIdleWebSocketIsSmall tests that an idle WebSocket with a joined session uses less than 40 KB, excluding the
+// client.
 func TestIdleWebSocketIsSmall(t *testing.T) {
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -298,7 +300,7 @@ func TestIdleWebSocketIsSmall(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapInuse + m.StackInuse
 	}
-	_ = g.dial() // what is made once
+	_ = g.dial() // warms up what is allocated once
 	before := measure()
 	for _, id := range ids {
 		conns = append(conns, g.rawWebSocket(t, id))
@@ -318,7 +320,7 @@ func TestIdleWebSocketIsSmall(t *testing.T) {
 	g.wantMetric(t, "spool_gateway_feeds 0")
 }
 
-// rawWebSocket joins a session with next to no memory of its own.
+// rawWebSocket joins a session with minimal memory of its own.
 func (s *served) rawWebSocket(t *testing.T, id string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))

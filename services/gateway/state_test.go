@@ -16,7 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// turn emits a turn of one query with a tool call and an answer, and returns its execution. The session has 6 events more.
+// turn emits a turn with one query, a tool call and an answer, and returns its execution. It adds 6 events to the
+// session.
 func (w *world) turn(tenant, session, query, answer string) string {
 	w.t.Helper()
 	x := newID(w.t, events.KindExecution)
@@ -49,7 +50,7 @@ func TestState_BadNumbers(t *testing.T) {
 		}
 		for _, ahead := range []string{"3", "4294967295"} {
 			a := g.get("/api/sessions/" + id + fmt.Sprintf(route.path, ahead))
-			if route.field == "from" { // it is after to as well
+			if route.field == "from" { // from is then after to, too
 				a.wantProblem(t, 400, "INVALID_REQUEST", "to")
 			} else if a.wantProblem(t, 409, "CURSOR_AHEAD", route.field); a.number("tip") != 2 {
 				t.Errorf("%s: %s, want the tip", route.path, a)
@@ -70,7 +71,7 @@ func TestState_BadNumbers(t *testing.T) {
 	g.get("/api/sessions/"+id+"/compare?with="+oldID(t, events.KindSession)).wantProblem(t, 404, "SESSION_NOT_FOUND", "with")
 	g.get("/api/sessions/"+id+"/state?at=1&minPosition=0-999999").wantProblem(t, 503, "READ_MODEL_BEHIND", "minPosition")
 
-	// While the read models are folded anew they may not hold yet what the session has.
+	// While the read models are being folded again, they may not contain events that the session has.
 	w.exec("UPDATE checkpoints SET caught_up = false")
 	g.get("/api/sessions/"+id+"/state?at=3").wantProblem(t, 503, "UNAVAILABLE", "")
 	g.get("/api/sessions/"+id+"/state?at=2").want(t, 200)
@@ -98,7 +99,7 @@ func TestState_AtEventsOfTwoTurns(t *testing.T) {
 	first := w.turn("default", id, "one", "first answer")
 	second := w.turn("default", id, "two", "second answer")
 	path := "/api/sessions/" + id + "/state?at="
-	at := g.get(path+"4").want(t, 200) // the call is open
+	at := g.get(path+"4").want(t, 200) // the tool call is open
 	if at.text("executions", "0", "phase") != "queued" || at.text("session", "activeExecutionId") != first || at.text("blocks", "1", "status") != "pending" ||
 		at.field("blocks", "1", "input") != nil || at.number("blockCount") != 2 || at.number("executionCount") != 1 || at.text("session", "title") != "one" {
 		t.Errorf("at 4: %s", at)
@@ -110,7 +111,7 @@ func TestState_AtEventsOfTwoTurns(t *testing.T) {
 	if at = g.get(path+"1").want(t, 200); at.text("session", "title") != "" || at.number("blockCount") != 0 || at.text("session", "agent") != "default" {
 		t.Errorf("at 1: %s", at)
 	}
-	// Pages of one state, although the session goes on; the token holds the event.
+	// The pages belong to one state although the session continues; the token contains the event.
 	page := g.get(path+"13&pageSize=2").want(t, 200)
 	w.turn("default", id, "three", "third answer")
 	var ids []string
@@ -131,7 +132,8 @@ func TestState_AtEventsOfTwoTurns(t *testing.T) {
 	g.get(path+"12&pageToken="+token).wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
 }
 
-// What sandboxes cost is in the session and the execution, and in what they were after an event.
+// TestSandboxUsage_OfSessionAndExecution tests that the sandbox cost is part of the session and the execution, and of
+// their state after an event.
 func TestSandboxUsage_OfSessionAndExecution(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -167,7 +169,7 @@ func TestSandboxUsage_OfSessionAndExecution(t *testing.T) {
 	}
 }
 
-// A saved state is folded on from; one of another version is not.
+// TestState_GoesOnFromASavedState tests that a fold starts at a saved state, unless the state has another version.
 func TestState_GoesOnFromASavedState(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -217,7 +219,7 @@ func TestFiles_AtEvents(t *testing.T) {
 	if got := g.get(at+"/state?at=1").text("files", "summary"); got != "No snapshot of the workspace had been taken at event 1; 0 events of files lie between the session's beginning and event 1." {
 		t.Errorf("summary %q", got)
 	}
-	// The retention removes the first one.
+	// The retention removes the first snapshot.
 	must(t, w.bucket().Delete(t.Context(), "default/"+id+"/"+one))
 	gone := g.get(at+"/files/a?at=3").wantProblem(t, 410, "SNAPSHOT_GONE", "at")
 	if !strings.Contains(gone.text("detail"), "the snapshot of event 2, which was removed") || !strings.Contains(gone.text("detail"), "left is that of event 4") {
@@ -242,7 +244,7 @@ func TestDiff_OfTwoEvents(t *testing.T) {
 	w.snapshot("default", id, snapshotTime, [2]string{"bin", "\x00old"}, [2]string{"gone", "g\n"}, [2]string{"large", large}, [2]string{"same", "s"}, [2]string{"text", "one\ntwo\n"})
 	x := w.turn("default", id, "one", "first answer")
 	w.snapshot("default", id, snapshotTime, [2]string{"bin", "\x00new"}, [2]string{"fresh", "f\n"}, [2]string{"large", largeNow}, [2]string{"@link", "text"}, [2]string{"same", "s"}, [2]string{"text", "one\n2\n"})
-	d := g.get(at+"/diff?from=5&to=9").want(t, 200) // from the open call to after the second snapshot
+	d := g.get(at+"/diff?from=5&to=9").want(t, 200) // from the open tool call to after the second snapshot
 	if d.number("blockCount") != 2 || d.text("blocks", "0", "change") != "completed" || d.text("blocks", "0", "block", "id") != "call_"+x ||
 		d.text("blocks", "1", "change") != "added" || d.text("blocks", "1", "block", "content") != "first answer" || d.field("blocks", "2") != nil {
 		t.Errorf("blocks: %s", d)
@@ -280,7 +282,7 @@ func TestDiff_OfTwoEvents(t *testing.T) {
 	}
 }
 
-// What a diff says of files has limits, and says that it reached them.
+// TestDiff_IsBounded tests that the files of a diff are limited, and that the diff reports when a limit is reached.
 func TestDiff_IsBounded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -297,7 +299,7 @@ func TestDiff_IsBounded(t *testing.T) {
 		d.field("files", "cut") != true || d.text("files", "files", "99", "text") == "" || d.text("files", "files", "100", "omitted") != "cut" {
 		t.Errorf("%v files, cut %v, the 101st omitted %q", d.number("files", "fileCount"), d.field("files", "cut"), d.text("files", "files", "100", "omitted"))
 	}
-	// It takes its memory from what the tenant's requests may hold.
+	// The diff takes its memory from the bytes in flight of the tenant.
 	w.gateway(gateway.Config{MaxTenantBytes: 10 << 20, MaxRequest: 8 << 20}).get("/api/sessions/"+id+"/diff?from=2&to=3").wantProblem(t, 429, "TOO_MUCH_IN_FLIGHT", "")
 }
 
@@ -306,7 +308,7 @@ func TestCompare_TwoSessions(t *testing.T) {
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	a, b, c := w.session("default"), w.session("default"), w.session("default")
-	w.emit("default", b, events.Event{Data: events.SessionIdle{}}) // events before the first message do not count
+	w.emit("default", b, events.Event{Data: events.SessionIdle{}}) // events before the first message are ignored
 	for _, id := range []string{a, b, c} {
 		w.turn("default", id, "one", "in "+id)
 	}
@@ -324,7 +326,7 @@ func TestCompare_TwoSessions(t *testing.T) {
 		got.text("summary") != fmt.Sprintf("Event 9 of %s and event 8 of %s (message_accepted) differ in data.content.", b, c) {
 		t.Errorf("another message: %s", got)
 	}
-	// A fork is compared with what its parent did after the fork.
+	// A fork is compared with the part of its parent after the fork.
 	fork := w.session("default")
 	w.emit("default", fork, events.Event{Data: events.Opaque{Name: "session_forked", Raw: json.RawMessage(fmt.Sprintf(`{"parent":%q,"asked":7,"effective":7}`, c))}})
 	w.turn("default", fork, "one", "another")

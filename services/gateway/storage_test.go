@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// messages returns how many messages an object bucket holds: chunks and names.
+// messages returns the number of messages in an object bucket: chunks and names.
 func (w *world) messages(bucket string) uint64 {
 	w.t.Helper()
 	s, err := w.js.Stream(w.t.Context(), "OBJ_"+bucket)
@@ -26,7 +26,7 @@ func (w *world) messages(bucket string) uint64 {
 	return info.State.Msgs
 }
 
-// empty removes all that an object bucket holds, as the janitor does once it is old.
+// empty removes all content of an object bucket, like the janitor after the retention.
 func (w *world) empty(bucket string) {
 	w.t.Helper()
 	s, err := w.js.Stream(w.t.Context(), "OBJ_"+bucket)
@@ -34,7 +34,7 @@ func (w *world) empty(bucket string) {
 	must(w.t, s.Purge(w.t.Context()))
 }
 
-// counts adds to what the read models count that a tenant stores.
+// counts adds to the number of bytes that the read models count for a tenant.
 func (w *world) counts(tenant string, bytes int64) {
 	w.t.Helper()
 	tx, err := w.pool.Begin(w.t.Context())
@@ -47,8 +47,9 @@ func bytesOf(n int) string { return strings.Repeat("x", n) }
 
 const chunked = "Transfer-Encoding: chunked"
 
-// TestStorageLimit_RefusesAnUpload: a file or a skill that does not fit is refused before any of it is stored, and one of unknown
-// length is cut at what is left. What the tenant stores, the limit and what to do are named. Other tenants are served.
+// TestStorageLimit_RefusesAnUpload tests that a file or skill that does not fit is refused before any of it is
+// stored, and one of unknown length when the remaining bytes are used up. The error names the stored bytes, the limit
+// and the remedy. Other tenants are served.
 func TestStorageLimit_RefusesAnUpload(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -78,10 +79,10 @@ func TestStorageLimit_RefusesAnUpload(t *testing.T) {
 	}
 
 	cut, sent := acme.endless("PUT", path+"c", chunked+"\r\nAuthorization: Bearer "+acme.key)
-	if cut.wantProblem(t, 429, "TENANT_STORAGE", ""); sent > 16<<20 { // what is beyond lies in the buffers of the connection
+	if cut.wantProblem(t, 429, "TENANT_STORAGE", ""); sent > 16<<20 { // the rest is in the buffers of the connection
 		t.Errorf("%d bytes were taken", sent)
 	}
-	// What was taken of it counts until the janitor has removed it.
+	// The bytes that were received count until the janitor has removed them.
 	acme.do("PUT", path+"d", bytesOf(1<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.empty(topology.BucketWorkspaces)
 	acme.do("PUT", path+"d", bytesOf(1<<20)).want(t, 202)
@@ -94,7 +95,7 @@ func TestStorageLimit_RefusesAnUpload(t *testing.T) {
 
 func ptr[T any](v T) *T { return &v }
 
-// TestStorageLimit_HoldsForUploadsAtOnce: however many uploads come at once, no more is stored than the tenant may.
+// TestStorageLimit_HoldsForUploadsAtOnce tests that concurrent uploads cannot exceed a tenant's limit.
 func TestStorageLimit_HoldsForUploadsAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -118,7 +119,7 @@ func TestStorageLimit_HoldsForUploadsAtOnce(t *testing.T) {
 		}
 		a.wantProblem(t, 429, "TENANT_STORAGE", "")
 	}
-	// An upload that has just been folded may count twice for a moment, and then another is refused that would fit.
+	// An upload that was just folded may count twice for a moment, so that another one that would fit is refused.
 	for g.do("PUT", "/api/sessions/"+id+"/files/more", bytesOf(100<<10)).status == http.StatusAccepted {
 		taken++
 	}
@@ -127,8 +128,8 @@ func TestStorageLimit_HoldsForUploadsAtOnce(t *testing.T) {
 	}
 }
 
-// TestStorageLimit_RefusesWork: past the limit all that adds to what the tenant stores is refused. Controls, deletions and reads are
-// served. A limit that is lowered below what is stored, raised or removed acts at once.
+// TestStorageLimit_RefusesWork tests that above the limit all commands that store more are refused, while controls,
+// deletions and reads are served, and that a change of the limit takes effect immediately.
 func TestStorageLimit_RefusesWork(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -157,13 +158,13 @@ func TestStorageLimit_RefusesWork(t *testing.T) {
 	acme.push("", pack(t, "# PDF", 10)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	_, err := spoolv1.NewSessionsClient(g.conn()).PostMessage(acme.context(t.Context()), &spoolv1.PostMessageRequest{SessionId: id, Content: "go"})
 	wantCode(t, err, codes.ResourceExhausted, "TENANT_STORAGE", "")
-	acme.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201) // it was made before
+	acme.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201) // the session was created before
 	for _, r := range [][2]string{{"POST", path + "/interrupt"}, {"POST", "/api/executions/" + run + "/cancel"}, {"DELETE", path + "/files/a"}, {"POST", path + "/environment/terminate"}} {
 		acme.do(r[0], r[1], "").want(t, 202)
 	}
 	acme.get(path).want(t, 200)
 	acme.get(path+"/events").want(t, 200)
-	w.counts("acme", -1) // as the janitor's removal does
+	w.counts("acme", -1) // like a removal by the janitor
 	acme.do("POST", path+"/messages", `{"content":"go"}`).want(t, 202)
 	w.counts("acme", 1)
 	acme.do("POST", path+"/messages", `{"content":"go"}`).wantProblem(t, 429, "TENANT_STORAGE", "")
@@ -176,8 +177,8 @@ func TestStorageLimit_RefusesWork(t *testing.T) {
 	acme.do("DELETE", path, "").want(t, 200)
 }
 
-// TestStorageLimit_CountsUploadsThatWereAccepted: while the projector is behind, what this gateway has stored counts, and it counts once
-// when the read models hold it.
+// TestStorageLimit_CountsUploadsThatWereAccepted tests that what this gateway has stored counts while the projector
+// is behind, and counts only once when the read models contain it.
 func TestStorageLimit_CountsUploadsThatWereAccepted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -185,7 +186,8 @@ func TestStorageLimit_CountsUploadsThatWereAccepted(t *testing.T) {
 	g := w.gateway(gateway.Config{MaxTenantStorage: 1000})
 	id := w.session("default")
 	path := "/api/sessions/" + id + "/files/"
-	// The fake session service folds as it answers: here the sum lacks the file, and the checkpoint is where it was before.
+	// The fake session service folds while it answers. Here the sum lacks the file, and the checkpoint is the former
+	// one.
 	_, err := w.pool.Exec(t.Context(), "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
 	must(t, err)
 	w.exec("CREATE TRIGGER held BEFORE UPDATE ON checkpoints FOR EACH ROW EXECUTE FUNCTION hold()")
@@ -200,8 +202,8 @@ func TestStorageLimit_CountsUploadsThatWereAccepted(t *testing.T) {
 	g.do("PUT", path+"c", "x").wantProblem(t, 429, "TENANT_STORAGE", "")
 }
 
-// TestStorageLimit_AnswersAClientThatIsStillSending: an upload that is refused before any of it was read is answered, whatever the client has
-// sent by then.
+// TestStorageLimit_AnswersAClientThatIsStillSending tests that an upload that is refused before any of it was read is
+// answered, however much the client has sent.
 func TestStorageLimit_AnswersAClientThatIsStillSending(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -215,8 +217,9 @@ func TestStorageLimit_AnswersAClientThatIsStillSending(t *testing.T) {
 	}
 }
 
-// TestStorageLimit_OfSkills: the upload of a skill that was only checked counts until it is removed, and that of one that was kept
-// does not count beside the skill, as long as all such uploads stay below the limit.
+// TestStorageLimit_OfSkills tests that the upload of a skill that was only checked counts until it is removed, and
+// that the upload of a stored skill does not count in addition to the skill while all such uploads are below the
+// limit.
 func TestStorageLimit_OfSkills(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -227,7 +230,7 @@ func TestStorageLimit_OfSkills(t *testing.T) {
 	g.push("", zip).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.empty(topology.BucketSkills)
 	g.push("", zip).want(t, 201)
-	// The fake does not count the skill, which is as if it had been removed at once.
+	// The fake does not count the skill, as if it had been removed immediately.
 	g.push("", pack(t, "# PDF 2", 600<<10)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.counts("default", 400<<10)
 	g.push("", pack(t, "# PDF 2", 300<<10)).want(t, 201)

@@ -19,19 +19,20 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// patience bounds how long a stream of a test may last, and each wait for something that must come. It is long, since a
-// stream of TestStalledClientIsCut carries 24 MB, and took more than a minute with the race detector on a busy machine.
+// patience bounds how long a test's stream may last, and each wait for something that must arrive. It is long,
+// because a stream of TestStalledClientIsCut transfers 24 MB, which took more than a minute with the race detector on
+// a busy machine.
 const patience = 3 * time.Minute
 
 // stream is a client of one session, on WebSocket or SSE.
 type stream interface {
-	// next gives the next event or piece of text.
+	// next returns the next event or text delta.
 	next() (events.Wire, error)
-	// close cuts the connection.
+	// close closes the connection.
 	close()
 }
 
-// errProblem is an error that a stream was sent.
+// errProblem is an error that the server sent on a stream.
 type errProblem struct{ code, field, message string }
 
 func (e errProblem) Error() string { return e.code + " " + e.field + " " + e.message }
@@ -41,7 +42,7 @@ type sse struct {
 	lines  *bufio.Reader
 	cancel context.CancelFunc
 	body   io.Closer
-	lag    int // lag events that came
+	lag    int // number of lag events
 }
 
 func (s *served) sse(session string, after uint32, query ...string) *sse {
@@ -204,20 +205,20 @@ func (c *ws) close() {
 	_ = c.conn.CloseNow()
 }
 
-// watcher is a client that keeps what it is shown over its connections.
+// watcher is a client that keeps its state over several connections.
 type watcher struct {
 	view *blocks.View
 	seq  uint32
-	list []uint32          // of the kept events, as they came
-	text map[string]uint32 // by open block: the end of the text of this connection
+	list []uint32          // seqs of the stored events, in order of arrival
+	text map[string]uint32 // by open block: end of the text received on this connection
 }
 
 func newWatcher() *watcher { return &watcher{view: blocks.NewView(), text: map[string]uint32{}} }
 
-// reconnected forgets what holds for one connection.
+// reconnected resets the state of one connection.
 func (w *watcher) reconnected() { w.text = map[string]uint32{} }
 
-// take checks the order and folds.
+// take checks the order of an event and folds it.
 func (w *watcher) take(e events.Wire) error {
 	if e.Type != events.TextDelta {
 		if e.Seq != w.seq+1 {
@@ -250,7 +251,7 @@ func (w *watcher) take(e events.Wire) error {
 	return nil
 }
 
-// until reads until a kept event of that seq came, or enough says so.
+// until reads until enough returns true.
 func (w *watcher) until(t testing.TB, s stream, enough func() bool) {
 	t.Helper()
 	for !enough() {
@@ -264,14 +265,14 @@ func (w *watcher) until(t testing.TB, s stream, enough func() bool) {
 	}
 }
 
-// turn is the part of a run that a test plays: events and text, in order.
+// turn is a part of a run that a test plays: events and text, in order.
 type turn struct {
 	events []events.Event
-	block  string // text, when there are no events
+	block  string // block that gets the text, if there are no events
 	text   string
 }
 
-// play makes a run with all that streams: two executions, blocks that open, grow and close side by side.
+// play returns a run with everything that can be streamed: two executions, and blocks that are open at the same time.
 func play(t testing.TB) (out []turn) {
 	for n := range 2 {
 		exe := newID(t, events.KindExecution)
@@ -318,7 +319,7 @@ func (w *world) play(tenant, session string, list []turn) {
 	}
 }
 
-// wantText waits until a pending block's text is as long.
+// wantText waits until the text of a pending block has the given length.
 func (w *watcher) wantText(t testing.TB, s stream, block string, n int) {
 	t.Helper()
 	w.until(t, s, func() bool {

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// shows returns the blocks that a client has, a line each.
+// shows returns the blocks of a client, one a line.
 func (w *watcher) shows() string {
 	var s strings.Builder
 	for _, b := range w.view.Blocks() {
@@ -24,7 +24,8 @@ func (w *watcher) shows() string {
 	return s.String()
 }
 
-// stateAt returns the blocks of a state, as watcher.shows, and the blocks whose text is incomplete; at is 0 for the last event.
+// stateAt returns the blocks of a state in the form of watcher.shows, and the blocks whose text is incomplete; at is
+// 0 for the last event.
 func (s *served) stateAt(session string, at uint32) (shown string, incomplete map[string]float64) {
 	s.t.Helper()
 	path := "/api/sessions/" + session + "/state?pageSize=200"
@@ -42,8 +43,8 @@ func (s *served) stateAt(session string, at uint32) (shown string, incomplete ma
 	return shown, incomplete
 }
 
-// follow plays a run as a runner and a projector do, text on DELTAS too, for a client that follows it. It calls seen each time the client has all
-// that there is, and returns what the client had when each event was followed by the next.
+// follow plays a run like a runner and a projector, with text on DELTAS too, for a client that follows it. It calls
+// seen each time the client has received everything. It returns the client's state directly before each next event.
 func (w *world) follow(g *served, session string, list []turn, seen func(c *watcher)) (had map[uint32]string) {
 	w.t.Helper()
 	client, s := newWatcher(), g.ws(session, 0)
@@ -79,7 +80,8 @@ func (w *world) follow(g *served, session string, list []turn, seen func(c *watc
 	return had
 }
 
-// A state has the text that a client that followed the session had before the next event: while the text is in flight, and afterwards.
+// TestState_HasTheTextInFlight tests that a state has the text that a client had before the next event, while the
+// text is in flight and afterwards.
 func TestState_HasTheTextInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -115,7 +117,8 @@ func TestState_HasTheTextInFlight(t *testing.T) {
 	}
 }
 
-// A state names the open blocks whose text is no longer kept, and how much of it there is.
+// TestState_SaysWhichTextIsGone tests that a state names the open blocks whose text is no longer stored, and the
+// length of the stored part.
 func TestState_SaysWhichTextIsGone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -130,7 +133,7 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 			blocks = append(blocks, p.block)
 		}
 	}
-	// Event 7 is followed by the second block's completion: "well" and " and <more>" came before that.
+	// The event after event 7 completes the second block; "well" and " and <more>" were published before it.
 	const opened, answers = 6, 7
 	if shown, incomplete := g.stateAt(id, answers); len(incomplete) > 0 || !strings.Contains(shown, `pending "hm, well"`) || !strings.Contains(shown, `pending "é and <more>"`) {
 		t.Errorf("before the purge: %s, incomplete %v", shown, incomplete)
@@ -138,7 +141,7 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	if shown, incomplete := g.stateAt(id, opened); len(incomplete) > 0 || !strings.Contains(shown, `pending "hm, "`) {
 		t.Errorf("before the purge: %s, incomplete %v", shown, incomplete)
 	}
-	must(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(2))) // the first piece of the first block
+	must(t, stream.Purge(t.Context(), jetstream.WithPurgeSequence(2))) // removes the first piece of the first block
 	if shown, incomplete := g.stateAt(id, answers); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{blocks[0]: 0}) || !strings.Contains(shown, `pending "é and <more>"`) {
 		t.Errorf("after the first piece was lost: %s, incomplete %v", shown, incomplete)
 	}
@@ -146,7 +149,7 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	if shown, incomplete := g.stateAt(id, answers); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{blocks[0]: 0, blocks[1]: 0}) || !strings.Contains(shown, blocks[0]+` pending ""`) {
 		t.Errorf("without any text: %s, incomplete %v", shown, incomplete)
 	}
-	// A block that is open still, of whose text the read models know the length.
+	// A block that is still open, whose text length is in the read models.
 	open := newID(t, events.KindBlock)
 	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: events.MainConversation, Source: events.FromRunner,
 		Data: events.BlockStart{Block: events.Block{ID: open, Kind: events.KindAssistantText}}})
@@ -159,7 +162,8 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	}
 }
 
-// A block that ended with less text than was in flight shows what was in flight before.
+// TestState_OfABlockThatLostText tests that a block that was completed with less text than was in flight shows the
+// text in flight before its end.
 func TestState_OfABlockThatLostText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -179,7 +183,8 @@ func TestState_OfABlockThatLostText(t *testing.T) {
 	}
 }
 
-// Without DELTAS nobody can say which text is no longer kept: a state with open blocks is refused with a reason that passes.
+// TestState_WithoutDELTAS tests that a state with open blocks is refused with a temporary error without DELTAS,
+// because the gateway cannot know which text is no longer stored.
 func TestState_WithoutDELTAS(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -193,7 +198,8 @@ func TestState_WithoutDELTAS(t *testing.T) {
 	g.get("/api/sessions/"+id+"/state?at=3").want(t, 200) // no block is open
 }
 
-// Pieces of text that overlap amid a character do not make a text that no client can read.
+// TestBlocks_OfPiecesThatOverlapAmidACharacter tests that text deltas that overlap in the middle of a character yield
+// valid text.
 func TestBlocks_OfPiecesThatOverlapAmidACharacter(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

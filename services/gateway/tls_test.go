@@ -22,7 +22,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// issue makes a certificate for 127.0.0.1 in a folder, in place of one that is there, and returns what clients trust.
+// issue writes a certificate for 127.0.0.1 to a folder, replacing the one that is there, and returns the pool that
+// clients must trust.
 func issue(t *testing.T, dir string, now time.Time, valid time.Duration) *x509.CertPool {
 	t.Helper()
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: valid, RenewBefore: 1 << 60}, now)
@@ -35,7 +36,7 @@ func issue(t *testing.T, dir string, now time.Time, valid time.Duration) *x509.C
 	return pool
 }
 
-// trusting sets what clients of the gateway trust; they have connections of their own from then on.
+// trusting sets the pool that clients of the gateway trust, and gives them new connections.
 func (s *served) trusting(pool *x509.CertPool) *served {
 	c := *s
 	c.tls = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
@@ -57,8 +58,8 @@ func (s *served) serial() string {
 	return resp.TLS.PeerCertificates[0].SerialNumber.String()
 }
 
-// TestTLS_EveryProtocolOverARenewal: REST, SSE, WebSocket and gRPC are served with the certificate of SPOOL_TLS_CERT and SPOOL_TLS_KEY. Streams
-// go on over a renewal, which new connections see.
+// TestTLS_EveryProtocolOverARenewal tests that REST, SSE, WebSocket and gRPC use the certificate of SPOOL_TLS_CERT
+// and SPOOL_TLS_KEY, that streams survive a renewal, and that new connections get the new certificate.
 func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
@@ -96,7 +97,7 @@ func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
 		resp, err := c.http.Get(c.url + "/healthz")
 		if err == nil {
 			_ = resp.Body.Close()
-			if resp.StatusCode != http.StatusBadRequest { // net/http's own answer to HTTP on a TLS port
+			if resp.StatusCode != http.StatusBadRequest { // net/http's answer to HTTP on a TLS port
 				t.Errorf("%s: answered %s", name, resp.Status)
 			}
 		}
@@ -108,7 +109,7 @@ func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
 		c.http.CloseIdleConnections()
 	}
 	for _, addr := range []string{strings.TrimPrefix(plain.url, "https://"), plain.grpc} {
-		old := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11} //nolint:gosec // it is to be refused
+		old := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11} //nolint:gosec // must be refused
 		if c, err := tls.Dial("tcp", addr, old); err == nil {
 			_ = c.Close()
 			t.Errorf("%s speaks TLS 1.1", addr)
@@ -116,7 +117,7 @@ func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
 	}
 }
 
-// seconds returns how long the certificate is valid, as /metrics has it.
+// seconds returns the remaining validity of the certificate according to /metrics.
 func (s *served) seconds() float64 {
 	s.t.Helper()
 	for line := range strings.Lines(string(s.get("/metrics").body)) {
@@ -145,7 +146,7 @@ func TestTLS_ExpiredCertificateIsServedUntilItIsRenewed(t *testing.T) {
 	g.get("/healthz").want(t, 200)
 }
 
-// TestTLS_LimitsHoldWithTLS: connections and headers are counted with TLS as without it.
+// TestTLS_LimitsHoldWithTLS tests that connections and headers are limited with TLS as without it.
 func TestTLS_LimitsHoldWithTLS(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()

@@ -24,7 +24,7 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// rollout is a transcript of Codex with so many bytes.
+// rollout returns a Codex transcript of the given size in bytes.
 func rollout(t *testing.T, size int) string {
 	t.Helper()
 	raw, err := os.ReadFile("../../pkg/transcript/testdata/codex.jsonl")
@@ -35,7 +35,8 @@ func rollout(t *testing.T, size int) string {
 	return string(raw) + strings.Repeat("\n", size-len(raw))
 }
 
-// TestTranscripts: what an upload answers makes one session, over REST or gRPC, for the tenant that uploaded it and for ten minutes.
+// TestTranscripts tests that an uploaded transcript can be used for one session, over REST or gRPC, by the tenant
+// that uploaded it and for ten minutes.
 func TestTranscripts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -115,7 +116,7 @@ func TestTranscripts(t *testing.T) {
 	acme.do("POST", transcriptsPath+"?architecture=codex", text).wantProblem(t, 400, "INVALID_REQUEST", "architecture")
 }
 
-// TestTranscriptThatDoesNotEnd: one that is refused, or too large, is read no further.
+// TestTranscriptThatDoesNotEnd tests that a transcript that is refused or too large is not read any further.
 func TestTranscriptThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -157,7 +158,8 @@ func TestTranscriptThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestStorageLimit_OfTranscripts: a transcript counts while a session can be made with it, once, and what was refused counts until it is removed.
+// TestStorageLimit_OfTranscripts tests that a transcript counts once while a session can be created with it, and that
+// a refused one counts until it is removed.
 func TestStorageLimit_OfTranscripts(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// Events of types that this build does not know, and events that the projector could not fold, are replayed as they are stored, and change no
-// state beside its seq.
+// TestPast_WithEventsThatAreNotKnown tests that events of unknown types, and events that the projector could not
+// fold, are replayed as they are stored, and change only the seq of a state.
 func TestPast_WithEventsThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -46,15 +46,16 @@ func TestPast_WithEventsThatAreNotKnown(t *testing.T) {
 	if d.number("blockCount") != 0 || d.field("statuses", "0") != nil {
 		t.Errorf("diff: %s", d)
 	}
-	// An event of a type that is not known counts in a comparison.
+	// An event of an unknown type is compared too.
 	c := g.get("/api/sessions/"+id+"/compare?with="+other).want(t, 200)
 	if c.field("equal") != false || c.number("event", "seq") != 8 || c.text("event", "type") != "plan_proposed" {
 		t.Errorf("comparison: %s", c)
 	}
 }
 
-// A state and a diff show which versions an execution resolved, and no value of a variable. A comparison shows an event as
-// the list of events does: without the values of secrets, which the log never has.
+// TestPast_ShowsNoValuesOfVariables tests that a state and a diff contain the resolved versions of an execution and
+// no value of a variable, and that a comparison contains events as in lists: without the values of secrets, which the
+// log never has.
 func TestPast_ShowsNoValuesOfVariables(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

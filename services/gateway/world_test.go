@@ -33,39 +33,39 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// world is what a gateway needs, and, in place of session service and projector,
-// tests that write rows and messages as those do.
+// world has the dependencies of a gateway. Its methods write rows and messages in place of the session service and
+// the projector.
 type world struct {
 	t    *testing.T
-	url  string             // of the read models, as the role of gateways
-	pool *pgxpool.Pool      // as the projector's role
-	nats *natsserver.Server // nil when the test has its own
-	nc   *nats.Conn         // of the test, with all rights
+	url  string             // URL of the read models, for the gateway's role
+	pool *pgxpool.Pool      // connects as the projector's role
+	nats *natsserver.Server // nil if the test has its own server
+	nc   *nats.Conn         // the test's connection, with all rights
 	js   jetstream.JetStream
 
-	projector *nats.Conn // as the projector, where there are users
+	projector *nats.Conn // connection of the projector's user, if the server has users
 
-	untold atomic.Bool // services are not told of budgets
+	untold atomic.Bool // budgets are not published to the services
 
 	mu       sync.Mutex
 	position int64
 	sessions map[string]*fake
-	entries  map[string]*versions.State // of the catalogue, by id
-	sealer   gateway.Sealer             // of the gateways; nil for none
-	now      func() time.Time           // of the gateways; nil for this machine's clock
-	mute     bool                       // commit rows and announce nothing
+	entries  map[string]*versions.State // catalogue entries by id
+	sealer   gateway.Sealer             // the gateways' Sealer; nil for none
+	now      func() time.Time           // the gateways' clock; nil for time.Now
+	mute     bool                       // commits rows without announcing them
 }
 
-// fake is a session as the projector has folded it.
+// fake is a session in the state that the projector would have folded.
 type fake struct {
 	tenant, id string
 	agent      string
 	seq        uint32
 	position   string
 	blocks     map[string]*events.Block
-	first      map[string]uint32 // block to its seq
-	ord        map[string]int    // execution to its place
-	text       map[string]int    // bytes of text of open blocks
+	first      map[string]uint32 // first seq by block
+	ord        map[string]int    // order by execution
+	text       map[string]int    // bytes of text by open block
 }
 
 func newWorld(t *testing.T) *world {
@@ -111,7 +111,7 @@ func (w *world) exec(sql string, args ...any) {
 	must(w.t, err)
 }
 
-// gateway runs one copy until the test ends, as the gateway's own NATS user.
+// gateway runs a gateway until the test ends, as the gateway's own NATS user.
 func (w *world) gateway(cfg gateway.Config) *served {
 	w.t.Helper()
 	nc, err := w.nats.ConnectAs(topology.UserGateway)
@@ -120,7 +120,7 @@ func (w *world) gateway(cfg gateway.Config) *served {
 	return w.gatewayOn(cfg, nc, w.openPool(w.url))
 }
 
-// served is a gateway that runs.
+// served is a running gateway, and a client of it.
 type served struct {
 	t    *testing.T
 	url  string
@@ -128,10 +128,10 @@ type served struct {
 	stop func()
 	key  string // sent with every request
 	http *http.Client
-	tls  *tls.Config // of clients; nil without TLS
+	tls  *tls.Config // TLS configuration of clients; nil without TLS
 }
 
-// client returns the HTTP client of the gateway: one of its own with TLS.
+// client returns the HTTP client: a separate one with TLS.
 func (s *served) client() *http.Client {
 	if s.http == nil {
 		return client
@@ -170,10 +170,10 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	return &served{t: w.t, url: g.URL(), grpc: g.GRPCAddr().String(), stop: stop}
 }
 
-// session makes a session, as if it had been created, and gives its id.
+// session creates a session and returns its id.
 func (w *world) session(tenant string) string { return w.sessionOf(tenant, "default") }
 
-// sessionOf makes a session of an agent.
+// sessionOf creates a session of an agent.
 func (w *world) sessionOf(tenant, agent string) string {
 	w.t.Helper()
 	id := newID(w.t, events.KindSession)
@@ -182,7 +182,7 @@ func (w *world) sessionOf(tenant, agent string) string {
 	return id
 }
 
-// emit commits events as the projector does, and announces them.
+// emit commits events and announces them, like the projector.
 func (w *world) emit(tenant, session string, list ...events.Event) {
 	w.t.Helper()
 	w.commit(tenant, session, list, nil)
@@ -228,7 +228,7 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
 	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", readmodel.Group(session), w.position)
 	if err := tx.Commit(ctx); err != nil {
-		w.t.Error(err) // and not Fatal, which would leave others waiting when another goroutine called
+		w.t.Error(err) // not Fatal, because another goroutine may have called
 	}
 	live.Tip = f.seq
 	if !w.mute {
@@ -241,7 +241,7 @@ func (w *world) announce(tenant string, live readmodel.Live) {
 	must(w.t, w.projector.Publish(events.LiveSubject(tenant, live.Session), encode(w.t, live)))
 }
 
-// projection folds events into rows, in one transaction.
+// projection folds events into rows in one transaction.
 type projection struct {
 	w  *world
 	tx pgx.Tx
@@ -255,7 +255,7 @@ func (p projection) do(sql string, args ...any) {
 	}
 }
 
-// stored counts bytes that a tenant stores.
+// stored adds to the bytes that a tenant stores.
 func (p projection) stored(tenant string, bytes int64) {
 	p.do(`INSERT INTO tenant_usage (tenant, id, grp, day, turns, tokens, cost_usd, time_ms, stored_bytes) VALUES ($1, '/0', 0, '', 0, 0, 0, 0, $2)
 		ON CONFLICT (tenant, id) DO UPDATE SET stored_bytes = tenant_usage.stored_bytes + $2`, tenant, bytes)
@@ -338,7 +338,7 @@ func (p projection) block(e events.Event) {
 	}
 }
 
-// addKey stores an API key as the projector does.
+// addKey stores an API key, like the projector.
 func (w *world) addKey(tenant string, d events.KeyCreated) {
 	w.t.Helper()
 	var expires *time.Time
@@ -373,7 +373,7 @@ func newID(t testing.TB, kind events.Kind) string {
 	return id
 }
 
-// oldID is an id that nobody waits for.
+// oldID returns an id from the past, for which reads do not wait.
 func oldID(t testing.TB, kind events.Kind) string {
 	t.Helper()
 	id, err := events.NewID(kind, time.Now().Add(-time.Hour), rand.Reader)
@@ -388,14 +388,14 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// answer is what HTTP answered.
+// answer is an HTTP response.
 type answer struct {
 	status int
 	header http.Header
 	body   []byte
 }
 
-// field reads a path of the JSON body.
+// field returns the value at a path of the JSON body.
 func (a answer) field(path ...string) any {
 	var v any
 	dec := json.NewDecoder(bytes.NewReader(a.body))
@@ -460,7 +460,7 @@ func (s *served) get(path string, opts ...option) answer {
 	return s.do("GET", path, "", opts...)
 }
 
-// want fails the test unless the status is right.
+// want fails the test unless the response has the status.
 func (a answer) want(t testing.TB, status int) answer {
 	t.Helper()
 	if a.status != status {
@@ -469,7 +469,7 @@ func (a answer) want(t testing.TB, status int) answer {
 	return a
 }
 
-// wantProblem fails the test unless it is a problem of that code and field.
+// wantProblem fails the test unless the response is a problem with that code and field.
 func (a answer) wantProblem(t testing.TB, status int, code, field string) answer {
 	t.Helper()
 	if a.status != status || a.text("code") != code || a.text("field") != field || a.text("detail") == "" ||
@@ -482,7 +482,7 @@ func (a answer) wantProblem(t testing.TB, status int, code, field string) answer
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 func TestMain(m *testing.M) {
-	// The Postgres of the tests is started once and outlives them.
+	// The tests' Postgres is started once and outlives the tests.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait"),
 		// The tests put objects with the client's own ObjectStore. Its Put takes its listener away when it is done; where the
 		// listener's goroutine has not begun by then, it waits on a nil channel for ever (nats.go 1.55).

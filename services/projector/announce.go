@@ -16,20 +16,21 @@ import (
 )
 
 const (
-	// maxLive bounds a message on LIVE in bytes: NATS takes 1 MB.
+	// maxLive is the largest message on LIVE in bytes. NATS accepts 1 MB.
 	maxLive = 900_000
-	// maxText bounds one piece of text in bytes; JSON may make it six times as long.
+	// maxText is the largest text delta in bytes. As JSON it may be six times as long.
 	maxText = 64 << 10
 )
 
-// announcer tells gateways what was committed. It is for one goroutine.
+// announcer announces committed changes to gateways. It must be used by one goroutine.
 type announcer struct {
 	nc     *nats.Conn
 	group  int
-	missed bool // something could not be sent
+	missed bool // whether a message could not be sent
 }
 
-// started tells gateways to look for holes in the group's sessions.
+// started asks gateways to compare the group's sessions with the read models, because announcements may have been
+// lost.
 func (a *announcer) started() error {
 	data, err := json.Marshal(readmodel.Started{Group: a.group})
 	if err != nil {
@@ -38,8 +39,8 @@ func (a *announcer) started() error {
 	return a.nc.Publish(topology.CtlProjector, data)
 }
 
-// send announces each session's part of a batch. After a failure the next
-// success says so, as a start does.
+// send announces the changes of a batch, one session after the other. After a failure, the next successful call also
+// sends what started sends.
 func (a *announcer) send(list []fold.Live) error {
 	if a.missed {
 		if err := a.started(); err != nil {
@@ -60,10 +61,9 @@ func (a *announcer) send(list []fold.Live) error {
 	return nil
 }
 
-// liveMessages encodes one session's changes as readmodel.Live, in messages of
-// at most limit bytes: events first, then text. Only the last one carries the
-// session's tip; the others' is that of their last event, so that nobody sees a
-// hole where more is on its way. An event that is larger is left out and only its seq is told.
+// liveMessages encodes one session's changes as readmodel.Live, in messages of at most limit bytes: events first,
+// then text. Only the last message has the session's tip; the others have the seq of their last event, so that
+// gateways do not take the rest for missing. For an event that is too large only its seq is announced.
 func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 	w := liveWriter{session: l.Session.ID, limit: limit - 200}
 	if len(l.Events) == 0 {
@@ -122,7 +122,7 @@ func (w *liveWriter) flush() {
 	w.events, w.deltas, w.size = nil, nil, 0
 }
 
-// pieces cuts a long text between characters.
+// pieces splits a long text at character boundaries.
 func pieces(d events.Delta) []events.Delta {
 	var out []events.Delta
 	for len(d.Text) > maxText {
@@ -138,7 +138,7 @@ func pieces(d events.Delta) []events.Delta {
 	return append(out, d)
 }
 
-// encode is JSON without HTML escapes, as events are stored.
+// encode encodes JSON without HTML escapes, like stored events.
 func encode(v any) (string, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

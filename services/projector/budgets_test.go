@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// budget makes a writer for a tenant's budget.
+// budget returns a writer for a tenant's budget.
 func (w *world) budget(tenant string, p events.Period) *session {
 	subject := events.BudgetOf(tenant, p)
 	return &session{w: w, tenant: tenant, id: subject.ID, life: eventlog.Head{Subject: subject}}
@@ -102,17 +102,17 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
 	other.create()
 	for _, s := range []*session{told, other} {
-		s.turn(1) // 30 tokens, $0.25, 1,234 ms, as the agent tells
+		s.turn(1) // 30 tokens, $0.25, 1,234 ms, as the agent reports
 	}
 	x := metered.post(1)
 	call := events.ModelCalled{Provider: "anthropic", Model: "m", Status: 200, Usage: events.Usage{InputTokens: 100, OutputTokens: 5, CacheReadTokens: 7, CacheWriteTokens: 1}, CostUSD: 0.5}
 	metered.append(&metered.run, x, call, events.ExecutionStarted{Attempt: 2}, call)
-	// What the agent tells of what was metered counts once.
+	// Usage that was metered and is also reported by the agent counts once.
 	metered.append(&metered.run, x, events.MetadataUpdate{Usage: events.Usage{InputTokens: 200}, CostUSD: 0.75},
 		events.ExecutionFailed{DurationMs: 766, Usage: events.Usage{InputTokens: 200}, Code: "X"})
-	metered.append(&metered.run, "", call) // of no execution
-	metered.append(&metered.run, x, call)  // late
-	// One that never ran takes nothing.
+	metered.append(&metered.run, "", call) // outside of an execution
+	metered.append(&metered.run, x, call)  // after the end of its execution
+	// An execution that never ran uses nothing.
 	never := metered.execution(2)
 	metered.append(&metered.life, never, events.MessageAccepted{BlockID: "b"}, events.ExecutionQueued{Ahead: 1}, events.ExecutionWithdrawn{Reason: "cancelled"})
 

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// entry makes a writer for an entry of the catalogue.
+// entry returns a writer for an entry of the catalogue.
 func (w *world) entry(kind events.Aspect, tenant string, ref events.Reference) *session {
 	subject := ref.Subject(kind, tenant)
 	return &session{w: w, tenant: subject.Tenant, id: subject.ID, life: eventlog.Head{Subject: subject}}
@@ -47,7 +47,7 @@ func TestCatalogueBecomesRows(t *testing.T) {
 	a, s := w.entry(events.Agent, "acme", agent), w.entry(events.Skill, "acme", skill)
 	a.append(&a.life, "", applied("a1", "one", "stable"))
 	a.append(&a.life, "", applied("a2", "two\x00"))
-	a.append(&a.life, "", applied("a2", "two", "beta")) // there already: its tag moves, and it stays where it lies
+	a.append(&a.life, "", applied("a2", "two", "beta")) // exists already: only the tag moves
 	s.append(&s.life, "", events.SkillPushed{Ref: at(skill, "s1"), Name: "pdf", Description: "reads", Document: "# PDF\x00", Bytes: 10, UnpackedBytes: 20, Files: 2})
 	s.append(&s.life, "", events.SkillPushed{Ref: at(skill, "s2"), Name: "pdf", Bytes: 11})
 	s.append(&s.life, "", events.SkillTagged{Ref: at(skill, "s1"), Tag: "stable"})
@@ -63,7 +63,7 @@ func TestCatalogueBecomesRows(t *testing.T) {
 			`pdf s2 {"name":"pdf","description":"","bytes":11,"unpackedBytes":0,"files":0}  f 4`,
 	})
 
-	stop() // what follows is folded over rows that were read back
+	stop() // the rest is folded onto rows that are read from Postgres
 	w.start()
 	s.append(&s.life, "", events.SkillRemoved{Ref: at(skill, "s2")})
 	a.append(&a.life, "", events.AgentRemoved{Ref: agent})
@@ -72,7 +72,7 @@ func TestCatalogueBecomesRows(t *testing.T) {
 		entriesSQL: "acme agent organization  reviewer  t;" + `platform skill platform acme pdf s1 {"latest":"s1","stable":"s1"} f`,
 		"SELECT string_agg(version||' '||removed, ',' ORDER BY version) FROM catalogue_versions": "a1 false,a2 false,s1 false,s2 true",
 	})
-	// A version that was removed comes back where it is pushed again.
+	// A removed version is restored when it is pushed again.
 	s.append(&s.life, "", events.SkillPushed{Ref: at(skill, "s2"), Name: "pdf", Description: "again", Bytes: 11})
 	a.append(&a.life, "", applied("a1", "one"))
 	w.projected(a, s)
@@ -99,8 +99,8 @@ func TestCatalogueBecomesRows(t *testing.T) {
 	}
 }
 
-// A definition that goes through the object store, and one that was lost there.
-func TestLargeDefinitions(t *testing.T) {
+// TestLargeDefinitions_AreReadFromTheObjectStore tests a definition that is stored in the object store, and one that was lost there.
+func TestLargeDefinitions_AreReadFromTheObjectStore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
@@ -114,7 +114,7 @@ func TestLargeDefinitions(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// What a session pinned, and what an execution was resolved to, are in their rows.
+// TestResolutionBecomesRows tests that rows contain what a session pinned, and what an execution was resolved to.
 func TestResolutionBecomesRows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

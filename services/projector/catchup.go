@@ -10,43 +10,43 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// A catch-up waits for other groups that start at the same time: a moment in any
-// case, and longer while some are on their way.
+// A catch-up first waits for other groups that start at the same time: gather in any case, and up to gatherMost times
+// gather while groups are starting.
 const (
 	gather     = 10 * time.Millisecond
-	gatherMost = 100 // times gather
+	gatherMost = 100 // multiples of gather
 )
 
-// catchUp reads a shard from far behind for several groups at once. A server
-// that filters by eight subjects looks through all subjects of a block for each
-// message of a backlog, for each group again; read once, whole, and dealt out
-// here, a backlog costs a fraction.
+// catchUp reads the backlog of a shard for several groups at once. A consumer with eight filter subjects makes the
+// server search all subjects of a block for each message, and again for each group. Reading the whole shard once and
+// distributing the commits here is much cheaper.
 type catchUp struct {
 	log   eventlog.Log
 	shard int
 
-	coming atomic.Int32 // groups that have begun to start and do not ride yet
+	coming atomic.Int32 // groups that are starting and have not called ride yet
 
 	mu      sync.Mutex
-	waiting []*rider // the first one reads for all
+	waiting []*rider // the first one reads for all of them
 }
 
-// expect announces a group that is about to ride; gone takes it back, or says that it rides.
+// expect announces a group that is about to call ride. gone must be called when the group calls ride or gives up.
 func (c *catchUp) expect() (gone func()) {
 	c.coming.Add(1)
 	return sync.OnceFunc(func() { c.coming.Add(-1) })
 }
 
-// rider is a group that catches up.
+// rider is a group that is catching up.
 type rider struct {
-	ctx   context.Context // of the group
+	ctx   context.Context // context of the group
 	feed  *feeder
-	ended chan struct{} // closed when the reading has ended; then complete is set
-	// complete tells that the log's end was reached, and not that the reading broke off.
+	ended chan struct{} // closed when the read has ended; complete is set before
+	// complete reports whether the end of the log was reached.
 	complete bool
 }
 
-// ride brings a group to the log's end and tells whether it came there; if not, it rides again.
+// ride reads a group's commits up to the end of the log, and reports whether it reached the end; if not, the caller
+// must call it again.
 func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
 	r := &rider{ctx: ctx, feed: f, ended: make(chan struct{})}
 	c.mu.Lock()
@@ -75,7 +75,7 @@ func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
 	return r.complete
 }
 
-// gather waits until no other group is on its way, within bounds.
+// gather waits until no other group is starting, within bounds.
 func (c *catchUp) gather(ctx context.Context) {
 	t := time.NewTicker(gather)
 	defer t.Stop()
@@ -91,7 +91,7 @@ func (c *catchUp) gather(ctx context.Context) {
 	}
 }
 
-// read deals a shard's commits out until its end.
+// read distributes a shard's commits to the riders, up to the end of the log.
 func (c *catchUp) read(ctx context.Context, riders []*rider) {
 	byGroup := map[int]*rider{}
 	all := feeder{group: c.shard, after: riders[0].feed.after, retry: riders[0].feed.retry}
@@ -121,8 +121,8 @@ func (c *catchUp) read(ctx context.Context, riders []*rider) {
 	}
 }
 
-// group is the group that folds an item. What has no subject that can be read
-// falls to the first group of its shard.
+// group returns the group that folds an item. Commits without a valid subject belong to the first group of their
+// shard.
 func (it item) group(shard int) int {
 	if it.rec.Subject.ID == "" {
 		return shard

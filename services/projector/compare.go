@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// order lists the tables that a fold gives, by their primary keys.
+// order lists the tables of a fold with their primary keys.
 var order = []struct{ table, key string }{
 	{readmodel.Sessions, "tenant, id"},
 	{readmodel.DeletedSessions, "tenant, id"},
@@ -38,11 +38,11 @@ var order = []struct{ table, key string }{
 	{readmodel.Poison, "position"},
 }
 
-// DifferenceError is the first row that the read model and a fold of the log do not share.
+// DifferenceError reports the first row in which the read models differ from a fold of the log.
 type DifferenceError struct {
 	Table   string
-	Columns []string // that differ; nil when one of the rows is missing
-	Live    string   // the row as JSON; "" for none
+	Columns []string // columns that differ; nil if one of the rows is missing
+	Live    string   // row of the read models as JSON; "" for none
 	Rebuilt string
 }
 
@@ -63,8 +63,8 @@ func short(s string) string {
 	return s
 }
 
-// compare folds to where live was at one moment and compares with what it had
-// then. Live goes on meanwhile: its tables are read in a snapshot.
+// compare folds the log up to the position of the live read models at one moment, and compares both. The live tables
+// are read in a snapshot, so that projection can continue.
 func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 	other, err := readmodel.Connect(ctx, b.p.cfg.DatabaseURL, readmodel.ShadowSchema)
 	if err != nil {
@@ -81,7 +81,7 @@ func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 			return err
 		}
 		for n, g := range b.groups {
-			// Where another commit is at the same place, or the log is shorter, nothing else needs comparing.
+			// If the commits at the position differ, or the log is shorter, no rows need to be compared.
 			if have := g.checkpoint; have.Position != target[n].Position || have.CommitID != target[n].CommitID {
 				return &DifferenceError{
 					Table: readmodel.Checkpoints, Columns: []string{"position", "commit_id"},
@@ -101,7 +101,7 @@ func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 	return rows, err
 }
 
-// compareTable reads both side by side, in the order of the key.
+// compareTable reads both tables in the order of the key and compares them row by row.
 func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, key string) (n uint64, err error) {
 	sql := "SELECT row_to_json(t)::text FROM %s." + table + " t ORDER BY " + key
 	a, err := live.Query(ctx, fmt.Sprintf(sql, readmodel.Schema))
@@ -133,9 +133,8 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 	return n, nil
 }
 
-// sameSum reports whether two rows of tenant_usage differ only in how their sum of
-// dollars was rounded: what a session took is added in one piece once its content
-// is removed, and in many before.
+// sameSum reports whether two rows of tenant_usage differ only in the rounding of their dollars. The usage of a
+// session is added as one number once its content is removed, and in many additions before that.
 func sameSum(table string, live, rebuilt []byte) bool {
 	if table != readmodel.TenantUsage || live == nil || rebuilt == nil {
 		return false
@@ -162,7 +161,7 @@ func row(rows pgx.Rows) []byte {
 	return rows.RawValues()[0]
 }
 
-// firstError looks at what has ended; a side that has rows left has no error.
+// firstError returns the first error of rows that have ended. Rows that were not read to the end have no error.
 func firstError(list ...pgx.Rows) error {
 	for _, rows := range list {
 		if err := rows.Err(); err != nil {
@@ -172,7 +171,7 @@ func firstError(list ...pgx.Rows) error {
 	return nil
 }
 
-// difference says which columns differ, or which row is missing, where the keys do.
+// difference returns which columns differ, or, if the keys differ, which row is missing.
 func difference(table, key string, live, rebuilt []byte) error {
 	d := &DifferenceError{Table: table, Live: string(live), Rebuilt: string(rebuilt)}
 	if live == nil || rebuilt == nil {

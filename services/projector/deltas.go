@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// delta is text in flight, and when its stream stored it.
+// delta is text in flight with the time at which the stream stored it.
 type delta struct {
 	fold.Delta
 	at time.Time
 }
 
-// Settings of the consumer that reads DELTAS. It goes by itself when nobody pulls.
+// Settings of the consumer of DELTAS. JetStream removes it when nobody pulls.
 const (
 	pullMessages = 1000
 	pullBytes    = 4 << 20
@@ -31,12 +31,11 @@ const (
 	openTimeout  = 5 * time.Second
 )
 
-// deltaReader reads the group's text in flight in order, by consumers that are
-// made anew when one is lost.
+// deltaReader reads the group's text in flight in order. It creates a new consumer when one is lost.
 type deltaReader struct {
 	g      *group
-	since  *time.Time // nil for everything that is kept
-	seq    uint64     // last stream sequence that was delivered; 0 for none
+	since  *time.Time // nil reads all stored text
+	seq    uint64     // stream sequence of the last delivered message; 0 for none
 	expect uint64
 	pull   jetstream.MessagesContext
 }
@@ -86,7 +85,7 @@ func (r *deltaReader) next(ctx context.Context) error {
 	r.seq = meta.Sequence.Stream
 	d, err := decodeDelta(m.Subject(), m.Data())
 	if err != nil {
-		// It is a copy of what block_complete will say: nothing is lost with it.
+		// The text is a copy of what block_complete will contain, so nothing is lost.
 		r.g.logger.Warn("text in flight is dropped", "subject", m.Subject(), "sequence", r.seq, "error", err)
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// work is a turn that touches files, its sandbox and models.
+// work appends a turn that changes files and uses a sandbox and models.
 func (s *session) work(n int) string {
 	s.w.t.Helper()
 	x := s.post(n)
@@ -61,7 +61,7 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 		usageSQL:      fmt.Sprintf("anthropic m 2026-05-06 2 1 10 2 7 1 0.5 2026-01 25 95 %[1]s,anthropic n 2026-05-06 1 1 0 0 0 0 0  0 0 %[1]s", x),
 		snapshotSQL:   " 0 0",
 	})
-	stop() // what follows is folded over rows that were read back
+	stop() // the rest is folded onto rows that are read from Postgres
 	w.start()
 	s.append(&s.run, x, events.ExecutionResumed{PausedMs: 5}, events.FileModified{Path: "a.txt", Size: 10},
 		events.ModelCalled{Provider: "anthropic", Model: "m", Status: 200, CostUSD: 0.25, Prices: "2026-02", DurationMs: 5})
@@ -100,8 +100,8 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 	}
 }
 
-// What sandboxes cost is the session's, the execution's within which they ran, and the tenant's: also what a sandbox cost that ends
-// after its session was deleted.
+// TestSandboxUsageBecomesRows tests that the cost of sandboxes is added to the session, to the execution during which
+// they ran, and to the tenant, also if a sandbox ends after its session was deleted.
 func TestSandboxUsageBecomesRows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -113,7 +113,7 @@ func TestSandboxUsageBecomesRows(t *testing.T) {
 	}
 	s.append(&s.run, x, used(1000, 0.5))
 	w.projected(s)
-	stop() // what follows is folded over rows that were read back
+	stop() // the rest is folded onto rows that are read from Postgres
 	w.start()
 	s.append(&s.run, "", used(200, 0.125))
 	s.append(&s.run, x, used(30, 0.25), events.ExecutionCompleted{DurationMs: 7})
@@ -139,8 +139,8 @@ func TestSandboxUsageBecomesRows(t *testing.T) {
 	}
 }
 
-// A commit of very many files goes by COPY, and again as changes.
-func TestManyFiles(t *testing.T) {
+// TestManyFiles_AreWrittenWithCopy tests that a commit with very many files is written with COPY, first as new rows and then as changes.
+func TestManyFiles_AreWrittenWithCopy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(-1).create()

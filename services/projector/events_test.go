@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// logged returns what sessions of a tenant have added to the log, their deletions included, by events.OutputOf.
+// logged returns what sessions of a tenant have appended to the log, including deletions, by events.OutputOf.
 func (w *world) logged(tenant string) (sum events.Output) {
 	w.t.Helper()
 	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {

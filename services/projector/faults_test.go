@@ -28,13 +28,13 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// A projector in a process of its own, which a test can kill.
+// A projector in its own process, which a test can kill.
 const (
 	processNATS = "PROJECTOR_TEST_NATS"
 	processPG   = "PROJECTOR_TEST_POSTGRES"
 )
 
-// process is TestMain's other life.
+// process is the main function of the projector's process.
 func process() error {
 	nc, err := nats.Connect(os.Getenv(processNATS))
 	if err != nil {
@@ -52,7 +52,7 @@ func process() error {
 	if err != nil {
 		return err
 	}
-	// It ends with its parent, which holds the other end of its standard input.
+	// The process ends with its parent, which holds the other end of its standard input.
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -92,7 +92,8 @@ func (c *child) kill() {
 	}
 }
 
-// checkpointEqualsRows proves that no commit is half there: in each group the last event is that of the checkpoint.
+// checkpointEqualsRows checks that no commit is applied partially: the last event of each group is that of the
+// checkpoint.
 func (w *world) checkpointEqualsRows() {
 	w.t.Helper()
 	rows, err := w.conn().Query(w.t.Context(), `SELECT c.grp, c.position, max(split_part(s.tip_position, '-', 2)::bigint), (SELECT count(*) FROM sessions x WHERE x.grp = c.grp AND
@@ -153,7 +154,7 @@ func TestKilledAgainAndAgainNothingIsTornOrDoubled(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// sameAsRebuilt proves that the read model is what a fold of the log gives.
+// sameAsRebuilt checks that the read models equal a fold of the log.
 func (w *world) sameAsRebuilt() projector.Report {
 	w.t.Helper()
 	r, err := projector.Rebuild(w.t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log, Logger: logger(w.t)}, true)
@@ -166,7 +167,7 @@ func (w *world) sameAsRebuilt() projector.Report {
 	return r
 }
 
-func TestOfTwoCopiesOneReadsEachGroup(t *testing.T) {
+func TestOfTwoReplicasOneLeadsEachGroup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
 	w.migrate()
@@ -180,7 +181,7 @@ func TestOfTwoCopiesOneReadsEachGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer count.Unsubscribe() //nolint:errcheck // of a test
+	defer count.Unsubscribe() //nolint:errcheck // the test has ended
 	first := w.start()
 	w.start()
 	var sessions []*session
@@ -204,12 +205,12 @@ func TestOfTwoCopiesOneReadsEachGroup(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// cut ends the connections of projectors, whatever they are doing.
+// cut ends the connections of projectors.
 func (w *world) cut() {
 	w.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'spool-projector' AND datname = current_database()")
 }
 
-func TestConnectionsThatBreakUnderLoad(t *testing.T) {
+func TestBrokenConnectionsLoseNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -231,14 +232,14 @@ func TestConnectionsThatBreakUnderLoad(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// twice delivers every commit twice, and the one before it again.
+// twice delivers every commit twice, followed by the one before it.
 type twice struct{ eventlog.Log }
 
 func (l twice) again(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		var before *eventlog.Record
 		for rec, err := range seq {
-			//nolint:staticcheck // the same twice is the point
+			//nolint:staticcheck // yields the same record twice on purpose
 			if !yield(rec, err) || !yield(rec, err) || before != nil && !yield(*before, nil) {
 				return
 			}
@@ -286,7 +287,7 @@ func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-func TestPostgresAwayAndBack(t *testing.T) {
+func TestPostgresOutageLosesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	pg := pgtest.RunRestartable(t)
@@ -310,8 +311,8 @@ func TestPostgresAwayAndBack(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// TestAnnouncedEventsSurvivePostgresCrash asserts that Postgres never loses an event that was announced on LIVE: a client that
-// has it could otherwise come back with a cursor that is ahead of the read models.
+// TestAnnouncedEventsSurvivePostgresCrash asserts that a crash of Postgres never loses an event that was announced on
+// LIVE. Otherwise a client could reconnect with a cursor that is ahead of the read models.
 func TestAnnouncedEventsSurvivePostgresCrash(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -327,14 +328,14 @@ func TestAnnouncedEventsSurvivePostgresCrash(t *testing.T) {
 		tip = f.next().Tip
 	}
 	pg.Crash()
-	stop() // nothing folds the events again before the rows are read
+	stop() // no projector may fold the events again before the rows are read
 	pg.Start()
 	if got := one[int64](w, "SELECT coalesce(max(tip), 0) FROM sessions WHERE id = $1", s.id); got < int64(tip) {
 		t.Errorf("after a crash Postgres has the session up to seq %d, clients were told of %d", got, tip)
 	}
 }
 
-// copyDatabase is a backup: nobody may be connected to the database meanwhile.
+// copyDatabase makes a backup. Nobody may be connected to the database meanwhile.
 func copyDatabase(t *testing.T, url string) string {
 	t.Helper()
 	cfg, err := pgx.ParseConfig(url)
@@ -347,7 +348,7 @@ func copyDatabase(t *testing.T, url string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background()) //nolint:errcheck // of a test
+	defer conn.Close(context.Background()) //nolint:errcheck // the test has ended
 	backup := name + "_backup"
 	eventually(t, "backup", func() error {
 		_, err := conn.Exec(t.Context(), "CREATE DATABASE "+backup+" TEMPLATE "+name)
@@ -366,7 +367,7 @@ func copyDatabase(t *testing.T, url string) string {
 	return strings.Replace(url, name, backup, 1)
 }
 
-func TestPostgresFromAnOlderBackup(t *testing.T) {
+func TestOlderBackupOfPostgresIsFoldedForward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	stop := w.start()
@@ -434,7 +435,7 @@ func TestPostgresNewerThanTheLogIsFoldedAgain(t *testing.T) {
 	}
 }
 
-// The checkpoint may stand on a commit that the janitor has purged.
+// TestPurgedCheckpointIsNoMismatch tests that the commit of a checkpoint may have been purged by the janitor.
 func TestPurgedCheckpointIsNoMismatch(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -12,24 +12,23 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// item is a commit to fold, or the news that the log's end was reached.
+// item is a commit to fold, or a marker for the end of the log.
 type item struct {
 	rec    eventlog.Record
 	poison *fold.Poison
 	end    bool
 }
 
-// payloadTries is how often the object store is asked for data that it does not
-// have, before the commit is projected without: a replica may lag.
+// payloadTries is how often the object store is asked for missing data before the commit is projected without it; a
+// replica may lag.
 const payloadTries = 3
 
-// behind is how much later than the promptest one a commit may come before the
-// reading starts over, as a catch-up.
+// behind is how much later than the promptest commit a commit may arrive before the reader switches to a catch-up.
 const behind = 2 * time.Second
 
 var errBehind = errors.New("the reading has fallen behind")
 
-// feed reads the group's commits after a position, to the log's end and then on, until ctx ends.
+// feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.
 func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	f := feeder{group: g.n, after: after, retry: backoff{logger: g.logger, doing: "read the log"}}
 	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
@@ -51,8 +50,8 @@ func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	}
 }
 
-// prompt pushes until commits come late. The clocks of server and projector may
-// differ, so the promptest commit is the measure.
+// prompt returns a push function that fails when commits arrive late. The clocks of the server and the projector may
+// differ, so lateness is measured relative to the promptest commit.
 func (g *group) prompt(queue func(item, int) error) func(item, int) error {
 	best := time.Duration(math.MaxInt64)
 	return func(it item, bytes int) error {
@@ -68,17 +67,17 @@ func (g *group) prompt(queue func(item, int) error) func(item, int) error {
 	}
 }
 
-// feeder reads a group's commits past those that cannot be read.
+// feeder reads a group's commits and skips those that cannot be read.
 type feeder struct {
-	group int // whose commits these are
+	group int // the group
 	after eventlog.Position
-	push  func(it item, bytes int) error // an error ends the reading
+	push  func(it item, bytes int) error // called with each item; its error ends the read
 	retry backoff
-	tries int  // for the payload of the commit after
-	late  bool // push said errBehind
+	tries int  // attempts to read the payload of the next commit
+	late  bool // whether push returned errBehind
 }
 
-// run pushes what a reading yields and tells whether it came to its end.
+// run pushes the records of an iterator and reports whether it reached the end.
 func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, error]) bool {
 	for rec, err := range reading {
 		it := item{rec: rec}
@@ -90,11 +89,12 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 				f.retry.wait(ctx, err)
 				return false
 			}
-			// What did not decode has no events, here and for every other reader; what lacks a payload has them all.
+			// A commit that did not decode has no events for any reader; a commit without its payload has all its
+			// events.
 			it.poison = poisonOf(it.group(rec.Position.Shard), rec, err)
 		}
 		if rec.Position.Seq <= f.after.Seq {
-			continue // delivered twice
+			continue // a duplicate delivery
 		}
 		f.retry.tries, f.tries, f.after = 0, 0, rec.Position
 		size := len(rec.Commit.Events)
@@ -107,7 +107,8 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 	return ctx.Err() == nil
 }
 
-// poisonous tells an error of one commit, which another try does not change, from one of the log.
+// poisonous reports whether an error concerns only one commit and would occur again, as opposed to an error of the
+// log.
 func (f *feeder) poisonous(rec eventlog.Record, err error) bool {
 	if rec.Position.Seq == 0 || errors.Is(err, eventlog.ErrUnavailable) {
 		return false

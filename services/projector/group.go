@@ -15,19 +15,19 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// deltasEarlier is how long before its checkpoint text in flight is taken up
-// again: its stream stamps times at its own pace, and it is idempotent.
+// deltasEarlier is how long before its checkpoint the text in flight is read again. The stream has its own
+// timestamps, and folding text twice has no effect.
 const deltasEarlier = 10 * time.Second
 
-// group is one reading of a partition group, from the lock to the first fault.
+// group projects a partition group, from taking the lock until the first error.
 type group struct {
 	p          *Projector
 	n          int
 	shard      int
 	logger     *slog.Logger
 	live       announcer
-	quiet      bool // nothing is said to others: a rebuild
-	progressed bool // something was committed
+	quiet      bool // makes no announcements, for a rebuild
+	progressed bool // whether anything was committed
 	rides      func()
 
 	store      *store.Store
@@ -35,7 +35,7 @@ type group struct {
 	checkpoint store.Checkpoint
 	records    *queue[item]
 	deltas     *queue[delta]
-	atEnd      bool // the log's end was reached since the reading began
+	atEnd      bool // whether the end of the log was reached since the read began
 }
 
 func newGroup(p *Projector, n int, logger *slog.Logger) *group {
@@ -45,7 +45,7 @@ func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 	}
 }
 
-// lead waits for the group's lock and then projects until a fault, or until ctx ends.
+// lead waits for the group's lock and then projects until an error occurs or ctx ends.
 func (g *group) lead(ctx context.Context) (err error) {
 	g.rides = g.p.catchUps[g.shard].expect()
 	defer g.rides()
@@ -68,7 +68,7 @@ func (g *group) lead(ctx context.Context) (err error) {
 	g.logger.Info("reading", "after", g.position(), "caught_up", g.checkpoint.CaughtUp)
 	ctx, stop := context.WithCancel(ctx)
 	var feeders sync.WaitGroup
-	after, deltasAt := g.position(), g.checkpoint.DeltasAt // the feeders begin while what they feed is written already
+	after, deltasAt := g.position(), g.checkpoint.DeltasAt // copied, because project changes the checkpoint while the feeders start
 	feeders.Go(func() { g.feed(ctx, after) })
 	feeders.Go(func() { g.feedDeltas(ctx, deltasAt) })
 	defer feeders.Wait()
@@ -76,9 +76,8 @@ func (g *group) lead(ctx context.Context) (err error) {
 	return g.project(ctx)
 }
 
-// lock waits until no other connection holds the group. It asks again and again
-// rather than wait inside Postgres, where a statement that waits for hours keeps
-// vacuum from every table.
+// lock waits until no other connection has the group's lock. It polls instead of waiting inside Postgres, where a
+// statement that waits for hours prevents vacuum on all tables.
 func (g *group) lock(ctx context.Context) error {
 	tick := time.NewTicker(g.p.cfg.LockRetry)
 	defer tick.Stop()
@@ -87,7 +86,7 @@ func (g *group) lock(ctx context.Context) error {
 		if err != nil || locked {
 			return err
 		}
-		g.rides() // in its own time
+		g.rides() // the group does not catch up now
 		g.p.counts.follow(g.n)
 		select {
 		case <-ctx.Done():
@@ -97,7 +96,7 @@ func (g *group) lock(ctx context.Context) error {
 	}
 }
 
-// begin reads the checkpoint and checks that the log still holds what it says.
+// begin reads the checkpoint and checks that it matches the log.
 func (g *group) begin(ctx context.Context) (err error) {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
 	if g.checkpoint, err = g.store.Checkpoint(ctx); err != nil {
@@ -120,7 +119,7 @@ func (g *group) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// mismatch says why a checkpoint is not a place in the log; "" when it is.
+// mismatch returns why a checkpoint does not match the log, or "" if it does.
 func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
 	if c.Position == 0 {
 		return "", nil
@@ -135,7 +134,7 @@ func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int)
 	case errors.Is(err, eventlog.ErrUnavailable):
 		return "", err
 	case rec.Position.Seq == 0 && errors.Is(err, eventlog.ErrNotFound):
-		// The janitor purges deleted sessions, but never the end of the stream's numbers.
+		// The janitor purges deleted sessions, but the stream's sequence never decreases.
 		tip, err := p.deps.Tip(ctx, shard)
 		if err != nil {
 			return "", err
@@ -145,7 +144,7 @@ func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int)
 		}
 		return "", nil
 	case rec.Commit.ID != c.CommitID:
-		// Another error is of its contents; the id tells whether it is the same commit.
+		// Any other error concerns the content; the id shows whether the commit is the same.
 		return fmt.Sprintf("there is commit %q, not %q", rec.Commit.ID, c.CommitID), nil
 	}
 	return "", nil
@@ -155,7 +154,7 @@ func (g *group) position() eventlog.Position {
 	return eventlog.Position{Shard: g.shard, Seq: uint64(g.checkpoint.Position)}
 }
 
-// project folds what comes, as much at once as there is, until a fault.
+// project folds waiting commits, as many at once as possible, until an error occurs.
 func (g *group) project(ctx context.Context) error {
 	for {
 		select {
@@ -176,12 +175,12 @@ func (g *group) project(ctx context.Context) error {
 	}
 }
 
-// step is what one transaction takes.
+// step is the content of one transaction.
 type step struct {
 	batch     fold.Batch
-	last      *item // of the records
-	more      bool  // others wait
-	reachedIt bool  // the log's end is among the items
+	last      *item // the last record
+	more      bool  // whether more items are waiting
+	reachedIt bool  // whether the items include the end of the log
 	deltasAt  *time.Time
 }
 
@@ -208,7 +207,7 @@ func newStep(items []item, texts []delta, more bool) step {
 	return s
 }
 
-// step folds and commits; what Postgres refuses is folded apart.
+// step folds and commits a step. If Postgres refuses its rows, the step is divided.
 func (g *group) step(ctx context.Context, s step) error {
 	if err := g.bury(ctx, s.batch.Poison); err != nil {
 		return err
@@ -221,7 +220,7 @@ func (g *group) step(ctx context.Context, s step) error {
 	return err
 }
 
-// commit is the one transaction of a step.
+// commit runs the transaction of a step.
 func (g *group) commit(ctx context.Context, s step) error {
 	changes, err := g.fold(ctx, s.batch)
 	if err != nil {
@@ -242,7 +241,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 		}
 	}
 	if s.last == nil && next.CaughtUp == g.checkpoint.CaughtUp && changes.Empty() {
-		// Only text that was known: where it ended is written with the next change.
+		// Only known text was folded: the position is written with the next change.
 		g.checkpoint = next
 		return nil
 	}
@@ -254,7 +253,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 		return nil
 	}
 	if err := g.live.send(changes.Live); err != nil {
-		// The rows are there; whoever follows finds the hole.
+		// The rows are stored; gateways detect the missing announcement.
 		g.logger.Warn("announce on LIVE", "error", err)
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// metrics are what a copy counts, by partition group.
+// metrics are the metrics of a projector, by partition group.
 type metrics struct {
 	commits  *prometheus.CounterVec
 	events   *prometheus.CounterVec
@@ -19,10 +19,10 @@ type metrics struct {
 	leads    *prometheus.GaugeVec
 	position *prometheus.GaugeVec
 
-	since [topology.ProjectorGroups]atomic.Int64 // when the oldest commit was stored that is read and not applied, in ns; 0 for none
+	since [topology.ProjectorGroups]atomic.Int64 // time of the oldest commit that was read but not applied, in ns; 0 for none
 }
 
-// newMetrics makes the metrics, and registers them unless nobody reads them.
+// newMetrics creates the metrics and registers them if r is not nil.
 func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
@@ -31,15 +31,15 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
 	}
 	m := &metrics{
-		commits: counter("commits_total", "Commits of the log that are in the read models."),
-		events:  counter("events_total", "Events of these commits."),
-		poison:  counter("poison_total", "Commits that could not be projected and are named in DEAD."),
+		commits: counter("commits_total", "Commits that were folded into the read models."),
+		events:  counter("events_total", "Events in these commits."),
+		poison:  counter("poison_total", "Commits that could not be projected and were reported to DEAD."),
 		applied: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "spool_projector_apply_seconds", Help: "Time to fold what came and to commit it in Postgres.",
+			Name: "spool_projector_apply_seconds", Help: "Seconds to fold a batch and commit it in Postgres.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"group"}),
-		leads:    gauge("leads", "1 for a group that this copy reads; of all copies one reads each group."),
-		position: gauge("position", "Sequence in the group's stream up to which its read models are."),
+		leads:    gauge("leads", "1 for a group that this replica projects; each group is projected by one replica."),
+		position: gauge("position", "Stream sequence up to which the group is projected."),
 	}
 	if r == nil {
 		return m
@@ -49,7 +49,7 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 		m.lead(n, false)
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spool_projector_lag_seconds", ConstLabels: prometheus.Labels{"group": strconv.Itoa(n)},
-			Help: "Age of the oldest commit that was read and is not in the read models yet; 0 when there is none, or another copy reads the group.",
+			Help: "Age of the oldest commit that was read but not projected yet; 0 if there is none, or if another replica projects the group.",
 		}, func() float64 {
 			since := m.since[n].Load()
 			if since == 0 {
@@ -61,10 +61,10 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 	return m
 }
 
-// DescribeMetrics registers what a projector counts, of none: for documents.
+// DescribeMetrics registers the projector's metrics without a projector, to generate documentation from them.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now) }
 
-// lead counts that a group is read here, or no longer is.
+// lead records whether this replica projects a group.
 func (m *metrics) lead(group int, is bool) {
 	v := 0.0
 	if is {
@@ -73,10 +73,10 @@ func (m *metrics) lead(group int, is bool) {
 	m.leads.WithLabelValues(strconv.Itoa(group)).Set(v)
 }
 
-// follow counts that another copy reads a group.
+// follow records that another replica projects a group.
 func (m *metrics) follow(group int) { m.since[group].Store(0) }
 
-// began notes what a step is to apply.
+// began records the items of a step before it is applied.
 func (m *metrics) began(group int, items []item) {
 	for _, it := range items {
 		if it.rec.Position.Seq > 0 {
@@ -86,7 +86,7 @@ func (m *metrics) began(group int, items []item) {
 	}
 }
 
-// done counts a step that is in the read models.
+// done records a step that was applied.
 func (m *metrics) done(group int, items []item, at uint64, took time.Duration) {
 	name := strconv.Itoa(group)
 	for _, it := range items {

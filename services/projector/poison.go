@@ -17,10 +17,10 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// maxReason bounds in bytes what is said of a commit that could not be projected.
+// maxReason is the longest reason in bytes for a commit that could not be projected.
 const maxReason = 500
 
-// poisonOf notes a commit that cannot be projected wholly.
+// poisonOf returns the record of a commit that cannot be projected completely.
 func poisonOf(group int, rec eventlog.Record, why error) *fold.Poison {
 	subject := ""
 	if rec.Subject.ID != "" {
@@ -29,8 +29,8 @@ func poisonOf(group int, rec eventlog.Record, why error) *fold.Poison {
 	return &fold.Poison{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
 }
 
-// bury names commits in DEAD; they themselves stay in the log. A second burial
-// of the same commit is recognised by its id.
+// bury reports commits to DEAD; the commits themselves stay in the log. JetStream recognizes a repeated report by its
+// message id.
 func (g *group) bury(ctx context.Context, list []fold.Poison) error {
 	if g.quiet {
 		return nil
@@ -65,9 +65,8 @@ func (g *group) bury(ctx context.Context, list []fold.Poison) error {
 	return nil
 }
 
-// apart takes a refused step piece by piece, so that one commit which cannot be
-// stored holds nobody up: it is buried, and only its events are kept, bare,
-// because they count.
+// apart applies a refused step in pieces, so that one commit that cannot be stored does not block the others: it is
+// reported to DEAD, and only its events are stored, because readers count them.
 func (g *group) apart(ctx context.Context, s step) error {
 	for i, rec := range s.batch.Records {
 		one := step{batch: fold.Batch{Records: s.batch.Records[i : i+1]}, last: &item{rec: rec}, more: true}
@@ -99,13 +98,13 @@ func (g *group) apart(ctx context.Context, s step) error {
 	return g.afresh(ctx, s)
 }
 
-// afresh is commit with a model that has seen no refused change.
+// afresh calls commit with an empty model, which has no rows of the refused change.
 func (g *group) afresh(ctx context.Context, s step) error {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
 	return g.commit(ctx, s)
 }
 
-// oneLine makes s fit for a header and a row.
+// oneLine makes s valid for a header and a row.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
 	if len(s) > maxReason {

@@ -44,8 +44,8 @@ func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// Data that is gone from the object store takes no seq with it.
-func TestLostPayloadCounts(t *testing.T) {
+// TestLostPayloadKeepsItsSeq tests that events whose data is missing in the object store keep their seq.
+func TestLostPayloadKeepsItsSeq(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -74,7 +74,8 @@ func TestLostPayloadCounts(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// What Postgres refuses for good is kept bare and noted, and stops nobody.
+// TestRefusedRowsStopNobody tests that a commit that Postgres refuses permanently is stored bare and reported, and
+// does not block the others.
 func TestRefusedRowsStopNobody(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -1,6 +1,5 @@
-// Package projector folds the log into the read models in Postgres, and
-// announces on LIVE what was committed there. Any number of copies may run:
-// each of the eight partition groups has one reader at a time.
+// Package projector folds the log into the read models in Postgres and announces committed changes on LIVE. Any
+// number of replicas may run: each of the eight partition groups is projected by one replica at a time.
 package projector
 
 import (
@@ -21,16 +20,17 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Config is the service's settings. Only DatabaseURL is required; zero takes the default of each other.
+// Config configures the service. Only DatabaseURL is required; zero values of other fields mean the defaults.
 type Config struct {
 	DatabaseURL  string        `env:"SPOOL_DATABASE_URL" required:"" help:"URL of the Postgres database that holds the read models."`
-	BatchCommits int           `default:"1000" env:"SPOOL_BATCH_COMMITS" help:"How many commits, at most, are folded in one transaction."`
-	BufferBytes  int           `default:"8388608" env:"SPOOL_BUFFER_BYTES" help:"How many bytes of commits each group reads ahead, while Postgres is busy."`
-	PresentRows  int           `default:"50000" env:"SPOOL_PRESENT_ROWS" help:"How many rows each group keeps in memory, so as not to look them up again."`
-	LockRetry    time.Duration `default:"500ms" env:"SPOOL_LOCK_RETRY" help:"How often a copy that waits for a group asks whether its reader is gone."`
+	BatchCommits int           `default:"1000" env:"SPOOL_BATCH_COMMITS" help:"Largest number of commits that are folded in one transaction."`
+	BufferBytes  int           `default:"8388608" env:"SPOOL_BUFFER_BYTES" help:"Bytes of commits that each group reads ahead while Postgres is busy."`
+	PresentRows  int           `default:"50000" env:"SPOOL_PRESENT_ROWS" help:"Number of rows that each group keeps in memory to avoid looking them up again."`
+	LockRetry    time.Duration `default:"500ms" env:"SPOOL_LOCK_RETRY" help:"Interval at which a replica that waits for a group tries to take over the group's lock."`
 }
 
-// withDefaults is the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid
+// setting.
 func (c Config) withDefaults() (Config, error) {
 	if c.DatabaseURL == "" {
 		return c, errors.New("database-url: it is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
@@ -63,15 +63,15 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps is what the service stands on.
+// Deps are the dependencies of the service.
 type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
 	Logger *slog.Logger     // nil discards
-	Now    func() time.Time // nil for the clock
-	// Metrics is told what is counted; nil for nobody.
+	Now    func() time.Time // nil means time.Now
+	// Metrics registers the metrics; nil for none.
 	Metrics prometheus.Registerer
-	// Tip is the stream sequence of a shard's last commit, whichever subject it is on; nil asks JetStream.
+	// Tip returns the stream sequence of a shard's last commit on any subject; nil asks JetStream.
 	Tip func(ctx context.Context, shard int) (uint64, error)
 }
 
@@ -85,7 +85,7 @@ type Projector struct {
 	catchUps []*catchUp // one for each shard
 }
 
-// New makes a projector; it sends nothing yet.
+// New returns a projector. It sends nothing before Run.
 func New(cfg Config, deps Deps) (*Projector, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -122,8 +122,8 @@ func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, 
 	return s.CachedInfo().State.LastSeq, nil
 }
 
-// Run migrates the schema and projects until ctx ends, which is no error. While
-// Postgres or NATS is away it tries again.
+// Run migrates the schema and projects until ctx ends, which is not an error. While Postgres or NATS is not
+// available, it retries.
 func (p *Projector) Run(ctx context.Context) error {
 	retry := backoff{logger: p.deps.Logger, doing: "migrate the read models"}
 	for {
@@ -145,7 +145,7 @@ func (p *Projector) Run(ctx context.Context) error {
 	return all.Wait()
 }
 
-// keep leads a group, or waits to, until ctx ends.
+// keep leads a group, or waits for its lock, until ctx ends.
 func (p *Projector) keep(ctx context.Context, n int) {
 	logger := p.deps.Logger.With("group", n)
 	retry := backoff{logger: logger, doing: "project"}
@@ -161,7 +161,7 @@ func (p *Projector) keep(ctx context.Context, n int) {
 	}
 }
 
-// Waits between tries: the first is short, since most faults are gone at once.
+// Pauses between retries. The first is short, because most errors are transient.
 const (
 	firstWait = 20 * time.Millisecond
 	longWait  = 2 * time.Second
@@ -173,7 +173,7 @@ type backoff struct {
 	tries  int
 }
 
-// wait says why, and waits longer each time; false when ctx ended.
+// wait logs the error and pauses, longer each time. It returns false if ctx ended.
 func (b *backoff) wait(ctx context.Context, why error) bool {
 	if ctx.Err() != nil {
 		return false

@@ -54,14 +54,14 @@ func TestLiveFollowsTheCommit(t *testing.T) {
 	}
 }
 
-func TestTextInFlight(t *testing.T) {
+func TestTextInFlightIsJoinedByOffset(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(-1).create()
 	x := s.post(1)
 	id := s.blockID("text")
 	f := s.follow()
-	// Text that comes before its block waits for it, text after a hole waits for the hole.
+	// Text that arrives before its block waits for the block; text after a gap waits for the missing text.
 	s.say(x, id, 0, "Grüß")
 	s.say(x, id, 9, "gap")
 	w.start()
@@ -87,7 +87,7 @@ func TestTextInFlight(t *testing.T) {
 		}
 	}
 	take("Grüß")
-	s.say(x, id, 2, "üß Go") // overlaps: what is known is cut off
+	s.say(x, id, 2, "üß Go") // overlaps: the known part is removed
 	take("Grüß Gogap")
 	s.say(x, id, 0, "Grüß")
 	s.complete(x, id, "Grüß Gogap!")
@@ -100,7 +100,7 @@ func TestTextInFlight(t *testing.T) {
 			break
 		}
 	}
-	s.say(x, id, 10, "late") // after completion
+	s.say(x, id, 10, "late") // after the block was completed
 	other := s.open(x, "other")
 	s.say(x, other, 0, "x")
 	for l := f.next(); len(l.Deltas) == 0 || l.Deltas[0].BlockID != other; l = f.next() {
@@ -144,7 +144,7 @@ func TestDeletionIsForGood(t *testing.T) {
 		}
 	}
 	left(false, "sessions WHERE id", "executions WHERE session", "text_in_flight WHERE session", "tool_calls WHERE session")
-	left(true, "blocks WHERE session", "events WHERE session") // its forks have them
+	left(true, "blocks WHERE session", "events WHERE session") // forks inherit them
 	s.append(&s.run, "", events.RunRetired{})
 	w.projected(s, other)
 	left(false, "blocks WHERE session", "events WHERE session")
@@ -188,7 +188,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {
+func TestUnknownTypesAndInvalidTextAreStored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
@@ -199,7 +199,7 @@ func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {
 	s.append(&s.run, x,
 		events.ExecutionFailed{Code: "X", Message: "nul \x00 and \x1b[31m"},
 		events.SubagentSpawned{Conversation: strings.Repeat("c", 5000), Parent: "main"})
-	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}) // through the object store
+	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}) // stored in the object store
 	w.projected(s)
 	w.checkAgainstLog(s)
 	if got := one[string](w, "SELECT message FROM executions"); got != "nul \uFFFD and \x1b[31m" {
@@ -210,7 +210,7 @@ func TestUnknownTypesAndStrangeTextAreKept(t *testing.T) {
 	}
 }
 
-func TestConfigRefusesWhatItCannotDo(t *testing.T) {
+func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	for want, cfg := range map[string]projector.Config{
@@ -231,7 +231,8 @@ func TestConfigRefusesWhatItCannotDo(t *testing.T) {
 	}
 }
 
-// An idle projector brings a commit to LIVE at once: nothing polls and nothing waits for company.
+// TestOneCommitIsAnnouncedAtOnce tests that an idle projector announces a commit on LIVE immediately, without polling
+// or batching.
 func TestOneCommitIsAnnouncedAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -5,12 +5,11 @@ import (
 	"sync"
 )
 
-// queue hands items from one goroutine to another in order, and makes the
-// first wait while more than max bytes are in it.
+// queue passes items from one goroutine to another in order. push blocks while more than max bytes are queued.
 type queue[T any] struct {
 	max   int
-	ready chan struct{} // has a token while items may wait
-	space chan struct{} // has a token when items were taken
+	ready chan struct{} // has a token while items may be queued
+	space chan struct{} // has a token after items were taken
 
 	mu    sync.Mutex
 	items []T
@@ -22,8 +21,7 @@ func newQueue[T any](maxBytes int) *queue[T] {
 	return &queue[T]{max: maxBytes, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
 }
 
-// push adds an item of so many bytes; it fails only when ctx ends. One
-// goroutine at a time may push.
+// push adds an item of the given size. It returns an error only if ctx ends. Only one goroutine may push at a time.
 func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
 	for {
 		q.mu.Lock()
@@ -43,7 +41,7 @@ func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
 	}
 }
 
-// take gives up to n items that wait, and whether more do.
+// take returns up to n queued items, and whether there are more.
 func (q *queue[T]) take(n int) (items []T, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

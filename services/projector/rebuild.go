@@ -19,31 +19,31 @@ import (
 )
 
 const (
-	// rebuildLock is the advisory lock of the one rebuild: the bytes of "spoolreb".
+	// rebuildLock is the advisory lock that allows only one rebuild: the bytes of "spoolreb".
 	rebuildLock = 0x73706f6f6c726562
 
-	// rebuildCommits and rebuildBytes bound a transaction of a rebuild: large, so that rows which change often are written once.
+	// rebuildCommits and rebuildBytes bound a transaction of a rebuild. They are large, so that rows that change
+	// often are written once.
 	rebuildCommits = 5000
 	rebuildBytes   = 16 << 20
-	// nearCommits is how close the shadow must be before live is held.
+	// nearCommits is how close the shadow must be before live projection is paused.
 	nearCommits = 500
-	// maxPasses bounds how often a rebuild runs after a log that grows as fast as it is folded.
+	// maxPasses bounds how often a rebuild tries to catch up with a log that grows as fast as it is folded.
 	maxPasses = 20
 	cleanup   = 30 * time.Second
 )
 
-// Report is what a rebuild did.
+// Report describes a completed rebuild.
 type Report struct {
-	Commits  uint64        // that were folded
-	Rows     uint64        // that were compared; 0 without compare
-	Duration time.Duration // of the whole
-	Held     time.Duration // for which live projection stood still; 0 with compare
+	Commits  uint64        // number of folded commits
+	Rows     uint64        // number of compared rows; 0 without compare
+	Duration time.Duration // duration of the whole rebuild
+	Held     time.Duration // how long live projection was paused; 0 with compare
 }
 
-// Rebuild folds the log from zero into a shadow schema, while live projection
-// goes on, and puts it in place of the read models in one transaction. With
-// compare it changes nothing and fails with *DifferenceError unless both are
-// equal, row by row, text in flight apart. It needs Log of deps, not NATS.
+// Rebuild folds the log from its beginning into a shadow schema, while live projection continues, and replaces the
+// read models with it in one transaction. With compare it changes nothing and returns a *DifferenceError unless both
+// are equal in every row, except for text in flight. It needs Deps.Log but not Deps.NATS.
 func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report, err error) {
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return r, err
@@ -78,11 +78,11 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 	return r, nil
 }
 
-// rebuild is one Rebuild.
+// rebuild is one run of Rebuild.
 type rebuild struct {
 	p      *Projector
 	logger *slog.Logger
-	conn   *pgx.Conn // of the live schema
+	conn   *pgx.Conn // connection to the live schema
 	groups []*shadow
 }
 
@@ -91,13 +91,13 @@ type shadow struct {
 	*group
 	commits uint64
 	target  uint64
-	items   []item // that are not written yet
+	items   []item // items that were not written yet
 	bytes   int
-	from    uint64        // where the present reading takes the group up
-	written chan struct{} // closed when what was flushed last is written; nil for nothing
+	from    uint64        // stream sequence at which the present read starts for the group
+	written chan struct{} // closed when the last flush was written; nil before the first
 }
 
-// prepare takes the lock and makes an empty shadow.
+// prepare takes the lock and creates an empty shadow schema.
 func (b *rebuild) prepare(ctx context.Context) (err error) {
 	url := b.p.cfg.DatabaseURL
 	if err := readmodel.Migrate(ctx, url); err != nil {
@@ -140,7 +140,7 @@ func (b *rebuild) dropLeftovers(ctx context.Context) error {
 	return nil
 }
 
-// close gives everything back, also when ctx has ended.
+// close releases all resources, also if ctx has ended.
 func (b *rebuild) close() (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
 	defer cancel()
@@ -155,14 +155,15 @@ func (b *rebuild) close() (err error) {
 	if !b.conn.IsClosed() && len(b.groups) > 0 {
 		err = errors.Join(err, b.dropLeftovers(ctx))
 	}
-	// The server ends a closed connection in its own time, and its locks with it: the next rebuild is not to find this one's.
+	// The server ends a closed connection, and its locks, asynchronously; the next rebuild must not find this one's
+	// lock.
 	if _, uerr := b.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()"); uerr != nil && !b.conn.IsClosed() {
 		err = errors.Join(err, fmt.Errorf("release the lock of rebuilds: %w", uerr))
 	}
 	return errors.Join(err, b.conn.Close(ctx))
 }
 
-// checkpoints reads where live is.
+// checkpoints returns the checkpoints of the live groups.
 func checkpoints(ctx context.Context, q pgx.Tx, suffix string) ([]store.Checkpoint, error) {
 	rows, err := q.Query(ctx, "SELECT shard, position, commit_id FROM spool.checkpoints ORDER BY grp"+suffix)
 	if err != nil {
@@ -181,7 +182,7 @@ func checkpoints(ctx context.Context, q pgx.Tx, suffix string) ([]store.Checkpoi
 	return list, nil
 }
 
-// replace follows live until it is near, holds it, and swaps.
+// replace follows live projection until the shadow is near, pauses live projection, and swaps the schemas.
 func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
 	for pass := 0; ; pass++ {
 		before := b.folded()
@@ -211,7 +212,7 @@ func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
 	return b.p.deps.Now().Sub(from), nil
 }
 
-// analyze gives gateways' reads good plans from the first one on.
+// analyze updates statistics, so that the gateways' queries have good plans from the beginning.
 func (b *rebuild) analyze(ctx context.Context) error {
 	for _, t := range order {
 		if _, err := b.conn.Exec(ctx, "ANALYZE "+readmodel.ShadowSchema+"."+t.table); err != nil {
@@ -221,8 +222,8 @@ func (b *rebuild) analyze(ctx context.Context) error {
 	return nil
 }
 
-// swap holds live, folds what it is ahead, and renames. Whoever was writing live
-// finds its checkpoint gone and starts again, on the new rows.
+// swap pauses live projection, folds the remaining commits, and renames the schemas. A projector that was writing the
+// live rows finds that its checkpoint has moved and starts again on the new rows.
 func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
 	target, err := checkpoints(ctx, tx, " FOR UPDATE")
 	if err != nil {
@@ -234,7 +235,7 @@ func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
 	for _, sql := range []string{
 		`UPDATE spool_shadow.checkpoints s SET caught_up = l.caught_up, lag_ms = l.lag_ms, deltas_at = l.deltas_at
 			FROM spool.checkpoints l WHERE l.grp = s.grp`,
-		// Text in flight is not in the log; it belongs to the same positions.
+		// Text in flight is not in the log. It belongs to the same positions and is copied.
 		`INSERT INTO spool_shadow.text_in_flight SELECT t.* FROM spool.text_in_flight t
 			WHERE NOT EXISTS (SELECT 1 FROM spool_shadow.blocks b WHERE b.tenant = t.tenant AND b.session = t.session AND b.id = t.block AND b.status <> 'pending')
 			AND NOT EXISTS (SELECT 1 FROM spool_shadow.deleted_sessions d WHERE d.tenant = t.tenant AND d.id = t.session)`,
@@ -256,7 +257,7 @@ func (b *rebuild) folded() (n uint64) {
 	return n
 }
 
-// foldTo brings each group to its target, or to the log's end where that comes before.
+// foldTo folds each group up to its target, or up to the end of the log if that comes first.
 func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
 	for n, g := range b.groups {
 		g.target = uint64(target[n].Position)
@@ -274,11 +275,10 @@ func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
 	return all.Wait()
 }
 
-// errDone ends a reading that has come to its target.
+// errDone ends a read that has reached its target.
 var errDone = errors.New("done")
 
-// foldShard reads a shard once for all groups that lie in it, and writes what
-// is read beside the reading.
+// foldShard reads a shard once for all its groups, and writes concurrently with the read.
 func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadow) error {
 	f := feeder{group: shard, retry: backoff{logger: groups[0].logger, doing: "read the log"}}
 	var end uint64
@@ -315,7 +315,7 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 	return writers.Wait()
 }
 
-// take adds an item, and writes what has come together when it is much.
+// take adds an item, and flushes the items if there are many.
 func (g *shadow) take(ctx context.Context, writers *errgroup.Group, it item, bytes int) {
 	g.items, g.bytes = append(g.items, it), g.bytes+bytes
 	if len(g.items) >= rebuildCommits || g.bytes >= rebuildBytes {
@@ -323,7 +323,7 @@ func (g *shadow) take(ctx context.Context, writers *errgroup.Group, it item, byt
 	}
 }
 
-// flush writes what has come together, after what was written before.
+// flush writes the collected items, after those of the flush before.
 func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
 	items := g.items
 	g.items, g.bytes = nil, 0

@@ -38,7 +38,7 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 		s.turn(0)
 	}
 	w.projected(sessions...)
-	w.exec("UPDATE executions SET result = 'wrong'") // which a rebuild repairs
+	w.exec("UPDATE executions SET result = 'wrong'") // a rebuild repairs this
 	stop := make(chan struct{})
 	var load sync.WaitGroup
 	load.Go(func() {
@@ -56,7 +56,7 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 	for range 2 {
 		r := w.rebuild()
 		t.Logf("folded %d commits in %s, live held for %s", r.Commits, r.Duration, r.Held)
-		w.sameAsRebuilt() // while live goes on
+		w.sameAsRebuilt() // while live projection continues
 	}
 	close(stop)
 	load.Wait()
@@ -134,7 +134,8 @@ func TestOneRebuildAtATime(t *testing.T) {
 	}
 }
 
-// What a rebuild puts in place is readable by the gateway's role, and the hashes of keys are not.
+// TestRebuild_KeepsRightsOfGatewayRole tests that the gateway's role can read the read models of a rebuild, except
+// the hashes of keys.
 func TestRebuild_KeepsRightsOfGatewayRole(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

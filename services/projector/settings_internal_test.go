@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// TestSettingBuffers: BufferBytes is what a group reads ahead, and PresentRows what its model keeps.
+// TestSettingBuffers tests that a group reads ahead up to BufferBytes, and that its model keeps about PresentRows
+// rows.
 func TestSettingBuffers(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1 << 10, 1 << 20} {
@@ -33,7 +34,7 @@ func TestSettingBuffers(t *testing.T) {
 		for err = nil; err == nil && pushed < 100; pushed++ {
 			err = g.records.push(over, item{}, size/4)
 		}
-		if pushed != 5 || !errors.Is(err, context.DeadlineExceeded) { // the fifth waited in vain
+		if pushed != 5 || !errors.Is(err, context.DeadlineExceeded) { // the fifth push waited until its deadline
 			t.Errorf("buffer of %d bytes: held up at item %d of a quarter each, %v", size, pushed, err)
 		}
 		if err := readmodel.Migrate(t.Context(), p.cfg.DatabaseURL); err != nil {
@@ -54,7 +55,7 @@ func TestSettingBuffers(t *testing.T) {
 	}
 }
 
-// remembers tells whether a model that folded so many sessions still has the first.
+// remembers reports whether a model still has the first session after it has folded the given number of sessions.
 func remembers(t *testing.T, m *fold.Model, sessions int) bool {
 	t.Helper()
 	batch := func(n int) fold.Batch {

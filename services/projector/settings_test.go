@@ -8,22 +8,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector"
 )
 
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, projector.Config{}, map[string]string{
-		"SPOOL_DATABASE_URL": "TestSettingDatabaseURL", "SPOOL_BATCH_COMMITS": "TestSettingBatchCommits", "SPOOL_BUFFER_BYTES": "TestSettingBuffers",
-		"SPOOL_PRESENT_ROWS": "TestSettingBuffers", "SPOOL_LOCK_RETRY": "TestSettingLockRetry",
-	})
-}
-
-// gathered adds up what a registry has of a name, by the value of one label ("" for all): counters and gauges, and how often histograms were told.
+// gathered returns the sum of a metric over the series whose first label has a value ("" for all): values of counters and
+// gauges, and sample counts of histograms.
 func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
 	t.Helper()
 	list, err := registry.Gather()
@@ -43,7 +35,7 @@ func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (
 	return sum
 }
 
-// TestSettingDatabaseURL: rows are in the database that is named.
+// TestSettingDatabaseURL tests that the rows are written to the database of the setting.
 func TestSettingDatabaseURL(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -59,7 +51,7 @@ func TestSettingDatabaseURL(t *testing.T) {
 	}
 }
 
-// TestSettingBatchCommits: commits that wait are folded as many at once as the setting allows.
+// TestSettingBatchCommits tests that the setting bounds the number of commits in one transaction.
 func TestSettingBatchCommits(t *testing.T) {
 	t.Parallel()
 	const commits = 60
@@ -87,7 +79,7 @@ func TestSettingBatchCommits(t *testing.T) {
 	}
 }
 
-// TestSettingLockRetry: of two copies that wait for groups, the one that asks often gets them.
+// TestSettingLockRetry tests that, of two replicas that wait for groups, the one with the shorter interval takes them over.
 func TestSettingLockRetry(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -95,7 +87,7 @@ func TestSettingLockRetry(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		stop = w.start(func(c *projector.Config, d *projector.Deps) {
 			c.LockRetry, d.Metrics = retry, registry
-			// In this mode a connection that is idle after a statement has run it; in others it may have prepared it only.
+			// In this mode a connection that is idle after a statement has executed it; in others it may have only prepared it.
 			c.DatabaseURL += "&default_query_exec_mode=exec"
 		})
 		return stop, func() float64 { return gathered(t, registry, "spool_projector_leads", "") }
@@ -104,16 +96,16 @@ func TestSettingLockRetry(t *testing.T) {
 		t.Helper()
 		eventually(t, what, func() error {
 			if n := leads(); n != topology.ProjectorGroups {
-				return fmt.Errorf("it leads %v groups", n)
+				return fmt.Errorf("the replica leads %v groups", n)
 			}
 			return nil
 		})
 	}
 	asked := func(want int) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%d connections have asked for a lock, and were told no", want), func() error {
+		eventually(t, fmt.Sprintf("%d connections have tried to take a lock without success", want), func() error {
 			if n := one[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
-				return fmt.Errorf("it is %d", n)
+				return fmt.Errorf("the number is %d", n)
 			}
 			return nil
 		})
@@ -122,7 +114,7 @@ func TestSettingLockRetry(t *testing.T) {
 	all("the first leads", leads)
 	asked(0)
 	_, never := start(time.Hour)
-	asked(topology.ProjectorGroups) // in vain: each asks again in an hour
+	asked(topology.ProjectorGroups) // without success: each retries in an hour
 	_, soon := start(20 * time.Millisecond)
 	stop()
 	all("the third leads", soon)
@@ -131,8 +123,8 @@ func TestSettingLockRetry(t *testing.T) {
 	}
 }
 
-// TestMetricsMove: what a projector does is counted, and it is behind while it cannot write.
-func TestMetricsMove(t *testing.T) {
+// TestMetrics_CountCommitsAndLag tests that projected commits are counted, and that there is a lag while Postgres is blocked.
+func TestMetrics_CountCommitsAndLag(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(5).create()
@@ -143,7 +135,7 @@ func TestMetricsMove(t *testing.T) {
 		t.Helper()
 		eventually(t, name, func() error {
 			if v := gathered(t, registry, name, "5"); !ok(v) {
-				return fmt.Errorf("it is %v", v)
+				return fmt.Errorf("the value is %v", v)
 			}
 			return nil
 		})

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// longTurn is a turn of 101 events.
+// longTurn appends a turn of 101 events.
 func (s *session) longTurn(n int) {
 	s.turn(n)
 	lines := make([]events.Payload, 90)
@@ -21,8 +21,9 @@ func (s *session) longTurn(n int) {
 	s.append(&s.run, s.execution(n), lines...)
 }
 
-// The state of a long session is saved every 500 events as the fold of its log: also by a projector that starts in the middle, and by one
-// that keeps next to nothing in memory. A short session has none, and a deleted one keeps none.
+// TestStates_AreTheFoldOfTheLog tests that the state of a long session is saved every 500 events and equals the fold
+// of its log, also by a projector that starts in the middle and by one that keeps almost nothing in memory. A short
+// session and a deleted one have no saved state.
 func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// stores waits until the read models count that a tenant stores so many bytes.
+// stores waits until the read models count the given number of stored bytes for a tenant.
 func (w *world) stores(tenant string, want int64) {
 	w.t.Helper()
 	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
@@ -32,7 +32,7 @@ func (w *world) stores(tenant string, want int64) {
 	})
 }
 
-// inLog returns how many bytes the events of a subject's id take as they are stored, without those in the bucket payloads.
+// inLog returns the stored size of the events of a subject's id, without payloads in the object store.
 func (w *world) inLog(id string) (n int64) {
 	w.t.Helper()
 	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
@@ -46,8 +46,8 @@ func (w *world) inLog(id string) (n int64) {
 	return n
 }
 
-// TestTenantStorage_IsCounted: events, payloads, files that are put, snapshots and skills of a tenant count as stored until the fact
-// that removes them, and a rebuild counts the same at each step.
+// TestTenantStorage_IsCounted tests that events, payloads, uploaded files, snapshots and skills of a tenant count as
+// stored until the event that removes them, and that a rebuild counts the same at each step.
 func TestTenantStorage_IsCounted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -62,7 +62,7 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 
 	kept.append(&kept.life, "", events.FilePut{N: 1, Path: "a", Size: 1000})
 	kept.append(&kept.run, "", events.WorkspaceSynced{Snapshot: "m-1", NewBytes: 1000, Stored: 1100})
-	gone.append(&gone.run, "", events.WorkspaceSynced{Snapshot: "m-2", NewBytes: 70}) // of a former version
+	gone.append(&gone.run, "", events.WorkspaceSynced{Snapshot: "m-2", NewBytes: 70}) // as a former version wrote it
 	objects := int64(1000 + 1100 + 70)
 	w.stores("default", all()+objects)
 	large := events.MessageAccepted{BlockID: "blk_1", Content: strings.Repeat("x", 300<<10)}
@@ -115,13 +115,13 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	w.stores("default", left)
 	w.sameAsRebuilt()
 
-	// So does a transcript that a session began with, but for its forks, which have it from the parent.
+	// A transcript counts too, but not for forks of the session, which inherit it.
 	begun := w.session(4)
 	begun.append(&begun.life, "", events.SessionCreated{Agent: "default", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Size: 500}})
 	left += w.inLog(begun.id) + 500
 	w.stores("default", left)
 
-	// A janitor of a former version did not state what the session stored.
+	// The janitor of a former version did not state what the session stored.
 	old := w.session(3).create()
 	w.stores("default", left+w.inLog(old.id))
 	old.append(&old.life, "", events.SessionDeleted{})
@@ -134,7 +134,8 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// TestTenantStorage_OfSkills: each version of a skill that was not removed counts, whoever else has the same ZIP.
+// TestTenantStorage_OfSkills tests that each version of a skill counts until it is removed, even if others have the
+// same ZIP.
 func TestTenantStorage_OfSkills(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -155,7 +156,7 @@ func TestTenantStorage_OfSkills(t *testing.T) {
 	w.stores("one", w.inLog(one.id)+70)
 	one.append(&one.life, "", pushed("1", 1000))
 	w.stores("one", w.inLog(one.id)+1070)
-	// A skill that is hidden as a whole keeps its ZIPs: references by digest go on to find them.
+	// A skill that is hidden as a whole keeps its ZIPs, because references by digest still find them.
 	one.append(&one.life, "", events.SkillRemoved{Ref: ref})
 	w.stores("one", w.inLog(one.id)+1070)
 	w.stores("two", w.inLog(two.id)+1000)

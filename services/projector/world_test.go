@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// The Postgres of pgtest serves until the process ends, with a goroutine that waits for it.
+	// The Postgres of pgtest runs until the process ends, with a goroutine that waits for it.
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait"), goleak.IgnoreAnyFunction("os.(*Process).Wait"),
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.init.0.func1"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 
 const patience = 30 * time.Second
 
-// world is a log and a database of a test's own.
+// world has a log and a database for one test.
 type world struct {
 	t   testing.TB
 	srv *natsserver.Server
@@ -79,7 +79,7 @@ func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
 	return &world{t: t, srv: srv, nc: nc, js: js, log: log, db: db, url: db.Projector}
 }
 
-// migrate makes the tables before a projector does.
+// migrate creates the tables before a projector does.
 func (w *world) migrate() {
 	w.t.Helper()
 	if err := readmodel.Migrate(w.t.Context(), w.url); err != nil {
@@ -94,7 +94,7 @@ func logger(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("test", t.Name())
 }
 
-// start runs a projector; the function stops it and waits. It is stopped when the test ends at the latest.
+// start runs a projector. stop stops it and waits; the projector is also stopped when the test ends.
 func (w *world) start(change ...func(*projector.Config, *projector.Deps)) (stop func()) {
 	w.t.Helper()
 	cfg := projector.Config{DatabaseURL: w.url, LockRetry: 20 * time.Millisecond}
@@ -127,7 +127,7 @@ func (w *world) start(change ...func(*projector.Config, *projector.Deps)) (stop 
 	return stop
 }
 
-// conn is a connection that finds the read models.
+// conn returns a connection that finds the read models.
 func (w *world) conn() *pgx.Conn {
 	w.t.Helper()
 	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
@@ -145,7 +145,7 @@ func (w *world) exec(sql string, args ...any) {
 	}
 }
 
-// one reads a single value.
+// one returns a single value.
 func one[T any](w *world, sql string, args ...any) (v T) {
 	w.t.Helper()
 	if err := w.conn().QueryRow(w.t.Context(), sql, args...).Scan(&v); err != nil {
@@ -154,7 +154,7 @@ func one[T any](w *world, sql string, args ...any) (v T) {
 	return v
 }
 
-// eventually waits until check is content.
+// eventually waits until check returns nil.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
@@ -170,7 +170,7 @@ func eventually(t testing.TB, what string, check func() error) {
 	}
 }
 
-// projected waits until everything that was appended is in Postgres.
+// projected waits until all appended commits are in Postgres.
 func (w *world) projected(sessions ...*session) {
 	w.t.Helper()
 	for _, s := range sessions {
@@ -179,7 +179,7 @@ func (w *world) projected(sessions ...*session) {
 			if err != nil {
 				return err
 			}
-			defer conn.Close(context.Background()) //nolint:errcheck // of a test
+			defer conn.Close(context.Background()) //nolint:errcheck // the test has ended
 			var position int64
 			if err := conn.QueryRow(w.t.Context(), "SELECT position FROM checkpoints WHERE grp = $1", readmodel.Group(s.id)).Scan(&position); err != nil {
 				return err
@@ -206,7 +206,7 @@ var (
 	serialMu sync.Mutex
 )
 
-// session makes a writer for a session in a group; -1 for any.
+// session returns a writer for a session in a group; -1 means any group.
 func (w *world) session(group int) *session {
 	serialMu.Lock()
 	defer serialMu.Unlock()
@@ -265,7 +265,7 @@ func (s *session) blockID(name string) string {
 	return events.Derive(events.KindBlock, s.id, name)
 }
 
-// post accepts and dispatches a query, and begins it.
+// post accepts, dispatches and starts a query.
 func (s *session) post(n int) string {
 	s.w.t.Helper()
 	x := s.execution(n)
@@ -284,7 +284,7 @@ func (s *session) complete(x, id, text string) {
 	s.append(&s.run, x, events.BlockComplete{Block: events.Block{ID: id, Kind: events.KindAssistantText, Content: text}})
 }
 
-// turn is a whole execution with a tool call.
+// turn appends a whole execution with a tool call.
 func (s *session) turn(n int) {
 	s.w.t.Helper()
 	x := s.post(n)
@@ -299,7 +299,7 @@ func (s *session) turn(n int) {
 		events.ExecutionCompleted{DurationMs: 1234, Usage: events.Usage{InputTokens: 10, OutputTokens: 20}, Result: "done"})
 }
 
-// say publishes text in flight and waits until its stream has it.
+// say publishes text in flight and waits until the stream has stored it.
 func (s *session) say(x, block string, offset int, text string) {
 	s.w.t.Helper()
 	data, err := json.Marshal(events.Delta{BlockID: block, ExecutionID: x, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offset), Text: text, Time: testTime})
@@ -311,7 +311,7 @@ func (s *session) say(x, block string, offset int, text string) {
 	}
 }
 
-// follower takes what LIVE says of a session.
+// follower receives the messages of LIVE about a session.
 type follower struct {
 	t   testing.TB
 	sub *nats.Subscription
@@ -342,14 +342,14 @@ func (f *follower) next() readmodel.Live {
 	return l
 }
 
-// tables of the read model that a rebuild must give again.
+// The tables of the read models that a rebuild must reproduce.
 var tables = []string{
 	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
 	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
 	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit, readmodel.SessionStates,
 }
 
-// dump is the whole read model, text in flight apart.
+// dump returns all rows of the read models, except text in flight.
 func (w *world) dump() string {
 	w.t.Helper()
 	conn := w.conn()
@@ -368,7 +368,7 @@ func (w *world) dump() string {
 	return out.String()
 }
 
-// checkAgainstLog proves that the events are those of the log, with the same seq.
+// checkAgainstLog checks that the rows of events equal those of the log, with the same seqs.
 func (w *world) checkAgainstLog(sessions ...*session) {
 	w.t.Helper()
 	conn := w.conn()

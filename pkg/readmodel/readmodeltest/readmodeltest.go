@@ -1,4 +1,4 @@
-// Package readmodeltest gives each test a database with the roles of an installation.
+// Package readmodeltest provides tests with databases that have the roles of an installation.
 package readmodeltest
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// URLs are the addresses of one database, each as another role.
+// URLs are the URLs of one database for each of the roles.
 type URLs struct{ Superuser, Projector, Gateway string }
 
 // Database returns a new database with the roles and without read models. It is dropped when the test ends.
@@ -18,7 +18,7 @@ func Database(t testing.TB) URLs {
 	return WithRoles(t, pgtest.URL(t))
 }
 
-// WithRoles makes the roles in a database of a server that trusts its socket. The URL is a superuser's.
+// WithRoles creates the roles in a database of a server that trusts its socket. The URL must be that of a superuser.
 func WithRoles(t testing.TB, superuser string) URLs {
 	t.Helper()
 	if err := readmodel.CreateRoles(t.Context(), superuser, readmodel.Passwords{}); err != nil {
@@ -27,7 +27,7 @@ func WithRoles(t testing.TB, superuser string) URLs {
 	return URLs{Superuser: superuser, Projector: As(t, superuser, readmodel.ProjectorRole), Gateway: As(t, superuser, readmodel.GatewayRole)}
 }
 
-// As returns the address of a database as another role, without a password.
+// As returns the URL of a database for another role, without a password.
 func As(t testing.TB, database, role string) string {
 	t.Helper()
 	u, err := url.Parse(database)

@@ -33,9 +33,9 @@ func wantCode(t *testing.T, err error, code problem.Code) {
 	}
 }
 
-// TestWait_IsInOrder tests that streams of a tenant get bytes in order of arrival, also a small one behind a large
+// TestWait_ServesInOrderOfArrival tests that streams of a tenant get bytes in order of arrival, also a small one behind a large
 // one, and that streams of another tenant do not wait for them.
-func TestWait_IsInOrder(t *testing.T) {
+func TestWait_ServesInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
 		first := a.Hold("one")
@@ -66,9 +66,9 @@ func TestWait_IsInOrder(t *testing.T) {
 	})
 }
 
-// TestWait_Ends tests that a wait that reaches its deadline returns the error of the limit, holds nothing, and lets
+// TestWait_EndsAtTheDeadline tests that a wait that reaches its deadline returns the error of the limit, holds nothing, and lets
 // the requests behind it proceed.
-func TestWait_Ends(t *testing.T) {
+func TestWait_EndsAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
 		held := a.Hold("one")

@@ -168,7 +168,7 @@ type appended int
 const (
 	alreadyKnown appended = iota // the feed has the event already
 	taken
-	gap       // an event before it is missing
+	gap        // an event before it is missing
 	noMetadata // the metadata of its execution is not known
 )
 

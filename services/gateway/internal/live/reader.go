@@ -66,7 +66,7 @@ type Reader struct {
 	feed   *feed
 	cursor uint32        // seq of the last event that Next returned; guarded by the feed's mu
 	wake   chan struct{} // has a buffer of one signal
-	sent   []sentText       // returned text of the open blocks
+	sent   []sentText    // returned text of the open blocks
 	lagged bool          // the last Lag that Next returned
 	close  sync.Once
 }

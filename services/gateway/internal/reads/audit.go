@@ -17,24 +17,24 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// AuditFilter narrows the audit of a tenant; the zero AuditFilter is everything.
+// AuditFilter selects entries of a tenant's audit; the zero value selects all.
 type AuditFilter struct {
 	Session string // id
 	Actor   string // id or name of a key, an end user, or the id of an actor
 	Since   string // RFC 3339
 }
 
-// auditPlace is where a page of the audit ended, and its token once it is encoded.
+// auditPlace is the position at which a page of the audit ended.
 type auditPlace struct {
-	Filter string `json:"f"` // digest of tenant and filter
+	Filter string `json:"f"` // digest of the tenant and the filter
 	Micros int64  `json:"t"`
 	Shard  int16  `json:"s"`
 	Seq    int64  `json:"n"`
 }
 
-// Audit returns a page of who did what in a tenant, the newest first, and the token of the next page, "" for none.
+// Audit returns a page of a tenant's audit, newest first, and the token of the next page, or "" after the last one.
 func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token string, size int) (list []*spoolv1.AuditEntry, next string, err error) {
-	// Before the rows are there once, none of them would mean that nobody did anything.
+	// Before all rows were folded for the first time, an empty result could be wrong.
 	if _, err := s.checkpoints(ctx); err != nil {
 		return nil, "", err
 	}
@@ -65,7 +65,7 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 	return list, next, err
 }
 
-// known reports SESSION_NOT_FOUND unless the tenant has, or had, a session.
+// known returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
 func (s *Store) known(ctx context.Context, tenant, session string) error {
 	var known bool
 	_, err := s.one(ctx, []any{&known}, `SELECT EXISTS (SELECT FROM sessions WHERE tenant = $1 AND id = $2)
@@ -114,7 +114,7 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 	return q, digest, nil
 }
 
-// keysNamed returns the ids of a tenant's keys with a name, and the name itself, which may be an id.
+// keysNamed returns the ids of a tenant's keys with the given name, and the name itself, because it may be an id.
 func (s *Store) keysNamed(ctx context.Context, tenant, name string) ([]string, error) {
 	ids := []string{name}
 	err := s.rows(ctx, func(r row) error {
@@ -159,7 +159,8 @@ func (p auditPlace) token(digest string) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// auditPosition reads a page token of the filter with a digest; nil for the beginning.
+// auditPosition decodes a page token and compares it with the digest of the filter. It returns nil for the first
+// page.
 func auditPosition(digest, token string) (*auditPlace, error) {
 	if token == "" {
 		return nil, nil

@@ -12,29 +12,31 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// The backlog is the part of the log that the read models do not hold yet. A gateway looks into it before it answers
-// that a session or an execution does not exist: its creation may have been accepted while no projector ran.
+// The backlog is the part of the log that the read models do not contain yet. A gateway searches it before it answers
+// that a session or execution does not exist, because the creation may have been accepted while no projector was
+// running.
 
 // Log reads single commits of the log.
 type Log interface {
-	// Next returns the first commit after a position whose subject matches a filter of NATS, as the shard's leader
-	// knows it; Seq 0 means that there is none.
+	// Next returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
+	// leader. Seq is 0 if there is none.
 	Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error)
 }
 
 // checkpoints are the positions up to which the projector groups have folded the log, by group.
 type checkpoints [topology.ProjectorGroups]eventlog.Position
 
-// search looks for something in the backlog, and returns the session that it is, or is of; "" means that it is not there.
+// search looks for a session or an execution in the backlog, and returns its session, or "" if it is not there.
 type search func(ctx context.Context, after checkpoints) (session string, err error)
 
-// find runs a read, which may run twice. If the read does not find what it looks for, find looks into the backlog,
-// and returns the session there. "" means that the read's error, or success, is the answer.
+// find runs a read, possibly twice. If the read finds nothing, find searches the backlog and returns the session
+// found there. "" means that the result of the read is final.
 func (s *Store) find(ctx context.Context, in search, read func() error) (session string, err error) {
 	if err := read(); !missed(err) {
 		return "", err
 	}
-	// The checkpoints come before the second read: what that does not find is not folded, and so lies after them.
+	// The checkpoints are read before the second read: what that read does not find was not folded yet, so it comes
+	// after the checkpoints.
 	after, err := s.checkpoints(ctx)
 	if err != nil {
 		return "", err
@@ -51,15 +53,15 @@ func (s *Store) find(ctx context.Context, in search, read func() error) (session
 	return "", missing
 }
 
-// missed reports whether an error means that something is not there, and was not deleted.
+// missed reports whether an error means that something does not exist and was not deleted.
 func missed(err error) bool {
 	var p *problem.Error
 	var deleted errDeleted
 	return errors.As(err, &p) && p.Status() == 404 && !errors.As(err, &deleted)
 }
 
-// await runs a read. It reads again for a moment while the backlog holds what the read looks for: whoever has just created a
-// session finds it. READ_MODEL_BEHIND means that the moment was too short.
+// await runs a read, and repeats it for a limited time while the backlog contains what the read did not find, so that
+// a client finds a session that it has just created. It returns READ_MODEL_BEHIND if the time is over.
 func (s *Store) await(ctx context.Context, in search, read func() error) error {
 	deadline := time.NewTimer(s.cfg.FreshWait)
 	defer deadline.Stop()
@@ -87,7 +89,8 @@ func behind() error {
 	return problem.New(problem.ReadModelBehind, "", "the log is ahead of the read models, which do not hold this yet; nothing is lost, try again")
 }
 
-// checkpoints reads the positions of all groups. While a group is folded from the log's beginning it is an error.
+// checkpoints returns the positions of all groups. It returns an error while a group is being folded from the log's
+// beginning.
 func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
 	err = s.rows(ctx, func(r row) error {
 		var group, shard int
@@ -109,7 +112,7 @@ func folding() error {
 	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not hold it yet; try again")
 }
 
-// sessionIn looks for a commit of a session.
+// sessionIn returns a search for a commit of a session.
 func (s *Store) sessionIn(tenant, session string) search {
 	return func(ctx context.Context, after checkpoints) (string, error) {
 		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
@@ -120,7 +123,7 @@ func (s *Store) sessionIn(tenant, session string) search {
 	}
 }
 
-// executionIn looks for a tenant's execution.
+// executionIn returns a search for a tenant's execution.
 func (s *Store) executionIn(tenant, execution string) search {
 	return func(ctx context.Context, after checkpoints) (string, error) {
 		for partition := range events.Partitions {
@@ -152,7 +155,7 @@ func (s *Store) executionInPartition(ctx context.Context, at eventlog.Position, 
 	}
 }
 
-// next reads the log. READ_MODEL_BEHIND means that the backlog is too long to be read in time.
+// next reads the log. It returns READ_MODEL_BEHIND if the backlog is too long to be read in time.
 func (s *Store) next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
 	if ctx.Err() != nil {
 		return eventlog.Head{}, behind()
@@ -164,7 +167,7 @@ func (s *Store) next(ctx context.Context, after eventlog.Position, filter string
 	return head, nil
 }
 
-// SessionOf returns the session of a tenant's execution, also while only the log holds the execution.
+// SessionOf returns the session of a tenant's execution, also if only the log contains the execution yet.
 func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (session string, err error) {
 	inLog, err := s.find(ctx, s.executionIn(tenant, execution), func() error {
 		found, err := s.one(ctx, []any{&session}, "SELECT session FROM executions WHERE tenant = $1 AND id = $2", tenant, execution)
@@ -179,7 +182,7 @@ func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (sessio
 	return session, err
 }
 
-// Status returns the status of a tenant's session; "" if only the log holds the session.
+// Status returns the status of a tenant's session, or "" if only the log contains the session yet.
 func (s *Store) Status(ctx context.Context, tenant, session string) (status string, err error) {
 	_, err = s.find(ctx, s.sessionIn(tenant, session), func() error {
 		found, err := s.one(ctx, []any{&status}, "SELECT status FROM sessions WHERE tenant = $1 AND id = $2", tenant, session)
@@ -191,8 +194,8 @@ func (s *Store) Status(ctx context.Context, tenant, session string) (status stri
 	return status, err
 }
 
-// Visible returns SESSION_NOT_FOUND unless a tenant's session is of one of the agents; no agents mean all of them. The session may be
-// one that only the log holds.
+// Visible returns SESSION_NOT_FOUND unless a tenant's session belongs to one of the agents; no agents mean all. It
+// also finds sessions that only the log contains yet.
 func (s *Store) Visible(ctx context.Context, tenant, session string, agents []string) error {
 	if len(agents) == 0 {
 		return nil
@@ -211,7 +214,7 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 	return err
 }
 
-// agentIn looks for the creation of a session, and sets agent to the session's.
+// agentIn returns a search for the creation of a session. It sets agent to the session's agent.
 func (s *Store) agentIn(tenant, session string, agent *string) search {
 	return func(ctx context.Context, after checkpoints) (string, error) {
 		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
@@ -232,7 +235,8 @@ func (s *Store) agentIn(tenant, session string, agent *string) search {
 	}
 }
 
-// VisibleExecution is Visible for the session of an execution, which it returns; EXECUTION_NOT_FOUND if it is not visible.
+// VisibleExecution calls Visible for the session of an execution and returns the session. It returns
+// EXECUTION_NOT_FOUND if the session is not visible.
 func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, agents []string) (session string, err error) {
 	if session, err = s.SessionOf(ctx, tenant, execution); err != nil {
 		return "", err

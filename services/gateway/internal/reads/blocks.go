@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Blocks reads a session's blocks in the order they are shown, with the text in
-// flight of the open ones, and the seq that they are folded up to. A conversation other than "" narrows them.
-// take is called with the bytes of each block before the next is read, and its error ends the read; nil if nothing counts them.
+// Blocks returns a session's blocks in display order, with the text in flight of open ones, and the seq up to which
+// they are folded. A conversation other than "" selects only its blocks. take is called with the bytes of each block
+// before the next one is read; its error ends the read. take may be nil.
 func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) ([]*spoolv1.Block, uint32, error) {
 	var list []*spoolv1.Block
 	var tip int64
@@ -42,7 +42,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 				for _, piece := range text(b.ID, "", "", offsets, texts).Pieces {
 					t.Add(piece)
 				}
-				b.Content = strings.ToValidUTF8(t.Known, "\ufffd") // pieces may overlap amid a character
+				b.Content = strings.ToValidUTF8(t.Known, "\ufffd") // pieces may overlap in the middle of a character
 			}
 			if take != nil {
 				if err := take(int64(len(*stored) + len(b.Content))); err != nil {
@@ -65,7 +65,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 	return list, uint32(tip), err
 }
 
-// Block dresses a block for the API.
+// Block converts a block to an API message.
 func Block(b events.Block) *spoolv1.Block {
 	out := &spoolv1.Block{
 		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.Time(b.Time),
@@ -90,7 +90,7 @@ func Block(b events.Block) *spoolv1.Block {
 	return out
 }
 
-// Conversations lists a session's conversations: main, then the sub-agents' in their order.
+// Conversations returns a session's conversations: main, then those of the sub-agents in order.
 func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*spoolv1.Conversation, error) {
 	one, err := s.Session(ctx, tenant, session)
 	if err != nil {
@@ -104,7 +104,8 @@ func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*s
 	return append([]*spoolv1.Conversation{main}, list...), err
 }
 
-// conversations reads those of sub-agents that a condition selects; args begin with tenant and session.
+// conversations returns the sub-agents' conversations that a condition selects; args must begin with tenant and
+// session.
 func (s *Store) conversations(ctx context.Context, where string, args ...any) (list []*spoolv1.Conversation, err error) {
 	err = s.rows(ctx, func(r row) error {
 		var c spoolv1.Conversation

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Budgets lists a tenant's budgets, and what it has taken of each by now.
+// Budgets returns a tenant's budgets with the usage of each.
 func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*spoolv1.TenantBudget, error) {
 	const sum = `SELECT b.period, b.turns, b.tokens, b.cost_usd, b.time_ms,
 			coalesce(sum(u.turns), 0)::bigint, coalesce(sum(u.tokens), 0)::bigint, coalesce(sum(u.cost_usd), 0), coalesce(sum(u.time_ms), 0)::bigint
@@ -41,7 +41,7 @@ func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*s
 	return list, err
 }
 
-// Budget is a budget as the API has it.
+// Budget converts a budget to an API message.
 func Budget(b events.Budget) *spoolv1.Budget {
 	return &spoolv1.Budget{Turns: b.Turns, Tokens: float64(b.Tokens), CostUsd: b.CostUSD, TimeMs: float64(b.TimeMs)}
 }

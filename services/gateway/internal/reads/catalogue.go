@@ -16,14 +16,14 @@ import (
 
 // Version is a version of a catalogue entry.
 type Version struct {
-	Ref       events.Reference // with the digest; the scope is always named
-	Tags      []string         // that name this version
+	Ref       events.Reference // with the digest and an explicit scope
+	Tags      []string         // tags of this version
 	Spec      string           // JSON
-	Document  string           // of a skill, where one version is read
+	Document  string           // document of a skill; only set when one version is read
 	CreatedAt time.Time
 }
 
-// Skill is the spec of a skill's version.
+// Skill is the spec of a version of a skill.
 type Skill struct {
 	Name          string `json:"name"`
 	Description   string `json:"description"`
@@ -32,9 +32,9 @@ type Skill struct {
 	Files         uint32 `json:"files"`
 }
 
-// Definition reads what a reference means to a tenant: "" and latest, a tag, or a
-// digest, which alone finds versions of an entry that was removed. found is false
-// where there is none, and where it is another tenant's.
+// Definition returns the version that a reference means to a tenant: "" and latest, a tag, or a digest. Only a digest
+// finds versions of an entry that was removed. found is false if there is none, or if the entry belongs to another
+// tenant.
 func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (v Version, found bool, err error) {
 	version := ref.Version
 	if version == "" {
@@ -56,7 +56,7 @@ func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant strin
 	return v, found, err
 }
 
-// folding is an error while what is not there may only not have been read from the log yet.
+// folding returns an error while an entry may be missing only because it was not folded from the log yet.
 func (s *Store) folding(ctx context.Context, id string) error {
 	var caughtUp bool
 	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil || caughtUp {
@@ -65,7 +65,7 @@ func (s *Store) folding(ctx context.Context, id string) error {
 	return folding()
 }
 
-// Named is a reference that says its scope also where that is the tenant's own.
+// Named returns the reference with an explicit scope.
 func Named(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
@@ -73,7 +73,7 @@ func Named(r events.Reference) events.Reference {
 	return r
 }
 
-// tagsOf gives the tags that name a version.
+// tagsOf returns the tags of a version.
 func tagsOf(state, version string) ([]string, error) {
 	var known struct {
 		Tags map[string]string `json:"tags"`
@@ -91,10 +91,9 @@ func tagsOf(state, version string) ([]string, error) {
 	return list, nil
 }
 
-// Definitions lists the latest versions of a tenant's entries, and of the
-// platform's after them, without documents; of agents and instances only those
-// of the viewer's agents, if there are any: a page, which ends at 2 MiB too but
-// holds one at least, and the token of the next.
+// Definitions returns the latest versions of a tenant's entries, followed by those of the platform, without
+// documents. If agents is not empty, it returns only agents and instances of these agents. A page also ends at 2 MiB
+// but contains at least one entry. Definitions also returns the token of the next page.
 func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant string, agents []string, token string, size uint32) ([]Version, string, error) {
 	after, err := readEntryToken(token)
 	if err != nil {
@@ -136,7 +135,7 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	return list, "", nil
 }
 
-// The token of a page of entries is where the page before ended; opaque as the others are.
+// entryToken returns the page token for the entry at which a page ended.
 func entryToken(r events.Reference) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(string(r.Scope) + "/" + r.Org + "/" + r.Slug))
 }
@@ -155,7 +154,7 @@ func readEntryToken(token string) (events.Reference, error) {
 	return events.Reference{}, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
 }
 
-// HasSealed tells whether any version of an environment has a secret of that name under that key.
+// HasSealed reports whether any version of an environment has a secret with that name and key.
 func (s *Store) HasSealed(ctx context.Context, tenant string, ref events.Reference, name, key string) (bool, error) {
 	subject := ref.Subject(events.Environment, tenant)
 	var there bool

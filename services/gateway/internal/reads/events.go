@@ -12,36 +12,36 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Kept is a kept event as it is stored.
+// Kept is an event as it is stored.
 type Kept struct {
 	Seq  uint32
 	Type events.Type
-	JSON []byte // of events.Wire, without metadata
+	JSON []byte // JSON of events.Wire, without metadata
 
-	Metadata *Metadata // that the event shows; nil for none
+	Metadata *Metadata // metadata of the event; nil for none
 }
 
-// maxPageBytes is where a page of events ends if Query.Bytes is 0, and where one of the blocks at an event does.
+// maxPageBytes is the size at which a page of events ends if Query.Bytes is 0, and at which a page of blocks ends.
 const maxPageBytes = 2 << 20
 
-// Page is a run of kept events.
+// Page is a page of stored events.
 type Page struct {
 	Events []Kept
 	Tip    uint32 // seq of the session's last event
 	Next   uint32 // the cursor after this page
 }
 
-// Query says which kept events are read.
+// Query selects stored events.
 type Query struct {
 	After    uint32   // the cursor
-	Limit    int      // of events, at least 1
-	Bytes    int      // where the page ends even if the limit is not reached: after the event that passes it; 0 means 2 MiB
-	Types    []string // of events; nil for all
-	Metadata bool     // read Kept.Metadata too
+	Limit    int      // largest number of events, at least 1
+	Bytes    int      // size after which the page ends, including the event that exceeds it; 0 means 2 MiB
+	Types    []string // event types; nil means all
+	Metadata bool     // also read Kept.Metadata
 }
 
-// Events reads the kept events after a cursor, up to the limits of the query, but one at
-// least. CURSOR_AHEAD and CURSOR_EXPIRED say that the cursor cannot be served.
+// Events returns the stored events after a cursor, up to the limits of the query, but at least one. It returns
+// CURSOR_AHEAD or CURSOR_EXPIRED if the cursor is not valid.
 func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Page, error) {
 	if q.Bytes == 0 {
 		q.Bytes = maxPageBytes
@@ -104,7 +104,8 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 	return p, err
 }
 
-// bounded ends a page after the event with which it passes a number of bytes, metadata included; short says that events were cut off.
+// bounded ends a page after the event that exceeds a number of bytes, including metadata. short reports whether
+// events were removed.
 func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
 	size := 0
 	for i, e := range list {
@@ -115,7 +116,7 @@ func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
 	return list, false
 }
 
-// ahead is a cursor from the future.
+// ahead returns the error for a cursor after the last event.
 func ahead(tip uint32) error {
 	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which tip gives")
 	e.Tip = &tip
@@ -128,7 +129,7 @@ func expired(field string, tip uint32) error {
 	return e
 }
 
-// Event dresses a stored event for the API, with its metadata.
+// Event converts a stored event, with its metadata, to an API message.
 func (k Kept) Event() (*spoolv1.Event, error) {
 	var w events.Wire
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
@@ -141,7 +142,7 @@ func (k Kept) Event() (*spoolv1.Event, error) {
 	return out, nil
 }
 
-// Event dresses an event for the API.
+// Event converts an event to an API message.
 func Event(w events.Wire) *spoolv1.Event {
 	return &spoolv1.Event{
 		Seq: w.Seq, Position: w.Position, Id: filled(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
@@ -149,14 +150,14 @@ func Event(w events.Wire) *spoolv1.Event {
 	}
 }
 
-// OpenBlock is a block whose text is in flight at some event.
+// OpenBlock is a block whose text was in flight at an event.
 type OpenBlock struct {
 	ID          string
 	ExecutionID string
 	Start       time.Time // when the block began
 }
 
-// OpenBlocks reads which blocks with text began before an event of a session and ended with it or later.
+// OpenBlocks returns the blocks with text that began before an event of a session and ended at or after it.
 func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenBlock, err error) {
 	err = s.rows(ctx, func(r row) error {
 		var b OpenBlock
@@ -177,15 +178,15 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 	return list, err
 }
 
-// OpenText is a block with text that was open at some event, and what is known of its text by now.
+// OpenText is a block with text that was open at an event, and the present state of its text.
 type OpenText struct {
 	ID    string
 	Start time.Time // when the block began
-	End   time.Time // when it was complete; zero for a block that is open
-	Bytes int       // of its text
+	End   time.Time // when the block was completed; zero for an open block
+	Bytes int       // bytes of its text
 }
 
-// OpenTexts reads what is known of the blocks with text that were open at an event, of those with some ids.
+// OpenTexts returns the blocks with the given ids that have text and were open at an event.
 func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []OpenText, err error) {
 	err = s.rows(ctx, func(r row) error {
 		var text, status string
@@ -217,24 +218,24 @@ func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []Ope
 	return list, err
 }
 
-// Tip is the end of a session, and the text in flight of its open blocks there.
+// Tip is the end of a session, and the text in flight of its open blocks.
 type Tip struct {
 	Seq      uint32
 	Position string
-	Metadata string // JSON of the session's metadata there; "" for none
+	Metadata string // JSON of the session's metadata; "" for none
 	Open     []Text
 }
 
-// Text is the text in flight of one open block, in pieces as they are stored.
+// Text is the text in flight of one open block, in the stored pieces.
 type Text struct {
 	BlockID        string
 	ExecutionID    string
 	ConversationID string
-	At             time.Time      // of the last piece
-	Pieces         []events.Delta // by offset; they may overlap and leave holes
+	At             time.Time      // time of the last piece
+	Pieces         []events.Delta // sorted by offset; they may overlap or have gaps
 }
 
-// Tip reads a session's end.
+// Tip returns a session's end.
 func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	var t Tip
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
@@ -288,10 +289,10 @@ func text(block, execution, conversation string, offsets []int64, texts []string
 // Reach is how far the read models are with a session.
 type Reach struct {
 	Seq  uint32
-	Text map[string]uint32 // by block: where the last piece of text in flight ends, in bytes
+	Text map[string]uint32 // by block: end of the last piece of text in flight, in bytes
 }
 
-// Reaches reads how far the read models are with sessions of one tenant; one that is not there has no entry.
+// Reaches returns how far the read models are with sessions of one tenant. Sessions that do not exist have no entry.
 func (s *Store) Reaches(ctx context.Context, tenant string, sessions []string) (map[string]Reach, error) {
 	out := map[string]Reach{}
 	err := s.rows(ctx, func(r row) error {

@@ -17,11 +17,11 @@ const executionColumns = `id, session, phase, code, message, reason, attempt, ex
 	(SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
 	  WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id)`
 
-// executionOwner joins to an execution what it has of its session.
+// executionOwner joins the columns of its session to an execution.
 const executionOwner = ` LEFT JOIN LATERAL (
 	SELECT s.agent, s.architecture, s.agent_ref, s.instance FROM sessions s WHERE s.tenant = executions.tenant AND s.id = executions.session) owner ON true `
 
-// phases of an execution that the read models know.
+// phases are the phases of executions in the read models.
 var phases = []string{"queued", "starting", "running", "paused", "completed", "failed", "cancelled"}
 
 func scanExecution(r scanner) (*spoolv1.Execution, error) {
@@ -66,7 +66,7 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	return &e, metered(&e, usage)
 }
 
-// metered reads an execution's rows of usage; nil for none.
+// metered adds an execution's rows of usage; nil for none.
 func metered(e *spoolv1.Execution, rows *string) error {
 	if rows == nil {
 		return nil
@@ -100,10 +100,10 @@ func metered(e *spoolv1.Execution, rows *string) error {
 	return nil
 }
 
-// clamp is a sum as the API writes it, in 32 bits.
+// clamp limits a sum to 32 bits, as the API requires.
 func clamp(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) } //nolint:gosec // bounded just here
 
-// Execution reads one execution. minPosition is one of its session, or "".
+// Execution returns one execution. minPosition is a position of its session, or "".
 func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {
 	read := func() (out *spoolv1.Execution, err error) {
 		err = s.await(ctx, s.executionIn(tenant, id), func() error {
@@ -122,15 +122,15 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 	if err != nil || minPosition == "" {
 		return e, err
 	}
-	// The position is one of the session's log, and only the execution says which session that is.
+	// The position belongs to the session's log, and only the execution determines the session.
 	if err := s.WaitPosition(ctx, e.SessionId, minPosition); err != nil {
 		return nil, err
 	}
 	return read()
 }
 
-// Span returns the seq of the first event of a session's execution, and of the event that ends it: 0 if none does yet.
-// EXECUTION_NOT_FOUND says that the session has no such execution.
+// Span returns the seq of the first event of a session's execution, and of the event that ends it, or 0 if it has not
+// ended. It returns EXECUTION_NOT_FOUND if the session has no such execution.
 func (s *Store) Span(ctx context.Context, tenant, session, execution string) (first, last uint32, err error) {
 	ends := []string{}
 	for _, e := range events.Catalogue() {
@@ -153,7 +153,7 @@ func (s *Store) Span(ctx context.Context, tenant, session, execution string) (fi
 	return first, last, err
 }
 
-// Executions lists a tenant's executions as the filter says: a page, and the token of the next.
+// Executions returns a page of a tenant's executions that match the filter, and the token of the next page.
 func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Execution, string, error) {
 	size, err := PageSize(size)
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token s
 	return list, l.token(f, place{at.AsTime(), last.ExecutionId}), nil
 }
 
-// SessionExecutions lists the executions of a session in their order.
+// SessionExecutions returns the executions of a session in order.
 func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token string, size uint32) ([]*spoolv1.Execution, string, error) {
 	after, err := readToken(events.KindExecution, token)
 	if err != nil {
@@ -196,7 +196,7 @@ func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token st
 	return list, makeToken(list[len(list)-1].ExecutionId), nil
 }
 
-// executions reads a page of the rows that from gives; more says that there is another.
+// executions returns a page of the rows that from selects; more reports whether there are more.
 func (s *Store) executions(ctx context.Context, size uint32, from string, args ...any) (list []*spoolv1.Execution, more bool, err error) {
 	err = s.rows(ctx, func(r row) error {
 		one, err := scanExecution(r)
@@ -210,7 +210,7 @@ func (s *Store) executions(ctx context.Context, size uint32, from string, args .
 	return list, more, nil
 }
 
-// LastEnd is when the session's last execution to end did so; zero when none has.
+// LastEnd returns when an execution of the session ended last, or the zero time if none has ended.
 func (s *Store) LastEnd(ctx context.Context, tenant, session string) (time.Time, error) {
 	var at *time.Time
 	_, err := s.one(ctx, []any{&at}, "SELECT max(ended_at) FROM executions WHERE tenant = $1 AND session = $2", tenant, session)

@@ -2,7 +2,7 @@ package reads
 
 import "context"
 
-// FileChanges gives, for files of a workspace that the log saw change, which execution did it last.
+// FileChanges returns, by path, the execution that changed each existing file last, if the log recorded it.
 func (s *Store) FileChanges(ctx context.Context, tenant, session string) (map[string]string, error) {
 	out := map[string]string{}
 	err := s.rows(ctx, func(r row) error {

@@ -12,28 +12,28 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Ancestor is a session from which another one was forked, directly or not.
+// Ancestor is a session from which another session was forked, directly or indirectly.
 type Ancestor struct {
 	Session   string
 	Effective uint32 // seq of the last event that is inherited
 }
 
-// History is a run of the events that a fork has from its ancestors.
+// History is a page of the events that a fork inherits from its ancestors.
 type History struct {
 	Events    []Kept
-	Total     uint32 // how many there are
+	Total     uint32 // number of all inherited events
 	Next      uint32 // the cursor after this page
 	Ancestors []Ancestor
 }
 
-// errAncestorBehind is a read of what a fork has from an ancestor whose projector group is behind the fork's.
+// errAncestorBehind is returned if the projector group of an ancestor is behind that of the fork.
 type errAncestorBehind struct{ error }
 
 func (e errAncestorBehind) Unwrap() error { return e.error }
 
 func ancestorBehind() error { return errAncestorBehind{folding()} }
 
-// awaitAncestors runs a read again, for a moment, as long as an ancestor is behind.
+// awaitAncestors repeats a read for a limited time while an ancestor is behind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	deadline := time.Now().Add(s.cfg.FreshWait)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
@@ -50,8 +50,8 @@ func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	}
 }
 
-// ancestors lists a session's ancestors, the oldest first. Those that are deleted are among them: their events and blocks
-// are kept as long as a fork has them.
+// ancestors returns a session's ancestors, oldest first, including deleted ones: their events and blocks are kept as
+// long as a fork inherits them.
 func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
 	err := s.await(ctx, s.sessionIn(tenant, session), func() (err error) {
@@ -61,7 +61,7 @@ func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancest
 	return list, err
 }
 
-// line is ancestors as the read models are now.
+// line is like ancestors, without waiting.
 func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
 	found, behind := false, false
@@ -96,7 +96,7 @@ func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, e
 	return list, nil
 }
 
-// History reads inherited events after a cursor, up to the limit or 2 MiB, but one at least.
+// History returns inherited events after a cursor, up to the limit or 2 MiB, but at least one.
 func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
 	err = s.awaitAncestors(ctx, func() (err error) {
 		h, err = s.history(ctx, tenant, session, after, limit)
@@ -105,7 +105,7 @@ func (s *Store) History(ctx context.Context, tenant, session string, after uint3
 	return h, err
 }
 
-// history is History as the read models are now.
+// history is like History, without waiting.
 func (s *Store) history(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
 	if h.Ancestors, err = s.ancestors(ctx, tenant, session); err != nil {
 		return h, err
@@ -143,7 +143,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 	return h, nil
 }
 
-// inherited reads events of one ancestor: as many as there are room for, one at least.
+// inherited returns events of one ancestor, up to the limit and room bytes, but at least one.
 func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]Kept, error) {
 	var list []Kept
 	next, size := after+1, 0
@@ -168,8 +168,8 @@ func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after 
 	return list, err
 }
 
-// HistoryBlocks reads a page of the blocks of the ancestors, each as they were at its last inherited event. Seq of a token is how many
-// ancestors are left out.
+// HistoryBlocks returns a page of the ancestors' blocks, each in its state at the ancestor's last inherited event. In
+// a page token, Seq is the number of ancestors to skip.
 func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string, size uint32) (out []*spoolv1.InheritedBlocks, next string, err error) {
 	after := FirstBlocks()
 	if token != "" {
@@ -187,7 +187,7 @@ func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string
 	return out, next, err
 }
 
-// historyBlocks is HistoryBlocks as the read models are now.
+// historyBlocks is like HistoryBlocks, without waiting.
 func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
 	line, err := s.ancestors(ctx, tenant, session)
 	if err != nil {
@@ -211,8 +211,8 @@ func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after
 	return out, "", nil
 }
 
-// blocksAt reads a page of an ancestor's blocks; last is where it ends, nil if there are no more. A block that changed after the last
-// inherited event is folded from the events up to there.
+// blocksAt returns a page of an ancestor's blocks; last is the position at which it ends, or nil if there are no
+// more. A block that changed after the last inherited event is folded from its events up to that event.
 func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after BlockToken, size int) (_ []*spoolv1.Block, last *BlockToken, err error) {
 	var list []*events.Block
 	at := after
@@ -269,7 +269,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 	return out, last, nil
 }
 
-// foldBlocks folds some blocks from the events of an ancestor from a seq on.
+// foldBlocks folds the wanted blocks from the events of an ancestor, starting at a seq.
 func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from int64, wanted map[string]int, list []*events.Block) error {
 	return s.rows(ctx, func(r row) error {
 		var text string

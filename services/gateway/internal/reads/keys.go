@@ -10,19 +10,19 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Key is an API key that is accepted.
+// Key is an accepted API key.
 type Key struct {
 	Tenant string
 	ID     string
 	Role   events.Role
-	Agents []string // slugs of the only agents that it may use; empty for all
+	Agents []string // slugs of the only agents that it may use; empty means all
 }
 
-// KeyExpired is why a key that has expired is refused; see key_refusal in the migrations.
+// KeyExpired is the reason of key_refusal (see the migrations) for a key that has expired.
 const KeyExpired = "expired"
 
-// KeyByHash finds the key with a hash, unless it was revoked or has expired. Postgres compares
-// the hashes, since the gateway's role may not read them.
+// KeyByHash returns the key with a hash, unless it was revoked or has expired. Postgres compares the hashes, because
+// the gateway's role may not read them.
 func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error) {
 	var k Key
 	var rights events.KeyRights
@@ -32,7 +32,7 @@ func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error)
 	return k, found, err
 }
 
-// splitAgents reads agents as rows of keys have them.
+// splitAgents splits the column agents of keys.
 func splitAgents(s string) []string {
 	if s == "" {
 		return nil
@@ -40,13 +40,14 @@ func splitAgents(s string) []string {
 	return strings.Split(s, ",")
 }
 
-// Now returns the time of Postgres's clock, by which keys expire.
+// Now returns the time of Postgres's clock, which determines the expiry of keys.
 func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
 	_, err = s.one(ctx, []any{&now}, "SELECT now()")
 	return now, err
 }
 
-// KeyRefusals returns for keys why they are not accepted: "" for one that is, revoked, or KeyExpired. An id without a key has no entry.
+// KeyRefusals returns the reason why each key is not accepted: "" for an accepted key, revoked, or KeyExpired.
+// Unknown ids have no entry.
 func (s *Store) KeyRefusals(ctx context.Context, ids []string) (map[string]string, error) {
 	out := map[string]string{}
 	err := s.rows(ctx, func(r row) error {
@@ -58,7 +59,8 @@ func (s *Store) KeyRefusals(ctx context.Context, ids []string) (map[string]strin
 	return out, err
 }
 
-// Keys lists a tenant's keys, the newest first. A viewer that is limited to agents sees the keys that are limited to some of these.
+// Keys returns a tenant's keys, newest first. If agents is not empty, it returns only keys that are limited to a
+// subset of these agents.
 func (s *Store) Keys(ctx context.Context, tenant string, agents []string) ([]*spoolv1.Key, error) {
 	var list []*spoolv1.Key
 	err := s.rows(ctx, func(r row) error {

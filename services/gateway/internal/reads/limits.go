@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Limits returns a tenant's own limits, all 0 if it has none, and what it uses of those that the read models count.
+// Limits returns a tenant's own limits (all 0 if it has none), and its use of the limits that the read models count.
 func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, used *spoolv1.TenantLimits, err error) {
 	var text string
 	used = &spoolv1.TenantLimits{}
@@ -33,7 +33,8 @@ func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, 
 	return tenantLimits(l), used, nil
 }
 
-// CountSessions counts a tenant's sessions, up to most, and lists which of ids are, or were, among them.
+// CountSessions counts a tenant's sessions, up to most, and returns which of the ids are, or were, sessions of the
+// tenant.
 func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, most int) (n int, known []string, err error) {
 	_, err = s.one(ctx, []any{&n, &known}, `SELECT
 			(SELECT count(*) FROM (SELECT FROM sessions WHERE tenant = $1 LIMIT $3) AS counted),
@@ -42,7 +43,7 @@ func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, 
 	return n, known, err
 }
 
-// tenantLimits returns limits as the API has them.
+// tenantLimits converts limits to an API message.
 func tenantLimits(l events.TenantLimits) *spoolv1.TenantLimits {
 	return &spoolv1.TenantLimits{
 		Slots: l.Slots, Sandboxes: l.Sandboxes, Sessions: l.Sessions, Streams: l.Streams, RequestsPerSecond: l.RequestsPerSecond, RequestBurst: l.RequestBurst,

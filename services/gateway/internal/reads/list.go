@@ -17,13 +17,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Filter narrows and sorts a list of sessions or executions. Its fields are as
-// the API takes them; the zero Filter is everything, the newest first.
+// Filter selects and sorts a list of sessions or executions. Its fields are those of the API. The zero Filter selects
+// all, newest first.
 type Filter struct {
-	State        string // status of sessions, phase of executions
+	State        string // status of sessions or phase of executions
 	Agent        string // reference
 	Architecture string
-	Parent       string // id of the session that a session was forked from
+	Parent       string // id of the session that the listed sessions were forked from
 
 	MetadataKey   string
 	MetadataValue *string
@@ -35,24 +35,24 @@ type Filter struct {
 	Sort  string // created, updated
 	Order string // desc, asc
 
-	Agents []string // slugs of the only agents that the viewer may see; empty for all
+	Agents []string // slugs of the only agents that the caller may see; empty means all
 }
 
-// Limits of a Filter.
+// Limits of Filter fields.
 const (
 	maxText = 256  // characters
-	maxTerm = 1024 // bytes of a member of metadata, and of its value
+	maxTerm = 1024 // bytes of a metadata field's name, and of its value
 )
 
-// listed is what can be listed: its rows are filtered and sorted under the alias x.
+// listed describes a table that can be listed. Its rows are filtered and sorted under the alias x.
 type listed struct {
 	name    string // sessions, executions
-	state   string // the column of Filter.State, and its parameter
+	state   string // name of the column and of the parameter for Filter.State
 	states  []string
-	created string   // the column of its creation
-	texts   []string // columns that Filter.Text looks into
-	owner   string   // alias of the sessions row that has agent and architecture
-	updated []string // columns to sort by; the first may be coarser than the time of the last
+	created string   // column with the time of creation
+	texts   []string // columns that Filter.Text searches
+	owner   string   // alias of the sessions row with agent and architecture
+	updated []string // columns to sort by; the first may be a coarser time than the last
 }
 
 func sessionList() listed {
@@ -69,7 +69,7 @@ func executionList() listed {
 	}
 }
 
-// query is a statement in the making.
+// query is an SQL statement that is being built.
 type query struct {
 	where []string
 	args  []any
@@ -81,7 +81,7 @@ func (q *query) arg(v any) string {
 	return "$" + strconv.Itoa(len(q.args))
 }
 
-// add adds a condition; its %s are the arguments' placeholders.
+// add adds a condition in which each %s is the placeholder of an argument.
 func (q *query) add(condition string, args ...any) {
 	holders := make([]any, len(args))
 	for i, a := range args {
@@ -90,15 +90,15 @@ func (q *query) add(condition string, args ...any) {
 	q.where = append(q.where, fmt.Sprintf(condition, holders...))
 }
 
-// page is the statement of one page, in parts: what it joins to the rows stands between them.
+// page is the statement of one page, in parts; joins are inserted between them.
 type page struct {
 	rows  string // under the table's own name: a page of them, and one more
 	order string // of the rows, once more
 	args  []any
 }
 
-// page returns the statement of the page that begins at a token. The inner statement
-// ends with the page, so that only its rows are joined to others.
+// page returns the statement of the page that begins at a token. The inner statement returns only the rows of the
+// page, so that only these are joined with other tables.
 func (l listed) page(tenant string, f Filter, token string, size uint32) (page, error) {
 	q := &query{}
 	q.add("x.tenant = %s", tenant)
@@ -180,7 +180,7 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 	return joins, l.text(q, f.Text)
 }
 
-// agent narrows to the sessions of an agent, in any version or in one.
+// agent adds a condition for the sessions of an agent, in any version or in one.
 func (l listed) agent(q *query, s string) error {
 	ref, err := events.ParseReference(s)
 	switch {
@@ -204,7 +204,7 @@ func (l listed) agent(q *query, s string) error {
 // builtInAgent is the agent of a session that names none.
 const builtInAgent = "default"
 
-// metadata narrows to rows whose metadata has a member. The term is made as metadata_terms makes it.
+// metadata adds a condition for a metadata field. The term must be built in the same way as in metadata_terms.
 func (l listed) metadata(q *query, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
@@ -226,7 +226,7 @@ func (l listed) metadata(q *query, f Filter) error {
 	return nil
 }
 
-// plain refuses what Postgres cannot have in a text, and what is too long.
+// plain returns an error for text that is too long or that Postgres cannot store.
 func plain(field, s string, most int) error {
 	switch {
 	case !utf8.ValidString(s):
@@ -239,7 +239,7 @@ func plain(field, s string, most int) error {
 	return nil
 }
 
-// times narrows to ranges of time: from the first on, and before the second.
+// times adds conditions for ranges of time, which include the first bound and exclude the second.
 func (l listed) times(q *query, f Filter) error {
 	for _, r := range []struct{ name, column, after, before string }{
 		{"created", l.created, f.CreatedAfter, f.CreatedBefore},
@@ -284,7 +284,8 @@ func moment(field, s string) (time.Time, error) {
 	return t, nil
 }
 
-// text narrows to rows with a piece of text. No index serves it: it reads the tenant's rows that the rest of the filter leaves.
+// text adds a condition for a substring. No index supports it: it reads all rows of the tenant that the other
+// conditions select.
 func (l listed) text(q *query, s string) error {
 	if s == "" {
 		return nil
@@ -314,20 +315,20 @@ func oneOf(field, s string, known ...string) (string, error) {
 	return s, nil
 }
 
-// place is where a page ended: the sorted time of its last row, and the row's id.
+// place is the position at which a page ended: the sorted time of its last row, and the row's id.
 type place struct {
 	at time.Time
 	id string
 }
 
-// pageToken is a place as a client has it. It is opaque, so that it may change.
+// pageToken is the encoded form of a place. It is opaque to clients, so that it may change.
 type pageToken struct {
-	Filter string `json:"f"` // a digest of what the list is narrowed and sorted by
+	Filter string `json:"f"` // digest of the filter and sort order
 	Micros int64  `json:"t"`
 	ID     string `json:"i"`
 }
 
-// digest of a filter, whose defaults are filled in.
+// digest returns the digest of a filter with its defaults set.
 func (l listed) digest(f Filter) string {
 	b, err := json.Marshal(struct {
 		Name   string
@@ -356,7 +357,8 @@ func defaulted(s, unset string) string {
 	return s
 }
 
-// position reads a page token, which is of this list with this filter and sort; nil for the beginning.
+// position decodes a page token, which must belong to this list with this filter and sort order. It returns nil for
+// the first page.
 func (l listed) position(f Filter, token string) (*place, error) {
 	if token == "" {
 		return nil, nil

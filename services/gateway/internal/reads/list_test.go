@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// node is a node of a plan that was run.
+// node is a node of a plan that was executed.
 type node struct {
 	Type     string  `json:"Node Type"`
 	Relation string  `json:"Relation Name"`
@@ -21,7 +21,7 @@ type node struct {
 	Plans    []node  `json:"Plans"`
 }
 
-// visited is how many rows of tables a plan read.
+// visited returns the number of table rows that a plan read.
 func (n node) visited() (rows float64) {
 	if n.Relation != "" {
 		rows = (n.Rows + n.Filtered + n.Recheck) * n.Loops
@@ -44,7 +44,8 @@ func (n node) scansAll() bool {
 	return false
 }
 
-// A page of a tenant with 100,000 sessions and executions, beside others, reads little more than its own rows.
+// TestPageOfALargeTenantReadsFewRows tests that a page of a tenant with 100,000 sessions and executions, in tables
+// with other tenants, reads few rows beyond its own.
 func TestPageOfALargeTenantReadsFewRows(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

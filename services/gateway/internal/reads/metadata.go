@@ -8,16 +8,15 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Metadata is the application's metadata that an event shows: the session's, as
-// it was in force when the event was appended, and that of the message which the
-// event's execution answers. Events share it, and it never changes. A nil
-// *Metadata is an event that shows none.
+// Metadata is the application's metadata of an event: the session's metadata at the time when the event was appended,
+// and that of the message that the event's execution processes. Events share it, and it is immutable. A nil *Metadata
+// means none.
 type Metadata struct {
 	Session, Message string // JSON; "" for none
 	member           []byte // ,"metadata":{…}
 }
 
-// NewMetadata returns the metadata of JSON texts; nil when both are empty.
+// NewMetadata returns the metadata with the given JSON texts, or nil if both are empty.
 func NewMetadata(session, message string) *Metadata {
 	if session == "" && message == "" {
 		return nil
@@ -35,7 +34,7 @@ func NewMetadata(session, message string) *Metadata {
 	return &Metadata{session, message, append(b, '}')}
 }
 
-// Len is how many bytes Append adds to an event.
+// Len returns the number of bytes that Append adds to an event.
 func (m *Metadata) Len() int {
 	if m == nil {
 		return 0
@@ -43,8 +42,8 @@ func (m *Metadata) Len() int {
 	return len(m.member)
 }
 
-// Append appends an event, the JSON of events.Wire, with the metadata as its last
-// member. The event is not encoded again: the member was, once for all events that share it.
+// Append appends an event, the JSON of events.Wire, with the metadata as its last member. The event is not encoded
+// again; the member was encoded once for all events that share it.
 func (m *Metadata) Append(b, event []byte) []byte {
 	end := len(event) - 1
 	if m == nil || end < 0 || event[end] != '}' {
@@ -58,12 +57,11 @@ func (m *Metadata) Append(b, event []byte) []byte {
 // setsMetadata is the predicate of the index events_metadata.
 const setsMetadata = `type IN ('session_created', 'session_options_updated') AND strpos(event, '"metadata":') > 0`
 
-// metadataOf reads what the events of a page show. Nothing is read for a page of no events.
+// metadataOf sets the metadata of a page of events. It reads nothing if the page is empty.
 //
-// An event keeps the metadata that was in force when it was appended, so that a
-// replay is the same however often the session's metadata changed since. The log
-// holds each change once, and so does Postgres: in the event that made it. A
-// message's metadata never changes; its execution's row has it.
+// An event has the metadata of the time when it was appended, so that a replay does not depend on later changes of
+// the session's metadata. The log and Postgres store each change once: in the event that made it. A message's
+// metadata never changes; it is stored in the row of its execution.
 func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []Kept) error {
 	if len(list) == 0 {
 		return nil
@@ -161,7 +159,7 @@ func unreadable(err error) error {
 	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
 }
 
-// SetsMetadata returns the session's metadata that an event puts in force; ok is false when it leaves what was.
+// SetsMetadata returns the session's metadata that an event sets; ok is false if the event does not change it.
 func SetsMetadata(e events.Event) (metadata string, ok bool) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Dressed is the session as it was, as the API shows it.
+// Dressed returns the session at that event as an API message.
 func (p Past) Dressed() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
@@ -41,7 +41,7 @@ func references(list []events.Reference) (out []string) {
 	return out
 }
 
-// Lists dresses the lists of todos for the API: the agent's own first.
+// Lists returns the todo lists as API messages, the agent's own first.
 func (p Past) Lists() (out []*spoolv1.TodoList) {
 	for _, t := range p.Todos {
 		list := &spoolv1.TodoList{ConversationId: t.ConversationID}
@@ -57,7 +57,7 @@ func (p Past) Lists() (out []*spoolv1.TodoList) {
 	return out
 }
 
-// Versions dresses what the last execution referred to for the API; nil for none.
+// Versions returns the resolved references of the last execution as an API message, or nil for none.
 func (p Past) Versions() *spoolv1.ResolvedVersions {
 	r := p.Resolved
 	if r == nil {
@@ -73,7 +73,7 @@ func (p Past) Versions() *spoolv1.ResolvedVersions {
 	return out
 }
 
-// Total dresses a sum of usage for the API.
+// Total converts a sum of usage to an API message.
 func Total(u history.Usage) *spoolv1.UsageTotal {
 	return &spoolv1.UsageTotal{
 		InputTokens: float64(u.InputTokens), OutputTokens: float64(u.OutputTokens),
@@ -81,7 +81,7 @@ func Total(u history.Usage) *spoolv1.UsageTotal {
 	}
 }
 
-// MeteredTotal is Total for what was metered.
+// MeteredTotal converts a sum of metered usage to an API message.
 func MeteredTotal(m history.Metered) *spoolv1.UsageTotal {
 	out := Total(m.Usage)
 	out.Requests, out.Failed = float64(m.Requests), float64(m.Failed)

@@ -12,8 +12,8 @@ import (
 // MaxPositionWait bounds how long a read waits for minPosition.
 const MaxPositionWait = 5 * time.Second
 
-// WaitPosition waits until the read models hold a position of a session, or of
-// a catalogue entry. "" waits for nothing. READ_MODEL_BEHIND says that it was too long.
+// WaitPosition blocks until the read models contain a position of a session or catalogue entry. It does not wait for
+// "". It returns READ_MODEL_BEHIND after MaxPositionWait.
 func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	if position == "" {
 		return nil
@@ -48,14 +48,14 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 }
 
-// Progress is how far one projector group is.
+// Progress is how far a projector group is.
 type Progress struct {
 	Position uint64
 	CaughtUp bool
 	Lag      time.Duration
 }
 
-// Progress reads how far each projector group is, by group.
+// Progress returns how far each projector group is, by group.
 func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
 	out := map[int]Progress{}
 	err := s.rows(ctx, func(r row) error {

@@ -18,7 +18,7 @@ const sessionColumns = `id, status, agent, agent_version, architecture, provider
 	forked, (SELECT count(*) FROM sessions f WHERE f.tenant = sessions.tenant AND f.parent = sessions.id AND f.parent <> '') AS forks, sandbox_ms, sandbox_cost_usd,
 	box, box_state, box_health, box_why, box_provider, box_engine, box_image, box_created, box_ended, box_memory, box_disk`
 
-// sessionSandbox joins a session's sandbox to it: the one that has not ended, else the last one.
+// sessionSandbox joins a session's sandbox: the one that has not ended, or else the last one.
 const sessionSandbox = ` LEFT JOIN LATERAL (
 	SELECT b.id AS box, b.status AS box_state, b.health AS box_health, CASE WHEN b.ended_at IS NULL THEN b.health_why ELSE b.reason END AS box_why,
 	       b.provider AS box_provider, b.engine AS box_engine, b.image AS box_image, b.created_at AS box_created, b.ended_at AS box_ended,
@@ -26,7 +26,7 @@ const sessionSandbox = ` LEFT JOIN LATERAL (
 	  FROM sandboxes b WHERE b.tenant = sessions.tenant AND b.session = sessions.id
 	 ORDER BY b.ended_at IS NULL DESC, b.created_at DESC, b.id DESC LIMIT 1) box ON true `
 
-// scanner is a row or a list of them.
+// scanner is a row that can be scanned.
 type scanner interface{ Scan(dest ...any) error }
 
 func scanSession(r scanner) (*spoolv1.Session, error) {
@@ -75,7 +75,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	return &s, nil
 }
 
-// readForked reads the column forked.
+// readForked decodes the column forked.
 func readForked(text string) (*events.SessionForked, error) {
 	var f events.SessionForked
 	if err := json.Unmarshal([]byte(text), &f); err != nil {
@@ -84,7 +84,7 @@ func readForked(text string) (*events.SessionForked, error) {
 	return &f, nil
 }
 
-// Parent dresses where a fork begins for the API.
+// Parent converts the parent of a fork to an API message.
 func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 	if f == nil {
 		return nil
@@ -94,7 +94,7 @@ func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 	}
 }
 
-// sessionOptions dresses the options of a session for the API.
+// sessionOptions converts a session's options to an API message.
 func sessionOptions(o events.Options) *spoolv1.SessionOptions {
 	out := &spoolv1.SessionOptions{
 		Model: o.Model, ModelProvider: o.ModelProvider, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
@@ -113,7 +113,7 @@ func sessionOptions(o events.Options) *spoolv1.SessionOptions {
 	return out
 }
 
-// box is a row of sandboxes, or of none.
+// box has the sandbox columns of a joined row; they are nil if the session has no sandbox.
 type box struct {
 	id, state, health, why, provider, engine, image *string
 	created, ended                                  *time.Time
@@ -134,7 +134,7 @@ func (b box) dress() *spoolv1.CurrentSandbox {
 	return out
 }
 
-// Session reads one session.
+// Session returns one session.
 func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Session, error) {
 	var out *spoolv1.Session
 	err := s.await(ctx, s.sessionIn(tenant, id), func() error {
@@ -150,7 +150,7 @@ func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Sessio
 	return out, err
 }
 
-// Sessions lists a tenant's sessions as the filter says: a page, and the token of the next.
+// Sessions returns a page of a tenant's sessions that match the filter, and the token of the next page.
 func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Session, string, error) {
 	size, err := PageSize(size)
 	if err != nil {
@@ -182,13 +182,13 @@ func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token str
 	return list, l.token(f, place{at.AsTime(), last.SessionId}), nil
 }
 
-// MaxPage and DefaultPage are sizes of a page.
+// MaxPage and DefaultPage are page sizes.
 const (
 	MaxPage     = 200
 	DefaultPage = 50
 )
 
-// PageSize checks the size of a page, of which 0 means DefaultPage.
+// PageSize validates a page size and replaces 0 by DefaultPage.
 func PageSize(n uint32) (uint32, error) {
 	if n > MaxPage {
 		return 0, problem.Invalid("pageSize", "%d is too much: at most %d", n, MaxPage)
@@ -199,7 +199,7 @@ func PageSize(n uint32) (uint32, error) {
 	return n, nil
 }
 
-// cut takes off the one row more that says whether there is another page.
+// cut removes the additional row that shows whether there is another page, and reports whether there was one.
 func cut[T any](list []T, size uint32) ([]T, bool) {
 	if uint32(len(list)) <= size {
 		return list, false
@@ -207,7 +207,7 @@ func cut[T any](list []T, size uint32) ([]T, bool) {
 	return list[:size], true
 }
 
-// A page token is the last id of the page before; opaque, so that it may change.
+// makeToken returns the page token for the last id of a page. It is opaque to clients, so that it may change.
 func makeToken(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }
 
 func readToken(kind events.Kind, token string) (string, error) {
@@ -224,7 +224,7 @@ func readToken(kind events.Kind, token string) (string, error) {
 	return string(b), nil
 }
 
-// filled is a field that is absent when it is empty.
+// filled returns a pointer to s, or nil if s is empty.
 func filled(s string) *string {
 	if s == "" {
 		return nil

@@ -18,20 +18,21 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Past is a session after one of its events.
+// Past is the state of a session after one of its events.
 type Past struct {
 	history.State
 	Tenant, ID string
-	Position   string // of the event
+	Position   string // position of the event
 	Title      string
-	Parent     *events.SessionForked // nil for a session that is no fork
-	Workspace  *Snapshot             // that has the session's files; nil for none
+	Parent     *events.SessionForked // nil if the session is not a fork
+	Workspace  *Snapshot             // the snapshot that contains the session's files; nil for none
 }
 
-// foldPage is how many events one statement of a fold reads.
+// foldPage is the number of events that a fold reads with one statement.
 const foldPage = 10_000
 
-// Past finds what a session was after an event; nil is its last one. field is the name of the parameter that at comes from.
+// Past returns the state of a session after an event; a nil event means the last one. field is the name of the
+// request parameter with the event.
 func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uint32) (Past, error) {
 	p := Past{Tenant: tenant, ID: session}
 	var forked string
@@ -75,7 +76,7 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 	return p, err
 }
 
-// fold folds the events after a state, up to one. field is the parameter that this one comes from.
+// fold folds the events after a state up to one event. field is the request parameter with that event.
 func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) error {
 	var last events.Wire
 	for p.Seq < to || last.Seq == 0 {
@@ -101,7 +102,8 @@ func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) erro
 	return nil
 }
 
-// lost is the error of events that were not found, although the session had them a moment ago: they were deleted with it, or are folded anew.
+// lost returns the error for events that the session had a moment ago and that were not found: the session was
+// deleted, or is being folded again.
 func (s *Store) lost(ctx context.Context, p Past, field string, to uint32) error {
 	found, err := s.one(ctx, []any{new(string)}, "SELECT id FROM sessions WHERE tenant = $1 AND id = $2", p.Tenant, p.ID)
 	switch {
@@ -113,7 +115,8 @@ func (s *Store) lost(ctx context.Context, p Past, field string, to uint32) error
 	return s.UnlessFolding(ctx, p.ID, expired(field, to))
 }
 
-// Each calls f for the kept events after one up to another one, in order, of some types (nil for all), and for no more than limit.
+// Each calls f for up to limit stored events after one seq and up to another, in order, of the given types (nil means
+// all).
 func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
 	var names []string
 	for _, t := range types {
@@ -133,8 +136,8 @@ func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint
 		tenant, session, int64(after), int64(to), names, limit)
 }
 
-// UnlessFolding returns an error that says that a session has no such event. As long as the read models are folded from the log's
-// beginning the session may have it: the error is then UNAVAILABLE.
+// UnlessFolding returns missing, which says that a session has no such event. While the read models are being folded
+// from the log's beginning, the session may have it, and the error is UNAVAILABLE.
 func (s *Store) UnlessFolding(ctx context.Context, session string, missing error) error {
 	var caughtUp bool
 	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(session)); err != nil {
@@ -152,7 +155,7 @@ func notYet(field string, at int64, tip uint32) error {
 	return e
 }
 
-// BlocksAt reads a page of the blocks that a session had, in the order they are shown.
+// BlocksAt returns a page of the blocks that a session had, in display order.
 func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uint32) (list []*spoolv1.Block, next *BlockToken, err error) {
 	var last BlockToken
 	more := false
@@ -176,7 +179,8 @@ func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uin
 	return list, next, err
 }
 
-// blocksUpTo is the query of the first blocks that a condition selects, for scanBlock. Rows after the one that passes a number of bytes have no block.
+// blocksUpTo returns the query for the first blocks that a condition selects, for scanBlock. Rows after the one that
+// exceeds the number of bytes have no block.
 func blocksUpTo(where, limit, bytes string) string {
 	return `SELECT CASE WHEN before <= ` + bytes + ` THEN block END, execution_ord, first_seq, last_seq FROM (
 	  SELECT *, sum(octet_length(block)) OVER (ORDER BY execution_ord, first_seq) - octet_length(block) AS before FROM (
@@ -184,7 +188,8 @@ func blocksUpTo(where, limit, bytes string) string {
 	     ORDER BY execution_ord, first_seq LIMIT ` + limit + `) first) page ORDER BY execution_ord, first_seq`
 }
 
-// scanBlock reads a row of blocks as the block was at the event: what was open then is in the state. cut reports that the row has no block.
+// scanBlock scans a row of blocks and returns the block in its state at the event: the state has the blocks that were
+// open then. cut reports whether the row has no block.
 func (p Past) scanBlock(r row) (b events.Block, at BlockToken, cut bool, err error) {
 	var text []byte
 	var last int64
@@ -204,9 +209,10 @@ func (p Past) scanBlock(r row) (b events.Block, at BlockToken, cut bool, err err
 	return p.Blocks[i].Block, at, false, nil
 }
 
-// BlocksSince reads the first blocks that began after an earlier event, or changed, as they are after a later one, and counts them all.
+// BlocksSince returns the first blocks that began or changed after an earlier event, in their state at a later one,
+// and the number of all of them.
 func (s *Store) BlocksSince(ctx context.Context, from, to Past, limit uint32) (list []*spoolv1.Block, total uint32, err error) {
-	changed := []int64{} // by their first events
+	changed := []int64{} // seqs of their first events
 	for _, b := range from.Blocks {
 		i := slices.IndexFunc(to.Blocks, func(x history.Block) bool { return x.FirstSeq == b.FirstSeq })
 		if i < 0 || to.Blocks[i].LastSeq != b.LastSeq {
@@ -224,22 +230,22 @@ func (s *Store) BlocksSince(ctx context.Context, from, to Past, limit uint32) (l
 	return list, to.Count.Blocks - from.Count.Blocks + uint32(len(changed)), err
 }
 
-// BlockToken is a place in the blocks of a session after an event.
+// BlockToken is a position in the blocks of a session after an event.
 type BlockToken struct {
-	Seq      uint32 // of the event
+	Seq      uint32 // seq of the event
 	Ord      int64
 	FirstSeq int64
 }
 
-// FirstBlocks is the place before the first block.
+// FirstBlocks returns the position before the first block.
 func FirstBlocks() BlockToken { return BlockToken{Ord: -1} }
 
-// String is the token as clients see it.
+// String returns the page token.
 func (t BlockToken) String() string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%d/%d", t.Seq, t.Ord, t.FirstSeq))
 }
 
-// ParseBlockToken is the inverse of String.
+// ParseBlockToken parses the result of String.
 func ParseBlockToken(token string) (t BlockToken, err error) {
 	text, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil {
@@ -251,8 +257,8 @@ func ParseBlockToken(token string) (t BlockToken, err error) {
 	return t, nil
 }
 
-// ExecutionsAt reads the last executions that had begun, as they were, in their order: those that had not ended at since, which
-// is an earlier event of the session. The zero Past is before the first.
+// ExecutionsAt returns the last executions that had started, in their state at the event and in order, except those
+// that had ended at since, an earlier event of the session. The zero Past is before the first event.
 func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) ([]*spoolv1.Execution, error) {
 	open := []string{}
 	for _, x := range since.Executions {
@@ -266,7 +272,7 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) (
 	}
 	slices.Reverse(list)
 	for _, x := range list {
-		// Of a request to a model the log may say only after the execution's end.
+		// The log may contain metered requests of an execution only after the execution's end.
 		x.Metered, x.MeteredCostUsd = nil, 0
 		if x.Resolved != nil {
 			text, err := withoutValues(x.Resolved.Text)
@@ -282,7 +288,8 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) (
 	return list, nil
 }
 
-// withoutValues returns what an execution resolved, of variables their names and origins alone.
+// withoutValues returns the resolved data of an execution without the values of variables; names and origins are
+// kept.
 func withoutValues(resolved string) (string, error) {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(resolved), &all); err != nil || all["variables"] == nil {
@@ -304,7 +311,7 @@ func withoutValues(resolved string) (string, error) {
 	return string(text), err
 }
 
-// unfinished makes of an execution's row what it was while it had not ended.
+// unfinished sets the fields of an execution to its state before it ended.
 func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
 	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, filled(was.Executor), filled(was.Model)
 	x.Code, x.Message, x.Reason, x.Result, x.DurationMs = nil, nil, nil, nil, 0
@@ -326,8 +333,8 @@ func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
 	}
 }
 
-// ConversationsAt reads main and the first sub-agents' conversations that had begun, as they were: those that had not ended at since, as
-// with ExecutionsAt.
+// ConversationsAt returns main and the first sub-agents' conversations that had started, in their state at the event,
+// except those that had ended at since, as in ExecutionsAt.
 func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) ([]*spoolv1.Conversation, error) {
 	open := []string{}
 	for _, c := range since.Conversations {
@@ -347,7 +354,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) (
 	return append([]*spoolv1.Conversation{main}, list...), err
 }
 
-// FileEvents reads the events of files after the last snapshot, up to a limit.
+// FileEvents returns the file events after the last snapshot, up to a limit.
 func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoolv1.FileChange, err error) {
 	var after uint32
 	if p.Snapshot != nil {
@@ -375,10 +382,11 @@ func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoo
 // Snapshot is a snapshot of a workspace.
 type Snapshot struct {
 	history.Snapshot
-	Session string // that it is of
+	Session string // the session that the snapshot belongs to
 }
 
-// workspace returns the snapshot that has the session's files: its own last one, else the one that it began with as a fork.
+// workspace returns the snapshot that contains the session's files: its own last one or, for a fork without one, the
+// one that it began with.
 func (s *Store) workspace(ctx context.Context, p Past) (*Snapshot, error) {
 	switch f := p.Parent; {
 	case p.Snapshot != nil:
@@ -389,7 +397,7 @@ func (s *Store) workspace(ctx context.Context, p Past) (*Snapshot, error) {
 	return nil, nil
 }
 
-// inheritedSnapshot finds the event of the snapshot that a fork began with, which is an ancestor's.
+// inheritedSnapshot returns the snapshot of an ancestor that a fork began with.
 func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.SessionForked) (*Snapshot, error) {
 	out := &Snapshot{Session: f.Files()}
 	err := s.awaitAncestors(ctx, func() error {
@@ -412,16 +420,16 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 	return out, err
 }
 
-// Taken is a snapshot that an event names.
+// Taken is a snapshot and the event that names it.
 type Taken struct {
 	Seq  uint32
 	Name string
 }
 
-// maxSnapshots bounds Snapshots.
+// maxSnapshots is the largest number of snapshots that Snapshots returns.
 const maxSnapshots = 10_000
 
-// Snapshots lists the snapshots of a session after an event, in order.
+// Snapshots returns the snapshots of a session after an event, in order.
 func (s *Store) Snapshots(ctx context.Context, p Past) (list []Taken, err error) {
 	err = s.Each(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
 		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
@@ -432,7 +440,7 @@ func (s *Store) Snapshots(ctx context.Context, p Past) (list []Taken, err error)
 	return list, err
 }
 
-// timestamp is a time as the API writes it; nil for none.
+// timestamp converts a time to a message; nil for none.
 func timestamp(t *time.Time) *timestamppb.Timestamp {
 	if t == nil {
 		return nil

@@ -1,6 +1,5 @@
-// Package reads is what a gateway reads from the read models in Postgres. Every
-// read is of one tenant: what is another's is not there. Where rows and a tip
-// must agree they come by one statement.
+// Package reads reads the read models in Postgres. Every read is restricted to one tenant; rows of other tenants are
+// treated as not existing. Rows and a tip that must be consistent are read in one statement.
 package reads
 
 import (
@@ -19,20 +18,20 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Config of a Store; zero fields mean the defaults, but for Log.
+// Config configures a Store. Log is required; other zero fields mean the defaults.
 type Config struct {
-	Timeout   time.Duration // of one statement; 0 means 5 s
-	FreshWait time.Duration // how long a read waits for what the log holds and the read models do not hold yet; 0 means 3 s
+	Timeout   time.Duration // timeout of one statement; 0 means 5 s
+	FreshWait time.Duration // how long a read waits for something that only the log contains yet; 0 means 3 s
 	Log       Log           // required
 }
 
-// Store reads. Its errors are *problem.Error.
+// Store reads the read models. Its errors are *problem.Error.
 type Store struct {
 	pool *pgxpool.Pool
 	cfg  Config
 }
 
-// New makes a Store on a pool of readmodel.Open.
+// New returns a Store that uses a pool of readmodel.Open.
 func New(pool *pgxpool.Pool, cfg Config) *Store {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Second
@@ -43,14 +42,14 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 	return &Store{pool, cfg}
 }
 
-// Check reports an error unless Postgres answers and holds the read models.
+// Check returns an error unless Postgres responds and has the read models.
 func (s *Store) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	return readmodel.Check(ctx, s.pool)
 }
 
-// rows runs a statement and gives each row to scan.
+// rows runs a statement and calls scan for each row.
 func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -67,7 +66,7 @@ func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string,
 	return unavailable(rows.Err())
 }
 
-// one runs a statement that gives at most one row; found says whether it did.
+// one runs a statement that returns at most one row, and reports whether there was one.
 func (s *Store) one(ctx context.Context, dest []any, sql string, args ...any) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -78,10 +77,10 @@ func (s *Store) one(ctx context.Context, dest []any, sql string, args ...any) (f
 	return err == nil, unavailable(err)
 }
 
-// undefinedTable is Postgres's code for a table that is not there.
+// undefinedTable is Postgres's error code for a table that does not exist.
 const undefinedTable = "42P01"
 
-// unavailable says which fault is Postgres's, to be waited out, and which is ours.
+// unavailable converts an error: errors of an unavailable Postgres become UNAVAILABLE, all others INTERNAL.
 func unavailable(err error) error {
 	if err == nil {
 		return nil
@@ -103,7 +102,7 @@ func unavailable(err error) error {
 	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").Because(err)
 }
 
-// missing is the answer for a session that the read models do not hold.
+// missing returns the error for a session that the read models do not contain.
 func (s *Store) missing(ctx context.Context, tenant, session string) error {
 	var caughtUp, deleted bool
 	_, err := s.one(ctx, []any{&caughtUp, &deleted}, `
@@ -120,12 +119,12 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 	return problem.NoSuchSession()
 }
 
-// errDeleted is a session that was there: to wait for it is no use.
+// errDeleted is returned for a session that was deleted, so that waiting for it is pointless.
 type errDeleted struct{ error }
 
 func (e errDeleted) Unwrap() error { return e.error }
 
-// MintedAt is the time in an id that was minted by events.NewID.
+// MintedAt returns the time in an id that events.NewID generated.
 func MintedAt(id string) (time.Time, bool) {
 	const alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 	_, ulid, ok := strings.Cut(id, "_")
@@ -143,13 +142,13 @@ func MintedAt(id string) (time.Time, bool) {
 	return time.UnixMilli(ms), true
 }
 
-// CheckSession reports an INVALID_REQUEST unless s is a session id.
+// CheckSession returns INVALID_REQUEST unless s is a session id.
 func CheckSession(s string) error { return checkID("sessionId", events.KindSession, s) }
 
-// CheckExecution reports an INVALID_REQUEST unless s is an execution id.
+// CheckExecution returns INVALID_REQUEST unless s is an execution id.
 func CheckExecution(s string) error { return checkID("executionId", events.KindExecution, s) }
 
-// CheckKey reports an INVALID_REQUEST unless s is the id of a key.
+// CheckKey returns INVALID_REQUEST unless s is the id of a key.
 func CheckKey(s string) error { return checkID("keyId", events.KindKey, s) }
 
 func checkID(field string, kind events.Kind, s string) error {
@@ -162,5 +161,5 @@ func checkID(field string, kind events.Kind, s string) error {
 	return problem.Invalid(field, "%s is no such id: it is %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", fmt.Sprintf("%+q", s), kind)
 }
 
-// row is what a statement gives, one at a time.
+// row is a row of a statement's result.
 type row = pgx.Rows

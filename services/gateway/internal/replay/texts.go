@@ -98,7 +98,7 @@ func (t *texts) read(ctx context.Context) error {
 
 // Status values of responses that are not messages.
 const (
-	statusEnd  = "204" // end of the batch
+	statusEnd = "204" // end of the batch
 	// no messages
 	statusNone = "404"
 )

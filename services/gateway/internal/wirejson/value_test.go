@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestUnmarshalValueNamesWhatIsAtFault(t *testing.T) {
+func TestUnmarshalValue_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]string{
 		`{"mcpServers":[{"name":"a"},{"ulr":"x"}]}`: "spec.mcpServers[1].ulr: there is no such field; there are name, type, image, command, env, url, headers, timeoutMs, tools",
@@ -42,9 +42,9 @@ func TestUnmarshalValueNamesWhatIsAtFault(t *testing.T) {
 	}
 }
 
-// TestUnmarshalValueTakesEveryField tests that every field of a definition survives a round trip, with references in
+// TestUnmarshalValue_AcceptsEveryField tests that every field of a definition survives a round trip, with references in
 // both forms.
-func TestUnmarshalValueTakesEveryField(t *testing.T) {
+func TestUnmarshalValue_AcceptsEveryField(t *testing.T) {
 	t.Parallel()
 	for _, zero := range []any{events.AgentSpec{}, events.InstanceSpec{}, events.EnvironmentSpec{}} {
 		want := reflect.New(reflect.TypeOf(zero))

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
+func TestUnmarshal_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, body, want string }{
 		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles, environment"},
@@ -73,9 +73,9 @@ func TestUnmarshalNamesWhatIsAtFault(t *testing.T) {
 	}
 }
 
-// TestUnmarshalTakesReferencesInBothForms tests that every request field that holds references accepts both forms,
+// TestUnmarshal_AcceptsReferencesInBothForms tests that every request field that holds references accepts both forms,
 // and so do references in definitions.
-func TestUnmarshalTakesReferencesInBothForms(t *testing.T) {
+func TestUnmarshal_AcceptsReferencesInBothForms(t *testing.T) {
 	t.Parallel()
 	var r spoolv1.CreateSessionRequest
 	body := `{"agent":{"scope":"platform","org":"o","kind":"agent","slug":"a","version":"v1"},"agentProfileRef":"platform/o/a@v1",
@@ -105,7 +105,7 @@ func TestUnmarshalTakesReferencesInBothForms(t *testing.T) {
 	}
 }
 
-func TestUnmarshalTakesWhatIsRight(t *testing.T) {
+func TestUnmarshal_AcceptsValidMessages(t *testing.T) {
 	t.Parallel()
 	var got spoolv1.CreateSessionRequest
 	body := ` {"agent":null,"model":"m","sessionOptions":{"turnLimitMs":4294967295},"metadata": {"b":1152921504606846976, "a":[1.50,null],"a":"\ud83d\ude00"}} `
@@ -188,7 +188,7 @@ func TestUnmarshalNeverPanics(t *testing.T) {
 	})
 }
 
-func TestCheckQuery(t *testing.T) {
+func TestCheckQuery_NamesTheInvalidParameter(t *testing.T) {
 	t.Parallel()
 	d := (&spoolv1.ListEventsRequest{}).ProtoReflect().Descriptor()
 	inPath := func(f string) bool { return f == "session_id" }

@@ -28,14 +28,14 @@ type Audited struct {
 	Address   string
 }
 
-// audit adds the row of a commit that a client caused.
+// audit adds the row for a commit that a client caused.
 func (f *folding) audit(rec eventlog.Record) {
 	if a, ok := eventlog.Audit(rec); ok {
 		f.out.Audit = append(f.out.Audit, f.audited(rec, a))
 	}
 }
 
-// audited is a row for the subject and the shard of a commit.
+// audited returns the row for a commit, with the subject and shard of rec.
 func (f *folding) audited(rec eventlog.Record, a events.Audited) *Audited {
 	types := make([]string, len(a.Types))
 	for i, t := range a.Types {
@@ -48,7 +48,7 @@ func (f *folding) audited(rec eventlog.Record, a events.Audited) *Audited {
 	}
 }
 
-// about names what a commit of the catalogue is about: an API key by its id, an entry by its reference; "" for other commits.
+// about returns the subject of a catalogue commit: an API key's id, or an entry's reference; "" for other commits.
 func about(rec eventlog.Record) string {
 	for _, e := range rec.Events {
 		if id := keyID(e); id != "" {
@@ -61,14 +61,14 @@ func about(rec eventlog.Record) string {
 	return ""
 }
 
-// deletionType ends the types of the commit that deletes a session, which stays in the log.
+// deletionType is the type at the end of the types of a commit that deletes a session. That commit stays in the log.
 const deletionType = events.Type("session_deleted")
 
-// deletes reports whether the row is of the commit that deleted its session.
+// deletes reports whether the row belongs to the commit that deleted its session.
 func (a *Audited) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
 
-// keepAudit puts what run_retired states in place of what the audit has of the commits before the deletion, which may be removed from the log:
-// the rows are the same whether a fold read those commits or not.
+// keepAudit replaces the audit rows of the commits before a deletion with those that run_retired states. These
+// commits may be removed from the log; the rows are equal whether a fold read the commits or not.
 func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	f.out.Audit = without(f.out.Audit, func(a *Audited) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })

@@ -10,8 +10,9 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// TestFold_AuditOfARemovedSession: the rows are the same whether a fold read a deleted session before its content was removed, after that, or
-// piece by piece. What run_retired states of commits of other subjects, or of commits to come, changes nothing.
+// TestFold_AuditOfARemovedSession tests that the audit rows are equal whether a fold read a deleted session before
+// its content was removed, afterwards, or in between. Statements of run_retired about commits of other subjects, or
+// about later commits, have no effect.
 func TestFold_AuditOfARemovedSession(t *testing.T) {
 	t.Parallel()
 	life, run := events.LifeOf("default", "ses_1"), events.RunOf("default", "ses_1")
@@ -31,7 +32,7 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 	service := events.Actor{Kind: "service", ID: "session/a", Service: "session/a"}
 	other := rec(events.LifeOf("default", "ses_2"), key("other"), events.SessionCreated{})
 	before := []eventlog.Record{
-		rec(life, events.Actor{Kind: "key", ID: "key_1"}, events.SessionCreated{}), // of version 1
+		rec(life, events.Actor{Kind: "key", ID: "key_1"}, events.SessionCreated{}), // a commit of version 1
 		rec(life, key("ann"), events.MessageAccepted{}, events.ExecutionDispatched{}, events.MessageAccepted{}),
 		rec(run, events.Actor{Kind: "executor", ID: "xtr_1", Service: "executor/xtr_1"}, events.ExecutionClaimed{}),
 		rec(life, service, events.ExecutionWithdrawn{}),

@@ -22,12 +22,12 @@ type TenantUsage struct {
 	Tokens     int64
 	CostUSD    float64
 	TimeMs     int64
-	Events     int64 // that sessions added to the log
-	EventBytes int64 // of those events, by events.OutputOf
-	Stored     int64 // bytes that the tenant stores now; of the row of noDay alone
+	Events     int64 // events that sessions appended to the log
+	EventBytes int64 // bytes of those events, by events.OutputOf
+	Stored     int64 // bytes that the tenant stores now; only in the row of noDay
 }
 
-// noDay is the day of the row that holds what a tenant stores now.
+// noDay is the day of the row that contains what a tenant stores now.
 const noDay = ""
 
 // TenantBudget is a row of tenant_budgets; ID is the period.
@@ -42,7 +42,7 @@ type TenantBudget struct {
 	Removed    bool
 }
 
-// spendsOn lists the days of which an event of a session may change what its tenant has taken: each event counts on its own day.
+// spendsOn returns the days whose usage an event of a session may change. Each event counts on its own day.
 func spendsOn(e events.Event) []string {
 	days := []string{noDay, day(sane(e.Time))}
 	if d, retired := e.Data.(events.RunRetired); retired {
@@ -53,7 +53,7 @@ func spendsOn(e events.Event) []string {
 	return days
 }
 
-// usageDay is the row of what a tenant takes on a day, as 2026-01-31.
+// usageDay returns the key of the row of a tenant's usage on a day, such as 2026-01-31.
 func (m *Model) usageDay(tenant, day string) Key {
 	return Key{tenant, day + "/" + strconv.Itoa(int(m.group))}
 }
@@ -79,7 +79,7 @@ type dayShare struct {
 	Events     int64 `json:"events,omitempty"`
 	EventBytes int64 `json:"eventBytes,omitempty"`
 
-	Stored int64 `json:"stored,omitempty"` // of noDay alone
+	Stored int64 `json:"stored,omitempty"` // only in the row of noDay
 }
 
 // plus returns the sum of both.
@@ -87,12 +87,12 @@ func (d dayShare) plus(o dayShare) dayShare {
 	return dayShare{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
 }
 
-// minus returns what d has more than o.
+// minus returns d minus o.
 func (d dayShare) minus(o dayShare) dayShare {
 	return dayShare{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes, d.Stored - o.Stored}
 }
 
-// sharesOf reads Session.Spent or Deleted.Spent.
+// sharesOf decodes Session.Spent or Deleted.Spent.
 func sharesOf(text string) (map[string]dayShare, error) {
 	shares := map[string]dayShare{}
 	if text == "" {
@@ -104,7 +104,7 @@ func sharesOf(text string) (map[string]dayShare, error) {
 	return shares, nil
 }
 
-// SpentOf is the Spent of a deleted session as run_retired states it.
+// SpentOf returns the Spent of a deleted session as stated in run_retired.
 func SpentOf(d events.RunRetired) (string, error) {
 	shares := map[string]dayShare{}
 	for _, u := range d.Usage {
@@ -122,7 +122,7 @@ func SpentOf(d events.RunRetired) (string, error) {
 	return marshal(shares)
 }
 
-// take adds to what the session and its tenant took on the day of an event.
+// take adds usage on the day of an event to the session and its tenant.
 func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
 	on := day(e.Time)
 	row := f.spent(a.key.Tenant, on)
@@ -143,7 +143,7 @@ func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
 	return err
 }
 
-// finite bounds a sum that JSON can write.
+// finite limits a sum to values that JSON can encode.
 func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
 func (u *TenantUsage) add(d dayShare) {
@@ -156,14 +156,14 @@ func (u *TenantUsage) add(d dayShare) {
 	u.Stored += d.Stored
 }
 
-// logged adds the events of a session's commit to what the session and its tenant took, up to the one that deletes the session.
-// What follows it is Spool's own, and is not counted.
+// logged adds the events of a session's commit to the usage of the session and its tenant, up to and including the
+// one that deletes the session. Later events are Spool's own and are not counted.
 func (f *folding) logged(a *aggregate, rec eventlog.Record) error {
 	if f.bare || a.deleted {
 		return nil
 	}
 	shares := map[string]dayShare{}
-	first := map[string]events.Event{} // of each day
+	first := map[string]events.Event{} // the first event of each day
 	for i, e := range rec.Events {
 		e.Time = sane(e.Time)
 		on, size := day(e.Time), events.OutputOf(e)
@@ -187,9 +187,9 @@ func (f *folding) logged(a *aggregate, rec eventlog.Record) error {
 	return nil
 }
 
-// retire makes what a deleted session added to its tenant's usage what
-// run_retired says. A fold that read the whole session adds nothing by it; a fold
-// that comes after the removal, or in the middle of it, adds what it did not read.
+// retire sets what a deleted session added to its tenant's usage to the value in run_retired. That changes nothing
+// for a fold that read the whole session. A fold that starts after the removal of content, or in the middle of it,
+// adds the part that it did not read.
 func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	had, err := sharesOf(a.gone.row.Spent)
 	if err != nil {
@@ -207,7 +207,7 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 		has[noDay] = dayShare{}
 	}
 	gone := touch(&f.deleted, a.gone)
-	// Nothing reads it any more as a session's parent, and the commit that says of which session it is a fork may go.
+	// The row is no longer read as a session's parent, and the commit with the fork's parent may be removed.
 	gone.Spent, gone.Parent, gone.Forked = text, "", ""
 	for _, on := range slices.Sorted(maps.Keys(has)) {
 		now, before := has[on], had[on]
@@ -219,9 +219,9 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	return nil
 }
 
-// spend adds what an event says that the tenant took. x is the event's execution
-// as it was before, nil outside of one. What the egress proxy meters counts; of an
-// execution that it told nothing of, what the agent told at its end.
+// spend adds the usage that an event reports. x is the event's execution before the event, or nil. Usage that the
+// egress proxy metered counts; for an execution without metered usage, the usage that the agent reports at its end
+// counts.
 func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.ModelCalled:
@@ -239,8 +239,8 @@ func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
 	return nil
 }
 
-// spendDeleted adds what the sandbox of a deleted session has cost: it ends after session_deleted. What run_retired states follows,
-// and includes it.
+// spendDeleted adds the cost of a deleted session's sandbox, which ends after session_deleted. The later run_retired
+// includes this cost.
 func (f *folding) spendDeleted(a *aggregate, e events.Event, d events.SandboxUsage) error {
 	if f.bare {
 		return nil
@@ -256,7 +256,7 @@ func (f *folding) spendDeleted(a *aggregate, e events.Event, d events.SandboxUsa
 	return err
 }
 
-// spendAtEnd adds what is known of an execution once it has ended.
+// spendAtEnd adds the usage that is known when an execution ends.
 func (f *folding) spendAtEnd(a *aggregate, x *Execution, e events.Event) error {
 	if x.StartedAt == nil {
 		return nil // nothing ran
@@ -270,7 +270,7 @@ func (f *folding) spendAtEnd(a *aggregate, x *Execution, e events.Event) error {
 
 func (x *Execution) tokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
 
-// budgetPeriod is the period that an event of a tenant's budget is about.
+// budgetPeriod returns the period of an event about a tenant's budget.
 func budgetPeriod(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.TenantBudgetSet:
@@ -312,14 +312,14 @@ type (
 	tenantLimitsRef string
 )
 
-// usageOf wants the rows that an event of a session adds to.
+// usageOf requests the rows that an event of a session adds to.
 func (w *want) usageOf(tenant string, e events.Event) {
 	for _, on := range spendsOn(e) {
 		w.usageDay(tenant, on)
 	}
 }
 
-// usageDay wants the row of what a tenant takes on a day.
+// usageDay requests the row of a tenant's usage on a day.
 func (w *want) usageDay(tenant, day string) {
 	k := w.model.usageDay(tenant, day)
 	if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
@@ -328,7 +328,7 @@ func (w *want) usageDay(tenant, day string) {
 	}
 }
 
-// tenant wants the budget or the limits that an event is about.
+// tenant requests the budget or limits that an event is about.
 func (w *want) tenant(tenant string, e events.Event) {
 	if period := budgetPeriod(e); period != "" {
 		k := Key{tenant, period}
@@ -345,7 +345,7 @@ func (w *want) tenant(tenant string, e events.Event) {
 	}
 }
 
-// putTenants makes present what was looked up of tenants.
+// putTenants adds the rows of tenants that were looked up.
 func (m *Model) putTenants(asked Missing, p Present) {
 	for _, k := range asked.TenantUsage {
 		m.tenantUsage[k] = nil

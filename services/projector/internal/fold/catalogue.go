@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// key folds API keys.
+// key folds a commit about API keys.
 func (f *folding) key(rec eventlog.Record) {
 	if f.bare {
 		return
@@ -48,16 +48,16 @@ func keyID(e events.Event) string {
 	return ""
 }
 
-// entryChange is what an event says of an entry of the catalogue.
+// entryChange is the change of a catalogue entry that an event describes.
 type entryChange struct {
-	ref      events.Reference // fit for rows
-	event    events.Event     // the same for versions.Evolve
-	makes    bool             // a version, of which the rest is the content
+	ref      events.Reference // valid as row values
+	event    events.Event     // the event for versions.Evolve, with the same values
+	makes    bool             // whether the event creates a version, whose content follows
 	spec     any
 	document string
 }
 
-// skillSpec is what a row keeps of a skill beside its document.
+// skillSpec is the stored spec of a skill, without its document.
 type skillSpec struct {
 	Name          string `json:"name"`
 	Description   string `json:"description"`
@@ -66,7 +66,7 @@ type skillSpec struct {
 	Files         uint32 `json:"files"`
 }
 
-// entryChangeOf reads an event; ok is false for one that is not of the kind.
+// entryChangeOf returns the change that an event describes; ok is false if the event is not of the kind.
 func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) {
 	if known, found := events.Lookup(e.Type()); !found || known.Aspect != kind {
 		return c, false
@@ -110,7 +110,7 @@ func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) 
 	return c, true
 }
 
-// reference is one as rows keep it.
+// reference returns a reference with valid row values.
 func reference(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
@@ -127,7 +127,7 @@ func names(list []string) []string {
 	return out
 }
 
-// entry wants what an event of the catalogue is about.
+// entry requests the rows that an event of the catalogue is about.
 func (w *want) entry(k Key, kind events.Aspect, e events.Event) {
 	c, ok := entryChangeOf(kind, e)
 	if !ok {
@@ -147,7 +147,7 @@ func (w *want) entry(k Key, kind events.Aspect, e events.Event) {
 
 type entryRef Key
 
-// putEntries makes present what was looked up of the catalogue.
+// putEntries adds the rows of the catalogue that were looked up.
 func (m *Model) putEntries(asked Missing, p Present) error {
 	for _, k := range asked.Entries {
 		m.entries[k] = nil
@@ -198,7 +198,7 @@ func (f *folding) catalogued(rec eventlog.Record) error {
 	return nil
 }
 
-// version folds what an event means for the version that it names.
+// version folds the change of the version that an event names.
 func (f *folding) version(v Child, c entryChange, before versions.State, position string) error {
 	was, known := find(before, v.ID)
 	x := f.model.versions[v]
@@ -231,7 +231,7 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 	return nil
 }
 
-// zipBytes returns the size of the ZIP that a version of a skill is; of other entries it is 0.
+// zipBytes returns the size of the ZIP of a skill's version; 0 for other entries.
 func zipBytes(v Version) int64 {
 	var spec skillSpec
 	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // a skill has a document, and its spec is of this fold
@@ -248,7 +248,7 @@ func find(s versions.State, digest string) (versions.Version, bool) {
 	return s.Versions[i], true
 }
 
-// encodeStates gives changed entries their JSON.
+// encodeStates sets the JSON of changed entries.
 func encodeStates(list []*entry[Entry]) error {
 	for _, e := range list {
 		text, err := marshal(e.row.state)
@@ -260,7 +260,7 @@ func encodeStates(list []*entry[Entry]) error {
 	return nil
 }
 
-// references is a list as a row keeps it: JSON of strings.
+// references returns the row value of a list: JSON of strings.
 func references(list []events.Reference) string {
 	out := make([]string, len(list))
 	for i, r := range list {
@@ -270,7 +270,7 @@ func references(list []events.Reference) string {
 	return clean(text)
 }
 
-// resolved is what an execution was resolved to, without a word of a secret.
+// resolved returns the row value of an execution_resolved event, without values of secrets.
 func resolved(d events.ExecutionResolved) *string {
 	d.Variables = slices.Clone(d.Variables)
 	for i := range d.Variables {

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// The rows of versions say what the state of their entry says.
+// TestVersionsAgreeWithTheirEntry tests that the rows of versions agree with the state of their entry.
 func TestVersionsAgreeWithTheirEntry(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -44,8 +44,9 @@ func TestVersionsAgreeWithTheirEntry(t *testing.T) {
 	})
 }
 
-// Versions that the state has dropped keep their rows, and are made again where they are applied again.
-func TestMoreVersionsThanAStateHolds(t *testing.T) {
+// TestVersionsBeyondTheStateKeepTheirRows tests that versions that the state has dropped keep their rows, and are created
+// again when they are applied again.
+func TestVersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 	t.Parallel()
 	ref := events.Reference{Slug: "a"}
 	subject := ref.Subject(events.Agent, "acme")
@@ -65,8 +66,8 @@ func TestMoreVersionsThanAStateHolds(t *testing.T) {
 		}
 		apply(n, n+1, tags...)
 	}
-	apply(1, total+1) // dropped meanwhile
-	apply(0, total+2) // kept by its tag
+	apply(1, total+1) // dropped from the state
+	apply(0, total+2) // kept because of its tag
 	if len(m.versions) != total {
 		t.Fatalf("there are %d rows, want %d", len(m.versions), total)
 	}

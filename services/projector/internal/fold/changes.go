@@ -8,13 +8,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Batch is what is folded at once: records in the order of the log, and text in flight.
+// Batch is the input of one fold: records in the order of the log, and text in flight.
 type Batch struct {
 	Records []eventlog.Record
 	Deltas  []Delta
 	Poison  []Poison
-	// Bare folds no more of the records than that their events are there: for a
-	// commit that Postgres would not take otherwise.
+	// Bare folds only the events of the records, for a commit that Postgres would otherwise refuse.
 	Bare bool
 }
 
@@ -24,18 +23,18 @@ type Delta struct {
 	events.Delta
 }
 
-// Rows are rows of one table that changed, each once: New ones Postgres does not have yet.
+// Rows are the changed rows of one table, without duplicates. New are rows that Postgres does not have yet.
 type Rows[R any] struct{ New, Changed []*R }
 
-// Len is the number of rows.
+// Len returns the number of rows.
 func (r Rows[R]) Len() int { return len(r.New) + len(r.Changed) }
 
-// Changes is what a batch does to the read models. Deletions come first, then
-// rows, then what an ended execution ends.
+// Changes are the changes of a batch to the read models. They must be applied in this order: deletions, rows, and
+// then the rows that end with an execution.
 type Changes struct {
-	Gone          []Key   // sessions whose rows go, but for events and blocks
-	Retired       []Key   // sessions whose events and blocks go
-	TextGone      []Child // blocks whose text in flight goes
+	Gone          []Key   // sessions whose rows are deleted, except events and blocks
+	Retired       []Key   // sessions whose events and blocks are deleted
+	TextGone      []Child // blocks whose text in flight is deleted
 	Sessions      Rows[Session]
 	Executions    Rows[Execution]
 	Blocks        Rows[Block]
@@ -51,25 +50,25 @@ type Changes struct {
 	TenantBudgets Rows[TenantBudget]
 	TenantLimits  Rows[TenantLimits]
 	Events        []*Event
-	Texts         []*Text    // a later one at the same place takes the former's
-	Deleted       []*Deleted // each session once
+	Texts         []*Text    // a later one at the same offset replaces the earlier one
+	Deleted       []*Deleted // without duplicates
 	Poison        []*Poison
-	AuditGone     []Key // deleted sessions whose rows of audit go, those of their deletion apart
+	AuditGone     []Key // deleted sessions whose audit rows are deleted, except those of the deletion
 	Audit         []*Audited
 	States        []*SavedState
 	Ended         []Ended
 	Live          []Live
 }
 
-// Ended is an execution that ended: its calls and sub-agents that are open end
-// with it, and the text of its blocks that never began goes.
+// Ended is an execution that ended. Its open calls and sub-agents end with it, and the text of its blocks that never
+// began is deleted.
 type Ended struct {
 	Session   Key
 	Execution string
 	At        time.Time
 }
 
-// Live is what is announced of one session.
+// Live is the announcement for one session.
 type Live struct {
 	Session Key
 	Events  []*Event
@@ -77,15 +76,14 @@ type Live struct {
 	Tip     int64
 }
 
-// Empty tells that nothing changed.
+// Empty reports whether nothing changed.
 func (c *Changes) Empty() bool {
 	return len(c.Gone)+len(c.Retired)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+len(c.States)+
 		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }
 
-// settle splits the rows that are still dirty by whether Postgres has them, and
-// takes them as stored from here on.
+// settle divides the dirty rows into new and changed ones, and marks them as stored.
 func settle[R any](list []*entry[R]) (rows Rows[R]) {
 	for _, e := range list {
 		if !e.dirty {
@@ -101,7 +99,7 @@ func settle[R any](list []*entry[R]) (rows Rows[R]) {
 	return rows
 }
 
-// touch notes that a row changes.
+// touch marks a row as changed.
 func touch[R any](list *[]*entry[R], e *entry[R]) *R {
 	if !e.dirty {
 		e.dirty = true
@@ -110,7 +108,7 @@ func touch[R any](list *[]*entry[R], e *entry[R]) *R {
 	return &e.row
 }
 
-// encodeBlocks gives changed blocks their JSON.
+// encodeBlocks sets the JSON of changed blocks.
 func encodeBlocks(list []*entry[Block]) error {
 	for _, e := range list {
 		if !e.dirty {
@@ -128,7 +126,7 @@ func encodeBlocks(list []*entry[Block]) error {
 	return nil
 }
 
-// raw is an application's JSON as a row keeps it; nil for none.
+// raw returns the row value of an application's JSON; nil for none.
 func raw(m json.RawMessage) *string {
 	if len(m) == 0 {
 		return nil

@@ -29,7 +29,7 @@ func sandboxID(e events.Event) string {
 	return ""
 }
 
-// sandbox folds the life of a sandbox, which may outlast executions.
+// sandbox folds the events of a sandbox, which may outlast executions.
 func (f *folding) sandbox(a *aggregate, e events.Event) {
 	id := sandboxID(e)
 	if id == "" {
@@ -65,7 +65,7 @@ func (f *folding) sandbox(a *aggregate, e events.Event) {
 	}
 }
 
-// fileID is the row key of the file that an event is about.
+// fileID returns the row key of the file that an event is about.
 func fileID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.FileCreated:
@@ -78,7 +78,7 @@ func fileID(e events.Event) string {
 	return ""
 }
 
-// file folds the last change of a path, also after its execution has ended.
+// file folds a change of a path, which may come after the end of its execution.
 func (f *folding) file(a *aggregate, s *Session, e events.Event) {
 	id := fileID(e)
 	if id == "" {
@@ -101,7 +101,7 @@ func (f *folding) file(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// usageID is the row key of the sum that a request to a model goes into.
+// usageID returns the row key of the sum that a model request is added to.
 func usageID(e events.Event) string {
 	d, ok := e.Data.(events.ModelCalled)
 	if !ok {
@@ -112,7 +112,7 @@ func usageID(e events.Event) string {
 
 func day(t time.Time) string { return sane(t).Format(time.DateOnly) }
 
-// called adds a request to a model.
+// called adds a model request.
 func (f *folding) called(a *aggregate, e events.Event) {
 	d, ok := e.Data.(events.ModelCalled)
 	if !ok {
@@ -144,5 +144,5 @@ func (f *folding) called(a *aggregate, e events.Event) {
 	row.DurationMs += int64(d.DurationMs)
 }
 
-// count is a number as Postgres keeps it: in 63 bits.
+// count limits a number to the 63 bits that Postgres stores.
 func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded just here

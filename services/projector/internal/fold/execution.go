@@ -4,7 +4,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// execution gives an execution's row, which its first event makes.
+// execution returns an execution's row, which its first event creates.
 func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event) *entry[Execution] {
 	x := a.executions[id]
 	if x == nil {
@@ -74,10 +74,10 @@ func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e even
 	}
 }
 
-// maxQuery bounds Execution.Query, in characters.
+// maxQuery is the longest Execution.Query, in characters.
 const maxQuery = 1000
 
-// beginning returns the first maxQuery characters of a message: of its content, else of its first part that has text.
+// beginning returns the first maxQuery characters of a message: of its content, or else of its first part with text.
 func beginning(m events.MessageAccepted) string {
 	text := m.Content
 	for i := 0; text == "" && i < len(m.Parts); i++ {
@@ -101,7 +101,7 @@ func (x *Execution) use(u events.Usage) {
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
 }
 
-// end folds the one terminal event.
+// end folds the terminal event of an execution.
 func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	row := touch(&f.executions, x)
 	switch d := e.Data.(type) {
@@ -120,7 +120,7 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	case events.ExecutionWithdrawn:
 		row.Phase, row.Reason = phaseCancelled, clean(d.Reason)
 	default:
-		// Its data could not be decoded; that it ended is known all the same.
+		// The event's data could not be decoded, but its type shows that the execution ended.
 		row.Phase = phaseFailed
 	}
 	at := moment(e.Time)
@@ -132,7 +132,7 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	if !a.whole {
 		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at})
 	}
-	// Of what is not present, Ended takes care.
+	// Ended handles rows that are not in memory.
 	for _, c := range a.calls {
 		if c != nil && c.row.Execution == row.ID && c.row.Status == statusPending {
 			call := touch(&f.calls, c)
@@ -147,7 +147,7 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	}
 }
 
-// callID is the row key of the tool call that an event is about.
+// callID returns the row key of the tool call that an event is about.
 func callID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
@@ -170,7 +170,7 @@ func callOf(b events.Block) string {
 	return ""
 }
 
-// call folds what events say of a tool call: that it began, what was decided, how it ended.
+// call folds the beginning, the decision and the end of a tool call.
 func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 	id := callID(e)
 	if id == "" {
@@ -211,7 +211,7 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// result ends a call; a result without its call shows as a block only.
+// result ends a call. A result without its call is stored only as a block.
 func (f *folding) result(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {
@@ -234,7 +234,7 @@ func conversationID(e events.Event) string {
 	return ""
 }
 
-// conversation folds a sub-agent's begin and end.
+// conversation folds the start and end of a sub-agent.
 func (f *folding) conversation(a *aggregate, s *Session, e events.Event) {
 	id := conversationID(e)
 	if id == "" {

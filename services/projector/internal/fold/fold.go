@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// folding is one Fold.
+// folding is the state of one call of Fold.
 type folding struct {
 	model *Model
 	bare  bool
@@ -37,9 +37,8 @@ type folding struct {
 	deleted       []*entry[Deleted]
 }
 
-// Fold applies a batch to the model, of which everything Missing must have been
-// Put, and gives what changed. Folding a batch in pieces gives the same rows. An
-// error means that the model must be thrown away.
+// Fold applies a batch to the model and returns the changes. All rows that Missing returns for the batch must have
+// been Put. Folding a batch in pieces yields the same rows. After an error the model must be discarded.
 func (m *Model) Fold(b Batch) (Changes, error) {
 	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
 	for _, rec := range b.Records {
@@ -108,7 +107,7 @@ func (f *folding) use(k Key) *aggregate {
 	return a
 }
 
-// announce gives the session's part of LIVE.
+// announce returns the session's announcement.
 func (f *folding) announce(k Key) *Live {
 	l := f.live[k]
 	if l == nil {
@@ -140,7 +139,7 @@ func (f *folding) record(rec eventlog.Record) error {
 	return nil
 }
 
-// event counts and keeps an event, then folds what it means.
+// event counts and stores an event, then folds its meaning.
 func (f *folding) event(a *aggregate, position string, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++
@@ -207,8 +206,8 @@ func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event
 	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(wireJSON(w))}, nil
 }
 
-// session gives the session's row, which any first event makes: the log may
-// begin with another one where its first commit could not be read.
+// session returns the session's row. Any first event creates it, because the first commit of the session may be
+// unreadable.
 func (f *folding) session(a *aggregate, e events.Event) *Session {
 	if a.session == nil {
 		a.session = &entry[Session]{row: Session{
@@ -218,8 +217,8 @@ func (f *folding) session(a *aggregate, e events.Event) *Session {
 	return touch(&f.sessions, a.session)
 }
 
-// afterDeletion folds what follows session_deleted: of that only sandbox_usage, run_retired and
-// content_removed mean something.
+// afterDeletion folds events after session_deleted. Only sandbox_usage, run_retired and content_removed have an
+// effect.
 func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.SandboxUsage:
@@ -235,7 +234,7 @@ func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Even
 	return nil
 }
 
-// life folds what events say of the session itself.
+// life folds events of the session itself.
 func (f *folding) life(s *Session, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
@@ -265,10 +264,10 @@ func (f *folding) life(s *Session, e events.Event) {
 	}
 }
 
-// drop forgets a session for good, but for its events and blocks: sessions that were forked from it have them until it is retired.
+// drop deletes a session, except its events and blocks: forks inherit them until the session is retired.
 func (f *folding) drop(a *aggregate, e events.Event) {
 	stored := a.session.stored
-	// What this fold made of it is not written.
+	// Changes of this fold are not written.
 	a.session.dirty = false
 	undo(a.executions)
 	undo(a.calls)
@@ -292,7 +291,7 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	a.files, a.usage = fresh.files, fresh.usage
 }
 
-// erase forgets the events and blocks of a deleted session.
+// erase deletes the events and blocks of a deleted session.
 func (f *folding) erase(a *aggregate) {
 	undo(a.kept)
 	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
@@ -355,7 +354,8 @@ func (f *folding) block(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// ord is the place of a block's execution; a block of none stands with the first, as in blocks.View.
+// ord returns the order of a block's execution. A block without an execution is ordered with the first one, as in
+// blocks.View.
 func (f *folding) ord(a *aggregate, e events.Event) int32 {
 	if x := a.executions[rowKey(e.ExecutionID)]; x != nil {
 		return x.row.Ord
@@ -369,7 +369,7 @@ func options(o events.Options) string {
 	return clean(text)
 }
 
-// marshal is JSON without HTML escapes, as events are stored.
+// marshal encodes JSON without HTML escapes, like stored events.
 func marshal(v any) (string, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

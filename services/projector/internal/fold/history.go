@@ -17,13 +17,16 @@ type SavedState struct {
 }
 
 const (
-	// statesEvery is after how many events of a session its state is saved. The state at any event is at most that many events away.
+	// statesEvery is the number of events after which a session's state is saved. To compute the state at any event,
+	// at most that many events must be folded.
 	statesEvery = 500
-	// maxState bounds a saved state in bytes: one that many large blocks are open in is left out, and readers fold from the one before.
+	// maxState is the largest saved state in bytes. A larger one, with many large open blocks, is not saved, and
+	// readers fold from the one before.
 	maxState = 256 << 10
 )
 
-// history asks for a session's state if a batch with n events of the session passes a seq at which it is saved.
+// history requests a session's state if a batch with n events of the session passes a seq at which the state is
+// saved.
 func (w *want) history(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
@@ -34,7 +37,7 @@ func (w *want) history(k Key, n int) {
 	}
 }
 
-// putHistories makes the states of sessions present: those that are saved, with the events since.
+// putHistories adds the states of sessions: the saved ones, with the events since.
 func (m *Model) putHistories(asked Missing, p Present) error {
 	for _, k := range asked.Histories {
 		m.sessions[k].history = &history.State{}
@@ -55,7 +58,7 @@ func (m *Model) putHistories(asked Missing, p Present) error {
 	return nil
 }
 
-// remember folds an event into the session's state, if that is present, and saves it where it is due.
+// remember folds an event into the session's state, if that is in memory, and saves the state when it is due.
 func (f *folding) remember(a *aggregate, s *Session, e events.Event) error {
 	if a.history == nil {
 		return nil

@@ -16,7 +16,8 @@ type TenantLimits struct {
 	Removed bool
 }
 
-// limitsOf returns the limits that an event sets, nil if it removes them, and whether it is about limits at all.
+// limitsOf returns the limits that an event sets, or nil if it removes them; about reports whether the event is about
+// limits.
 func limitsOf(e events.Event) (set *events.TenantLimits, about bool) {
 	switch d := e.Data.(type) {
 	case events.TenantLimitsSet:

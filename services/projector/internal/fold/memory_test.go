@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// memory keeps the read models as Postgres would, by the same rules as package store.
+// memory keeps the read models in memory, by the same rules as package store.
 type memory struct {
 	t             testing.TB
 	sessions      map[fold.Key]fold.Session
@@ -56,7 +56,7 @@ func child(tenant, session, id string) fold.Child {
 	return fold.Child{Session: fold.Key{Tenant: tenant, ID: session}, ID: id}
 }
 
-// fold is what a group does with a batch.
+// fold looks up, folds and applies a batch, like a group.
 func (m *memory) fold(model *fold.Model, b fold.Batch) fold.Changes {
 	m.t.Helper()
 	for missing := model.Missing(b); !missing.Empty(); missing = model.Missing(b) {
@@ -127,7 +127,7 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 	return p
 }
 
-// histories loads, as package store does, the last state of sessions and the events since.
+// histories loads the last state of sessions and the events since, like package store.
 func (m *memory) histories(asked fold.Missing, p *fold.Present) {
 	for _, k := range asked.Histories {
 		var last fold.SavedState
@@ -281,7 +281,7 @@ func put[K comparable, R any](t testing.TB, to map[K]R, rows fold.Rows[R], key f
 	}
 }
 
-// text is what a reader makes of a block's text in flight.
+// text returns a block's text in flight as a reader would join it.
 func (m *memory) text(k fold.Child) *blocks.Text {
 	var rows []fold.Text
 	for _, t := range m.texts {
@@ -297,7 +297,7 @@ func (m *memory) text(k fold.Child) *blocks.Text {
 	return &text
 }
 
-// equal compares two read models; text in flight by what a reader makes of it.
+// equal compares two read models. Text in flight is compared as readers would join it.
 func (m *memory) equal(other *memory) error {
 	for _, c := range []struct {
 		name string
@@ -325,7 +325,7 @@ func (m *memory) equal(other *memory) error {
 	return nil
 }
 
-// plain leaves out what is not a column.
+// plain returns blocks without fields that are not columns.
 func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
 	out := map[fold.Child][]any{}
 	for k, r := range rows {
@@ -334,7 +334,7 @@ func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
 	return out
 }
 
-// columns is plain for the entries of the catalogue.
+// columns is like plain for entries of the catalogue.
 func columns(rows map[fold.Key]fold.Entry) map[fold.Key][]any {
 	out := map[fold.Key][]any{}
 	for k, r := range rows {

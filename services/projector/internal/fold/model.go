@@ -10,25 +10,25 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// Model is the rows of one projector group that are present in memory. It is
-// for one goroutine. After a change that could not be stored it must be thrown away.
+// Model holds the rows of one projector group that are in memory. It must be used by one goroutine. After a change
+// that could not be stored it must be discarded.
 type Model struct {
 	group    int16
 	limit    int
 	sessions map[Key]*aggregate
-	recent   *list.List // of *aggregate, the one used last in front
+	recent   *list.List // of *aggregate, most recently used first
 	keys     map[Key]*entry[APIKey]
 	entries  map[Key]*entry[Entry]
 	versions map[Child]*entry[Version]
 	rows     int
-	every    int64 // statesEvery but in tests
+	every    int64 // statesEvery, except in tests
 
 	tenantUsage   map[Key]*entry[TenantUsage]
 	tenantBudgets map[Key]*entry[TenantBudget]
 	tenantLimits  map[string]*entry[TenantLimits] // by tenant
 }
 
-// New makes the model of a group that keeps about limit rows present.
+// New returns the model of a group that keeps about limit rows in memory.
 func New(group, limit int) *Model {
 	return &Model{
 		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
@@ -38,24 +38,24 @@ func New(group, limit int) *Model {
 	}
 }
 
-// entry is a row that is present; a nil entry is known not to exist.
+// entry is a row in memory; a nil entry is a row that is known not to exist.
 type entry[R any] struct {
 	row    R
 	stored bool // Postgres has the row, in this or an earlier state
-	dirty  bool // it is among the changes of the present fold
+	dirty  bool // whether the present fold changed the row
 }
 
-// aggregate is a session's rows. Its texts are always all present.
+// aggregate holds a session's rows. All texts of the session are always in memory.
 type aggregate struct {
 	key     Key
 	place   *list.Element
-	session *entry[Session] // nil for one that does not exist
+	session *entry[Session] // nil if the session does not exist
 	deleted bool
-	gone    *entry[Deleted]          // of a session that is deleted
-	kept    map[string]*entry[Block] // of a session that this fold deleted: its blocks, which stay until it is retired
-	// whole says that a child that is not present does not exist: the session began while it was present.
+	gone    *entry[Deleted]          // set if the session is deleted
+	kept    map[string]*entry[Block] // blocks of a session that this fold deleted; they are kept until it is retired
+	// whole means that rows that are not in memory do not exist, because the session began while it was in memory.
 	whole   bool
-	counted int // its share of Model.rows
+	counted int // number of its rows that are counted in Model.rows
 
 	executions    map[string]*entry[Execution]
 	blocks        map[string]*entry[Block]
@@ -66,7 +66,7 @@ type aggregate struct {
 	usage         map[string]*entry[Usage]
 	texts         map[string]*textOf
 
-	history *history.State // after the last event; nil if it is not present
+	history *history.State // state after the last event; nil if it is not in memory
 }
 
 func newAggregate(k Key) *aggregate {
@@ -81,8 +81,8 @@ func (a *aggregate) size() int {
 	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.files) + len(a.usage) + len(a.texts)
 }
 
-// Missing is what must be looked up before a batch can be folded. With a
-// session comes all its text in flight.
+// Missing lists the rows that must be looked up before a batch can be folded. The lookup of a session includes all
+// its text in flight.
 type Missing struct {
 	Sessions      []Key
 	Histories     []Key // sessions whose last saved state, and the events since, are needed
@@ -101,19 +101,19 @@ type Missing struct {
 	TenantLimits  []string // tenants
 }
 
-// Empty tells that nothing must be looked up.
+// Empty reports whether nothing must be looked up.
 func (m Missing) Empty() bool {
 	return len(m.Sessions)+len(m.Histories)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
 		len(m.TenantUsage)+len(m.TenantBudgets)+len(m.TenantLimits) == 0
 }
 
-// Present is what was found of it.
+// Present holds the rows that were found.
 type Present struct {
 	Sessions      []Session
 	Deleted       []Deleted
 	Texts         []Text       // ascending by offset for each block
 	States        []SavedState // the last one of each session
-	Events        []Event      // of each session those after its state, ascending
+	Events        []Event      // events of each session after its state, ascending
 	Keys          []APIKey
 	Entries       []Entry
 	Versions      []Version
@@ -129,8 +129,9 @@ type Present struct {
 	TenantLimits  []TenantLimits
 }
 
-// Missing lists, each once, what the batch is about and is not present. What it lists of a session may depend on the session's row:
-// a caller asks again after Put, until nothing is missing.
+// Missing returns the rows that the batch needs and that are not in memory, without duplicates. Which rows of a
+// session are needed may depend on the session's row, so the caller must call Missing again after Put until the
+// result is empty.
 func (m *Model) Missing(b Batch) Missing {
 	w := want{model: m, seen: map[any]bool{}}
 	added := map[Key]int{}
@@ -164,7 +165,7 @@ func (m *Model) Missing(b Batch) Missing {
 	return w.out
 }
 
-// want collects what is missing.
+// want collects missing rows.
 type want struct {
 	model *Model
 	seen  map[any]bool
@@ -223,7 +224,7 @@ func (w *want) block(k Key, a *aggregate, id string) {
 	}
 }
 
-// The kinds of children, which tell equal ids apart.
+// The kinds of children, which distinguish equal ids.
 const (
 	childExecution = iota
 	childBlock
@@ -251,7 +252,7 @@ func need(w *want, k Key, a *aggregate, id string, kind int, present func(*aggre
 	}
 }
 
-// Put makes present what was looked up; what was not found is known not to exist.
+// Put adds the rows that were looked up. Rows that were requested and not found are recorded as not existing.
 func (m *Model) Put(asked Missing, p Present) error {
 	fresh := map[Key]*aggregate{}
 	for _, k := range asked.Sessions {
@@ -334,8 +335,8 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	return nil
 }
 
-// absent notes what was asked for before what was found replaces it. A session
-// that is whole needs no note.
+// absent records requested rows as not existing before the found ones replace them. A whole session needs no such
+// record.
 func absent(m *Model, asked []Child, note func(*aggregate, string)) {
 	for _, c := range asked {
 		if a := m.sessions[c.Session]; !a.whole {
@@ -344,15 +345,15 @@ func absent(m *Model, asked []Child, note func(*aggregate, string)) {
 	}
 }
 
-// use gives a session that Put made present, and marks it as used.
+// use returns a session that Put has added, and marks it as recently used.
 func (m *Model) use(k Key) *aggregate {
 	a := m.sessions[k]
 	m.recent.MoveToFront(a.place)
 	return a
 }
 
-// Trim gives up the sessions that were used longest ago, until about the limit
-// of rows is present. It comes between folds.
+// Trim removes the least recently used sessions until about the limit of rows is left. It must be called between
+// folds.
 func (m *Model) Trim() {
 	if len(m.keys) > m.limit {
 		clear(m.keys)
@@ -362,7 +363,7 @@ func (m *Model) Trim() {
 	}
 	clear(m.tenantBudgets)
 	clear(m.tenantLimits)
-	// Definitions may be large, and are seldom changed twice in a row.
+	// Definitions may be large, and are rarely changed twice in a row.
 	clear(m.entries)
 	clear(m.versions)
 	for m.rows > m.limit && m.recent.Len() > 0 {

@@ -25,7 +25,7 @@ func name(t *rapid.T, kind string, n int) string {
 
 const fullText = "Grüße: 0123456789 abcdefghij"
 
-// anEvent draws any event, whether it makes sense or not: a fold is total.
+// anEvent draws any event, valid or not, because a fold must accept every event.
 func anEvent(t *rapid.T) events.Event {
 	execution := name(t, "exe", 3)
 	block := name(t, "blk", 2) + "_" + execution // a block belongs to one execution
@@ -70,7 +70,8 @@ func anEvent(t *rapid.T) events.Event {
 	return e
 }
 
-// anEntryEvent draws any event of the catalogue, of any kind: those of another kind than their subject's mean nothing.
+// anEntryEvent draws any event of the catalogue, of any kind. Events of another kind than their subject's have no
+// effect.
 func anEntryEvent(t *rapid.T) events.Event {
 	ref := events.Reference{Slug: "a\x00", Version: rapid.SampledFrom([]string{"", "1", "2", "3\xff", strings.Repeat("4", 300)}).Draw(t, "version")}
 	tags := rapid.SliceOfN(rapid.SampledFrom([]string{"stable", "beta\x00\xff"}), 0, 2).Draw(t, "tags")
@@ -118,8 +119,8 @@ func records(t *rapid.T) []eventlog.Record {
 	return lawful(out)
 }
 
-// lawful leaves out what run.Decide never lets into the log: a block that
-// begins twice, and blocks of an execution that has ended.
+// lawful removes events that run.Decide never appends: a second start of a block, and blocks of an execution that has
+// ended.
 func lawful(list []eventlog.Record) []eventlog.Record {
 	begun, ended := map[string]bool{}, map[string]bool{}
 	for i, rec := range list {
@@ -141,7 +142,8 @@ func lawful(list []eventlog.Record) []eventlog.Record {
 	return list
 }
 
-// deltas are pieces of fullText, which overlap and come in any order. JSON, in which they travel, cuts no character.
+// deltas returns pieces of fullText, which overlap and are in any order. They do not split characters, because JSON
+// could not carry that.
 func deltas(t *rapid.T) []fold.Delta {
 	var cuts []int
 	for i := range fullText {
@@ -188,7 +190,7 @@ func TestFoldInPiecesIsFoldAtOnce(t *testing.T) {
 	})
 }
 
-// Whoever applies what LIVE says to a blocks.View sees what the rows say.
+// TestLiveShowsWhatAReloadShows tests that a blocks.View that is fed with LIVE shows the same as the rows.
 func TestLiveShowsWhatAReloadShows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -214,7 +216,7 @@ func TestLiveShowsWhatAReloadShows(t *testing.T) {
 	})
 }
 
-// follow is a client: no hole in seq, no hole in text, no text of a block that it does not know.
+// follow is a client: it accepts no gap in seqs or text, and no text of an unknown block.
 func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
 	for _, e := range l.Events {
 		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
@@ -245,7 +247,7 @@ func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
 	}
 }
 
-// reload is a gateway that reads the rows.
+// reload returns the blocks that a gateway would read from the rows.
 func reload(t *rapid.T, m *memory, session string) []events.Block {
 	var rows []fold.Block
 	for k, r := range m.blocks {

@@ -1,5 +1,5 @@
-// Package fold is the meaning of the log for the read models: a pure function
-// from events, text in flight and the rows that are there to the rows that change.
+// Package fold computes the read models from the log: a pure function from events, text in flight and present rows to
+// changed rows.
 package fold
 
 import (
@@ -13,16 +13,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Key names a session, a key, or an entry of the catalogue, of a tenant.
+// Key identifies a session, an API key, or a catalogue entry of a tenant.
 type Key struct{ Tenant, ID string }
 
-// Child names a row that belongs to a session, or a version of an entry.
+// Child identifies a row that belongs to a session, or a version of an entry.
 type Child struct {
 	Session Key
 	ID      string
 }
 
-// The rows, field by field as readmodel's migrations describe them.
+// The row types. The migrations of readmodel describe their fields.
 type (
 	// Session is a row of sessions.
 	Session struct {
@@ -51,10 +51,10 @@ type (
 		Instance        string
 		Environments    string
 		Title           string
-		Spent           string // JSON of what it added to tenant_usage, by day; "" for nothing
-		Parent          string // the session that it was forked from; "" for none
+		Spent           string // JSON of what the session added to tenant_usage, by day; "" for nothing
+		Parent          string // parent session; "" if the session is not a fork
 		Forked          string // JSON of events.SessionForked; "" for none
-		SandboxMs       int64  // that its metered sandboxes ran
+		SandboxMs       int64  // running time of its metered sandboxes
 		SandboxCostUSD  float64
 	}
 	// Deleted is a row of deleted_sessions.
@@ -62,9 +62,9 @@ type (
 		Tenant, ID string
 		Group      int16
 		At         time.Time
-		Spent      string // as of the session; once it is retired, what run_retired says
-		Removed    bool   // its content was removed
-		Parent     string // as of the session
+		Spent      string // as in Session; once it is retired, the value of run_retired
+		Removed    bool   // whether its content was removed
+		Parent     string // as in Session
 		Forked     string
 	}
 	// Execution is a row of executions.
@@ -93,10 +93,11 @@ type (
 		Resolved            *string
 		Metered             bool
 		Query               string
-		SandboxMs           int64 // that its metered sandboxes ran within it
+		SandboxMs           int64 // running time of its metered sandboxes during the execution
 		SandboxCostUSD      float64
 	}
-	// Block is a row of blocks. JSON is what Block was read from; a changed Block is encoded when it is written.
+	// Block is a row of blocks. JSON is the text that block was decoded from; a changed block is encoded when it is
+	// written.
 	Block struct {
 		Tenant, Session, ID string
 		Execution           string
@@ -169,7 +170,7 @@ type (
 		MemoryBytes         int64
 		DiskBytes           int64
 	}
-	// File is a row of files; ID is its path, or stands for a long one.
+	// File is a row of files; ID is its path, or a hash of a long one.
 	File struct {
 		Tenant, Session, ID string
 		Path                string
@@ -180,7 +181,7 @@ type (
 		ChangedAt           time.Time
 		LastSeq             int64
 	}
-	// Usage is a row of usage; ID stands for execution, provider, model and day.
+	// Usage is a row of usage; ID is derived from execution, provider, model and day.
 	Usage struct {
 		Tenant, Session, ID string
 		Execution           string
@@ -245,7 +246,7 @@ type (
 	}
 )
 
-// The phases of an execution and the statuses of a session, as rows show them.
+// The phases of an execution and the statuses of a session in rows.
 const (
 	phaseQueued    = "queued"
 	phaseStarting  = "starting"
@@ -267,15 +268,16 @@ func (x *Execution) ended() bool {
 	return x.Phase == phaseCompleted || x.Phase == phaseFailed || x.Phase == phaseCancelled
 }
 
-// waiting tells whether the execution counts among its session's queued ones.
+// waiting reports whether the execution counts among its session's queued ones.
 func (x *Execution) waiting() bool { return x.Phase == phaseQueued && x.DispatchedAt == nil }
 
 func (b *Block) final() bool { return b.Status != statusPending }
 
-// maxKey bounds in bytes what stands in a primary key: an agent chooses some of these, and an index refuses long ones.
+// maxKey is the longest value of a primary key, in bytes. Agents choose some of these values, and an index refuses
+// long ones.
 const maxKey = 200
 
-// rowKey is an id as it stands in a row.
+// rowKey returns an id as a valid key of a row.
 func rowKey(id string) string {
 	id = clean(id)
 	if len(id) <= maxKey {
@@ -285,7 +287,7 @@ func rowKey(id string) string {
 	return strings.ToValidUTF8(id[:maxKey-65], "") + "~" + hex.EncodeToString(sum[:])
 }
 
-// clean makes text fit for Postgres, which takes neither NUL nor what is not UTF-8.
+// clean returns s as valid text for Postgres, which accepts neither NUL nor invalid UTF-8.
 func clean(s string) string {
 	if !utf8.ValidString(s) {
 		s = strings.ToValidUTF8(s, "\uFFFD")
@@ -296,7 +298,7 @@ func clean(s string) string {
 	return s
 }
 
-// sane is a time that JSON can carry.
+// sane returns a time that JSON can encode.
 func sane(t time.Time) time.Time {
 	t = t.UTC()
 	switch {
@@ -308,7 +310,7 @@ func sane(t time.Time) time.Time {
 	return t
 }
 
-// moment is a time as Postgres keeps it: in microseconds.
+// moment returns a time with the microsecond precision of Postgres.
 func moment(t time.Time) time.Time { return sane(t).Truncate(time.Microsecond) }
 
 func momentOf(t time.Time) *time.Time {

@@ -2,8 +2,8 @@ package fold
 
 import "github.com/spoolhq/spool/pkg/events"
 
-// objectBytes returns how many bytes more, or fewer, the session's objects take in the bucket workspaces after an event. Snapshots of
-// former versions do not state what they added; the bytes of new files are close to it.
+// objectBytes returns by how many bytes an event changes the size of the session's objects in the bucket workspaces.
+// Snapshot events of earlier versions do not state it; the bytes of new files are a close estimate.
 func objectBytes(e events.Event) int64 {
 	switch d := e.Data.(type) {
 	case events.FilePut:
@@ -23,7 +23,7 @@ func objectBytes(e events.Event) int64 {
 	return 0
 }
 
-// erased takes what the session stored off what its tenant stores.
+// erased subtracts the session's stored bytes from those of its tenant.
 func (f *folding) erased(a *aggregate) error {
 	shares, err := sharesOf(a.gone.row.Spent)
 	if err != nil || shares[noDay].Stored == 0 {

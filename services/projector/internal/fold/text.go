@@ -7,9 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// delta folds text in flight. What is known already is cut off; text after a
-// hole, or of a block that has not begun, is kept and not announced; text of
-// what is over is dropped.
+// delta folds text in flight. Text that is known already is removed. Text after a gap, or of a block that has not
+// begun, is stored and not announced. Text of a completed block or ended execution is dropped.
 func (f *folding) delta(d Delta) {
 	k := Key{d.Tenant, d.Session}
 	a := f.use(k)
@@ -56,7 +55,7 @@ func piece(d events.Delta, offset uint32, text string) events.Delta {
 	return d
 }
 
-// reveal announces the text that came before its block.
+// reveal announces the text that arrived before its block began.
 func (f *folding) reveal(a *aggregate, b *Block) {
 	text := a.texts[b.ID]
 	if text == nil || text.Known == "" {
@@ -68,17 +67,16 @@ func (f *folding) reveal(a *aggregate, b *Block) {
 	})
 }
 
-// textOf is the text in flight of a block, which may not be known yet.
+// textOf is the text in flight of a block, which may not have begun yet.
 type textOf struct {
 	blocks.Text
 	execution string
 }
 
-// inPlace is clean without a change of length, since offsets count bytes.
+// inPlace is like clean, but keeps the length in bytes, because offsets count bytes.
 func inPlace(s string) string { return clean(strings.ReplaceAll(s, "\x00", "\x1a")) }
 
-// endText drops the text of an execution's blocks that never began. Those of a
-// block that is not present are left to Ended.
+// endText drops the text of an execution's blocks that never began. Ended handles blocks that are not in memory.
 func (f *folding) endText(a *aggregate, execution string) {
 	for id, t := range a.texts {
 		if t.execution != execution {
@@ -96,7 +94,7 @@ func (f *folding) endText(a *aggregate, execution string) {
 	}
 }
 
-// forgetText drops the text of a block that is whole, or will never be.
+// forgetText drops the text of a block that is complete or will never begin.
 func (f *folding) forgetText(a *aggregate, id string) {
 	if _, ok := a.texts[id]; !ok && a.whole {
 		return
@@ -109,7 +107,7 @@ func (f *folding) forgetText(a *aggregate, id string) {
 	}
 }
 
-// unwriteText takes back what this fold wrote of a block's text.
+// unwriteText removes a block's text from the changes of this fold.
 func (f *folding) unwriteText(a *aggregate, id string) {
 	f.out.Texts = without(f.out.Texts, func(t *Text) bool { return t.Block == id && t.Session == a.key.ID && t.Tenant == a.key.Tenant })
 }

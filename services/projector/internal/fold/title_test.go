@@ -9,7 +9,8 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// An execution keeps the beginning of its message, and a session that of its first one.
+// TestTitleIsTheBeginningOfTheFirstMessage tests that an execution keeps the beginning of its message, and a session
+// that of its first message.
 func TestTitleIsTheBeginningOfTheFirstMessage(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

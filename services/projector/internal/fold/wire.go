@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// wireJSON is what encoding/json makes of a Wire without HTML escapes, whose
-// data is compact JSON already: it would be read through once more for each event.
+// wireJSON returns the same text as encoding/json for a Wire without HTML escapes. Its data is already compact JSON,
+// which encoding/json would scan again for each event.
 func wireJSON(w events.Wire) string {
 	b := make([]byte, 0, len(w.Data)+320)
 	b = strconv.AppendUint(append(b, `{"seq":`...), uint64(w.Seq), 10)

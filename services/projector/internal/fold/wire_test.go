@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestWireJSONIsEncodingJSONs(t *testing.T) {
+func TestWireJSON_EqualsEncodingJSON(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.OneOf(rapid.String(), rapid.StringN(0, 5, 5), rapid.Just("a<&>\\\"\u2028\x00é"))

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// Load looks up what a model misses, in one round trip.
+// Load looks up the missing rows of a model in one round trip.
 func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
 	var b pgx.Batch
 	t := s.tables
@@ -60,12 +60,13 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	return p, nil
 }
 
-// textsOf reads the columns of textTable.
+// textsOf selects the columns of textTable.
 const textsOf = `SELECT t.tenant, t.session, t.block, t."offset", t.grp, t.execution, t.conversation, t.at, t.text
 	FROM unnest($1::text[], $2::text[]) AS k(tenant, session) JOIN text_in_flight t ON t.tenant = k.tenant AND t.session = k.session
 	ORDER BY t.tenant, t.session, t.block, t."offset"`
 
-// lastStates reads the columns of states, and eventsSince those of events: of each session the last saved state, and what came after it.
+// lastStates selects the columns of states, and eventsSince those of events: the last saved state of each session,
+// and the events after it.
 const (
 	lastStates = `SELECT s.tenant, s.session, s.seq, s.version, s.state FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
 		CROSS JOIN LATERAL (SELECT * FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s`

@@ -13,48 +13,49 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// lockClass is the first half of the groups' advisory locks: the bytes of "spol". The second is the group.
+// lockClass is the first half of the groups' advisory locks: the bytes of "spol". The second half is the group.
 const lockClass = 0x73706f6c
 
-// copyRows is how many new rows make COPY cheaper than one round trip for all.
+// copyRows is the number of new rows above which COPY is cheaper than one round trip for all changes.
 const copyRows = 500
 
-// closeWait bounds how long the server may take to say goodbye.
+// closeWait bounds how long closing the connection may take.
 const closeWait = time.Second
 
-// ErrMoved is a checkpoint that another projector, or a rebuild, has moved.
+// ErrMoved is returned if another projector or a rebuild has moved the checkpoint.
 var ErrMoved = errors.New("the checkpoint was moved by another")
 
-// RefusedError is rows that Postgres will not take, however often they are given.
+// RefusedError reports rows that Postgres refuses permanently.
 type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e.Err.Error() }
 
-// Unwrap gives Postgres's own error.
+// Unwrap returns Postgres's error.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Checkpoint is how far a group is folded.
 type Checkpoint struct {
 	Shard    int16
-	Position int64  // stream sequence of the last commit; 0 for none
-	CommitID string // "" where it could not be decoded
+	Position int64  // stream sequence of the last folded commit; 0 for none
+	CommitID string // "" if the commit could not be decoded
 	LogTime  *time.Time
 	LagMs    int64
 	CaughtUp bool
 	DeltasAt *time.Time
 }
 
-// Store is one connection, which holds the group's lock and writes its rows: if
-// it is lost, so are both. It is for one goroutine.
+// Store is one connection, which holds the group's lock and writes its rows, so that losing the connection ends both.
+// It must be used by one goroutine.
 type Store struct {
 	conn   *pgx.Conn
 	tables *tables
 	group  int16
 }
 
-// settings of the connection. Its statements are few and all go by primary key, so they are planned once, and never as scans
-// that were cheap while a table was empty. A transaction without events does not wait for the disk: what a crash of Postgres takes
-// away is folded again, rows and checkpoint together. See flush for those with events.
+// settings are the connection's settings. The few statements all use primary keys, so they are planned once, and
+// never as scans that were cheap while a table was empty. A transaction without events does not wait for the disk:
+// after a crash of Postgres, its rows and checkpoint are folded again together. See flush for transactions with
+// events.
 var settings = map[string]string{
 	"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
 	"synchronous_commit": "off", "idle_in_transaction_session_timeout": "60s", "application_name": "spool-projector",
@@ -76,15 +77,15 @@ func Open(ctx context.Context, url, schema string, group int) (*Store, error) {
 	return &Store{conn: conn, tables: newTables(), group: int16(group)}, nil
 }
 
-// Close gives connection and lock back.
+// Close closes the connection, which releases the lock.
 func (s *Store) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 	defer cancel()
 	return s.conn.Close(ctx)
 }
 
-// TryLock takes the group's lock, which makes this connection its one reader,
-// and tells whether it has it.
+// TryLock tries to take the group's lock, which makes this connection the group's only writer, and reports whether it
+// succeeded.
 func (s *Store) TryLock(ctx context.Context) (locked bool, err error) {
 	err = s.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1, $2)", lockClass, int32(s.group)).Scan(&locked)
 	if err != nil {
@@ -103,7 +104,7 @@ func (s *Store) Checkpoint(ctx context.Context) (c Checkpoint, err error) {
 	return c, nil
 }
 
-// Reset removes the group's rows and puts its checkpoint before the first commit.
+// Reset deletes the group's rows and sets its checkpoint before the first commit.
 func (s *Store) Reset(ctx context.Context) error {
 	var b pgx.Batch
 	for _, t := range []string{
@@ -127,18 +128,18 @@ func (s *Store) Reset(ctx context.Context) error {
 	return nil
 }
 
-// advance is the fence of a transaction and its first statement.
+// advance queues the update of the checkpoint, which fences the transaction and must be its first statement.
 func (s *Store) advance(b *pgx.Batch, previous int64, c Checkpoint) {
 	b.Queue("SELECT advance($1, $2, $3, $4, $5, $6, $7, $8, $9)",
 		s.group, previous, c.Position, c.Shard, c.CommitID, c.LogTime, c.LagMs, c.CaughtUp, c.DeltasAt)
 }
 
-// flush makes the transaction's commit wait for the disk. Events are announced to clients after the commit, and a client must never
-// hold a cursor that a crash of Postgres puts ahead of the read models.
+// flush makes the commit of the transaction wait for the disk. Events are announced to clients after the commit, and
+// a crash of Postgres must not put the read models behind a cursor that a client has received.
 const flush = "SELECT set_config('synchronous_commit', 'on', true)"
 
-// Apply writes changes and checkpoint in one transaction, or neither: ErrMoved
-// when the checkpoint is not at previous any more, *RefusedError for rows that cannot be stored.
+// Apply writes changes and checkpoint in one transaction. It returns ErrMoved if the checkpoint is not at previous
+// any more, and a *RefusedError for rows that cannot be stored.
 func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *fold.Changes) error {
 	var b pgx.Batch
 	s.advance(&b, previous, next)
@@ -150,7 +151,7 @@ func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *f
 	if newRows(c) < copyRows {
 		s.rows(&b, c)
 		s.endings(&b, c)
-		// Without a BEGIN a batch is one transaction, in one round trip.
+		// A batch without BEGIN is one transaction in one round trip.
 		err = s.conn.SendBatch(ctx, &b).Close()
 	} else {
 		err = pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error { return s.bulk(ctx, tx, &b, c) })
@@ -189,7 +190,8 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 	return tx.SendBatch(ctx, &last).Close()
 }
 
-// copyNew copies a table's new rows and leaves the changed ones in rest; few are left there whole.
+// copyNew copies a table's new rows and leaves the changed ones in rest. If there are few new rows, it leaves all of
+// them in rest.
 func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R], rest *fold.Rows[R]) error {
 	rest.Changed = rows.Changed
 	if len(rows.New) < copyRows/5 {
@@ -211,7 +213,7 @@ func newRows(c *fold.Changes) int {
 	return len(c.Events) + len(c.Blocks.New) + len(c.Executions.New) + len(c.Sessions.New) + len(c.Calls.New) + len(c.Files.New)
 }
 
-// deletions queues what goes.
+// deletions queues the deletion of rows.
 func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Gone) > 0 {
 		tenants, ids := splitKeys(c.Gone)
@@ -240,12 +242,12 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	}
 }
 
-// deleteOf removes the rows of sessions from a table.
+// deleteOf returns the statement that deletes the rows of sessions from a table.
 func deleteOf(table string) string {
 	return "DELETE FROM " + table + " r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session"
 }
 
-// rows queues what is new or changed.
+// rows queues new and changed rows.
 func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	t := s.tables
 	upsert(b, t.sessions, c.Sessions)
@@ -272,7 +274,7 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 		b.Queue(t.deleted.upsert, t.deleted.args(c.Deleted)...)
 	}
 	if len(c.Audit) > 0 {
-		// A commit's row never changes: what another session's run_retired states of the commit is not believed.
+		// The row of a commit never changes. A different claim about it in another session's run_retired is ignored.
 		b.Queue(t.audit.insert+" ON CONFLICT DO NOTHING", t.audit.args(c.Audit)...)
 	}
 	if len(c.Poison) > 0 {
@@ -283,7 +285,7 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	}
 }
 
-// endings queues what ends with an execution, for rows that were not present.
+// endings queues changes of rows that end with an execution and were not in memory.
 func (s *Store) endings(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Ended) == 0 {
 		return
@@ -311,7 +313,7 @@ func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
 	}
 }
 
-// lastOfEach keeps the last text of each place: one statement may not change a row twice.
+// lastOfEach keeps the last text at each offset, because one statement must not change a row twice.
 func lastOfEach(list []*fold.Text) []*fold.Text {
 	type place struct {
 		tenant, session, block string
@@ -345,7 +347,7 @@ func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
 	return tenants, sessions, ids
 }
 
-// classify tells apart what another try may change.
+// classify returns a *RefusedError for errors that a retry cannot resolve.
 func classify(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || len(pg.Code) < 2 {

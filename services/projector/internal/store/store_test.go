@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// changes are those of n events of a new session.
+// changes returns the changes of n events of a new session.
 func changes(t *testing.T, session string, n int) *fold.Changes {
 	t.Helper()
 	rec := eventlog.Record{Subject: events.LifeOf("default", session)}
@@ -31,7 +31,8 @@ func changes(t *testing.T, session string, n int) *fold.Changes {
 	return &c
 }
 
-// Whoever writes past a checkpoint that has moved writes nothing, whether it writes few rows or many.
+// TestAStaleWriterWritesNothing tests that a write after the checkpoint has moved changes nothing, with few and with
+// many rows.
 func TestAStaleWriterWritesNothing(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -1,4 +1,4 @@
-// Package store keeps the rows of fold in Postgres.
+// Package store stores the rows of fold in Postgres.
 package store
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// column is one column of a table whose rows are R.
+// column is one column of a table with rows of type R.
 type column[R any] struct {
 	name  string
 	typ   string
@@ -34,15 +34,15 @@ func col[R, T any](name, typ string, at func(*R) *T) column[R] {
 	}
 }
 
-// table is a table with the statements that the projector needs.
+// table is a table with its statements.
 type table[R any] struct {
 	name    string
-	keys    int // the first columns are the primary key
+	keys    int // number of leading columns that are the primary key
 	columns []column[R]
 	names   []string
-	insert  string // many rows by unnest
+	insert  string // inserts many rows with unnest
 	upsert  string
-	lookup  string // rows by unnested keys
+	lookup  string // selects rows by unnested keys
 }
 
 func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
@@ -68,7 +68,7 @@ func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
 	return t
 }
 
-// args are the columns of rows, for unnest.
+// args returns the columns of rows as arguments for unnest.
 func (t table[R]) args(rows []*R) []any {
 	out := make([]any, len(t.columns))
 	for i, c := range t.columns {
@@ -77,7 +77,7 @@ func (t table[R]) args(rows []*R) []any {
 	return out
 }
 
-// copySource gives rows to COPY.
+// copySource returns the source of rows for COPY.
 func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
 	return pgx.CopyFromSlice(len(rows), func(i int) ([]any, error) {
 		values := make([]any, len(t.columns))
@@ -88,7 +88,7 @@ func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
 	})
 }
 
-// scan reads rows of lookup.
+// scan scans the rows of lookup.
 func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
 	defer rows.Close()
 	var out []R
@@ -106,7 +106,7 @@ func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
 	return out, rows.Err()
 }
 
-// tables are the read models.
+// tables are the tables of the read models.
 type tables struct {
 	sessions      table[fold.Session]
 	deleted       table[fold.Deleted]
