@@ -1,6 +1,5 @@
-// Package architecture is the table of agent architectures: their names and
-// aliases. The API, the executor and the runner read this table alone, so that
-// a name that one of them takes is taken by all.
+// Package architecture is the table of agent architectures: their names and aliases. The API, the executor and the
+// runner all use this table, so that they accept the same names.
 package architecture
 
 import (
@@ -15,19 +14,18 @@ const (
 	ClaudeCode = "claude-code"
 	Codex      = "codex"
 	OpenCode   = "opencode"
-	ACP        = "acp" // any agent that speaks the Agent Client Protocol; the session's command starts it
+	ACP        = "acp" // any agent that implements the Agent Client Protocol; the session's command starts it
 	Spool      = "spool"
 )
 
-// Names returns all architectures, without aliases, in the order of documents.
+// Names returns all architectures, without aliases, in the order of the documents.
 func Names() []string { return []string{ClaudeCode, Codex, OpenCode, ACP, Spool} }
 
-// Aliases returns the other names that users may write, each with the
-// architecture that it stands for. Events hold the architecture, never an alias.
+// Aliases returns the alternative names that users may write, each with its architecture. Events contain the
+// architecture, never an alias.
 func Aliases() map[string]string { return map[string]string{"claude-sdk": ClaudeCode} }
 
-// Canonical returns the architecture that a name or an alias stands for; ok
-// reports whether there is one.
+// Canonical returns the architecture of a name or an alias; ok is false if there is none.
 func Canonical(name string) (architecture string, ok bool) {
 	if stands, isAlias := Aliases()[name]; isAlias {
 		return stands, true
@@ -38,8 +36,8 @@ func Canonical(name string) (architecture string, ok bool) {
 	return "", false
 }
 
-// List returns the names as a sentence has them, each with its aliases:
-// "claude-code (alias claude-sdk), codex, …".
+// List returns the names as an enumeration for messages, each with its aliases: "claude-code (alias claude-sdk),
+// codex, …".
 func List() string {
 	var names []string
 	for _, name := range Names() {

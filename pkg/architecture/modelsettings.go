@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// Preset is how a known ACP agent is given its model. Placeholders in the
-// values are those of model settings: ${MODEL}, ${MODEL_BASE_URL}, ${MODEL_KEY}.
+// Preset defines how a known ACP agent receives its model. The placeholders in the values are those of model
+// settings: ${MODEL}, ${MODEL_BASE_URL}, ${MODEL_KEY}.
 type Preset struct {
 	Name      string
-	Agent     string            // its command and package, for documents
-	Providers []string          // the model providers whose API the agent speaks, its default first
-	Env       map[string]string // a variable that names ${MODEL} is left out where there is no model
+	Agent     string            // command and package of the agent, for documents
+	Providers []string          // the model providers whose API the agent supports, its default first
+	Env       map[string]string // a variable that contains ${MODEL} is omitted if no model is set
 }
 
-// Presets returns all presets, in the order of documents.
+// Presets returns all presets, in the order of the documents.
 func Presets() []Preset {
 	return []Preset{
 		{"claude", "`claude-code-acp` of npm's @zed-industries/claude-code-acp", []string{Anthropic}, map[string]string{
@@ -29,7 +29,7 @@ func Presets() []Preset {
 	}
 }
 
-// FindPreset returns the preset of a name; ok reports whether there is one.
+// FindPreset returns the preset of a name; ok is false if there is none.
 func FindPreset(name string) (p Preset, ok bool) {
 	i := slices.IndexFunc(Presets(), func(p Preset) bool { return p.Name == name })
 	if i < 0 {
@@ -38,8 +38,8 @@ func FindPreset(name string) (p Preset, ok bool) {
 	return Presets()[i], true
 }
 
-// openCodeConfig is OpenCode's configuration with one provider and one model, as
-// its variable takes it. Such a variable wins over files of the workspace.
+// openCodeConfig returns a configuration of OpenCode with one provider and one model, for its environment variable.
+// The variable takes precedence over files of the workspace.
 func openCodeConfig() string {
 	type object = map[string]any
 	raw, err := json.Marshal(object{
@@ -52,7 +52,7 @@ func openCodeConfig() string {
 		}},
 	})
 	if err != nil {
-		panic(err) // a literal of strings and booleans
+		panic(err) // unreachable: a literal of strings and booleans
 	}
 	return string(raw)
 }

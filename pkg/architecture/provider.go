@@ -2,19 +2,19 @@ package architecture
 
 import "slices"
 
-// Model providers: the APIs by which agents reach models. What else speaks the
-// API of one of them is that provider, with a base URL of its own.
+// Model providers are the APIs through which agents reach models. A server that implements the API of one of them
+// is that provider with another base URL.
 const (
 	Anthropic = "anthropic"
 	OpenAI    = "openai"
 	NVIDIA    = "nvidia"
 )
 
-// ModelProviders returns all of them, in the order of documents.
+// ModelProviders returns all model providers, in the order of the documents.
 func ModelProviders() []string { return []string{Anthropic, OpenAI, NVIDIA} }
 
-// ModelProvidersOf returns the model providers that an architecture can use, its
-// default first; nil for an unknown architecture.
+// ModelProvidersOf returns the model providers that an architecture can use, its default first, or nil for an
+// unknown architecture.
 func ModelProvidersOf(architecture string) []string {
 	switch architecture {
 	case ClaudeCode:

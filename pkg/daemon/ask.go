@@ -16,10 +16,11 @@ import (
 	"time"
 )
 
-// askTime bounds how long a running service may take to say whether it is ready.
+// askTime is the time limit for a running service to report whether it is ready.
 const askTime = 8 * time.Second
 
-// ask asks the service that listens on addr, with TLS or without, whether it is ready; the error says what is not.
+// ask asks the service that listens on addr, with TLS or without, whether it is ready. The error names the
+// components that are not.
 func ask(ctx context.Context, addr string, secure bool) error {
 	if addr == "" {
 		return errors.New("health: there is no listener to ask: set --metrics-listen or SPOOL_METRICS_LISTEN as the service has it")
@@ -35,15 +36,15 @@ func ask(ctx context.Context, addr string, secure bool) error {
 	if err != nil {
 		return fmt.Errorf("health: %w", err)
 	}
-	// The service is on this machine: whatever proxy the environment names is not meant for it.
+	// The service is on this machine, so a proxy from the environment must not be used.
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		// Nothing secret is sent, and a service with an expired certificate is still to be asked.
+		// No secret is sent, and a service with an expired certificate must still be reachable.
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // as above
 	}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return fmt.Errorf("health: no answer from %s: %w", to, err)
+		return fmt.Errorf("health: no response from %s: %w", to, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	var report struct {
@@ -51,13 +52,13 @@ func ask(ctx context.Context, addr string, secure bool) error {
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
-		return fmt.Errorf("health: %s stopped answering: %w", to, err)
+		return fmt.Errorf("health: read the response of %s: %w", to, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return nil
 	}
 	if err := json.Unmarshal(body, &report); err != nil || report.Checks == nil {
-		return fmt.Errorf("health: %s answered %s", to, resp.Status)
+		return fmt.Errorf("health: %s responded with %s", to, resp.Status)
 	}
 	var wrong []string
 	for _, name := range slices.Sorted(maps.Keys(report.Checks)) {
@@ -68,7 +69,7 @@ func ask(ctx context.Context, addr string, secure bool) error {
 	return fmt.Errorf("health: not ready: %s", strings.Join(wrong, "; "))
 }
 
-// reach is where a listener on addr is reached from this machine.
+// reach returns the address under which a listener on addr is reached from this machine.
 func reach(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package daemon is the frame around a service's process: settings from flags
-// and SPOOL_* variables, the logger, the connection to NATS, health and metrics
-// over HTTP, and a stop on SIGINT or SIGTERM.
+// Package daemon provides the main function of a service: settings from flags and SPOOL_* variables, the logger,
+// the connection to NATS, health and metrics over HTTP, and a graceful stop on SIGINT or SIGTERM.
 package daemon
 
 import (
@@ -29,53 +28,53 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Settings are what every service takes.
+// Settings are the settings that every service has.
 type Settings struct {
-	NATSURL       string     `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
-	NATSUser      string     `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS; empty for a server without users."`
-	NATSPassword  string     `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
-	NATSCA        string     `name:"nats-ca" env:"SPOOL_NATS_CA" help:"PEM file of the authorities that NATS's certificate is checked against. With it the connection always has TLS; without it where NATS asks for it, by the system's authorities."`
+	NATSURL       string     `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"URL of NATS."`
+	NATSUser      string     `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user; empty for a server without users."`
+	NATSPassword  string     `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
+	NATSCA        string     `name:"nats-ca" env:"SPOOL_NATS_CA" help:"PEM file of the authorities that verify the certificate of NATS. If it is set, the connection always uses TLS; otherwise TLS is used if NATS requires it, with the system's authorities."`
 	MetricsListen string     `default:"" env:"SPOOL_METRICS_LISTEN" help:"Address of /healthz, /readyz and /metrics, such as 127.0.0.1:9090; empty means none."`
-	LogLevel      slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
+	LogLevel      slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
-// LogSettings are what a service that opens the log takes beside Settings: embed them in its command line.
+// LogSettings are the additional settings of a service that opens the log. Embed them in its command line.
 type LogSettings struct {
-	LogKeys string `name:"log-keys" default:"" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with and checked by, role:key, separated by commas; older keys of a role follow its first one after plus signs. Empty for a log that is not signed."`
+	LogKeys string `name:"log-keys" default:"" env:"SPOOL_LOG_KEYS" help:"Keys that sign and verify the commits of the log, role:key, separated by commas; older keys of a role follow its first key after plus signs. Empty for a log that is not signed."`
 }
 
 func (s *LogSettings) logKeys() string { return s.LogKeys }
 
-// Env is what a service is handed.
+// Env is what a service receives from Main.
 type Env struct {
 	NATS    *nats.Conn
 	Log     eventlog.Log
 	Logger  *slog.Logger
-	Health  *Health               // what /readyz asks; the service adds to it
-	Metrics prometheus.Registerer // what /metrics shows; the service adds to it
+	Health  *Health               // checks of /readyz; the service adds its own
+	Metrics prometheus.Registerer // metrics of /metrics; the service adds its own
 }
 
-// LogCLI is a pointer to a struct that embeds LogSettings.
+// LogCLI is implemented by pointers to structs that embed LogSettings.
 type LogCLI interface{ logKeys() string }
 
-// Main parses settings into cli, a pointer to a struct that embeds Settings and LogSettings,
-// then connects and runs the service until it ends or the process is told to.
-// It returns the exit code: 0, 1 for a failure, 2 for wrong usage.
+// Main parses settings into cli, a pointer to a struct that embeds Settings and LogSettings, then connects and runs
+// the service until it ends or the process receives a signal. It returns the exit code: 0, 1 for a failure, 2 for
+// invalid arguments.
 //
-// With `health` as the first argument it asks the process that runs with the
-// same settings whether it is ready, says what is not, and returns 0 or 1.
+// With `health` as the first argument it asks the process that runs with the same settings whether it is ready,
+// prints what is not, and returns 0 or 1.
 func Main(name, doc string, use jslog.Use, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
 	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// MainWithoutLog is Main for a service whose NATS user may not read the log: Env.Log is nil.
+// MainWithoutLog is like Main for a service whose NATS user may not read the log: Env.Log is nil.
 func MainWithoutLog(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
 	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: withoutLog}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// program is a service's process.
+// program is the process of a service.
 type program struct {
 	name, doc string
 	cli       any
@@ -96,13 +95,13 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	if asked {
 		args = args[1:]
 	}
-	doc := p.doc + fmt.Sprintf(" `%s health` asks a running one with the same settings whether it is ready, and ends with 0 or 1.", p.name)
+	doc := p.doc + fmt.Sprintf(" `%s health` asks the process that runs with the same settings whether it is ready, and exits with 0 or 1.", p.name)
 	parser, err := kong.New(p.cli, kong.Name(p.name), kong.Description(doc), kong.UsageOnError(), kong.Writers(stdout, stderr))
 	if err != nil {
 		return fail(err, 2)
 	}
 	if asked {
-		// What a service needs to run is not needed to ask one.
+		// Settings that a service requires to run are not required to ask one.
 		for _, flag := range parser.Model.AllFlags(false) {
 			for _, f := range flag {
 				f.Required = false
@@ -127,9 +126,9 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// HealthListener is settings with a listener of their own that answers /readyz.
+// HealthListener is implemented by settings with their own listener that serves /readyz.
 type HealthListener interface {
-	HealthListen() (addr string, tls bool) // its address, and whether it speaks TLS
+	HealthListen() (addr string, tls bool) // returns its address, and whether it uses TLS
 }
 
 func (p *program) healthListen() (addr string, tls bool) {
@@ -139,8 +138,8 @@ func (p *program) healthListen() (addr string, tls bool) {
 	return p.settings.MetricsListen, false
 }
 
-// serve listens, connects to NATS, opens the log and runs the service. It waits
-// for NATS, and for its streams to be installed, since services start in any order.
+// serve listens, connects to NATS, opens the log and runs the service. It waits for NATS and for its streams, since
+// services start in any order.
 func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	s := *p.settings
 	logger := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel})).With("service", p.name)
@@ -160,7 +159,7 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	WatchConnection(metrics, env.NATS)
 	defer p.reportAttempts(ctx, env.NATS, logger)()
 	env.Health.Check("nats", func(context.Context) error { return CheckConnection(env.NATS) })
-	opened := env.Health.Until("streams", "NATS has not answered, or its streams are not installed")
+	opened := env.Health.Until("streams", "NATS did not respond, or its streams are not installed")
 	if env.Log, err = p.open(ctx, env.NATS, logger); err != nil {
 		return err
 	}
@@ -186,11 +185,12 @@ func (p *program) connect(logger *slog.Logger) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// attemptPause lies between two looks at a connection that is being made.
+// attemptPause is the interval between two checks of a connection that is being established.
 const attemptPause = time.Second
 
-// reportAttempts logs why attempts to connect to NATS fail, such as a certificate that has expired: each reason once until the
-// connection is up. nats.go has no callback for a failed handshake. It ends with ctx or when stop is called, which waits for that.
+// reportAttempts logs why attempts to connect to NATS fail, for example because of an expired certificate. It logs
+// each reason once until the connection is up. nats.go has no callback for a failed handshake. It ends with ctx or
+// when stop is called, which waits for it.
 func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var done sync.WaitGroup
@@ -210,7 +210,7 @@ func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slo
 			}
 			if reason := reasonOf(nc.LastError()); reason != "" && reason != last {
 				last = reason
-				logger.Warn("NATS cannot be reached: trying again", "url", redacted(p.settings.NATSURL), "nats-ca", p.settings.NATSCA, "error", reason)
+				logger.Warn("NATS cannot be reached; retrying", "url", redacted(p.settings.NATSURL), "nats-ca", p.settings.NATSCA, "error", reason)
 			}
 		}
 	})
@@ -220,11 +220,11 @@ func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slo
 	}
 }
 
-// reasonOf returns an error's text without the present time, which differs at each attempt.
+// reasonOf returns an error's text without the current time, which differs at each attempt.
 func reasonOf(err error) string {
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
-		return fmt.Sprintf("the server's certificate for %s is valid from %s to %s alone: renew it", strings.Join(invalid.Cert.DNSNames, ", "),
+		return fmt.Sprintf("the server's certificate for %s is only valid from %s to %s: renew it", strings.Join(invalid.Cert.DNSNames, ", "),
 			invalid.Cert.NotBefore.UTC().Format(time.RFC3339), invalid.Cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if err == nil {
@@ -244,14 +244,14 @@ func redacted(raw string) string {
 
 func withoutLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil }
 
-// logOpener opens the log for a service: as its name, which is the role that it writes as.
+// logOpener opens the log for a service. The service's name is the role in which it writes.
 type logOpener struct {
 	name string
 	use  jslog.Use
 	cli  LogCLI
 }
 
-// open waits until the log's streams are there.
+// open waits until the log's streams exist and opens the log.
 func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, error) {
 	keys, err := eventlog.ParseKeys(o.cli.logKeys(), o.name)
 	if err != nil {
@@ -270,12 +270,12 @@ func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger)
 		return nil, err
 	}
 	if len(signing.Keys) == 0 && !keys.IsZero() {
-		logger.Warn("commits are not checked: `spool provision` has not been run with log-keys")
+		logger.Warn("commits are not verified: `spool provision` was not run with log-keys")
 	}
 	return jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing, Logger: logger})
 }
 
-// awaitStreams returns the number of shards once they are installed.
+// awaitStreams waits until the streams are installed and returns the number of shards.
 func awaitStreams(ctx context.Context, js jetstream.JetStream, logger *slog.Logger) (int, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -17,18 +17,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// checkTime bounds the checks of one request to /readyz.
+// checkTime is the time limit for the checks of one request to /readyz.
 const checkTime = 2 * time.Second
 
-// Health is what decides whether a service is ready. The zero value has no
-// checks, and so is ready. It is safe for concurrent use.
+// Health decides whether a service is ready. The zero value has no checks, and so is ready. It is safe for
+// concurrent use.
 type Health struct {
 	mu     sync.Mutex
-	names  []string // in the order of their addition
+	names  []string // in the order in which they were added
 	checks map[string]func(context.Context) error
 }
 
-// Check adds a check, or replaces the one of that name; nil is well.
+// Check adds a check, or replaces the check of that name. A nil error means ok.
 func (h *Health) Check(name string, check func(context.Context) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -41,7 +41,7 @@ func (h *Health) Check(name string, check func(context.Context) error) {
 	h.checks[name] = check
 }
 
-// Await adds a check that is well once ready is closed.
+// Await adds a check that succeeds once ready is closed.
 func (h *Health) Await(name string, ready <-chan struct{}) {
 	h.Check(name, func(context.Context) error {
 		select {
@@ -53,7 +53,7 @@ func (h *Health) Await(name string, ready <-chan struct{}) {
 	})
 }
 
-// Until adds a check that fails for a reason until done is called, once.
+// Until adds a check that fails with reason until done is called, once.
 func (h *Health) Until(name, reason string) (done func()) {
 	ready := make(chan struct{})
 	h.Check(name, func(context.Context) error {
@@ -67,7 +67,7 @@ func (h *Health) Until(name, reason string) (done func()) {
 	return func() { close(ready) }
 }
 
-// Report makes every check at once: "ok" or what is wrong, by name, and whether all are well.
+// Report runs all checks concurrently. It returns "ok" or the error for each name, and whether all succeeded.
 func (h *Health) Report(ctx context.Context) (map[string]string, bool) {
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
@@ -95,14 +95,14 @@ func (h *Health) Report(ctx context.Context) (map[string]string, bool) {
 	return report, well
 }
 
-// newMetrics is a registry with what every process tells of itself.
+// newMetrics returns a registry with the metrics of every process.
 func newMetrics() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }
 
-// CheckConnection returns an error that says why unless a connection to NATS is up.
+// CheckConnection returns an error that states the reason if a connection to NATS is not up.
 func CheckConnection(nc *nats.Conn) error {
 	s := nc.Status()
 	if s == nats.CONNECTED {
@@ -114,7 +114,7 @@ func CheckConnection(nc *nats.Conn) error {
 	return fmt.Errorf("NATS is %s", s)
 }
 
-// WatchConnection registers what is counted of a connection to NATS.
+// WatchConnection registers the metrics of a connection to NATS.
 func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_nats_" + name, Help: help}, value)
@@ -130,18 +130,18 @@ func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 			}
 			return 0
 		}),
-		gauge("certificate_expiry_seconds", "Seconds until NATS's certificate expires; 0 while the connection is away or has no TLS.", func() float64 {
+		gauge("certificate_expiry_seconds", "Seconds until NATS's certificate expires; 0 while the connection is down or has no TLS.", func() float64 {
 			state, err := nc.TLSConnectionState()
 			if err != nil || len(state.PeerCertificates) == 0 {
 				return 0
 			}
 			return time.Until(state.PeerCertificates[0].NotAfter).Seconds()
 		}),
-		counter("reconnects_total", "How often the connection to NATS came back.", func(s nats.Statistics) uint64 { return s.Reconnects }),
-		counter("received_messages_total", "Messages that came from NATS.", func(s nats.Statistics) uint64 { return s.InMsgs }),
-		counter("sent_messages_total", "Messages that were given to NATS.", func(s nats.Statistics) uint64 { return s.OutMsgs }),
-		counter("received_bytes_total", "Bytes of messages that came from NATS.", func(s nats.Statistics) uint64 { return s.InBytes }),
-		counter("sent_bytes_total", "Bytes of messages that were given to NATS.", func(s nats.Statistics) uint64 { return s.OutBytes }),
+		counter("reconnects_total", "Reconnects to NATS.", func(s nats.Statistics) uint64 { return s.Reconnects }),
+		counter("received_messages_total", "Messages received from NATS.", func(s nats.Statistics) uint64 { return s.InMsgs }),
+		counter("sent_messages_total", "Messages sent to NATS.", func(s nats.Statistics) uint64 { return s.OutMsgs }),
+		counter("received_bytes_total", "Bytes of messages received from NATS.", func(s nats.Statistics) uint64 { return s.InBytes }),
+		counter("sent_bytes_total", "Bytes of messages sent to NATS.", func(s nats.Statistics) uint64 { return s.OutBytes }),
 	)
 }
 
@@ -151,7 +151,7 @@ type side struct {
 	done chan struct{}
 }
 
-// listen opens the address and serves until close.
+// listen opens the address and serves health and metrics until close.
 func listen(ctx context.Context, addr string, health *Health, metrics prometheus.Gatherer, logger *slog.Logger) (*side, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, fmt.Errorf("metrics-listen: %.100q is not an address such as 127.0.0.1:9090", addr)
@@ -176,11 +176,11 @@ func listen(ctx context.Context, addr string, health *Health, metrics prometheus
 }
 
 func (s *side) close() {
-	_ = s.http.Close() // whoever asks is cut off: the process ends
+	_ = s.http.Close() // open requests are aborted: the process ends
 	<-s.done
 }
 
-// handler serves /healthz, which answers while the process lives, /readyz and /metrics.
+// handler serves /healthz, which succeeds while the process runs, /readyz and /metrics.
 func handler(health *Health, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -203,5 +203,5 @@ func write(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // whoever asked may be gone
+	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// CheckAgent reports all that is wrong with an agent, in no order; nil if nothing is.
+// CheckAgent returns the errors of an agent in no particular order, or nil.
 func CheckAgent(s events.AgentSpec) []FieldError {
 	var c checker
 	c.strings(reflect.ValueOf(s), "")
@@ -79,14 +79,14 @@ func (c *checker) retries(r events.Retries) {
 	}
 }
 
-// sandbox checks what an agent shares with the options of sessions, by their rules.
+// sandbox checks the fields that agents and the options of sessions share, with the rules of the options.
 func (c *checker) sandbox(s events.AgentSpec) {
 	c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", "image")
 	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", "command")
 	c.egress(s.Egress)
 }
 
-// egress checks an allowlist, one entry after the other, to say of each what is wrong.
+// egress checks each entry of an allowlist.
 func (c *checker) egress(list []string) {
 	c.count("egress", len(list), command.MaxEgress)
 	for i, entry := range list {
@@ -124,7 +124,7 @@ func (c *checker) subagents(agent events.AgentSpec) {
 	}
 }
 
-// apart refuses servers whose tools an agent cannot tell by their names, server__tool.
+// apart adds errors for servers whose tool names, server__tool, would be ambiguous.
 func (c *checker) apart(list []events.MCPServer) {
 	for i, longer := range list {
 		for j, s := range list {
@@ -148,7 +148,7 @@ func (c *checker) commands(list []events.CommandSpec) {
 	}
 }
 
-// name is that of the list's i-th element: a-z, 0-9 and what joins them, as no other's.
+// name checks the name of the list's i-th element: a-z, 0-9 and the given joints, without duplicates.
 func (c *checker) name(seen map[string]int, list string, i int, name, joints string) {
 	field := within(element(list, i), "name")
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -175,7 +175,7 @@ func (c *checker) declarations(all map[string]events.Declaration) {
 func (c *checker) dependencies(d events.Dependencies) {
 	var list dependency.Errors
 	_, err := dependency.Parse(d)
-	errors.As(err, &list) // it is nothing else
+	errors.As(err, &list) // Parse returns no other error
 	for _, wrong := range list {
 		field := within("dependencies", wrong.List)
 		if wrong.Index >= 0 {
@@ -204,7 +204,7 @@ func (c *checker) files(list []events.FileSpec) {
 		}
 		total += len(f.Content) + len(content)
 	}
-	for i, f := range list { // a file is no folder
+	for i, f := range list { // a file cannot also be a folder
 		for dir, below := parentDir(f.Path); below; dir, below = parentDir(dir) {
 			if other, ok := seen[dir]; ok {
 				c.fail(within(element("files", i), "path"), "%s is a file, of %s", dir, element("files", other))
@@ -217,7 +217,7 @@ func (c *checker) files(list []events.FileSpec) {
 	}
 }
 
-// parentDir is the folder that a path lies in, if it lies in one.
+// parentDir returns the folder of a path, if it has one.
 func parentDir(path string) (string, bool) {
 	i := strings.LastIndexByte(path, '/')
 	if i < 0 {

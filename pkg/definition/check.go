@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Bounds of definitions.
+// Limits of definitions.
 const (
 	MinInstructions = 10      // characters
 	MaxText         = 1 << 20 // bytes of instructions, of a memory file, of a prompt
@@ -37,21 +37,21 @@ var (
 	errEmpty   = errors.New("what stands there is empty")
 )
 
-// checker collects what is wrong.
+// checker collects errors.
 type checker struct{ wrong []FieldError }
 
 func (c *checker) fail(field, format string, args ...any) {
 	c.wrong = append(c.wrong, FieldError{field, fmt.Sprintf(format, args...)})
 }
 
-// text bounds a text, in bytes.
+// text checks the size of a text in bytes.
 func (c *checker) text(field, s string, limit int) {
 	if len(s) > limit {
 		c.fail(field, "it has %d bytes; at most %d are taken", len(s), limit)
 	}
 }
 
-// must refuses what is empty.
+// must adds an error if a text is empty.
 func (c *checker) must(field, s string) bool {
 	if strings.TrimSpace(s) == "" {
 		c.fail(field, "it is missing, or empty")
@@ -60,21 +60,21 @@ func (c *checker) must(field, s string) bool {
 	return true
 }
 
-// label is a short text on one line.
+// label checks a short text on one line.
 func (c *checker) label(field, s string) {
 	if utf8.RuneCountInString(s) > maxLabel || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		c.fail(field, "it is not one line of at most %d characters", maxLabel)
 	}
 }
 
-// count bounds a list or a map.
+// count checks the size of a list or a map.
 func (c *checker) count(field string, n, limit int) {
 	if n > limit {
 		c.fail(field, "there are %d; at most %d are taken", n, limit)
 	}
 }
 
-// list refuses empty elements, and those that stand there already.
+// list adds errors for empty and repeated elements.
 func (c *checker) list(field string, list []string) {
 	c.count(field, len(list), MaxEntries)
 	seen := map[string]int{}
@@ -86,7 +86,7 @@ func (c *checker) list(field string, list []string) {
 	}
 }
 
-// once refuses the name of an element that another had before.
+// once adds an error if another element has the same name.
 func (c *checker) once(seen map[string]int, list, field, name string, i int) {
 	if before, ok := seen[name]; ok {
 		at := element(list, i)
@@ -99,7 +99,7 @@ func (c *checker) once(seen map[string]int, list, field, name string, i int) {
 	seen[name] = i
 }
 
-// option asks the rules of session options; their field is ours under another name.
+// option checks a field with the rules of session options, which use another name for it.
 func (c *checker) option(err error, theirs, ours string) {
 	var wrong *command.Error
 	switch {
@@ -111,7 +111,7 @@ func (c *checker) option(err error, theirs, ours string) {
 	}
 }
 
-// reference checks one.
+// reference checks a reference.
 func (c *checker) reference(field string, r events.Reference) bool {
 	var wrong *events.ReferenceError
 	switch err := r.Check(); {
@@ -135,7 +135,7 @@ func (c *checker) references(field string, list []events.Reference, limit int) {
 	}
 }
 
-// variable checks the name of one.
+// variable checks the name of a variable.
 func (c *checker) variable(field, name string) bool {
 	if err := layers.CheckName(name); err != nil {
 		c.fail(field, "%v", err)
@@ -144,7 +144,7 @@ func (c *checker) variable(field, name string) bool {
 	return true
 }
 
-// strings refuses every text that no log and no table can hold.
+// strings adds errors for texts that neither the log nor a table can store.
 func (c *checker) strings(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.String:
@@ -170,7 +170,7 @@ func (c *checker) strings(v reflect.Value, path string) {
 	}
 }
 
-// keys of a map by text.
+// keys returns the keys of a map as texts.
 func keys(v reflect.Value) map[string]bool {
 	out := make(map[string]bool, v.Len())
 	for _, k := range v.MapKeys() {
@@ -179,8 +179,8 @@ func keys(v reflect.Value) map[string]bool {
 	return out
 }
 
-// CheckEntry reports what is wrong with the name and the tags of an entry; the
-// fields are scope, org, slug and tags[i]. The reference has no version.
+// CheckEntry returns the errors in the name and the tags of an entry. The fields are scope, org, slug and tags[i].
+// The reference must have no version.
 func CheckEntry(ref events.Reference, tags []string) []FieldError {
 	var c checker
 	var wrong *events.ReferenceError
@@ -202,7 +202,7 @@ func CheckEntry(ref events.Reference, tags []string) []FieldError {
 	return c.wrong
 }
 
-// CheckInstance reports what is wrong with an agent instance.
+// CheckInstance returns the errors of an agent instance.
 func CheckInstance(s events.InstanceSpec) []FieldError {
 	var c checker
 	c.strings(reflect.ValueOf(s), "")
@@ -212,8 +212,8 @@ func CheckInstance(s events.InstanceSpec) []FieldError {
 	return c.wrong
 }
 
-// CheckEnvironment reports what is wrong with an environment as the log holds it:
-// of a secret it has the key under which the value lies sealed, and never the value.
+// CheckEnvironment returns the errors of an environment in the form of the log: a secret has the key of its
+// encrypted value, and never the value.
 func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
 	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
 		switch {
@@ -225,8 +225,8 @@ func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
 	})
 }
 
-// CheckDraft reports what is wrong with an environment as a client sends it: with
-// the values of its secrets. A secret without one is for the server to know.
+// CheckDraft returns the errors of an environment in the form of a client's request: with the values of its
+// secrets. Only the server knows whether a secret may come without a value.
 func CheckDraft(s events.EnvironmentSpec) []FieldError {
 	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
 		if v.Sealed != "" {

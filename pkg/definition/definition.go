@@ -1,10 +1,8 @@
-// Package definition is what agents, instances and environments look like as
-// files, and the rules that hold for them however they come: as a file, or as
-// JSON over the API. It does no I/O.
+// Package definition defines the file format of agents, instances and environments, and the rules that apply to
+// them both in files and in JSON over the API. It does no I/O.
 //
-// YAML is read by go.yaml.in/yaml/v3: the YAML organisation's continuation of
-// gopkg.in/yaml.v3, which has no maintainer any more. Its nodes know line and
-// column and keep aliases unexpanded, so that their expansion can be bounded here.
+// YAML is parsed by go.yaml.in/yaml/v3, the YAML organisation's continuation of the unmaintained gopkg.in/yaml.v3.
+// Its nodes have line and column and keep aliases unexpanded, so that this package can limit their expansion.
 package definition
 
 import (
@@ -16,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Kind says what a document defines.
+// Kind is the kind of a definition.
 type Kind string
 
 // The kinds.
@@ -26,10 +24,10 @@ const (
 	KindEnvironment Kind = "environment"
 )
 
-// Kinds are all kinds in the order in which they are applied: what is referred to comes first.
+// Kinds returns all kinds in the order in which they are applied: a definition comes after those that it refers to.
 func Kinds() []Kind { return []Kind{KindEnvironment, KindAgent, KindInstance} }
 
-// Document is one definition of a file. The field that Kind names is set.
+// Document is a definition of a file. The field that Kind names is set.
 type Document struct {
 	Kind        Kind
 	Ref         events.Reference // without a version
@@ -42,10 +40,10 @@ type Document struct {
 	places map[string]Place
 }
 
-// Place is where something stands in a file, from 1. Column 0 is not known.
+// Place is a position in a file, counted from 1. Column 0 is unknown.
 type Place struct{ Line, Column int }
 
-// FieldError is what is wrong with one field of a spec.
+// FieldError is an error in one field of a spec.
 type FieldError struct {
 	Field  string // such as mcpServers[1].url
 	Detail string
@@ -53,11 +51,11 @@ type FieldError struct {
 
 func (e FieldError) Error() string { return e.Field + ": " + e.Detail }
 
-// Error is what is wrong at one place of a file.
+// Error is an error at one place of a file.
 type Error struct {
 	File string
 	Place
-	Field  string // of the document, such as spec.mcpServers[1].url; "" where none can be named
+	Field  string // path of the field in the document, such as spec.mcpServers[1].url; "" if there is none
 	Detail string
 }
 
@@ -78,7 +76,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Errors is all that is wrong with a file, by line.
+// Errors are all errors of a file, sorted by line.
 type Errors []*Error
 
 func (l Errors) Error() string {
@@ -95,13 +93,13 @@ func (l Errors) sort() {
 	})
 }
 
-// At makes an error about a field of the document, such as spec.model, at its
-// place in the file. A field that the file does not have stands where the nearest one around it does.
+// At returns an error about a field of the document, such as spec.model, with its place in the file. If the file
+// does not contain the field, the place is that of the nearest enclosing field.
 func (d Document) At(field, detail string) *Error {
 	return &Error{File: d.file, Place: nearest(d.places, field), Field: field, Detail: detail}
 }
 
-// nearest is the place of a field, or of what it would be in; "" is the document itself.
+// nearest returns the place of a field, or of the nearest field that encloses it; "" is the document itself.
 func nearest(places map[string]Place, field string) Place {
 	for {
 		if p, ok := places[field]; ok || field == "" {
@@ -111,12 +109,12 @@ func nearest(places map[string]Place, field string) Place {
 	}
 }
 
-// parent of a field's path: "" in the end.
+// parent returns the path of the enclosing field; "" at the top.
 func parent(field string) string {
 	return field[:max(strings.LastIndexAny(field, ".["), 0)]
 }
 
-// within is the path of a named field.
+// within returns the path of a named field.
 func within(path, name string) string {
 	switch {
 	case strings.Trim(name, wordCharacters) != "" || name == "":
@@ -127,8 +125,8 @@ func within(path, name string) string {
 	return path + "." + name
 }
 
-// wordCharacters are those of names that stand in a path without quotes.
+// wordCharacters are the characters of names that need no quotes in a path.
 const wordCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 
-// element is the path of a list's element.
+// element returns the path of an element of a list.
 func element(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

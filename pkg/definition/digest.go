@@ -8,9 +8,9 @@ import (
 	"fmt"
 )
 
-// Digest is the version of a definition: the SHA-256, in hex, of its canonical
-// JSON. spec is an events.AgentSpec, InstanceSpec or EnvironmentSpec. It fails only
-// for numbers that JSON has not, which no checked spec holds.
+// Digest returns the version of a definition: the SHA-256, in hex, of its canonical JSON. spec is an
+// events.AgentSpec, InstanceSpec or EnvironmentSpec. It fails only for numbers that JSON cannot represent, which a
+// validated spec does not contain.
 func Digest(spec any) (string, error) {
 	b, err := Canonical(spec)
 	if err != nil {
@@ -20,8 +20,8 @@ func Digest(spec any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Canonical is the JSON of the Go type: fields in their order, maps by key, without
-// HTML escapes, spaces and a line feed at the end.
+// Canonical returns the canonical JSON of a Go value: fields in declaration order, maps sorted by key, without HTML
+// escapes, spaces or a final line feed.
 func Canonical(spec any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

@@ -14,8 +14,8 @@ import (
 
 //go:generate go run ./gen ../events ../../docs/agents.md ../../docs/schema/spool.schema.json
 
-// WriteFields writes the fields of all that a file can hold, as tables. notes are
-// the comments of fields, as Type.Field.
+// WriteFields writes tables of all fields of definition files. notes has the comments of the fields, keyed by
+// Type.Field.
 func WriteFields(w io.Writer, notes map[string]string) error {
 	var b strings.Builder
 	for _, s := range []struct {
@@ -54,7 +54,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 	return err
 }
 
-// brief is a type in a word or two.
+// brief returns a short name of a type.
 func brief(t reflect.Type) string {
 	switch {
 	case t == typeReference:
@@ -75,7 +75,7 @@ func brief(t reflect.Type) string {
 	return "number"
 }
 
-// WriteHonours writes the table of what is honoured.
+// WriteHonours writes the table of the fields that each architecture honours.
 func WriteHonours(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(architecture.Names(), " | "), strings.Repeat(" --- |", len(architecture.Names())+1))
@@ -95,7 +95,7 @@ func WriteHonours(w io.Writer) error {
 	return err
 }
 
-// rows are those of the table in the order of an agent's fields.
+// rows returns the rows of that table in the order of an agent's fields.
 func rows() []string {
 	order := paths(reflect.TypeFor[events.AgentSpec](), "")
 	return slices.SortedFunc(maps.Keys(Honours()), func(a, b string) int {
@@ -103,7 +103,7 @@ func rows() []string {
 	})
 }
 
-// paths lists the fields of a struct and of those in it, lists among them.
+// paths returns the fields of a struct and of nested structs, including lists of them.
 func paths(t reflect.Type, at string) []string {
 	var out []string
 	for _, f := range fieldsOf(t) {

@@ -10,29 +10,28 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// EnvironmentSpec is an environment as a file has it: with the values of its
-// secrets, or where they are to be read.
+// EnvironmentSpec is an environment in a file: with the values of its secrets, or with the sources of these values.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
-	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not a digit first
-	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes with this environment may reach, beside their agents'
+	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not starting with a digit
+	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes with this environment may reach, in addition to those of their agents
 }
 
-// Variable is a variable of a file.
+// Variable is a variable in a file.
 type Variable struct {
-	Value       string `json:"value,omitempty"`    // a secret's too; a secret without one keeps the value that the server has
-	ValueFrom   Source `json:"valueFrom,omitzero"` // in place of value
-	Secret      bool   `json:"secret,omitempty"`   // its value is sealed at once, and never shown
+	Value       string `json:"value,omitempty"`    // also of a secret; a secret without a value keeps the value that the server has
+	ValueFrom   Source `json:"valueFrom,omitzero"` // instead of value
+	Secret      bool   `json:"secret,omitempty"`   // the value is encrypted at once and never shown
 	Description string `json:"description,omitempty"`
 }
 
-// Source is where the command line reads a value: one of the two.
+// Source is where the command line reads a value from. Exactly one field must be set.
 type Source struct {
-	Env  string `json:"env,omitempty"`  // a variable of the command line's own environment
-	File string `json:"file,omitempty"` // a file, from the folder of the definition on; one line feed at its end is left out
+	Env  string `json:"env,omitempty"`  // name of an environment variable of the command line
+	File string `json:"file,omitempty"` // path of a file, relative to the folder of the definition; one final line feed is removed
 }
 
-// CheckFile reports what is wrong with an environment of a file.
+// CheckFile returns the errors of an environment in a file.
 func (s EnvironmentSpec) CheckFile() []FieldError {
 	var c checker
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
@@ -46,7 +45,7 @@ func (s EnvironmentSpec) CheckFile() []FieldError {
 			c.fail(from, "it names env and file: give one of the two")
 		}
 	}
-	// What is left are the rules of a draft: those of values are asked again when the values are there.
+	// The remaining rules are those of a draft. Rules of values are checked again when the values are known.
 	return append(c.wrong, CheckDraft(s.draft())...)
 }
 
@@ -61,8 +60,8 @@ func (s EnvironmentSpec) draft() events.EnvironmentSpec {
 	return out
 }
 
-// Fill reads what valueFrom names, by env and file, and gives the environment as
-// it is sent to a server. Fields are the document's, such as spec.variables.TOKEN.valueFrom; no error tells a value.
+// Fill reads the values that valueFrom names, through env and file, and returns the environment for the server. The
+// errors name fields of the document, such as spec.variables.TOKEN.valueFrom, and contain no values.
 func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(path string) ([]byte, error)) (events.EnvironmentSpec, []FieldError) {
 	out := s.draft()
 	var c checker
@@ -77,7 +76,7 @@ func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(pa
 			err = checkValue(value)
 		}
 		if err == nil && value == "" && s.Variables[name].Secret {
-			err = errEmpty // without a value the server would keep the one that it has
+			err = errEmpty // without a value the server would keep its own
 		}
 		if err != nil {
 			c.fail(field, "%v", err)
@@ -106,10 +105,10 @@ func (f Source) read(env func(string) (string, bool), file func(string) ([]byte,
 	return strings.TrimSuffix(value, "\r"), nil
 }
 
-// MaxValue bounds the value of a variable in bytes: Linux hands no longer one to a process.
+// MaxValue is the maximum size in bytes of the value of a variable, the most that Linux passes to a process.
 const MaxValue = 120 << 10
 
-// checkValue never tells the value.
+// checkValue validates a value. Its errors never contain the value.
 func checkValue(s string) error {
 	switch {
 	case len(s) > MaxValue:

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// field is a field of a Go struct as files and JSON name it.
+// field is a field of a Go struct with its name in files and JSON.
 type field struct {
 	name     string
 	index    int
-	required bool // it is not left out when it is empty
+	required bool // it is not omitted if it is empty
 }
 
-// fieldsOf lists a struct's fields in their order.
+// fieldsOf returns a struct's fields in their order.
 func fieldsOf(t reflect.Type) []field {
 	out := make([]field, 0, t.NumField())
 	for i := range t.NumField() {

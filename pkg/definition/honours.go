@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// The architectures of package architecture, for the table.
+// The architectures of package architecture, as constants for the table.
 const (
 	ClaudeCode = architecture.ClaudeCode
 	Codex      = architecture.Codex
@@ -17,17 +17,17 @@ const (
 	Spool      = architecture.Spool
 )
 
-// Cells say, by architecture, how a field is honoured, in a short clause. An
-// architecture without a cell does not honour it: an agent that sets it is refused.
+// Cells describe, by architecture, how a field is honoured, in a short phrase. An architecture without a cell does
+// not honour the field: an agent that sets it is refused.
 type Cells map[string]string
 
-// CountsTurns tells whether an architecture's agent holds to limits.turns by
-// itself; of the others the egress proxy counts, so that they need it.
+// CountsTurns reports whether an architecture's agent enforces limits.turns itself. For the others the egress proxy
+// counts, so they need one.
 func CountsTurns(architecture string) bool {
 	return architecture == ClaudeCode || architecture == Spool
 }
 
-// everyone honours a field in the same way.
+// everyone returns cells in which every architecture honours the field in the same way.
 func everyone(how string) Cells {
 	return Cells{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
 }
@@ -89,7 +89,7 @@ func Honours() map[string]Cells {
 	}
 }
 
-// honoured refuses fields that are set and that the architecture does not honour.
+// honoured returns an error for each field that is set and that the architecture does not honour.
 func (c *checker) honoured(s events.AgentSpec, architecture string) {
 	h := honourer{c, Honours(), architecture}
 	h.walk(reflect.ValueOf(s), "", "")
@@ -101,7 +101,7 @@ type honourer struct {
 	architecture string
 }
 
-// walk looks at a value; row is its path in the table, field its path in the spec.
+// walk checks a value. row is its path in the table, field its path in the spec.
 func (h honourer) walk(v reflect.Value, row, field string) {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 || v.Kind() == reflect.Map && v.Len() == 0 {
 		return

@@ -12,11 +12,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// JSON is nearly YAML, but not quite: YAML knows no surrogate pairs (\ud83d\ude00), as
-// many encoders write, and wants no control characters that JSON allows. So a file
-// that is JSON is taken apart by encoding/json, into the same nodes.
+// JSON is not quite a subset of YAML: YAML has no surrogate pairs (\ud83d\ude00), which many encoders write, and
+// rejects control characters that JSON allows. A JSON file is therefore parsed by encoding/json, into the same
+// nodes.
 
-// isJSON tells whether a file is to be read as JSON: by its name, or because it is.
+// isJSON reports whether a file is parsed as JSON: because of its name, or because it is valid JSON.
 func isJSON(name string, data []byte) bool {
 	if strings.EqualFold(filepath.Ext(name), ".json") {
 		return true
@@ -32,7 +32,7 @@ func isJSON(name string, data []byte) bool {
 	}
 }
 
-// jsonError is a file that is no JSON.
+// jsonError is returned for a file that is not valid JSON.
 type jsonError struct {
 	Place
 	err error
@@ -41,7 +41,7 @@ type jsonError struct {
 func (e *jsonError) Error() string { return e.err.Error() }
 func (e *jsonError) Unwrap() error { return e.err }
 
-// jsonReader makes nodes of tokens.
+// jsonReader converts JSON tokens into nodes.
 type jsonReader struct {
 	data []byte
 	dec  *json.Decoder
@@ -49,7 +49,7 @@ type jsonReader struct {
 	at   int
 }
 
-// readJSON reads values that follow each other.
+// readJSON reads consecutive values.
 func readJSON(data []byte) ([]*yaml.Node, error) {
 	r := &jsonReader{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: Place{1, 1}}
 	r.dec.UseNumber()
@@ -80,7 +80,7 @@ func (r *jsonReader) move(to int) {
 	r.at = to
 }
 
-// place is where the next token begins.
+// place returns the position of the next token.
 func (r *jsonReader) place() Place {
 	at := int(r.dec.InputOffset())
 	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
@@ -90,7 +90,7 @@ func (r *jsonReader) place() Place {
 	return r.line
 }
 
-// value reads the next value; depth is how many more may lie in each other.
+// value reads the next value. depth is the number of further levels of nesting that are allowed.
 func (r *jsonReader) value(depth int) (*yaml.Node, error) {
 	p := r.place()
 	t, err := r.dec.Token()
@@ -119,7 +119,7 @@ func (r *jsonReader) value(depth int) (*yaml.Node, error) {
 	return n, nil
 }
 
-// children reads what lies in an object or a list, up to its end.
+// children reads the elements of an object or a list, up to its end.
 func (r *jsonReader) children(n *yaml.Node, open json.Delim, depth int) error {
 	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
 	if open == '{' {
@@ -136,7 +136,7 @@ func (r *jsonReader) children(n *yaml.Node, open json.Delim, depth int) error {
 	return noEOF(err)
 }
 
-// noEOF: within a value the file does not end.
+// noEOF replaces io.EOF: a file must not end within a value.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

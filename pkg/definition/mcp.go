@@ -49,20 +49,20 @@ func (c *checker) stdio(at string, s events.MCPServer) {
 	c.process(at, s)
 }
 
-// docker checks a server in a container of its own.
+// docker checks a server that runs in a separate container.
 func (c *checker) docker(at string, s events.MCPServer) {
 	if c.must(within(at, "image"), s.Image) {
 		c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", within(at, "image"))
 	}
 	field := within(at, "command")
-	if len(s.Command) > 0 { // arguments, of which the first may be empty
+	if len(s.Command) > 0 { // arguments; the first may be empty
 		c.option(command.CheckOptions(events.Options{Command: append([]string{"-"}, s.Command[1:]...)}), "sessionOptions.command", field)
 		c.text(element(field, 0), s.Command[0], command.MaxArgument)
 	}
 	c.process(at, s)
 }
 
-// process checks what servers that are started have in common.
+// process checks the fields that all started servers share.
 func (c *checker) process(at string, s events.MCPServer) {
 	for i, arg := range s.Command {
 		c.placeholders(element(within(at, "command"), i), arg)
@@ -110,7 +110,7 @@ func (c *checker) http(at string, s events.MCPServer) {
 	}
 }
 
-// url checks an address of which parts may stand in variables: these are not known here.
+// url checks an address. Parts may come from variables, whose values are unknown here.
 func (c *checker) url(field, s string) {
 	if !c.must(field, s) || !c.placeholders(field, s) || strings.HasPrefix(s, "${") {
 		return

@@ -17,28 +17,28 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Bounds of a file. What aliases stand for counts as often as it is referred to.
+// Limits of a file. The target of an alias counts each time the alias is used.
 const (
 	MaxFile  = 4 << 20 // bytes
-	maxDepth = 32      // of lists and mappings in each other
-	maxNodes = 100_000 // values that are read
+	maxDepth = 32      // levels of nested lists and mappings
+	maxNodes = 100_000 // number of values
 	maxRead  = 2 * MaxFile
-	maxWrong = 1000 // that are told
+	maxWrong = 1000 // number of reported errors
 )
 
-// file is a document as it stands in a file.
+// file is a document of a file.
 type file[S any] struct {
 	Kind  Kind         `json:"kind"`            // agent, instance or environment
-	Slug  string       `json:"slug"`            // its name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
+	Slug  string       `json:"slug"`            // name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
 	Scope events.Scope `json:"scope,omitempty"` // organization (the default), platform or identity_account
-	Org   string       `json:"org,omitempty"`   // an organization of the tenant, or of scope identity_account the account
-	Tags  []string     `json:"tags,omitempty"`  // that are to name the version, beside latest
-	Spec  S            `json:"spec"`            // what it is made of, by its kind
+	Org   string       `json:"org,omitempty"`   // an organization of the tenant; for scope identity_account the account
+	Tags  []string     `json:"tags,omitempty"`  // tags of the version, in addition to latest
+	Spec  S            `json:"spec"`            // the definition; its fields depend on kind
 }
 
-// Parse reads the definitions of a file in YAML or JSON; name is the file's, for
-// errors. The error is Errors: all that is wrong, by line. What refers to variables and
-// files of this machine (valueFrom) is not read yet, see EnvironmentSpec.Fill.
+// Parse parses the definitions of a YAML or JSON file. name is the file's name for errors. The error is Errors with
+// all problems, sorted by line. Parse does not read the variables and files that valueFrom names, see
+// EnvironmentSpec.Fill.
 func Parse(name string, data []byte) ([]Document, error) {
 	r := &reader{file: name, nodes: maxNodes, bytes: maxRead}
 	var out []Document
@@ -61,7 +61,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 	return out, nil
 }
 
-// documents gives the documents of a file, up to the first that is no YAML.
+// documents returns the documents of a file, up to the first that is not valid YAML.
 func (r *reader) documents(data []byte) []*yaml.Node {
 	refuse := func(p Place, detail string) []*yaml.Node {
 		r.wrong = append(r.wrong, &Error{File: r.file, Place: p, Detail: detail})
@@ -114,7 +114,7 @@ func readYAML(data []byte) ([]*yaml.Node, error) {
 
 var errDeep = fmt.Errorf("lists and mappings lie more than %d deep in each other", maxDepth)
 
-// lineOf is how the YAML library names a line.
+// lineOf matches a line number in errors of the YAML library.
 var lineOf = regexp.MustCompile(`line (\d+): `)
 
 func whereOf(err error) Place {
@@ -123,13 +123,13 @@ func whereOf(err error) Place {
 		return j.Place
 	}
 	if m := lineOf.FindStringSubmatch(err.Error()); m != nil {
-		line, _ := strconv.Atoi(m[1]) // digits; too many are no line
+		line, _ := strconv.Atoi(m[1]) // digits; an overflow gives no line
 		return Place{Line: line}
 	}
 	return Place{}
 }
 
-// tooDeep finds a node that lies deeper than limit, without following aliases.
+// tooDeep returns a node that is nested deeper than limit, without following aliases.
 func tooDeep(n *yaml.Node, limit int) *yaml.Node {
 	if limit < 0 {
 		return n
@@ -142,7 +142,7 @@ func tooDeep(n *yaml.Node, limit int) *yaml.Node {
 	return nil
 }
 
-// document reads one, as its kind says.
+// document reads a document according to its kind.
 func (r *reader) document(n *yaml.Node) (Document, bool) {
 	r.places = map[string]Place{"": placeOfNode(n)}
 	d := Document{file: r.file, places: r.places}
@@ -194,7 +194,8 @@ func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
 	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.Bare(), f.Tags
 }
 
-// check adds what the rules say about fields that could be read; before is how much was wrong before the document.
+// check adds the rule violations of the fields that could be read. before is the number of errors before the
+// document.
 func (r *reader) check(d Document, before int, spec []FieldError) {
 	if r.spent {
 		return
@@ -216,7 +217,7 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 	}
 }
 
-// told tells whether something was said about a field since before.
+// told reports whether an error about a field was added since before.
 func (r *reader) told(before int, field string) bool {
 	for _, e := range r.wrong[before:] {
 		if e.Field == field {
@@ -226,13 +227,13 @@ func (r *reader) told(before int, field string) bool {
 	return false
 }
 
-// covers tells whether a field is another, or holds it.
+// covers reports whether a field is, or contains, another one.
 func covers(outer, inner string) bool {
 	rest, ok := strings.CutPrefix(inner, outer)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// twice refuses what a file defines more than once.
+// twice adds an error for each entry that a file defines more than once.
 func (r *reader) twice(list []Document) {
 	seen := map[string]Place{}
 	for _, d := range list {
@@ -245,7 +246,7 @@ func (r *reader) twice(list []Document) {
 	}
 }
 
-// invalidUTF8 is the offset of the first byte that is none, -1 without one.
+// invalidUTF8 returns the offset of the first invalid byte, or -1.
 func invalidUTF8(data []byte) int {
 	for at := 0; at < len(data); {
 		c, size := utf8.DecodeRune(data[at:])
@@ -257,12 +258,12 @@ func invalidUTF8(data []byte) int {
 	return -1
 }
 
-// control tells of what YAML does not allow in a file.
+// control reports whether YAML forbids a character.
 func control(c rune) bool {
 	return c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85
 }
 
-// placeOf is the line and the column, in characters, of an offset.
+// placeOf returns the line and the column, in characters, of an offset.
 func placeOf(data []byte, offset int) Place {
 	before := data[:offset]
 	start := bytes.LastIndexByte(before, '\n') + 1

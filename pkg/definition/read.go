@@ -24,14 +24,14 @@ const (
 
 var typeReference = reflect.TypeFor[events.Reference]()
 
-// reader fills Go types from nodes, by their JSON names, and keeps where each field
-// stands. Since only what the types have is read, they bound how deep it goes. No
-// message tells a value: it may be a secret's.
+// reader fills Go types from nodes, by their JSON names, and records the place of each field. It reads only fields
+// that the types have, so the types limit the depth. Its messages contain no values, because a value may be a
+// secret.
 type reader struct {
 	file   string
 	wrong  Errors
-	places map[string]Place // of the document
-	nodes  int              // how many more are read
+	places map[string]Place // places of the document
+	nodes  int              // number of values that may still be read
 	bytes  int
 	spent  bool
 }
@@ -40,7 +40,7 @@ func (r *reader) fail(p Place, field, format string, args ...any) {
 	r.wrong = append(r.wrong, &Error{File: r.file, Place: p, Field: field, Detail: fmt.Sprintf(format, args...)})
 }
 
-// read fills to from n. After an error to is what could be read.
+// read fills to from n. After an error to has the parts that could be read.
 func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	p := placeOfNode(n)
 	if n.Kind == yaml.AliasNode {
@@ -54,7 +54,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	}
 	t := to.Type()
 	switch {
-	case t.Kind() == reflect.Interface: // what an unknown kind has is not looked at
+	case t.Kind() == reflect.Interface: // the spec of an unknown kind is not read
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == tagNull:
 		r.fail(p, path, "it is empty: leave it out, or give %s", wants(t))
 	case t == typeReference && n.Kind == yaml.ScalarNode:
@@ -72,7 +72,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	}
 }
 
-// afford counts what is read, aliases as often as they are followed.
+// afford counts the values that are read; aliases count each time they are followed.
 func (r *reader) afford(n *yaml.Node, p Place, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
@@ -84,7 +84,7 @@ func (r *reader) afford(n *yaml.Node, p Place, path string) bool {
 	return !r.spent
 }
 
-// wants is a type in words.
+// wants returns a description of a type.
 func wants(t reflect.Type) string {
 	switch {
 	case t == typeReference:
@@ -103,7 +103,7 @@ func wants(t reflect.Type) string {
 	return "a number"
 }
 
-// pairs gives each pair of a mapping, and refuses keys that are no texts or stand there twice.
+// pairs calls each for every pair of a mapping. It adds errors for keys that are not texts or that are repeated.
 func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each func(key, value *yaml.Node)) bool {
 	if n.Kind != yaml.MappingNode {
 		r.fail(p, path, "it must be %s", wants(t))
@@ -157,7 +157,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
 	}
 }
 
-// reference reads the string form.
+// reference reads the string form of a reference.
 func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string) {
 	if n.ShortTag() != tagText {
 		r.fail(p, path, "it must be %s; put a text that looks like something else in quotes", wants(typeReference))
@@ -175,7 +175,7 @@ func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string)
 	}
 }
 
-// referenceObject reads the object form.
+// referenceObject reads the object form of a reference.
 func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p Place, path string) {
 	var object events.ReferenceObject
 	r.object(n, reflect.ValueOf(&object).Elem(), p, path)
@@ -183,7 +183,7 @@ func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p Place, path s
 	field, _, _ = strings.Cut(field, "[")
 	ref, err := object.Reference(field)
 	var wrong *events.ReferenceError
-	if errors.As(err, &wrong) && wrong.Field == "kind" { // what else is wrong is found with the rest of the definition
+	if errors.As(err, &wrong) && wrong.Field == "kind" { // other errors are found with the rest of the definition
 		r.fail(r.places[within(path, wrong.Field)], within(path, wrong.Field), "%s", wrong.Detail)
 		ref = object.Plain()
 	}
@@ -238,7 +238,7 @@ func (r *reader) scalar(n *yaml.Node, to reflect.Value, p Place, path string) {
 	}
 }
 
-// number fills a number that fits; 3.0 is a whole one.
+// number fills to from a number that fits; 3.0 counts as an integer.
 func number(n *yaml.Node, to reflect.Value) bool {
 	var f float64
 	if n.Decode(&f) != nil || math.IsNaN(f) || math.IsInf(f, 0) {

@@ -1,7 +1,6 @@
-// Package dependency reads what agents depend on: packages of npm and of Python,
-// each with one exact version. It is pure. What it takes is a name and a version
-// and nothing else, so that an installer can be given it as an argument: no option,
-// no address, no path, no range, no tag.
+// Package dependency parses the dependencies of agents: npm and Python packages, each with an exact version. It is
+// pure. It accepts only names and versions, so that an entry can be passed to an installer as an argument: no
+// options, addresses, paths, ranges or tags.
 package dependency
 
 import (
@@ -17,26 +16,26 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Bounds.
+// Limits.
 const (
 	Max      = 100 // packages of one kind
 	maxNPM   = 214 // characters of a name
-	maxPIP   = 128 // likewise
+	maxPIP   = 128 // characters of a name
 	maxEntry = 400 // characters of an entry
 )
 
-// Package is one with an exact version.
+// Package is a package with an exact version.
 type Package struct {
-	Name    string   // of npm with its scope; of Python normalized: lower case, one hyphen where others stand
-	Extras  []string // of Python; normalized, sorted, each once
+	Name    string   // npm: with its scope; Python: normalized to lower case with single hyphens
+	Extras  []string // Python only: normalized, sorted, without duplicates
 	Version string
 	text    string
 }
 
-// String is the entry in its one spelling, as the installer takes it.
+// String returns the canonical form of the entry, which the installer accepts.
 func (p Package) String() string { return p.text }
 
-// The forms of entries, as patterns of JSON Schema too.
+// The forms of entries, also used as patterns of the JSON Schema.
 const (
 	PatternNPM = `^(@[a-zA-Z0-9][a-zA-Z0-9._-]*/)?[a-zA-Z0-9][a-zA-Z0-9._-]*@` + semver + `$`
 	PatternPIP = `^[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?` + extras + `==` + pep440 + `$`
@@ -53,7 +52,7 @@ var (
 	joints  = regexp.MustCompile(`[-_.]+`)
 )
 
-// ParseNPM reads name@1.2.3 or @scope/name@1.2.3.
+// ParseNPM parses name@1.2.3 or @scope/name@1.2.3.
 func ParseNPM(s string) (Package, error) {
 	at := strings.LastIndexByte(s, '@')
 	if len(s) > maxEntry || !formNPM.MatchString(s) || at > maxNPM {
@@ -62,7 +61,7 @@ func ParseNPM(s string) (Package, error) {
 	return Package{Name: s[:at], Version: s[at+1:], text: s}, nil
 }
 
-// ParsePIP reads name==1.2.3 or name[extra,other]==1.2.3.
+// ParsePIP parses name==1.2.3 or name[extra,other]==1.2.3.
 func ParsePIP(s string) (Package, error) {
 	name, version, _ := strings.Cut(s, "==")
 	name, list, bracket := strings.Cut(name, "[")
@@ -83,16 +82,16 @@ func ParsePIP(s string) (Package, error) {
 	return p, nil
 }
 
-// normal is the one spelling of names that Python takes for the same.
+// normal returns the normalized form of a Python package name.
 func normal(name string) string { return strings.ToLower(joints.ReplaceAllString(name, "-")) }
 
-// Set is all that an agent depends on, sorted.
+// Set is the sorted set of an agent's dependencies.
 type Set struct{ NPM, PIP []string }
 
-// EntryError says which entry is wrong, and why.
+// EntryError is returned for an invalid entry.
 type EntryError struct {
 	List   string // npm or pip
-	Index  int    // from 0; -1 for the list as a whole
+	Index  int    // index from 0; -1 for the list as a whole
 	Detail string
 }
 
@@ -103,7 +102,7 @@ func (e *EntryError) Error() string {
 	return fmt.Sprintf("%s[%d]: %s", e.List, e.Index, e.Detail)
 }
 
-// Errors are all entries that are wrong.
+// Errors are the errors of all invalid entries.
 type Errors []*EntryError
 
 func (e Errors) Error() string {
@@ -114,7 +113,7 @@ func (e Errors) Error() string {
 	return strings.Join(list, "; ")
 }
 
-// Parse reads both lists. What is wrong is told at once, as Errors.
+// Parse parses both lists. The error is Errors with all problems.
 func Parse(d events.Dependencies) (Set, error) {
 	npm, wrong := parse("npm", d.NPM, ParseNPM)
 	pip, more := parse("pip", d.PIP, ParsePIP)
@@ -146,10 +145,10 @@ func parse(list string, entries []string, read func(string) (Package, error)) (o
 	return out, wrong
 }
 
-// Empty tells whether there is nothing to install.
+// Empty reports whether there is nothing to install.
 func (s Set) Empty() bool { return len(s.NPM)+len(s.PIP) == 0 }
 
-// String is a short word on how many there are.
+// String returns the number of packages, for messages.
 func (s Set) String() string {
 	switch {
 	case len(s.PIP) == 0:
@@ -160,19 +159,19 @@ func (s Set) String() string {
 	return fmt.Sprintf("%d of npm and %d of pip", len(s.NPM), len(s.PIP))
 }
 
-// format is how a layer is laid out. Another layout is another number.
+// format is the version of the layout of a layer.
 const format = "1"
 
-// Digest names the layer of the set: the SHA-256, in hex, of the layout's number,
-// what it is installed on (an image by its id, a machine), its platform, and both
-// lists, each text after its length. The same set on the same ground is the same layer.
+// Digest returns the name of the layer for the set: the SHA-256, in hex, of the layout version, the ground on which
+// it is installed (an image by its id, or a machine), the platform, and both lists, each text prefixed with its
+// length.
 func (s Set) Digest(ground, platform string) string {
 	sum := sha256.New()
 	put := func(list ...string) {
 		var n [8]byte
 		for _, t := range append([]string{fmt.Sprint(len(list))}, list...) {
 			binary.BigEndian.PutUint64(n[:], uint64(len(t)))
-			_, _ = sum.Write(append(n[:], t...)) // a hash takes everything
+			_, _ = sum.Write(append(n[:], t...)) // a hash never fails
 		}
 	}
 	put(format, ground, platform)

@@ -10,26 +10,27 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// globalAccount is the NATS account of a server without accounts, in which former versions kept the streams.
+// globalAccount is the NATS account of a server without accounts. Earlier releases kept the streams in it.
 const globalAccount = "$G"
 
-// moveStore moves streams of a former version to the account that owns JetStream now. It is one rename, which a crash leaves
-// undone or done, and does nothing the second time. deploy/nats-start does the same for containers.
+// moveStore moves streams of an earlier release to the account that now owns JetStream. It is a single rename, so a
+// crash leaves it done or not done, and it does nothing the second time. deploy/nats-start does the same for
+// containers.
 func moveStore(dir string) error {
 	root := filepath.Join(dir, "jetstream")
 	from, to := filepath.Join(root, globalAccount), filepath.Join(root, topology.AccountLog)
 	if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("nats: look for streams of a former version: %w", err)
+		return fmt.Errorf("nats: look for streams of an earlier release: %w", err)
 	}
 	if _, err := os.Lstat(to); err == nil {
-		return fmt.Errorf("nats: both %s and %s hold streams, of a former version and of this one: move the one without your data elsewhere", from, to)
+		return fmt.Errorf("nats: both %s and %s contain streams, of an earlier release and of this one: move the folder without your data elsewhere", from, to)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("nats: look for streams: %w", err)
 	}
 	if err := os.Rename(from, to); err != nil {
-		return fmt.Errorf("nats: move streams of a former version: %w", err)
+		return fmt.Errorf("nats: move streams of an earlier release: %w", err)
 	}
 	return syncDir(root)
 }

@@ -1,4 +1,4 @@
-// Package natsserver runs a NATS server with JetStream inside the process: the one of `spool up`, and of every test.
+// Package natsserver runs a NATS server with JetStream inside the process, for `spool up` and for tests.
 package natsserver
 
 import (
@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// DefaultHost is where the TCP listener binds when Config.Host is empty.
+	// DefaultHost is the address of the TCP listener if Config.Host is empty.
 	DefaultHost = "127.0.0.1"
-	// DefaultMaxPayload is the largest message in bytes, headers included: a command with a message of 1 MiB, of which JSON may
-	// escape every byte into six.
+	// DefaultMaxPayload is the maximum size of a message in bytes, headers included. It fits a command with a
+	// message of 1 MiB whose bytes JSON escapes with six characters each.
 	DefaultMaxPayload = 8 << 20
-	// MinStore is the least Config.MaxStore: the stream of commands reserves 512 MiB of it.
+	// MinStore is the minimum of Config.MaxStore. The stream of commands reserves 512 MiB of it.
 	MinStore = 640 << 20
-	// RandomPort asks for any free TCP port.
+	// RandomPort requests any free TCP port.
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
@@ -39,27 +39,29 @@ const (
 	connectTimeout = 30 * time.Second
 )
 
-// Config says how to run the server. Only StoreDir is required.
+// Config configures a Server. Only StoreDir is required.
 type Config struct {
-	// StoreDir holds the streams; it is made when it is missing. Two servers must not share one.
+	// StoreDir is the folder of the streams; it is created if it does not exist. Two servers must not share one.
 	StoreDir string
 	// Host is the address of the TCP listener; empty means DefaultHost.
 	Host string
-	// Port is the TCP port: 0 means no listener at all, only connections from this process, RandomPort means any free one.
+	// Port is the TCP port. 0 means no listener, so that only this process can connect; RandomPort means any free
+	// port.
 	Port int
-	// Relaxed leaves fsync to the server's two-minute timer. The zero value writes every message through to the disk before
-	// it is acknowledged; a relaxed server can lose what it acknowledged when the machine loses power.
+	// Relaxed leaves fsync to the server's two-minute timer: acknowledged messages can be lost if the machine loses
+	// power. By default every message is written to disk before it is acknowledged.
 	Relaxed bool
-	// MaxStore is how many bytes the streams may take on the disk; 0 means what they take at Start and three quarters of what is free.
+	// MaxStore is the disk limit of the streams in bytes; 0 means their size at Start plus three quarters of the
+	// free disk.
 	MaxStore int64
-	// MaxPayload is the largest message in bytes, headers included; 0 means DefaultMaxPayload.
+	// MaxPayload is the maximum size of a message in bytes, headers included; 0 means DefaultMaxPayload.
 	MaxPayload int
-	// ReadyTimeout bounds how long Start waits for connections to be accepted, once the streams are recovered; 0 means 30 s.
+	// ReadyTimeout is how long Start waits for the listener after the streams are recovered; 0 means 30 s.
 	ReadyTimeout time.Duration
-	// Accounts makes the server that of an installation: it has the accounts and users of package topology, with random passwords,
-	// and the gate for consumers. Without it whoever can connect may do all.
+	// Accounts sets up the accounts and users of package topology, with random passwords, and the gate for
+	// consumers. Without Accounts every client has all permissions.
 	Accounts bool
-	// Logger receives what the server and its connections report; nil discards it.
+	// Logger receives the messages of the server and its connections; nil discards them.
 	Logger *slog.Logger
 }
 
@@ -74,7 +76,7 @@ func (c *Config) validate() error {
 		return fmt.Errorf("nats: MaxPayload %d is out of range: use 1 to %d bytes, or 0 for %d", c.MaxPayload, server.MAX_PAYLOAD_MAX_SIZE*8, DefaultMaxPayload)
 	}
 	if c.MaxStore < 0 || c.MaxStore > 0 && c.MaxStore < MinStore {
-		return fmt.Errorf("nats: MaxStore %d is out of range: use at least %d bytes, or 0 for what the disk has", c.MaxStore, MinStore)
+		return fmt.Errorf("nats: MaxStore %d is out of range: use at least %d bytes, or 0 for a limit derived from the free disk", c.MaxStore, MinStore)
 	}
 	if c.ReadyTimeout < 0 {
 		return fmt.Errorf("nats: ReadyTimeout %s is negative", c.ReadyTimeout)
@@ -103,14 +105,14 @@ func (c *Config) validate() error {
 type Server struct {
 	nats      *server.Server
 	cfg       Config
-	passwords map[string]string // of users; nil without accounts
+	passwords map[string]string // by user; nil without accounts
 	gate      *nats.Conn        // nil without accounts
 	logger    *slog.Logger
 	stop      sync.Once
 }
 
-// Start runs a server until Shutdown and returns when JetStream has recovered its streams and connections are accepted.
-// A port in use and a folder that cannot be written are errors that name it.
+// Start starts a server that runs until Shutdown. It returns when JetStream has recovered its streams and the
+// server accepts connections. The error names a port that is in use, or a folder that is not writable.
 func Start(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -139,8 +141,8 @@ func Start(cfg Config) (*Server, error) {
 	adapter := &logAdapter{logger: logger, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(adapter, false, false, false)
 
-	// Start returns when the streams are recovered and the listener is up. It reports a failure to the logger only, and
-	// then the server would never get ready.
+	// Start returns when the streams are recovered and the listener is up. It reports a failure only to the logger,
+	// and then the server never becomes ready.
 	ns.Start()
 	if reason := adapter.firstFatal(); reason != "" {
 		stopNow(ns)
@@ -154,7 +156,7 @@ func Start(cfg Config) (*Server, error) {
 		limits := server.JetStreamAccountLimits{MaxMemory: -1, MaxStore: cfg.MaxStore, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}
 		if err := ns.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": limits}); err != nil {
 			stopNow(ns)
-			return nil, fmt.Errorf("nats: limit what the streams may take to %d bytes: %w", cfg.MaxStore, err)
+			return nil, fmt.Errorf("nats: set the disk limit of the streams to %d bytes: %w", cfg.MaxStore, err)
 		}
 	}
 	srv := &Server{nats: ns, cfg: cfg, passwords: passwords, logger: logger}
@@ -165,7 +167,7 @@ func Start(cfg Config) (*Server, error) {
 	return srv, nil
 }
 
-// options returns the server's settings, and the passwords of its users.
+// options returns the server's options, and the passwords of its users.
 func (c *Config) options() (*server.Options, map[string]string, error) {
 	options := &server.Options{}
 	var passwords map[string]string
@@ -191,7 +193,7 @@ func (c *Config) options() (*server.Options, map[string]string, error) {
 	options.JetStream, options.StoreDir, options.SyncAlways = true, c.StoreDir, !c.Relaxed
 	options.JetStreamMaxStore = c.MaxStore
 	if !c.Accounts {
-		options.JetStreamMaxStore += MinStore // the server counts what streams reserve as well; the account's limit holds
+		options.JetStreamMaxStore += MinStore // the server also counts reservations of streams; the limit of the account applies
 	}
 	options.MaxPayload = int32(c.MaxPayload)
 	options.NoSigs = true
@@ -209,8 +211,8 @@ func (s *Server) serveGate() (err error) {
 	return consumergate.Serve(s.gate, s.logger)
 }
 
-// Connect opens a connection that stays within the process. It reconnects without limit, keeps at most 8 MiB of publishes
-// while it is cut off, and reports what goes wrong to the server's logger. The caller closes it, before Shutdown.
+// Connect opens a connection within the process. It reconnects without limit, buffers at most 8 MiB of publishes
+// while it is disconnected, and reports errors to the server's logger. The caller must close it before Shutdown.
 func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	nc, err := nats.Connect("", append(s.connOptions(), opts...)...)
 	if err != nil {
@@ -219,23 +221,23 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// ConnectAs is Connect as a user of package topology. It needs Config.Accounts.
+// ConnectAs is like Connect, as a user of package topology. It requires Config.Accounts.
 func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error) {
 	password, ok := s.passwords[user]
 	if !ok {
-		return nil, fmt.Errorf("nats: there is no user %q", user)
+		return nil, fmt.Errorf("nats: user %q does not exist", user)
 	}
 	return s.Connect(append([]nats.Option{nats.UserInfo(user, password), nats.CustomInboxPrefix(topology.InboxPrefix(user))}, opts...)...)
 }
 
-// Password returns the password of a user, or "" for no such user.
+// Password returns the password of a user, or "" if the user does not exist.
 func (s *Server) Password(user string) string { return s.passwords[user] }
 
 func (s *Server) connOptions() []nats.Option {
 	return append([]nats.Option{nats.InProcessServer(s), nats.Timeout(connectTimeout)}, bus.ConnOptions(s.logger)...)
 }
 
-// InProcessConn opens one raw connection; it makes Server a nats.InProcessConnProvider.
+// InProcessConn opens a raw connection; it makes Server a nats.InProcessConnProvider.
 func (s *Server) InProcessConn() (net.Conn, error) {
 	if !s.nats.Running() {
 		return nil, errors.New("nats: the embedded server is shut down")
@@ -243,7 +245,7 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return s.nats.InProcessConn()
 }
 
-// ClientURL is the address of the TCP listener, empty when there is none.
+// ClientURL returns the URL of the TCP listener, or "" if there is none.
 func (s *Server) ClientURL() string {
 	if s.cfg.Port == 0 {
 		return ""
@@ -251,7 +253,7 @@ func (s *Server) ClientURL() string {
 	return s.nats.ClientURL()
 }
 
-// Port is the port of the TCP listener, 0 when there is none.
+// Port returns the port of the TCP listener, or 0 if there is none.
 func (s *Server) Port() int {
 	if addr, ok := s.nats.Addr().(*net.TCPAddr); ok && addr != nil {
 		return addr.Port
@@ -259,10 +261,10 @@ func (s *Server) Port() int {
 	return 0
 }
 
-// StoreDir is the folder that holds the streams.
+// StoreDir returns the folder of the streams.
 func (s *Server) StoreDir() string { return s.cfg.StoreDir }
 
-// Synced reports whether a message is on the disk before it is acknowledged.
+// Synced reports whether a message is written to disk before it is acknowledged.
 func (s *Server) Synced() bool {
 	js := s.nats.JetStreamConfig()
 	return js != nil && js.SyncAlways
@@ -283,11 +285,12 @@ func stopNow(ns *server.Server) {
 	ns.WaitForShutdown()
 }
 
-// checkStore finds out before the server does, whose own message names neither the remedy nor always the folder.
+// checkStore checks the folder before the server does, whose own message names neither the remedy nor always the
+// folder.
 func checkStore(dir string) error {
 	remedy := "choose another data folder, or make this one writable"
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("nats: cannot make the data folder %s (%w): %s", dir, cause(err), remedy)
+		return fmt.Errorf("nats: cannot create the data folder %s (%w): %s", dir, cause(err), remedy)
 	}
 	probe, err := os.CreateTemp(dir, ".probe-")
 	if err != nil {
@@ -303,7 +306,7 @@ func checkPort(host string, port int) error {
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
 	l, err := net.Listen("tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("nats: port %d on %s is in use (%w): stop what listens there, or choose another port", port, host, cause(err))
+		return fmt.Errorf("nats: port %d on %s is in use (%w): stop the program that listens there, or choose another port", port, host, cause(err))
 	}
 	if err != nil {
 		return fmt.Errorf("nats: cannot listen on %s (%w): choose another host or port", addr, cause(err))
@@ -311,7 +314,7 @@ func checkPort(host string, port int) error {
 	return l.Close()
 }
 
-// cause strips the operation and the path, which the sentence around it names already.
+// cause removes the operation and the path from an error, because the message already contains them.
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// roomOf returns how many bytes the streams of a folder may take: what they take now and three quarters of what is free on the disk, so
-// that the limit of a server that is started again does not depend on how much it has stored.
+// roomOf returns the disk limit in bytes for the streams of a folder: their present size plus three quarters of the
+// free disk. The limit of a restarted server therefore does not depend on how much it has stored.
 func roomOf(dir string) (int64, error) {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(dir, &disk); err != nil {

@@ -11,7 +11,8 @@ import (
 	"syscall"
 )
 
-// account is whom Postgres runs as: ourselves, or, when we are root, whom Postgres refuses to serve, somebody without rights.
+// account is the user as whom Postgres runs: the current user or, because Postgres refuses to run as root, an
+// unprivileged user.
 type account struct {
 	name     string
 	uid, gid int
@@ -33,7 +34,7 @@ func unprivileged() (account, error) {
 			return account{name: name, uid: uid, gid: gid, switched: true}, nil
 		}
 	}
-	return account{}, errors.New("postgres: it does not run as root, and there is no user postgres or nobody: run as another user, or set SPOOL_DATABASE_URL")
+	return account{}, errors.New("postgres: cannot run as root, and the users postgres and nobody do not exist: run as another user, or set SPOOL_DATABASE_URL")
 }
 
 func (a account) apply(cmd *exec.Cmd) {
@@ -46,7 +47,8 @@ func (a account) apply(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
 }
 
-// own gives path and all below it to the account. A cluster that it owns already is not walked through.
+// own changes the owner of path and everything below it to the account. It skips a cluster that the account owns
+// already.
 func (a account) own(path string) error {
 	if !a.switched {
 		return nil
@@ -58,7 +60,7 @@ func (a account) own(path string) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) == a.uid {
 		return nil
 	}
-	// The top comes last, so that an interrupted change of owner is taken up again.
+	// The top folder is changed last, so that an interrupted change is resumed.
 	err = filepath.WalkDir(path, func(p string, _ fs.DirEntry, err error) error {
 		if err != nil || p == path {
 			return err

@@ -13,22 +13,23 @@ import (
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
 
-// FetchNever as Config.FetchURL forbids fetching binaries.
+// FetchNever as Config.FetchURL forbids downloading binaries.
 const FetchNever = "never"
 
-// sharedBinaries is where root fetches to: the user that Postgres then runs as cannot enter root's data folder.
+// sharedBinaries is the download folder for root: the user as whom Postgres then runs cannot enter root's data
+// folder.
 const sharedBinaries = "/var/cache/spool/postgres"
 
-const remedy = "set SPOOL_DATABASE_URL to a Postgres that runs already, or install one (Debian: apt-get install postgresql; macOS: brew install postgresql)"
+const remedy = "set SPOOL_DATABASE_URL to a running Postgres, or install one (Debian: apt-get install postgresql; macOS: brew install postgresql)"
 
-// installFolders is where packages put binaries without putting them on the PATH.
+// installFolders are the folders in which packages install binaries that are not on the PATH.
 var installFolders = []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql@*/bin", "/usr/local/opt/postgresql@*/bin"}
 
-// binaries are the two programs that are needed, of one version.
+// binaries are the two required programs, of the same version.
 type binaries struct{ initdb, postgres string }
 
-// findBinaries looks in BinDir, else on the PATH, in the installation folders (the newest first) and for a release fetched before, else
-// fetches one. A cluster is only served by the major version that made it.
+// findBinaries searches BinDir or, if it is empty, the PATH, the installation folders (newest version first) and an
+// earlier download; otherwise it downloads a release. Only the major version that created a cluster can serve it.
 func findBinaries(ctx context.Context, cfg Config, user account, major string) (binaries, error) {
 	if cfg.BinDir != "" {
 		b, ok := binariesIn(cfg.BinDir)
@@ -37,10 +38,10 @@ func findBinaries(ctx context.Context, cfg Config, user account, major string) (
 		}
 		v := b.major(ctx, user)
 		if v == "" {
-			return binaries{}, fmt.Errorf("postgres: %s does not run as user %s: %s", b.postgres, user.name, remedy)
+			return binaries{}, fmt.Errorf("postgres: %s cannot run as user %s: %s", b.postgres, user.name, remedy)
 		}
 		if major != "" && v != major {
-			return binaries{}, fmt.Errorf("postgres: the data folder %s was made by Postgres %s, but %s is Postgres %s: use binaries of version %s, or another data folder",
+			return binaries{}, fmt.Errorf("postgres: the data folder %s was created by Postgres %s, but %s is Postgres %s: use binaries of version %s, or another data folder",
 				cfg.DataDir, major, b.postgres, v, major)
 		}
 		return b, nil
@@ -66,27 +67,27 @@ func findBinaries(ctx context.Context, cfg Config, user account, major string) (
 		seen = append(seen, v)
 	}
 	if major != "" {
-		return binaries{}, fmt.Errorf("postgres: the data folder %s was made by Postgres %s, but only versions %v were found: install postgresql-%s, or choose another data folder",
+		return binaries{}, fmt.Errorf("postgres: the data folder %s was created by Postgres %s, but only versions %v were found: install postgresql-%s, or choose another data folder",
 			cfg.DataDir, major, seen, major)
 	}
 	return fetch(cfg, fetched)
 }
 
-// candidates are the folders in the order of preference.
+// candidates returns the folders to search, in the order of preference.
 func (c *Config) candidates() []string {
 	if c.search != nil {
 		return c.search
 	}
 	var dirs []string
 	if path, err := exec.LookPath("initdb"); err == nil {
-		// A link on the PATH often stands alone, its neighbours are where it leads.
+		// A link on the PATH often stands alone; the other programs are next to its target.
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			dirs = append(dirs, filepath.Dir(real))
 		}
 		dirs = append(dirs, filepath.Dir(path))
 	}
 	for _, pattern := range installFolders {
-		found, _ := filepath.Glob(pattern) // the only error is a bad pattern
+		found, _ := filepath.Glob(pattern) // the only error is a malformed pattern
 		slices.SortFunc(found, func(a, b string) int { return folderVersion(b) - folderVersion(a) })
 		dirs = append(dirs, found...)
 	}
@@ -114,7 +115,7 @@ func binariesIn(dir string) (binaries, bool) {
 	return b, true
 }
 
-// major is the version as PG_VERSION writes it, empty when user cannot run the binary.
+// major returns the major version as written in PG_VERSION, or "" if user cannot run the binary.
 func (b binaries) major(ctx context.Context, user account) string {
 	cmd := exec.CommandContext(ctx, b.postgres, "--version")
 	cmd.Dir = "/"
@@ -126,13 +127,14 @@ func (b binaries) major(ctx context.Context, user account) string {
 	return number.FindString(string(out))
 }
 
-// fetch downloads a release into dir. The library can only fetch as a part of starting a server, its own way: over TCP and not as root.
-// A data path that no system accepts ends its start right after the binaries are in place, so only they tell whether it worked.
+// fetch downloads a release into dir. The library can only download while it starts a server, in its own way: over
+// TCP and not as root. fetch passes a data path that no system accepts, so the start fails right after the binaries
+// are in place, and only the binaries show whether the download succeeded.
 func fetch(cfg Config, dir string) (binaries, error) {
 	if cfg.FetchURL == FetchNever {
 		return binaries{}, fmt.Errorf("postgres: %w: %s", ErrNoBinary, remedy)
 	}
-	cfg.Logger.Info("no Postgres binary found on this machine, fetching one", "folder", dir)
+	cfg.Logger.Info("no Postgres binary found on this machine, downloading one", "folder", dir)
 	ec := embeddedpostgres.DefaultConfig().Version(embeddedpostgres.V17).Port(0).
 		CachePath(dir + ".archive").RuntimePath(dir + ".runtime").
 		BinariesPath(dir).DataPath("\x00")
@@ -143,5 +145,5 @@ func fetch(cfg Config, dir string) (binaries, error) {
 	if b, ok := binariesIn(filepath.Join(dir, "bin")); ok {
 		return b, nil
 	}
-	return binaries{}, fmt.Errorf("postgres: %w, and fetching one failed (%w): %s", ErrNoBinary, err, remedy)
+	return binaries{}, fmt.Errorf("postgres: %w, and the download failed (%w): %s", ErrNoBinary, err, remedy)
 }

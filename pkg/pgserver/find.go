@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// Find gives the Postgres binary that Start would run on this machine, without
-// making or fetching anything; ErrNoBinary if Start would have to fetch one.
+// Find returns the Postgres binary that Start would run, without creating or downloading anything. It returns
+// ErrNoBinary if Start would have to download one.
 func Find(ctx context.Context, cfg Config) (string, error) {
 	if err := cfg.validate(); err != nil {
 		return "", err

@@ -11,15 +11,16 @@ import (
 	"time"
 )
 
-// maxSocketPath is the longest path of a Unix socket in bytes: 107 on Linux, 103 on macOS.
+// maxSocketPath is the maximum length of the path of a Unix socket in bytes: 107 on Linux, 103 on macOS.
 const maxSocketPath = 103
 
 const folderRemedy = "choose another data folder, or make this one writable"
 
 func (s *Server) clusterDir() string { return filepath.Join(s.cfg.DataDir, "cluster") }
 
-// clusterPath is how Postgres is told its data folder. On Linux it is an open file of ours: parents that the unprivileged user may
-// not enter (a 0700 home of root, a test's folder) then do not matter, and their modes stay as they are.
+// clusterPath returns the data folder's path for Postgres. On Linux it names an open file of this process: parent
+// folders that the unprivileged user may not enter (root's home with mode 0700, a test's folder) then do not
+// matter, and their modes stay unchanged.
 func (s *Server) clusterPath() string {
 	if clusterByDescriptor {
 		return "/proc/self/fd/3"
@@ -27,10 +28,10 @@ func (s *Server) clusterPath() string {
 	return s.clusterDir()
 }
 
-// openFolder makes the data folder, locks it, and gives the cluster to the user that Postgres runs as.
+// openFolder creates the data folder, locks it, and makes the user as whom Postgres runs the owner of the cluster.
 func (s *Server) openFolder() error {
 	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
-		return fmt.Errorf("postgres: cannot make the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot create the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
 	}
 	if err := s.lockFolder(); err != nil {
 		return err
@@ -60,15 +61,16 @@ func (s *Server) lockFolder() error {
 	return nil
 }
 
-// stopOrphan stops a postmaster that outlived its owner: we hold the lock, so the owner is gone. A pid file that names no postmaster of
-// this cluster is removed, since Postgres would refuse to start when another process has that number by now.
+// stopOrphan stops a postmaster that outlived its owner: this process holds the lock, so the owner has ended. It
+// removes a pid file that names no postmaster of this cluster, since Postgres would refuse to start if another
+// process has that id by now.
 func (s *Server) stopOrphan() error {
 	pidFile := filepath.Join(s.clusterDir(), "postmaster.pid")
 	pid := readPIDFile(pidFile)
 	if pid <= 1 || !serves(pid, s.clusterDir()) {
 		return errors.Join(removeIfThere(pidFile), s.removeOldSocket())
 	}
-	s.logger.Warn("stopping a postgres that outlived its owner", "pid", pid)
+	s.logger.Warn("stop a Postgres that outlived its owner", "pid", pid)
 	for _, step := range []struct {
 		signal syscall.Signal
 		wait   time.Duration
@@ -80,10 +82,10 @@ func (s *Server) stopOrphan() error {
 			return s.removeOldSocket()
 		}
 	}
-	return fmt.Errorf("postgres: process %d still runs on %s and does not stop: end it with kill -QUIT %d", pid, s.cfg.DataDir, pid)
+	return fmt.Errorf("postgres: process %d still runs on %s and does not stop: stop it with kill -QUIT %d", pid, s.cfg.DataDir, pid)
 }
 
-// gone polls, as a process that is not our child can only be asked.
+// gone polls whether a process has ended, because it is not a child of this one.
 func gone(pid int, cluster string, wait time.Duration) bool {
 	deadline := time.Now().Add(wait)
 	for time.Now().Before(deadline) {
@@ -95,7 +97,7 @@ func gone(pid int, cluster string, wait time.Duration) bool {
 	return false
 }
 
-// readPIDFile returns the postmaster's process id, 0 when there is none.
+// readPIDFile returns the postmaster's process id, or 0 if there is none.
 func readPIDFile(path string) int {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -111,10 +113,12 @@ func readPIDFile(path string) int {
 
 const socketPrefix = "spool-pg-"
 
-// socketNote is the file that remembers the socket's folder, for who comes after a killed owner.
+// socketNote returns the path of the file that records the socket's folder, for a process that starts after its
+// owner was killed.
 func (s *Server) socketNote() string { return filepath.Join(s.cfg.DataDir, "socket") }
 
-// removeOldSocket removes the folder that a killed owner left, and nothing that we did not name.
+// removeOldSocket removes the folder that a killed owner left behind, and only a folder with a name of this
+// package.
 func (s *Server) removeOldSocket() error {
 	b, err := os.ReadFile(s.socketNote())
 	if errors.Is(err, os.ErrNotExist) {
@@ -130,7 +134,7 @@ func (s *Server) removeOldSocket() error {
 	return os.RemoveAll(dir)
 }
 
-// openSocketDir makes the folder of the socket and notes it.
+// openSocketDir creates the folder of the socket and records it.
 func (s *Server) openSocketDir() error {
 	dir, err := makeSocketDir(s.user)
 	if err != nil {
@@ -143,7 +147,8 @@ func (s *Server) openSocketDir() error {
 	return nil
 }
 
-// makeSocketDir makes a folder with a short path that the user can reach: Unix sockets have a limit on the path, not on the name.
+// makeSocketDir creates a folder with a short path that the user can reach: the length of a Unix socket's path is
+// limited.
 func makeSocketDir(user account) (string, error) {
 	var reasons []string
 	for _, base := range []string{os.TempDir(), "/tmp"} {
@@ -165,11 +170,11 @@ func makeSocketDir(user account) (string, error) {
 		}
 		return dir, nil
 	}
-	return "", fmt.Errorf("postgres: no folder for its socket (%s): set TMPDIR to a short path that all users can enter", strings.Join(reasons, ", "))
+	return "", fmt.Errorf("postgres: no suitable folder for the socket (%s): set TMPDIR to a short path that all users can enter", strings.Join(reasons, ", "))
 }
 
-// Remove deletes a data folder whose owner is gone, with a server that may still run on it and its socket. It returns ErrInUse for one
-// that is owned.
+// Remove deletes a data folder whose owner has ended, and stops a server that still runs on it. It returns ErrInUse
+// if the owner is alive.
 func Remove(dir string) error {
 	cfg := Config{DataDir: dir}
 	if err := cfg.validate(); err != nil {

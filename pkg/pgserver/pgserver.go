@@ -1,8 +1,9 @@
-// Package pgserver runs a private Postgres: the one of `spool up` on a machine that has no SPOOL_DATABASE_URL, and of every test.
+// Package pgserver runs a private Postgres, for `spool up` without SPOOL_DATABASE_URL and for tests.
 //
-// It listens on a Unix socket only, in a folder that only its own user and root can enter, so it needs no password and no port.
-// It ends with its owner: by Stop, or by the kernel when the owner is killed (on Linux). A postmaster that still runs on the data
-// folder although its owner is gone is stopped, not adopted: only so are its settings, its socket and its end certain to be ours.
+// It listens only on a Unix socket in a folder that only its user and root can enter, so it needs no password and no
+// port. It ends with its owner: by Stop, or by the kernel when the owner is killed (on Linux). A postmaster that still
+// runs on the data folder after its owner ended is stopped and not adopted: only then are its settings, its socket and
+// its end under control.
 package pgserver
 
 import (
@@ -25,7 +26,7 @@ import (
 )
 
 const (
-	// User is the superuser of the cluster, Database the database that URL names.
+	// User is the superuser of the cluster, Database the database of URL.
 	User     = "spool"
 	Database = "spool"
 
@@ -37,33 +38,34 @@ const (
 var (
 	// ErrInUse is returned by Start when a living process owns the data folder.
 	ErrInUse = errors.New("the data folder is in use by another process")
-	// ErrNoBinary is returned by Start when there is no Postgres on the machine and none could be fetched.
+	// ErrNoBinary is returned by Start if there is no Postgres on the machine and none could be downloaded.
 	ErrNoBinary = errors.New("no Postgres binary found")
 )
 
-// Config says how to run Postgres. Only DataDir is required.
+// Config configures a Server. Only DataDir is required.
 type Config struct {
-	// DataDir is the folder of everything that lasts: the cluster, its lock and, where they had to be fetched, the binaries.
+	// DataDir is the folder of all persistent data: the cluster, its lock and downloaded binaries.
 	DataDir string
-	// BinDir is the folder with initdb and postgres; empty means to look on the PATH and where packages put them, then to
-	// fetch a release into DataDir.
+	// BinDir is the folder with initdb and postgres. If it is empty, Start searches the PATH and the folders of
+	// packages, and then downloads a release into DataDir.
 	BinDir string
-	// FetchURL is the Maven repository to fetch from; empty means Maven Central, FetchNever forbids it.
+	// FetchURL is the Maven repository for downloads; empty means Maven Central, FetchNever forbids downloads.
 	FetchURL string
-	// FetchDir keeps what was fetched; empty means a folder in DataDir, or for root one that other users can enter.
+	// FetchDir is the folder of downloads; empty means a folder in DataDir, or for root one that other users can
+	// enter.
 	FetchDir string
-	// Fast gives up durability for speed: no fsync, neither by initdb nor by the server. For tests.
+	// Fast disables fsync in initdb and the server, for tests.
 	Fast bool
-	// Settings are further server settings (postgresql.conf names), such as max_connections.
+	// Settings are additional server settings (names of postgresql.conf), such as max_connections.
 	Settings map[string]string
 	// StartTimeout bounds the time until connections are accepted, recovery included; 0 means 60 s.
 	StartTimeout time.Duration
 	// StopTimeout bounds the fast shutdown, after which the server is stopped at once (it recovers at the next start); 0 means 30 s.
 	StopTimeout time.Duration
-	// Logger receives what Postgres prints; nil discards it.
+	// Logger receives the output of Postgres; nil discards it.
 	Logger *slog.Logger
 
-	search []string // in place of the PATH and the installation folders, for tests
+	search []string // replaces the PATH and the installation folders in tests
 }
 
 func (c *Config) validate() error {
@@ -84,7 +86,7 @@ func (c *Config) validate() error {
 	}
 	for name := range c.Settings {
 		if slices.Contains([]string{"listen_addresses", "unix_socket_directories", "unix_socket_permissions", "port", "fsync"}, name) {
-			return fmt.Errorf("postgres: Settings must not contain %s, which the server sets itself", name)
+			return fmt.Errorf("postgres: Settings must not contain %s, which pgserver sets itself", name)
 		}
 	}
 	abs, err := filepath.Abs(c.DataDir)
@@ -100,7 +102,7 @@ type Server struct {
 	cfg     Config
 	logger  *slog.Logger
 	lock    *os.File
-	cluster *os.File // the data folder, handed to Postgres as an open file: see clusterPath
+	cluster *os.File // the data folder, passed to Postgres as an open file: see clusterPath
 	socket  string
 	user    account
 	proc    *process
@@ -110,8 +112,8 @@ type Server struct {
 	stopErr  error
 }
 
-// Start makes the cluster when there is none, runs Postgres on it, and returns when it accepts connections. ctx bounds the start
-// only. As root it runs Postgres as another user, since Postgres refuses root.
+// Start creates the cluster if there is none, runs Postgres on it, and returns when Postgres accepts connections.
+// ctx limits only the start. As root it runs Postgres as another user, since Postgres refuses to run as root.
 func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -150,13 +152,13 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	return s, nil
 }
 
-// URL is the address for pgx, of the database spool as its superuser.
+// URL returns the address, for pgx, of the database spool as the superuser.
 func (s *Server) URL() string { return s.DatabaseURL(Database) }
 
-// RoleURL is the address of the database spool as another role, which needs no password.
+// RoleURL returns the address of the database spool as another role, which needs no password.
 func (s *Server) RoleURL(role string) string { return s.address(role, Database) }
 
-// DatabaseURL is the address of another database of the same server, as its superuser.
+// DatabaseURL returns the address of another database of the server, as the superuser.
 func (s *Server) DatabaseURL(name string) string { return s.address(User, name) }
 
 func (s *Server) address(role, database string) string {
@@ -165,14 +167,14 @@ func (s *Server) address(role, database string) string {
 	return u.String()
 }
 
-// PID is the process id of the postmaster.
+// PID returns the process id of the postmaster.
 func (s *Server) PID() int { return s.proc.pid() }
 
-// Done is closed when Postgres has ended, by Stop or by itself.
+// Done returns a channel that is closed when Postgres has ended, by Stop or by itself.
 func (s *Server) Done() <-chan struct{} { return s.proc.done }
 
-// Stop ends Postgres by a fast shutdown (open transactions are rolled back, connections cut) and waits for it; past StopTimeout it is
-// stopped at once. A second call returns the result of the first.
+// Stop performs a fast shutdown (open transactions are rolled back, connections closed) and waits for its end.
+// After StopTimeout it performs an immediate shutdown. A second call returns the result of the first.
 func (s *Server) Stop() error {
 	s.stopOnce.Do(func() {
 		s.stopErr = errors.Join(s.proc.stop(s.cfg.StopTimeout), s.release())
@@ -180,7 +182,7 @@ func (s *Server) Stop() error {
 	return s.stopErr
 }
 
-// release gives back everything but the process.
+// release releases everything except the process.
 func (s *Server) release() error {
 	var errs []error
 	if s.socket != "" {
@@ -196,15 +198,15 @@ func (s *Server) release() error {
 	return errors.Join(errs...)
 }
 
-// initCluster runs initdb when the folder holds no finished cluster. PG_VERSION is written early, so an interrupted initdb is told by
-// our own mark, which is made when it has succeeded.
+// initCluster runs initdb if the folder has no complete cluster. PG_VERSION is written early, so a separate marker
+// file, created after success, distinguishes an interrupted initdb.
 func (s *Server) initCluster(ctx context.Context, bins binaries) error {
 	mark := filepath.Join(s.cfg.DataDir, "initialized")
 	if _, err := os.Stat(mark); err == nil {
 		return nil
 	}
 	if err := emptyFolder(s.clusterDir()); err != nil {
-		return fmt.Errorf("postgres: clear the unfinished database in %s: %w", s.clusterDir(), err)
+		return fmt.Errorf("postgres: remove the incomplete database in %s: %w", s.clusterDir(), err)
 	}
 	args := []string{"-D", s.clusterPath(), "-U", User, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions"}
 	if s.cfg.Fast {
@@ -220,7 +222,7 @@ func (s *Server) initCluster(ctx context.Context, bins binaries) error {
 	return os.WriteFile(mark, []byte(bins.initdb+"\n"), 0o600)
 }
 
-// launch starts the postmaster; waitReady tells when it serves.
+// launch starts the postmaster; waitReady waits until it accepts connections.
 func (s *Server) launch(bins binaries) error {
 	settings := map[string]string{
 		"listen_addresses":        "",
@@ -271,7 +273,7 @@ func (s *Server) waitReady(ctx context.Context) error {
 		}
 		select {
 		case <-s.proc.done:
-			return fmt.Errorf("postgres: it ended while starting with data folder %s: %s", s.cfg.DataDir, s.tail.last())
+			return fmt.Errorf("postgres: ended during the start with data folder %s: %s", s.cfg.DataDir, s.tail.last())
 		case <-ctx.Done():
 			return fmt.Errorf("postgres: not ready within %s with data folder %s: %w: %s", s.cfg.StartTimeout, s.cfg.DataDir, last, s.tail.last())
 		case <-time.After(10 * time.Millisecond):
@@ -279,7 +281,8 @@ func (s *Server) waitReady(ctx context.Context) error {
 	}
 }
 
-// ensureDatabase succeeds when the server serves and the database exists.
+// ensureDatabase creates the database if it does not exist. It succeeds if the server accepts connections and the
+// database exists.
 func (s *Server) ensureDatabase(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, s.DatabaseURL("postgres"))
 	if err != nil {
@@ -295,7 +298,7 @@ func (s *Server) ensureDatabase(ctx context.Context) error {
 	return err
 }
 
-// clusterVersion is the major version that made the cluster, empty when there is none.
+// clusterVersion returns the major version that created the cluster, or "" if there is none.
 func clusterVersion(dir string) string {
 	b, err := os.ReadFile(filepath.Join(dir, "PG_VERSION"))
 	if err != nil {
@@ -332,7 +335,7 @@ func lastLines(s string) string {
 	return strings.Join(lines, "; ")
 }
 
-// cause strips the operation and the path, which the sentence around it names already.
+// cause removes the operation and the path from an error, because the message already contains them.
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// process is the postmaster. Its goroutine holds the thread that forked it until it ends: the kernel sends a death signal when that
-// thread ends, not when the process does, and Go ends idle threads.
+// process is the postmaster. Its goroutine keeps the thread that forked it until the postmaster ends: the kernel
+// sends the death signal when that thread ends, not when the process does, and Go ends idle threads.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	err  error // valid once done is closed
+	err  error // valid after done is closed
 }
 
 func startProcess(cmd *exec.Cmd) (*process, error) {
@@ -43,7 +43,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// stop asks for a fast shutdown, and after wait for an immediate one.
+// stop requests a fast shutdown and, after wait, an immediate one.
 func (p *process) stop(wait time.Duration) error {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -61,14 +61,14 @@ func (p *process) stop(wait time.Duration) error {
 	timer.Reset(wait)
 	select {
 	case <-p.done:
-		return fmt.Errorf("postgres: it did not stop within %s and was stopped at once; it recovers at the next start", wait)
+		return fmt.Errorf("postgres: did not stop within %s and was shut down immediately; it recovers at the next start", wait)
 	case <-timer.C:
 	}
 	if err := p.signal(syscall.SIGKILL); err != nil {
 		return err
 	}
 	<-p.done
-	return fmt.Errorf("postgres: it did not stop within %s and was killed; it recovers at the next start", 2*wait)
+	return fmt.Errorf("postgres: did not stop within %s and was killed; it recovers at the next start", 2*wait)
 }
 
 func (p *process) signal(sig os.Signal) error {
@@ -78,7 +78,7 @@ func (p *process) signal(sig os.Signal) error {
 	return nil
 }
 
-// tailWriter sends what Postgres prints to the logger, line by line, and keeps the last reasons for an error message.
+// tailWriter sends the output of Postgres to the logger, line by line, and keeps the last lines for error messages.
 type tailWriter struct {
 	logger *slog.Logger
 
@@ -98,7 +98,8 @@ func (w *tailWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// starting is what Postgres tells those who connect while it recovers, which is how Start knows that it does.
+// starting is the message that Postgres sends to clients during recovery, from which Start knows that it is
+// recovering.
 const starting = "the database system is starting up"
 
 func (w *tailWriter) line(line string) {
@@ -122,7 +123,7 @@ func (w *tailWriter) last() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.lines) == 0 {
-		return "it gave no reason"
+		return "no reason given"
 	}
 	return strings.Join(w.lines, "; ")
 }

@@ -10,7 +10,8 @@ import (
 
 const clusterByDescriptor = true
 
-// setDeathSignal makes the kernel end Postgres with its owner: by a fast shutdown, or at once where nothing is worth keeping.
+// setDeathSignal makes the kernel end Postgres with its owner: by a fast shutdown, or at once if no data must be
+// kept.
 func setDeathSignal(cmd *exec.Cmd, atOnce bool) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -19,12 +20,12 @@ func setDeathSignal(cmd *exec.Cmd, atOnce bool) {
 	if atOnce {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGQUIT
 	}
-	// A terminal's interrupt is for the owner, who then calls Stop.
+	// An interrupt at the terminal goes only to the owner, which then calls Stop.
 	cmd.SysProcAttr.Setpgid = true
 }
 
-// serves reports whether pid is a living postmaster of the cluster: another program, or another cluster's Postgres, may have got the
-// number since. A postmaster works in its data folder.
+// serves reports whether pid is a living postmaster of the cluster. The process id may meanwhile belong to another
+// program or to the Postgres of another cluster. A postmaster's working directory is its data folder.
 func serves(pid int, cluster string) bool {
 	proc := "/proc/" + strconv.Itoa(pid)
 	name, err := os.ReadFile(proc + "/comm")

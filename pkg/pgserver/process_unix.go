@@ -11,7 +11,8 @@ import (
 
 const clusterByDescriptor = false
 
-// setDeathSignal has nothing to set: only Linux ends a child with its parent. A postmaster that stays is stopped by the next start.
+// setDeathSignal does nothing: only Linux can end a child with its parent. The next start stops a remaining
+// postmaster.
 func setDeathSignal(cmd *exec.Cmd, _ bool) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -19,8 +20,8 @@ func setDeathSignal(cmd *exec.Cmd, _ bool) {
 	cmd.SysProcAttr.Setpgid = true
 }
 
-// serves reports whether pid is a living postmaster of the cluster: another program, or another cluster's Postgres, may have got the
-// number since.
+// serves reports whether pid is a living postmaster of the cluster. The process id may meanwhile belong to another
+// program or to the Postgres of another cluster.
 func serves(pid int, cluster string) bool {
 	out, err := exec.Command("ps", "-ww", "-o", "stat=,command=", "-p", strconv.Itoa(pid)).Output()
 	line := strings.TrimSpace(string(out))

@@ -17,15 +17,16 @@ import (
 )
 
 const (
-	// packSize is the largest pack in bytes. An object is read from its start, so a small one makes reading a file cheap.
+	// packSize is the maximum size of a pack in bytes. An object is read from its start, so a small pack makes
+	// reading a file cheap.
 	packSize = 8 << 20
-	// maxManifest bounds the canonical form of a tree, and its places, in bytes.
+	// maxManifest is the maximum size in bytes of the canonical form of a tree and of its places.
 	maxManifest = 256 << 20
-	// packPrefix begins the name of a pack.
+	// packPrefix is the prefix of the names of packs.
 	packPrefix = "p-"
 )
 
-// Manifest is a snapshot's tree, and where its content lies.
+// Manifest is the tree of a snapshot, with the location of its content.
 type Manifest struct {
 	ID      string
 	prefix  string // tenant/session/
@@ -34,7 +35,7 @@ type Manifest struct {
 	places  map[wire.Hash]place
 }
 
-// pack is an object that holds blocks one after the other.
+// pack is an object that contains blocks, one after the other.
 type pack struct {
 	hash wire.Hash
 	size int64
@@ -42,12 +43,12 @@ type pack struct {
 
 func (p pack) name(prefix string) string { return prefix + packPrefix + p.hash.String() }
 
-// place is where a block lies.
+// place is the location of a block.
 type place struct {
 	pack, offset, length int32
 }
 
-// Objects returns the names of the objects that hold the snapshot's content.
+// Objects returns the names of the objects that contain the snapshot's content.
 func (m *Manifest) Objects() []string {
 	names := make([]string, len(m.packs))
 	for i, p := range m.packs {
@@ -56,14 +57,14 @@ func (m *Manifest) Objects() []string {
 	return names
 }
 
-// packLine is a pack in the manifest, after the tree.
+// packLine is the line of a pack in the manifest, after the tree.
 type packLine struct {
 	Pack   wire.Hash `json:"pack"`
 	Size   int64     `json:"size"`
-	Blocks []int32   `json:"blocks"` // number of a block in order of first mention, its offset; and so on
+	Blocks []int32   `json:"blocks"` // pairs of a block's number, in order of first mention, and its offset
 }
 
-// blocks calls f for each block once, in order of first mention.
+// blocks calls f once for each block, in order of first mention.
 func (m *Manifest) blocks(f func(h wire.Hash, length int)) {
 	seen := make(map[wire.Hash]struct{}, len(m.places))
 	for i := range m.entries {
@@ -77,7 +78,7 @@ func (m *Manifest) blocks(f func(h wire.Hash, length int)) {
 	}
 }
 
-// encode gives the object: the tree's canonical form and the packs, compressed.
+// encode returns the manifest's object: the canonical form of the tree and the packs, compressed.
 func (m *Manifest) encode() ([]byte, error) {
 	var out bytes.Buffer
 	z, err := zstd.NewWriter(&out, zstd.WithEncoderConcurrency(1))
@@ -119,7 +120,8 @@ func (m *Manifest) encode() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Open reads a snapshot's manifest; ErrNotFound if there is none, a *CorruptError if it is not what its name says.
+// Open reads the manifest of a snapshot. It returns ErrNotFound if there is none, and a *CorruptError if its
+// content does not match its name.
 func Open(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
 	if err := check(tenant, session, id); err != nil {
 		return nil, err
@@ -148,9 +150,9 @@ func (m *Manifest) decode(r io.Reader) error {
 	}
 	defer z.Close()
 	lines := bufio.NewScanner(io.LimitReader(z, 2*maxManifest))
-	lines.Buffer(make([]byte, 64<<10), 64<<20) // of a pack with many small blocks
+	lines.Buffer(make([]byte, 64<<10), 64<<20) // the line of a pack with many small blocks is long
 	if !lines.Scan() || lines.Text() != wire.Header {
-		return errors.Join(errors.New("it does not begin as a manifest"), lines.Err())
+		return errors.Join(errors.New("not a manifest"), lines.Err())
 	}
 	tree := wire.NewTree()
 	var packs []packLine
@@ -176,12 +178,12 @@ func (m *Manifest) decode(r io.Reader) error {
 		return err
 	}
 	if got := tree.ID(); got != m.ID {
-		return fmt.Errorf("its tree is %s", got)
+		return fmt.Errorf("the tree has the hash %s", got)
 	}
 	return m.locate(packs)
 }
 
-// locate finds the place of every block.
+// locate determines the location of every block.
 func (m *Manifest) locate(packs []packLine) error {
 	type block struct {
 		hash   wire.Hash
@@ -192,25 +194,25 @@ func (m *Manifest) locate(packs []packLine) error {
 	m.places = make(map[wire.Hash]place, len(list))
 	for n, p := range packs {
 		if p.Size < 0 || p.Size > packSize || len(p.Blocks)%2 != 0 {
-			return fmt.Errorf("pack %s: its line makes no sense", p.Pack)
+			return fmt.Errorf("pack %s: invalid line", p.Pack)
 		}
 		m.packs = append(m.packs, pack{p.Pack, p.Size})
 		for i := 0; i < len(p.Blocks); i += 2 {
 			b, offset := p.Blocks[i], p.Blocks[i+1]
 			if b < 0 || int(b) >= len(list) || offset < 0 || int64(offset)+int64(list[b].length) > p.Size {
-				return fmt.Errorf("pack %s: block %d is not in it", p.Pack, b)
+				return fmt.Errorf("pack %s: does not contain block %d", p.Pack, b)
 			}
 			m.places[list[b].hash] = place{int32(n), offset, int32(list[b].length)} //nolint:gosec // bounded by maxManifest and BlockSize
 		}
 	}
 	if len(m.places) != len(list) {
-		return fmt.Errorf("%d blocks have no place", len(list)-len(m.places))
+		return fmt.Errorf("%d blocks are in no pack", len(list)-len(m.places))
 	}
 	return nil
 }
 
-// List gives the entries below a folder of the workspace ("" for all), sorted by
-// path as a walk meets them, with paths relative to the workspace; ErrNotFound if there is no such folder.
+// List returns the entries below a folder of the workspace ("" for all), sorted by path in the order of a walk,
+// with paths relative to the workspace. It returns ErrNotFound if the folder does not exist.
 func (m *Manifest) List(dir string) ([]Entry, error) {
 	at := 0
 	prefix := wire.Workspace + "/"
@@ -233,7 +235,7 @@ func (m *Manifest) List(dir string) ([]Entry, error) {
 	return out, nil
 }
 
-// Lookup finds an entry by its path relative to the workspace; ErrNotFound if there is none.
+// Lookup returns an entry by its path relative to the workspace, or ErrNotFound.
 func (m *Manifest) Lookup(path string) (Entry, error) {
 	e, _, err := m.find(path)
 	if err != nil {

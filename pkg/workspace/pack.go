@@ -10,23 +10,24 @@ import (
 )
 
 const (
-	// smallPack is a pack that is worth being merged with others, in bytes.
+	// smallPack is the size in bytes below which a pack is merged with others.
 	smallPack = packSize / 4
-	// maxSmall is how many small packs a snapshot may need before they are merged.
+	// maxSmall is the number of small packs of a snapshot above which they are merged.
 	maxSmall = 16
-	// maxRepack bounds what is stored again in one snapshot, in bytes; the rest waits for the next.
+	// maxRepack is the maximum size in bytes of the packs that one snapshot stores again; the others wait for the
+	// next snapshot.
 	maxRepack = 4 * packSize
 )
 
-// packer collects blocks into packs, of which one at a time is in memory.
+// packer collects blocks into packs. One pack at a time is in memory.
 type packer struct {
 	store  Store
 	prefix string
-	packs  []pack // those of the snapshot before, then new ones
+	packs  []pack // the packs of the previous snapshot, then new ones
 	places map[wire.Hash]place
-	buf    []byte // the pack to come
-	stored uint64 // bytes of new packs
-	added  uint64 // bytes of those that the store did not hold
+	buf    []byte // the next pack
+	stored uint64 // size of new packs
+	added  uint64 // size of new packs that the store did not have
 }
 
 func newPacker(store Store, prefix string, previous *Manifest) *packer {
@@ -37,7 +38,7 @@ func newPacker(store Store, prefix string, previous *Manifest) *packer {
 	return p
 }
 
-// add puts a block into the pack to come, wherever it lies already.
+// add appends a block to the next pack, even if another pack contains the block.
 func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
 	if len(p.buf)+len(block) > packSize {
 		if err := p.flush(ctx); err != nil {
@@ -49,7 +50,7 @@ func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
 	return nil
 }
 
-// flush stores the pack to come.
+// flush stores the next pack.
 func (p *packer) flush(ctx context.Context) error {
 	if len(p.buf) == 0 {
 		return nil
@@ -71,8 +72,8 @@ func (p *packer) flush(ctx context.Context) error {
 	return nil
 }
 
-// put stores an object, also where one of that name is there: nothing says that it
-// stays, see snapshot.kept. The packs of the previous snapshot stay.
+// put stores an object even if one of that name exists, because an existing one may be about to be removed, see
+// snapshot.kept. Only the packs of the previous snapshot are safe.
 func put(ctx context.Context, store Store, name string, content []byte) error {
 	if err := store.Put(ctx, name, bytes.NewReader(content)); err != nil {
 		return fmt.Errorf("store %s: %w", name, err)
@@ -80,9 +81,9 @@ func put(ctx context.Context, store Store, name string, content []byte) error {
 	return nil
 }
 
-// manifest gives the snapshot of these entries, all of whose blocks are stored:
-// with no packs but those it needs, and the worst of them packed again. What
-// older snapshots need stays. A pack that cannot be read for it stays as it is.
+// manifest returns the snapshot of the entries, all of whose blocks are stored. It refers only to the packs that it
+// needs, and repacks the least used of them. Packs that older snapshots need remain. A pack that cannot be read is
+// not repacked.
 func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *Manifest, repacked uint64, err error) {
 	m = &Manifest{ID: id, prefix: p.prefix, entries: entries}
 	before := p.stored
@@ -90,7 +91,7 @@ func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *M
 		if err := p.repack(ctx, m, n); err != nil {
 			var bad *CorruptError
 			if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
-				continue // the snapshot is no worse for it than the one before
+				continue // the snapshot is no worse than the previous one
 			}
 			return nil, 0, fmt.Errorf("repack: %w", err)
 		}
@@ -115,10 +116,10 @@ func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *M
 	return m, repacked, nil
 }
 
-// wasteful names the packs to pack again: those of which less than half is
-// needed, and small ones when there are many, up to maxRepack.
+// wasteful returns the packs to repack: those of which less than half is needed, and small ones if there are many,
+// up to maxRepack.
 func (p *packer) wasteful(m *Manifest) []int32 {
-	live := make([]int64, len(p.packs)+1) // with the pack to come
+	live := make([]int64, len(p.packs)+1) // including the next pack
 	m.blocks(func(h wire.Hash, length int) { live[p.places[h].pack] += int64(length) })
 	small := 0
 	for n, l := range live[:len(p.packs)] {
@@ -138,7 +139,7 @@ func (p *packer) wasteful(m *Manifest) []int32 {
 	return out
 }
 
-// repack adds the blocks of a pack that m needs to the pack to come.
+// repack adds the blocks of a pack that m needs to the next pack.
 func (p *packer) repack(ctx context.Context, m *Manifest, n int32) error {
 	content, err := p.packs[n].read(ctx, p.store, p.prefix, nil)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Tree is one of the two trees of a snapshot.
+// Tree is the name of one of the two trees of a snapshot.
 type Tree string
 
 // The trees.
@@ -21,10 +21,10 @@ const (
 	Records Tree = wire.State     // the agent's own records
 )
 
-// Restore lays a snapshot's files down in a sandbox, replacing those of the same
-// paths; others stay. ErrNotFound if there is no such snapshot. After an error
-// the sandbox may hold a part: restore again, or into another. The snapshot may
-// be another session's of the same tenant, as a fork's is. With trees, only they are laid down.
+// Restore writes a snapshot's files into a sandbox. It replaces files of the same paths and keeps others. It
+// returns ErrNotFound if the snapshot does not exist. After an error the sandbox may contain a part of the files:
+// restore again, or into another sandbox. The snapshot may belong to another session of the same tenant, as for a
+// fork. If trees are given, only these are written.
 func Restore(ctx context.Context, box sandbox.Sandbox, store Store, tenant, session, id string, trees ...Tree) (Result, error) {
 	began := time.Now()
 	m, err := Open(ctx, store, tenant, session, id)
@@ -53,7 +53,7 @@ func Restore(ctx context.Context, box sandbox.Sandbox, store Store, tenant, sess
 	return Result{ID: id, Files: end.Files, Bytes: end.Bytes, Duration: time.Since(began)}, nil
 }
 
-// restore is one under way.
+// restore is the state of one Restore.
 type restore struct {
 	store Store
 	m     *Manifest
@@ -61,7 +61,7 @@ type restore struct {
 	out   *wire.Reader
 }
 
-// send is the host's side of wire's restore: each pack is read once.
+// send is the host's side of the restore protocol of package wire. It reads each pack once.
 func (r *restore) send(ctx context.Context) error {
 	if err := r.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (r *restore) send(ctx context.Context) error {
 			at := r.m.places[h]
 			b := content[at.offset : at.offset+at.length]
 			if wire.Sum(b) != h {
-				return &CorruptError{Object: r.m.prefix + r.m.ID, Err: fmt.Errorf("block %s does not lie where it says", h)}
+				return &CorruptError{Object: r.m.prefix + r.m.ID, Err: fmt.Errorf("block %s is not at its recorded location", h)}
 			}
 			if err := r.in.Frame(wire.FrameBlock, b); err != nil {
 				return err

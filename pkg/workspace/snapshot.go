@@ -10,11 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Snapshot stores what changed in a sandbox's workspace and agent's records, and
-// names the whole. Until it returns without an error no such name exists: cut off
-// anywhere, it leaves objects that the next one finds, and the snapshot before.
-// The same files give the same id, and then nothing is stored. A full disk in the
-// sandbox does not keep it from being read.
+// Snapshot stores the changes of a sandbox's workspace and agent records, and the name of the complete snapshot.
+// The name exists only after Snapshot returns without an error: an interrupted Snapshot leaves objects that the
+// next one reuses, and the previous snapshot. The same files give the same id, and then nothing is stored. Snapshot
+// also works if the sandbox's disk is full.
 func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) (Result, error) {
 	began := time.Now()
 	prefix := Name(o.Tenant, o.Session, "")
@@ -38,7 +37,7 @@ func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) 
 	return s.r, nil
 }
 
-// cmpID lets an absent id pass the check of ids.
+// cmpID returns a valid id for an absent one, so that it passes validation.
 func cmpID(id string) string {
 	if id == "" {
 		return wire.NewTree().ID()
@@ -46,7 +45,7 @@ func cmpID(id string) string {
 	return id
 }
 
-// snapshot is one that is being taken.
+// snapshot is the state of one Snapshot.
 type snapshot struct {
 	store   Store
 	prefix  string
@@ -55,12 +54,12 @@ type snapshot struct {
 	out     *wire.Reader
 	pack    *packer
 	tree    *wire.Tree
-	size    int // of the tree's canonical form, in bytes
+	size    int // size in bytes of the canonical form of the tree
 	entries []Entry
 	r       Result
 }
 
-// converse is the host's side of wire's snapshot.
+// converse is the host's side of the snapshot protocol of package wire.
 func (s *snapshot) converse(ctx context.Context) error {
 	if err := errors.Join(s.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), s.in.Flush()); err != nil {
 		return err
@@ -91,9 +90,8 @@ func (s *snapshot) converse(ctx context.Context) error {
 	return s.receive(ctx)
 }
 
-// kept reports whether a snapshot is stored and stays. Only the previous one does: the
-// janitor removes others beyond the retention, maybe at this moment. So a snapshot
-// that was taken before and is taken again is stored again.
+// kept reports whether a snapshot is stored and will stay. Only the previous one will: the janitor may at any time
+// remove others beyond the retention. A snapshot that equals an older one is therefore stored again.
 func (s *snapshot) kept(ctx context.Context, id string) (bool, error) {
 	if id != s.o.Previous || s.r.Lost != nil {
 		return false, nil
@@ -105,7 +103,7 @@ func (s *snapshot) kept(ctx context.Context, id string) (bool, error) {
 	return has, nil
 }
 
-// found reads what the runner can say without reading content.
+// found reads what the runner reports without reading content.
 func (s *snapshot) found() (found wire.Found, err error) {
 	for {
 		t, content, err := s.out.Next()
@@ -125,8 +123,8 @@ func (s *snapshot) found() (found wire.Found, err error) {
 	}
 }
 
-// known tells the runner which blocks are stored. A snapshot before that is gone
-// or corrupt must not keep the workspace from being stored: then none are.
+// known sends the hashes of stored blocks to the runner. If the previous snapshot is missing or corrupt, no block
+// counts as stored, so that the workspace can still be stored.
 func (s *snapshot) known(ctx context.Context) error {
 	var previous *Manifest
 	if s.o.Previous != "" {
@@ -152,7 +150,7 @@ func (s *snapshot) known(ctx context.Context) error {
 	return errors.Join(s.in.Frame(wire.FrameKnown, batch), s.in.Frame(wire.FrameGo, nil), s.in.Flush())
 }
 
-// receive takes blocks and entries until the runner says that this is all.
+// receive receives blocks and entries until the runner has sent all.
 func (s *snapshot) receive(ctx context.Context) error {
 	for {
 		t, content, err := s.out.Next()
@@ -177,7 +175,7 @@ func (s *snapshot) receive(ctx context.Context) error {
 	}
 }
 
-// block stores what the runner says is new, under the hash that it really has.
+// block stores a block that the runner sent as new, under the hash of its actual content.
 func (s *snapshot) block(ctx context.Context, content []byte) error {
 	if len(content) == 0 || len(content) > wire.BlockSize {
 		return fmt.Errorf("a block has %d bytes", len(content))
@@ -207,7 +205,7 @@ func (s *snapshot) entry(content []byte) error {
 	}
 	for i, h := range e.Blocks {
 		if at, ok := s.pack.places[h]; !ok || int(at.length) != e.BlockLen(i) {
-			return fmt.Errorf("entry %q: its block %d was not sent", e.Path, i)
+			return fmt.Errorf("entry %q: block %d was not sent", e.Path, i)
 		}
 	}
 	if e.Kind == File {
@@ -238,13 +236,13 @@ func (s *snapshot) end(content []byte) error {
 		return err
 	}
 	if e.ID != s.tree.ID() || e.Files != s.r.Files || e.Bytes != s.r.Bytes {
-		return fmt.Errorf("the runner counts %d files of %d bytes as %s, here came %d of %d as %s", e.Files, e.Bytes, e.ID, s.r.Files, s.r.Bytes, s.tree.ID())
+		return fmt.Errorf("the runner reports %d files of %d bytes as %s, but %d files of %d bytes were received as %s", e.Files, e.Bytes, e.ID, s.r.Files, s.r.Bytes, s.tree.ID())
 	}
 	s.r.ReadBytes = e.Read
 	return nil
 }
 
-// name stores the manifest, with which the snapshot begins to exist.
+// name stores the manifest, which makes the snapshot exist.
 func (s *snapshot) name(ctx context.Context) error {
 	id := s.tree.ID()
 	kept, err := s.kept(ctx, id)

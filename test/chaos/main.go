@@ -282,7 +282,7 @@ func (c *cluster) proofs(ctx context.Context) error {
 	for _, p := range []struct {
 		args []string
 		says []string
-	}{{[]string{"verify", "--public-key", key}, []string{"nothing is missing up to ", "\nsound: "}}, {[]string{"rebuild", "--compare"}, []string{"equal: "}}} {
+	}{{[]string{"verify", "--public-key", key}, []string{"no commit is missing up to ", "\nsound: "}}, {[]string{"rebuild", "--compare"}, []string{"equal: "}}} {
 		out, err := c.spool(ctx, p.args...)
 		if missing := slices.ContainsFunc(p.says, func(s string) bool { return !strings.Contains(out, s) }); err != nil || missing {
 			errs = append(errs, errors.Join(fmt.Errorf("spool %s: %s", strings.Join(p.args, " "), out), err))

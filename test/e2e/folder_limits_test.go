@@ -140,7 +140,7 @@ func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 		return code, out + says
 	}
 	for folder, name := range map[string]string{"file": "closed", "folder": "locked"} {
-		want := fmt.Sprintf("spool: workspace: %q may not be read by you: change its mode, or name it in .spoolignore", name)
+		want := fmt.Sprintf("spool: workspace: no permission to read %q: change its mode, or list it in .spoolignore", name)
 		if code, says := run(folder, "--copy"); code != 2 || !strings.Contains(says, want) {
 			t.Errorf("%s: %d %s, want %s", folder, code, says, want)
 		}

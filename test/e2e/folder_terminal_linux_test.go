@@ -28,7 +28,7 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	dir, data := project(t, map[string]string{"a.txt": "first\n"}), t.TempDir()
 	start := func() *harness.Terminal {
 		x := c.Terminal(t, dir, data, []string{"HOME=" + dir}, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "run the command cat a.txt; echo made > made.txt")
-		x.Shows(dir + " is your home folder, and the agent may change and delete what is in it. Go on? [y/N]")
+		x.Shows(dir + " is your home folder, and the agent may change and delete what is in it. Continue? [y/N]")
 		return x
 	}
 	for name, answer := range map[string]struct {
@@ -83,7 +83,7 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	}
 	start := func() *harness.Terminal {
 		x := c.Terminal(t, dir, data, nil, "files", "pull", id)
-		x.Shows("bring these changes into " + dir + "? [y/N, e asks for each]")
+		x.Shows("apply these changes to " + dir + "? [y/N, e asks for each]")
 		return x
 	}
 	for name, answer := range map[string]struct {

@@ -240,7 +240,7 @@ func piped(t *testing.T, c *harness.Cluster, session string, list []events.Wire)
 	}
 	// As slow as this every gap is shortened, which is said.
 	later := firstSeq(t, list, func(e events.Event) bool { return e.Time.Sub(list[0].Time) > 10*time.Microsecond })
-	if _, _, says = c.CLI(t, dir, data, "replay", session, "--speed", "0.000001", "--to", fmt.Sprint(later)); !strings.Contains(says, "are left out") {
+	if _, _, says = c.CLI(t, dir, data, "replay", session, "--speed", "0.000001", "--to", fmt.Sprint(later)); !strings.Contains(says, "are skipped") {
 		t.Errorf("a shortened gap: %s", says)
 	}
 	for _, bad := range []struct {

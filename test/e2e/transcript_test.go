@@ -224,7 +224,7 @@ func TestTranscript_RunCommand(t *testing.T) {
 		"no file":          {[]string{"--transcript", "/nowhere/at/all", "hello"}, 2, "transcript"},
 		"a folder":         {[]string{"--transcript", folder, "hello"}, 2, "not a regular file"},
 		"another agent":    {[]string{"--transcript", file, "--architecture", "codex", "hello"}, 1, "TRANSCRIPT_MISMATCH"},
-		"with a session":   {[]string{"--transcript", file, "--session", made, "hello"}, 2, "--transcript begins one"},
+		"with a session":   {[]string{"--transcript", file, "--session", made, "hello"}, 2, "as is --transcript"},
 		"not a transcript": {[]string{"--transcript", os.Args[0], "hello"}, 1, "TRANSCRIPT_INVALID"},
 	} {
 		if code, out, says := c.CLI(t, folder, data, append([]string{"run"}, w.args...)...); code != w.code || !strings.Contains(says, w.says) {

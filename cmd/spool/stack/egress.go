@@ -18,19 +18,18 @@ import (
 )
 
 const (
-	// maxSocketPath is what a Unix socket's path may have in bytes.
+	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 100
-	// egressWithin bounds how long the egress proxy may take to listen.
+	// egressWithin is how long the egress proxy may take to listen.
 	egressWithin = 10 * time.Second
-	// egressEnds is how long it may take to end once it was asked to.
+	// egressEnds is how long the egress proxy may take to end after a request to stop.
 	egressEnds = 5 * time.Second
 )
 
-// egress runs the egress proxy for Docker and Modal sandboxes, as a process of its own
-// that has the models' keys. For Docker its sockets are in a folder that the engine mounts,
-// so the engine has to be this machine's; on another one the executor starts the
-// proxy there, from EgressImage. Modal sandboxes join it by TLS: the proxy takes the
-// settings of that, SPOOL_EGRESS_LISTEN_TLS and others, from the environment.
+// egress runs the egress proxy for Docker and Modal sandboxes, as a separate process that has the models' keys. For
+// Docker its sockets are in a folder that the engine mounts, so the engine must be on this machine; for another
+// engine the executor starts the proxy there, from EgressImage. Modal sandboxes connect to it over TLS: the proxy
+// reads these settings, SPOOL_EGRESS_LISTEN_TLS and others, from the environment.
 func (s *Stack) egress(ctx, run context.Context) error {
 	cfg := &s.cfg.Executor
 	if cfg.Sandbox != executor.Docker && cfg.Sandbox != executor.Modal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
@@ -51,7 +50,7 @@ func (s *Stack) egress(ctx, run context.Context) error {
 	}
 	sockets, admin := filepath.Join(dir, "sandboxes"), filepath.Join(dir, "admin.sock")
 	said := &lastWords{}
-	cmd := exec.Command(binary, //nolint:gosec // our own program
+	cmd := exec.Command(binary, //nolint:gosec // Spool's own program
 		"--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin,
 		"--data", filepath.Join(s.cfg.DataDir, "egress"), "--drain", "1s")
 	cmd.Env = append(os.Environ(),
@@ -60,7 +59,7 @@ func (s *Stack) egress(ctx, run context.Context) error {
 		"NVIDIA_API_KEY="+cfg.NVIDIAKey, "SPOOL_NVIDIA_BASE_URL="+cfg.NVIDIABaseURL,
 	)
 	cmd.Stderr = said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is not its own
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal must not reach the proxy
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}
@@ -85,7 +84,7 @@ func (s *Stack) egress(ctx, run context.Context) error {
 	return nil
 }
 
-// lastWords keeps the end of what a process prints.
+// lastWords keeps the end of a process's output.
 type lastWords struct {
 	mu  sync.Mutex
 	end []byte
@@ -106,16 +105,16 @@ func (w *lastWords) line() string {
 	return all[strings.LastIndexByte(all, '\n')+1:]
 }
 
-// proxy is the egress proxy's process.
+// proxy is the process of the egress proxy.
 type proxy struct {
 	process *os.Process
 	said    *lastWords
 	dir     string
 	exited  chan struct{}
-	err     error // of its end; set before exited is closed
+	err     error // error of its end; set before exited is closed
 }
 
-// watch ends with the stack, or with an error when the proxy ends before.
+// watch returns nil when the stack ends, or an error if the proxy ends first.
 func (p *proxy) watch(run context.Context) error {
 	select {
 	case <-run.Done():
@@ -134,7 +133,7 @@ func (p *proxy) ended() error {
 	return fmt.Errorf("the egress proxy ended: %w: %s", err, p.said.line())
 }
 
-// stop ends the proxy. It comes after the executor's end, which has sandboxes to take off its list.
+// stop ends the proxy. It must be called after the end of the executor, which still unregisters sandboxes.
 func (p *proxy) stop() error {
 	err := p.process.Signal(syscall.SIGTERM)
 	select {
@@ -149,7 +148,7 @@ func (p *proxy) stop() error {
 	return errors.Join(err, os.RemoveAll(p.dir))
 }
 
-// egressFolder makes the folder of the sockets: short, and open to the sandboxes' user.
+// egressFolder creates the folder of the sockets. Its path is short, and the sandboxes' user may enter it.
 func (s *Stack) egressFolder() (string, error) {
 	dir, err := os.MkdirTemp("", "spool-egress-")
 	if err != nil {
@@ -161,7 +160,7 @@ func (s *Stack) egressFolder() (string, error) {
 	return dir, os.Mkdir(filepath.Join(dir, "sandboxes"), 0o755) //nolint:gosec // sandboxes run as another user
 }
 
-// beside finds a program of Spool beside this one, else on the PATH.
+// beside returns the path of a Spool program next to this one, or else on the PATH.
 func beside(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -172,7 +171,7 @@ func beside(name string) (string, error) {
 		return path, nil
 	}
 	if path, err = exec.LookPath(name); err != nil {
-		return "", fmt.Errorf("%s: no such program beside %s, and none on the PATH; scripts/build makes it", name, self)
+		return "", fmt.Errorf("%s: not found next to %s nor on the PATH; build it with scripts/build", name, self)
 	}
 	return path, nil
 }

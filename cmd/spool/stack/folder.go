@@ -9,21 +9,21 @@ import (
 	"syscall"
 )
 
-// Connection is how others on this machine reach a running stack. It lies in
-// the data folder, readable by its owner only, for as long as the stack runs.
+// Connection describes how other processes on this machine reach a running stack. It is stored in the data folder,
+// readable only by its owner, while the stack runs.
 type Connection struct {
 	PID         int    `json:"pid"`
 	URL         string `json:"url"`
 	GRPCAddr    string `json:"grpcAddr"`
-	NATSURL     string `json:"natsUrl"` // with the admin user's password
+	NATSURL     string `json:"natsUrl"` // with the password of user admin
 	DatabaseURL string `json:"databaseUrl"`
-	LogKeys     string `json:"logKeys"` // of all roles
+	LogKeys     string `json:"logKeys"` // the keys of all roles
 }
 
-// ErrRunning is a data folder that another stack holds.
+// ErrRunning is returned for a data folder on which another stack runs.
 var ErrRunning = errors.New("another Spool runs on this data folder")
 
-// ErrNotRunning is a data folder that no stack holds.
+// ErrNotRunning is returned for a data folder on which no stack runs.
 var ErrNotRunning = errors.New("no Spool runs on this data folder")
 
 const (
@@ -31,20 +31,20 @@ const (
 	connectionFile = "spool.json"
 )
 
-// lock is the exclusive hold on a data folder; the kernel drops it with the process.
+// lock is the exclusive lock on a data folder. The kernel releases it when the process ends.
 type lock struct {
 	dir  string
 	file *os.File
 }
 
-// acquire makes the folder and locks it.
+// acquire creates the folder and locks it.
 func acquire(dir string) (*lock, error) {
 	if dir == "" {
 		return nil, errors.New("data: name a data folder")
 	}
 	remedy := "choose another folder with --data, or make this one writable"
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("data: cannot make %s (%w): %s", dir, err, remedy)
+		return nil, fmt.Errorf("data: cannot create %s (%w): %s", dir, err, remedy)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -55,7 +55,7 @@ func acquire(dir string) (*lock, error) {
 		return nil, errors.Join(busy, f.Close())
 	}
 	l := &lock{dir, f}
-	// What a killed stack left behind tells nothing any more.
+	// A connection file that a killed stack left behind is no longer valid.
 	if err := l.forget(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -71,7 +71,7 @@ func (l *lock) forget() error {
 
 func (l *lock) release() error { return errors.Join(l.forget(), l.file.Close()) }
 
-// writeConnection replaces the file in one step.
+// writeConnection replaces the file atomically.
 func writeConnection(dir string, c Connection) error {
 	b, err := json.MarshalIndent(c, "", " ")
 	if err != nil {
@@ -84,7 +84,7 @@ func writeConnection(dir string, c Connection) error {
 	return os.Rename(tmp, filepath.Join(dir, connectionFile))
 }
 
-// Find reads how to reach the stack that runs on a data folder; ErrNotRunning if none does.
+// Find returns how to reach the stack that runs on a data folder, or ErrNotRunning.
 func Find(dir string) (Connection, error) {
 	var c Connection
 	held, err := isHeld(dir)
@@ -104,7 +104,7 @@ func Find(dir string) (Connection, error) {
 	return c, nil
 }
 
-// isHeld asks the kernel whether somebody holds the folder's lock.
+// isHeld reports whether a process holds the folder's lock.
 func isHeld(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, lockFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -117,7 +117,7 @@ func isHeld(dir string) (bool, error) {
 	return err != nil, f.Close()
 }
 
-// DefaultDataDir is where a user's data lies: $XDG_DATA_HOME/spool, else ~/.local/share/spool.
+// DefaultDataDir returns the user's data folder: $XDG_DATA_HOME/spool, or else ~/.local/share/spool.
 func DefaultDataDir() (string, error) {
 	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "spool"), nil

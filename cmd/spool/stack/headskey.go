@@ -14,13 +14,13 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 )
 
-// Files of the key that heads of the log are signed with, in the data folder.
+// Files of the key that signs the heads of the log, in the data folder.
 const (
 	headsKeyFile    = "heads.key"
-	headsPublicFile = "heads.pub" // the public keys of all that were used, one a line
+	headsPublicFile = "heads.pub" // the public keys of all keys that were ever used, one per line
 )
 
-// headsKey names the file of the key to the session service, unless the user named one.
+// headsKey sets the key file of the session service, unless the user has set one.
 func (s *Stack) headsKey() (err error) {
 	if c := &s.cfg.Session; c.HeadsKey == "" && c.HeadsKeyFile == "" {
 		c.HeadsKeyFile, err = headsKey(s.cfg.DataDir)
@@ -28,8 +28,8 @@ func (s *Stack) headsKey() (err error) {
 	return err
 }
 
-// headsKey returns the file of the private key of a data folder, which is made at the first start. A key that is lost is replaced by a new
-// one: what the old one signed is still checked with its public key.
+// headsKey returns the file of the private key in a data folder, and creates it at the first start. A lost key is
+// replaced by a new one; the signatures of the old key are still verified with its public key.
 func headsKey(dir string) (file string, err error) {
 	file = filepath.Join(dir, headsKeyFile)
 	text, err := os.ReadFile(file)

@@ -13,11 +13,11 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// logKeysFile holds the keys that commits are signed with, in the data folder.
+// logKeysFile is the file in the data folder with the keys that sign commits.
 const logKeysFile = "log.keys"
 
-// logKeys reads the keys of a data folder. They are made at the first start, readable by their owner only, and again where the file was
-// emptied, which says that they are lost.
+// logKeys reads the keys of a data folder. It creates them at the first start, readable only by their owner, and
+// again if the user emptied the file, which declares the keys lost.
 func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
 	path := filepath.Join(dir, logKeysFile)
 	text, err := os.ReadFile(path)
@@ -27,14 +27,14 @@ func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return "", false, fmt.Errorf("log keys: %w", err)
 	case err != nil && signed:
-		return "", false, fmt.Errorf("log keys: %s is missing: commits of this log are signed with its keys, so put it back from a copy of the data "+
-			"folder; if it is lost, make an empty file of that name, and all commits so far are taken as they are", path)
+		return "", false, fmt.Errorf("log keys: %s is missing: its keys sign the commits of this log, so restore it from a copy of the data "+
+			"folder; if it is lost, create an empty file of that name, and all present commits are accepted as they are", path)
 	}
 	keys, err = makeLogKeys(path)
 	return keys, signed, err
 }
 
-// makeLogKeys writes a new key for each role and returns the text of the file, which lasts by then.
+// makeLogKeys writes a new key for each role and returns the text of the file after it is on disk.
 func makeLogKeys(path string) (string, error) {
 	var text strings.Builder
 	for _, role := range eventlog.Writers() {
@@ -45,7 +45,7 @@ func makeLogKeys(path string) (string, error) {
 	return text.String(), writeKey(path, text.String())
 }
 
-// writeKey writes a file that its owner alone can read, and that lasts when writeKey returns.
+// writeKey writes a file that only its owner can read, and returns after it is on disk.
 func writeKey(path, text string) error {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -59,7 +59,7 @@ func writeKey(path, text string) error {
 	if err := os.Rename(tmp, path); err != nil {
 		return fmt.Errorf("write key: %w", err)
 	}
-	// The streams will soon hold what was signed with the key: by then the file's name has to last.
+	// Commits signed with the key follow soon: the file's name must be on disk before.
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("write key: %w", err)

@@ -7,17 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/secret"
 )
 
-// secretsFile holds the key that opens secrets, in the data folder.
+// secretsFile is the file in the data folder with the key that decrypts secrets.
 const secretsFile = "secrets.key"
 
-// secrets gives the gateway and the executor a key pair for secrets, unless the
-// user named one: it is made at the first start, and readable by its owner only.
+// secrets sets a key pair for secrets in the gateway and the executor, unless the user has set one. It is created
+// at the first start, readable only by its owner.
 func (s *Stack) secrets() error {
 	e, g := &s.cfg.Executor, &s.cfg.Gateway
 	private, public := e.SecretsKey != "" || e.SecretsKeyFile != "", g.SecretsRecipient != "" || g.SecretsRecipientFile != ""
 	if private || public {
 		if private != public {
-			return errors.New("secrets: name both the key and its recipient, or neither")
+			return errors.New("secrets: set both the key and its recipient, or neither")
 		}
 		return nil
 	}

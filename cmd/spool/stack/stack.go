@@ -1,5 +1,5 @@
-// Package stack is `spool up`: every service in one process, on a NATS server
-// and a Postgres of its own, over one data folder.
+// Package stack implements `spool up`: every service in one process, with its own NATS server and Postgres, on one
+// data folder.
 package stack
 
 import (
@@ -32,13 +32,13 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// Config of a stack. DataDir is required.
+// Config configures a Stack. DataDir is required.
 type Config struct {
-	DataDir     string // holds everything that lasts
-	DatabaseURL string // a Postgres of the user's; "" for a private one
-	MaxStore    int64  // bytes that the streams of NATS may take; 0 for what they take and three quarters of the free disk
-	MockLLM     bool   // a scripted model server in place of real models
-	MockScript  string // its script; "" for the built-in one
+	DataDir     string // folder of all persistent data
+	DatabaseURL string // the user's own Postgres; "" for a private one
+	MaxStore    int64  // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
+	MockLLM     bool   // use a scripted model server instead of real models
+	MockScript  string // script of the model server; "" for the built-in one
 	Gateway     gateway.Config
 	Session     session.Config
 	Executor    executor.Config
@@ -48,7 +48,7 @@ type Config struct {
 	Logger      *slog.Logger // nil discards
 }
 
-// Stack is a running one.
+// Stack is a running stack.
 type Stack struct {
 	cfg    Config
 	base   *Base
@@ -62,8 +62,7 @@ type Stack struct {
 	err    error
 }
 
-// Start brings everything up and returns when every part is ready. An error
-// leaves nothing running.
+// Start starts all parts and returns when each is ready. If it fails, nothing keeps running.
 func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -79,35 +78,35 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	go s.wait()
 	if err != nil {
 		s.cancel()
-		<-s.done // with the reason that err tells already
+		<-s.done // err already has the reason
 		return nil, err
 	}
 	return s, nil
 }
 
-// URL is where the gateway listens.
+// URL returns the address of the gateway.
 func (s *Stack) URL() string { return s.gate.URL() }
 
-// GRPCAddr is where the gateway listens for gRPC.
+// GRPCAddr returns the gRPC address of the gateway.
 func (s *Stack) GRPCAddr() string { return s.gate.GRPCAddr().String() }
 
-// Done is closed when the stack has ended, by Close or by itself.
+// Done returns a channel that is closed when the stack has ended, by Close or by itself.
 func (s *Stack) Done() <-chan struct{} { return s.done }
 
-// Err is why the stack ended, after Done; nil when it was asked to.
+// Err returns why the stack ended, after Done; nil after Close.
 func (s *Stack) Err() error {
 	<-s.done
 	return s.err
 }
 
-// Close stops every part, last the servers, and waits for them. Agents that are
-// at work go on in their sandboxes; the next start follows them.
+// Close stops every part, the servers last, and waits for them. Agents continue to work in their sandboxes; the
+// next start follows them.
 func (s *Stack) Close() error {
 	s.cancel()
 	return s.Err()
 }
 
-// wait takes everything down once the first part has ended.
+// wait stops everything after the first part has ended.
 func (s *Stack) wait() {
 	err := s.group.Wait()
 	s.cancel()
@@ -124,7 +123,7 @@ func (s *Stack) wait() {
 	close(s.done)
 }
 
-// start runs the services; run ends when the first of them does.
+// start starts the services; run ends when the first of them ends.
 func (s *Stack) start(ctx, run context.Context) error {
 	if err := s.mock(run); err != nil {
 		return err
@@ -174,7 +173,7 @@ func (s *Stack) start(ctx, run context.Context) error {
 
 func (s *Stack) logger(service string) *slog.Logger { return s.cfg.Logger.With("service", service) }
 
-// await returns when a part is ready, or with the reason why the stack ended first.
+// await returns when a part is ready, or the reason why the stack ended first.
 func (s *Stack) await(ctx, run context.Context, part string, ready <-chan struct{}) error {
 	select {
 	case <-ready:
@@ -218,8 +217,8 @@ func (s *Stack) skills(ctx, run context.Context, nc *nats.Conn, log eventlog.Log
 }
 
 func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
-	// Nothing of a stack outlives it that was ended in peace. After a crash the
-	// sandboxes are still there, and the next start follows them.
+	// A regular end of the stack leaves nothing behind. After a crash the sandboxes still exist, and the next start
+	// follows them.
 	s.cfg.Executor.StopSandboxes = true
 	if s.cfg.Executor.DataDir == "" {
 		s.cfg.Executor.DataDir = s.cfg.DataDir
@@ -252,10 +251,10 @@ func (s *Stack) janitor(_, run context.Context, nc *nats.Conn, log eventlog.Log)
 	return nil
 }
 
-// mockKey is what agents send to the scripted model server, which takes any.
+// mockKey is the key that agents send to the scripted model server, which accepts any key.
 const mockKey = "mock"
 
-// mock starts the scripted model server and points the executor's agents at it.
+// mock starts the scripted model server and configures the executor's agents to use it.
 func (s *Stack) mock(run context.Context) error {
 	if !s.cfg.MockLLM {
 		return nil
@@ -281,20 +280,20 @@ func (s *Stack) mock(run context.Context) error {
 	return nil
 }
 
-// Base is what a stack stands on, without any service: the servers and the log
-// over a data folder, for `spool verify` and `spool rebuild` when nothing runs.
+// Base is the part of a stack without services: the servers and the log of a data folder. `spool verify` and `spool
+// rebuild` use it if no stack runs.
 type Base struct {
-	DatabaseURL        string       // as the projector's role, where Postgres is a private one
-	GatewayDatabaseURL string       // of the same database, as the gateway's role
+	DatabaseURL        string       // with the projector's role if Postgres is private
+	GatewayDatabaseURL string       // of the same database, with the gateway's role
 	Log                eventlog.Log // as admin
 	NATS               *nats.Conn   // as admin
 
 	cfg      Config
 	lock     *lock
-	logKeys  string // of all roles
+	logKeys  string // the keys of all roles
 	signing  topology.Signing
 	nats     *natsserver.Server
-	postgres *pgserver.Server // nil where the user's own is used
+	postgres *pgserver.Server // nil if the user's own Postgres is used
 }
 
 // Open locks the data folder and starts NATS and Postgres on it.
@@ -321,7 +320,7 @@ func Open(ctx context.Context, cfg Config) (_ *Base, err error) {
 	return b, err
 }
 
-// NATSURL is where NATS listens on loopback; it takes nobody without a password.
+// NATSURL returns the loopback address of NATS, which requires a password.
 func (b *Base) NATSURL() string { return b.nats.ClientURL() }
 
 // Close stops the servers and unlocks the folder.
@@ -351,8 +350,8 @@ func (b *Base) startPostgres(ctx context.Context) error {
 	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{})
 }
 
-// startNATS also listens on loopback, on a port and with a password that only
-// the connection file tells, so that `spool verify` and `spool rebuild` can join.
+// startNATS also listens on loopback, with a port and a password that only the connection file contains, so that
+// `spool verify` and `spool rebuild` can connect.
 func (b *Base) startNATS(ctx context.Context) error {
 	srv, err := natsserver.Start(natsserver.Config{
 		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Accounts: true, MaxStore: b.cfg.MaxStore, Logger: b.cfg.Logger,
@@ -375,7 +374,7 @@ func (b *Base) startNATS(ctx context.Context) error {
 	return b.provision(try, js)
 }
 
-// provision installs the streams, and signs the log.
+// provision creates the streams and sets up the signing of the log.
 func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 	shards, err := topology.Shards(ctx, js)
 	var signing topology.Signing
@@ -403,7 +402,7 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 	return err
 }
 
-// Connect opens a connection with a user's rights, and the log over it.
+// Connect opens a connection with a user's permissions, and the log on it.
 func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 	nc, err := b.nats.ConnectAs(user, nats.Name("spool-"+user))
 	if err != nil {
@@ -416,7 +415,7 @@ func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 	}
 	role := user
 	if user == topology.UserAdmin {
-		role = topology.UserJanitor // whose work is all that is written from the command line
+		role = topology.UserJanitor // the command line only writes as the janitor
 	}
 	keys, err := eventlog.ParseKeys(b.logKeys, role)
 	if err != nil {
@@ -431,7 +430,7 @@ func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
-// announce writes the connection file: the stack is ready.
+// announce writes the connection file when the stack is ready.
 func (b *Base) announce(gatewayURL, grpcAddr string) error {
 	u, err := url.Parse(b.nats.ClientURL())
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package dependencytest serves packages as the registries of npm and of Python do,
-// for tests of what installs them: a few, made in memory, over plain HTTP.
+// Package dependencytest serves packages like the npm and Python registries, for tests of installers. The packages
+// are created in memory and served over plain HTTP.
 package dependencytest
 
 import (
@@ -21,25 +21,25 @@ import (
 	"sync"
 )
 
-// NPM is a package of Node.
+// NPM is a Node package.
 type NPM struct {
 	Name, Version string
-	Files         map[string]string // beside package.json, by path
-	Bin           map[string]string // programs: name to file
-	Scripts       map[string]string // of its life: postinstall, for one
-	Dependencies  map[string]string // name to range
+	Files         map[string]string // in addition to package.json, by path
+	Bin           map[string]string // programs: file by name
+	Scripts       map[string]string // lifecycle scripts, such as postinstall
+	Dependencies  map[string]string // range by name
 }
 
-// Wheel is a package for Python of one module, which has the package's name.
+// Wheel is a Python package with one module, which has the package's name.
 type Wheel struct {
 	Name, Version string
-	Module        string   // its source
-	Programs      []string // each calls main() of the module
+	Module        string   // source of the module
+	Programs      []string // each program calls main() of the module
 	Extras        []string
 }
 
-// Registry serves packages: of npm below /npm, of Python below /pip. It is an
-// http.Handler, and is safe for concurrent use.
+// Registry serves packages: npm below /npm, Python below /pip. It is an http.Handler, and is safe for concurrent
+// use.
 type Registry struct {
 	files map[string]served // by path
 
@@ -48,8 +48,7 @@ type Registry struct {
 	asked []string
 }
 
-// New makes a registry. base is the address of the part for npm by which it knows
-// itself, without a slash at its end: its documents name it.
+// New returns a registry. base is the address of its npm part, without a trailing slash; its documents contain it.
 func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
 	r := &Registry{files: map[string]served{}}
 	for _, p := range npm {
@@ -65,7 +64,7 @@ func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
 	return r, nil
 }
 
-// ServeHTTP answers 503 while it is switched off.
+// ServeHTTP responds with 503 while the registry is switched off.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	r.asked = append(r.asked, req.URL.Path)
@@ -75,13 +74,13 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, "the registry is switched off", http.StatusServiceUnavailable)
 		return
 	}
-	f, ok := r.files[req.URL.Path] // not a ServeMux: npm asks for @scope%2fname
+	f, ok := r.files[req.URL.Path] // not a ServeMux: npm requests @scope%2fname
 	if !ok {
 		http.NotFound(w, req)
 		return
 	}
 	w.Header().Set("Content-Type", f.kind)
-	_, _ = w.Write(f.content) // whoever asked is gone
+	_, _ = w.Write(f.content) // the client may have disconnected
 }
 
 // Switch turns the registry on or off.
@@ -91,7 +90,7 @@ func (r *Registry) Switch(on bool) {
 	r.off = !on
 }
 
-// Asked is how often paths were asked for that end so, or all paths for "".
+// Asked returns how many requests had a path that ends with suffix, or the number of all requests for "".
 func (r *Registry) Asked(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -122,7 +122,7 @@ func TestChain_Faults(t *testing.T) {
 		{"one is stored again", [][]byte{list[0], list[1], list[1], list[2], list[3]}, "has number 2 instead of 3"},
 		{"one is of another shard", append(list[:4:4], other), "is an entry of shard 3"},
 		{"one goes back", append(list[:4:4], back), "covers the log up to 5, but an earlier entry covers it up to 40"},
-		{"one is damaged", [][]byte{list[0], bytes.Replace(list[1], []byte(`"hash":"h"`), []byte(`"hash":"x"`), 1), list[2], list[3]}, "the signature does not fit"},
+		{"one is damaged", [][]byte{list[0], bytes.Replace(list[1], []byte(`"hash":"h"`), []byte(`"hash":"x"`), 1), list[2], list[3]}, "the signature does not match"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -145,7 +145,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		data   []byte
 		why    string
 	}{
-		{"signature is missing", nil, plain, "signature is missing"},
+		{"no signature", nil, plain, "signature is missing"},
 		{"not a commit", nil, []byte(`{"stream":"EVENTS-0","seq":1}`), "has version 0"},
 		{"empty", nil, nil, "decode commit"},
 		{"another commit's signature", signed(signature), plain, "signature is invalid"},

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 )
 
-// clusterPatience bounds how long servers take to find each other and to choose a leader.
+// clusterPatience is how long the servers may take to find each other and to elect a leader.
 const clusterPatience = 2 * time.Minute
 
 // Cluster is three servers that replicate streams.
@@ -22,8 +22,8 @@ type Cluster struct {
 	Dirs []string // the folder of each server
 }
 
-// RunCluster starts three servers that stop when the test ends. Unlike those of Run
-// they do not sync, and have no users.
+// RunCluster starts three servers that stop when the test ends. Unlike the servers of Run they do not sync and have
+// no users.
 func RunCluster(t *testing.T) Cluster {
 	t.Helper()
 	addrs := settingstest.FreeAddrs(t, 3)

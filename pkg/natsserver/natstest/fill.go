@@ -11,14 +11,14 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// RunSmall starts a server whose streams may take natsserver.MinStore bytes.
+// RunSmall starts a server with a disk limit of natsserver.MinStore bytes.
 func RunSmall(t testing.TB) *natsserver.Server {
 	t.Helper()
 	return RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort, MaxStore: natsserver.MinStore})
 }
 
-// Fill puts content of nobody into the bucket of workspaces until a percentage of the store is used. The function that it returns takes
-// the content out again.
+// Fill writes content without an owner into the bucket of workspaces until a percentage of the store is used. The
+// returned function removes the content.
 func Fill(t testing.TB, nc *nats.Conn, percent int64) (empty func()) {
 	t.Helper()
 	js, err := jetstream.New(nc)

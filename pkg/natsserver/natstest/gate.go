@@ -15,7 +15,8 @@ import (
 // Password is the password of all users of RunWithoutGate.
 const Password = "pw"
 
-// RunWithoutGate starts a server with the accounts and streams of package topology, and without the gate for consumers.
+// RunWithoutGate starts a server with the accounts and streams of package topology, but without the gate for
+// consumers.
 func RunWithoutGate(t testing.TB) (url string) {
 	t.Helper()
 	var accounts strings.Builder

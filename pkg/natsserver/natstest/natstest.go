@@ -1,4 +1,4 @@
-// Package natstest gives tests a real NATS server in their own process.
+// Package natstest runs real NATS servers in the process of a test.
 package natstest
 
 import (
@@ -14,14 +14,14 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver"
 )
 
-// Run starts a server without a TCP listener in a folder of its own and stops it when the test ends. It syncs like the
-// real one, so that the order of write and acknowledgement is what users get.
+// Run starts a server without a TCP listener in a temporary folder and stops it when the test ends. It syncs like
+// the server of `spool up`, so that the order of write and acknowledgement is the same.
 func Run(t testing.TB) *natsserver.Server {
 	t.Helper()
 	return RunConfig(t, natsserver.Config{})
 }
 
-// RunConfig is Run with settings; an empty StoreDir means a folder of the test's own.
+// RunConfig is like Run with a configuration. An empty StoreDir means a temporary folder.
 func RunConfig(t testing.TB, cfg natsserver.Config) *natsserver.Server {
 	t.Helper()
 	if cfg.StoreDir == "" {
@@ -38,7 +38,7 @@ func RunConfig(t testing.TB, cfg natsserver.Config) *natsserver.Server {
 	return srv
 }
 
-// Conn opens a connection to srv that is closed when the test ends, before the server is.
+// Conn opens a connection to srv that is closed when the test ends, before the server stops.
 func Conn(t testing.TB, srv *natsserver.Server, opts ...nats.Option) *nats.Conn {
 	t.Helper()
 	nc, err := srv.Connect(opts...)
@@ -49,7 +49,8 @@ func Conn(t testing.TB, srv *natsserver.Server, opts ...nats.Option) *nats.Conn 
 	return nc
 }
 
-// Restartable is a server that keeps its port and its folder over a restart. Its methods are for one goroutine at a time.
+// Restartable is a server that keeps its port and its folder across restarts. Its methods must not be called
+// concurrently.
 type Restartable struct {
 	t   testing.TB
 	cfg natsserver.Config
@@ -66,7 +67,7 @@ func RunRestartable(t testing.TB) *Restartable {
 	return r
 }
 
-// Start runs the server again after Stop; while it runs it does nothing.
+// Start starts the server again after Stop. It does nothing while the server runs.
 func (r *Restartable) Start() {
 	r.t.Helper()
 	if r.srv != nil {
@@ -79,7 +80,7 @@ func (r *Restartable) Start() {
 	r.srv = srv
 }
 
-// Stop shuts the server down and waits for it; while it is down it does nothing.
+// Stop stops the server and waits for its end. It does nothing while the server is stopped.
 func (r *Restartable) Stop() {
 	if r.srv == nil {
 		return
@@ -88,10 +89,10 @@ func (r *Restartable) Stop() {
 	r.srv = nil
 }
 
-// Server is the running server, nil while it is down.
+// Server returns the running server, or nil while it is stopped.
 func (r *Restartable) Server() *natsserver.Server { return r.srv }
 
-// URL is the address, the same after each restart.
+// URL returns the address, which is the same after each restart.
 func (r *Restartable) URL() string {
 	return "nats://" + net.JoinHostPort(natsserver.DefaultHost, strconv.Itoa(r.cfg.Port))
 }
@@ -107,7 +108,8 @@ func (r *Restartable) Conn(opts ...nats.Option) *nats.Conn {
 	return nc
 }
 
-// Logger writes warnings and errors to the test's log until the test ends, and nothing after, when t.Log would panic.
+// Logger returns a logger that writes warnings and errors to the test's log until the test ends, and nothing
+// afterwards, when t.Log would panic.
 func Logger(t testing.TB) *slog.Logger {
 	w := &testWriter{t: t}
 	t.Cleanup(w.close)

@@ -1,4 +1,4 @@
-// Package pgtest gives each test a database of its own on one real Postgres per test process.
+// Package pgtest provides a separate database for each test, on one real Postgres per test process.
 package pgtest
 
 import (
@@ -26,14 +26,14 @@ const (
 	dropTimeout    = 30 * time.Second
 )
 
-// shared starts the server once per process. Nobody stops it: it serves until the process ends, and the kernel ends it then.
+// shared starts the server once per process. It is never stopped explicitly: the kernel ends it with the process.
 var shared = sync.OnceValues(start)
 
 var serial atomic.Int64
 
-// URL returns the address of a new, empty database, which is dropped when the test ends. A database and not a schema, as advisory locks
-// count per database. It does not sync, since no test survives a power loss. Where there is no Postgres binary the test is skipped,
-// with the reason, unless CI is set: then it fails.
+// URL returns the address of a new, empty database, which is dropped when the test ends. It is a database and not a
+// schema because advisory locks are per database. The server does not sync, since no test survives a power loss.
+// Without a Postgres binary the test is skipped with the reason, or fails if CI is set.
 func URL(t testing.TB) string {
 	t.Helper()
 	srv, err := shared()
@@ -57,7 +57,7 @@ func URL(t testing.TB) string {
 	return srv.DatabaseURL(name)
 }
 
-// Conn returns a connection to a new database, closed when the test ends.
+// Conn returns a connection to a new database; it is closed when the test ends.
 func Conn(t testing.TB) *pgx.Conn {
 	t.Helper()
 	url := URL(t)
@@ -69,7 +69,7 @@ func Conn(t testing.TB) *pgx.Conn {
 	return conn
 }
 
-// Server starts a server of the test's own, for tests that stop it; it is stopped when the test ends.
+// Server starts a separate server, for tests that stop it; it is stopped when the test ends.
 func Server(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	t.Helper()
 	srv := boot(t, cfg)
@@ -84,7 +84,7 @@ func stop(t testing.TB, srv *pgserver.Server) {
 	}
 }
 
-// boot starts a server that the caller stops.
+// boot starts a server that the caller must stop.
 func boot(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	t.Helper()
 	if cfg.DataDir == "" {
@@ -130,10 +130,10 @@ func admin(ctx context.Context, srv *pgserver.Server, sql string) error {
 	return errors.Join(err, conn.Close(ctx))
 }
 
-// sweep removes the folders of test processes that are gone: they could not do so themselves, as the server outlives their last line. A
-// folder that cannot be judged or removed is left for another time.
+// sweep removes the folders of ended test processes. They cannot do so themselves, because the server outlives
+// their last statement. A folder that cannot be examined or removed is left for the next time.
 func sweep() {
-	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*")) // the only error is a bad pattern
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*")) // the only error is a malformed pattern
 	for _, dir := range dirs {
 		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), folderPrefix), "-")
 		n, err := strconv.Atoi(pid)

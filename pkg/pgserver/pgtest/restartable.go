@@ -15,23 +15,23 @@ import (
 	"github.com/spoolhq/spool/pkg/pgserver"
 )
 
-// Restartable is a server of the test's own that keeps its address and its
-// folder over a restart. Its methods are for the test's goroutine.
+// Restartable is a separate server that keeps its address and its folder across restarts. Its methods must be
+// called from the test's goroutine.
 type Restartable struct {
 	t    testing.TB
 	cfg  pgserver.Config
-	link string // in place of the socket's folder, which is another after each start
+	link string // link to the socket's folder, which changes at each start
 	srv  *pgserver.Server
 }
 
-// RunRestartable starts a server, and stops it when the test ends.
+// RunRestartable starts a server and stops it when the test ends.
 func RunRestartable(t testing.TB) *Restartable {
 	t.Helper()
 	return runRestartable(t, pgserver.Config{Fast: true})
 }
 
-// RunDurable is RunRestartable for tests that crash the server. A commit that was flushed survives Crash; the background writer
-// of the WAL runs so rarely that a commit which did not wait for its flush is lost.
+// RunDurable is like RunRestartable, for tests that crash the server. A flushed commit survives Crash; the
+// background WAL writer runs so rarely that a commit that did not wait for its flush is lost.
 func RunDurable(t testing.TB) *Restartable {
 	t.Helper()
 	return runRestartable(t, pgserver.Config{Settings: map[string]string{"wal_writer_delay": "10s"}})
@@ -46,7 +46,7 @@ func runRestartable(t testing.TB, cfg pgserver.Config) *Restartable {
 	return r
 }
 
-// Start runs the server again after Stop.
+// Start starts the server again after Stop.
 func (r *Restartable) Start() {
 	r.t.Helper()
 	r.srv = boot(r.t, r.cfg)
@@ -64,17 +64,17 @@ func (r *Restartable) Stop() {
 	stop(r.t, r.srv)
 }
 
-// Crash ends the server at once, as a kill of all its processes does: it recovers from its WAL at the next Start.
+// Crash kills all processes of the server. The next Start recovers from the WAL.
 func (r *Restartable) Crash() {
 	r.t.Helper()
 	if err := syscall.Kill(r.srv.PID(), syscall.SIGQUIT); err != nil {
 		r.t.Fatalf("crash postgres: %v", err)
 	}
 	<-r.srv.Done()
-	_ = r.srv.Stop() // reports that the server ended by itself
+	_ = r.srv.Stop() // returns that the server ended by itself
 }
 
-// URL is the address, the same after each restart.
+// URL returns the address, which is the same after each restart.
 func (r *Restartable) URL() string {
 	return strings.Replace(r.srv.URL(), url.QueryEscape(r.socket()), url.QueryEscape(r.link), 1)
 }

@@ -1,4 +1,4 @@
-// Package natsstore keeps workspaces in a NATS object bucket.
+// Package natsstore stores workspaces in a NATS object bucket.
 package natsstore
 
 import (
@@ -20,35 +20,34 @@ import (
 )
 
 const (
-	// chunkSize is a message of the bucket in bytes; it fits NATS's own limit of 1 MiB.
+	// chunkSize is the size in bytes of a message of the bucket; it is below NATS's default limit of 1 MiB.
 	chunkSize = 512 << 10
-	// inFlight is how many chunks of an object may wait for their acknowledgement.
+	// inFlight is the maximum number of unacknowledged chunks of an object.
 	inFlight = 16
 	// stall is how long the bucket may neither take nor give a chunk.
 	stall = 30 * time.Second
-	// answer is how long a single question may take; again is the wait before it is repeated.
+	// answer is the time limit of a single request; again is the pause before it is repeated.
 	answer = 5 * time.Second
 	again  = 100 * time.Millisecond
-	// maxAbsent is how often a chunk is asked for in vain.
+	// maxAbsent is the maximum number of requests for a missing chunk.
 	maxAbsent = 20
 )
 
-var errStalled = errors.New("the object bucket does not answer")
+var errStalled = errors.New("the object bucket does not respond")
 
-// Store is a bucket.
+// Store is an object bucket.
 type Store struct {
 	js      jetstream.JetStream
 	objects jetstream.ObjectStore
-	stream  jetstream.Stream // that holds the bucket
+	stream  jetstream.Stream // the stream of the bucket
 	bucket  string
-	room    func(context.Context) error // nil: not asked
+	room    func(context.Context) error // nil: no check
 }
 
-// CheckRoom makes Put call a function before each chunk, and fail with its error. It comes before the first Put.
+// CheckRoom makes Put call room before each chunk and return its error. It must be called before the first Put.
 func (s *Store) CheckRoom(room func(context.Context) error) { s.room = room }
 
-// Open finds a bucket, such as topology.BucketWorkspaces. One that is not
-// installed is an error that says so.
+// Open opens a bucket, such as topology.BucketWorkspaces. The error states if the bucket is not installed.
 func Open(ctx context.Context, js jetstream.JetStream, bucket string) (*Store, error) {
 	o, err := js.ObjectStore(ctx, bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -64,13 +63,12 @@ func Open(ctx context.Context, js jetstream.JetStream, bucket string) (*Store, e
 	return &Store{js: js, objects: o, stream: stream, bucket: bucket}, nil
 }
 
-// Put stores an object as a whole, or not at all.
+// Put stores an object atomically.
 //
-// The client's own Put sends as fast as it can read, and the server then drops
-// what it cannot write in time: over some hundred megabytes nothing arrives. It
-// also purges, for which services have no right. So the object is written here,
-// as the client would (NATS ADR-20), a bounded number of chunks ahead. What a
-// Put that fails has sent stays as chunks without a name.
+// The client's own Put sends as fast as it can read, and the server drops what it cannot write in time: above some
+// hundred megabytes nothing arrives. It also purges, for which services have no permission. Put therefore writes
+// the object in the client's format (NATS ADR-20) with a bounded number of unacknowledged chunks. The chunks of a
+// failed Put remain without a name.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize}},
@@ -122,7 +120,7 @@ func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Rea
 				return err
 			}
 		}
-		digest.Write(chunk[:n]) //nolint:errcheck // a hash takes all
+		digest.Write(chunk[:n]) //nolint:errcheck // a hash never fails
 		ack, err := s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: chunk[:n]})
 		if err != nil {
 			return err
@@ -151,12 +149,12 @@ func await(ctx context.Context, ack jetstream.PubAckFuture) error {
 	}
 }
 
-// Get opens an object; workspace.ErrNotFound if there is none. Its content is
-// checked against the digest that it was stored with.
+// Get opens an object, or returns workspace.ErrNotFound. The content is verified against the digest with which it
+// was stored.
 //
-// The client's own reader holds a lock while it waits for a chunk and looks at no
-// context meanwhile: one whose context ends then stands still until its deadline.
-// So chunks are asked for here, one by one, which needs no consumer either.
+// The client's own reader holds a lock while it waits for a chunk, and ignores its context meanwhile: after its
+// context ends it blocks until its deadline. Get therefore requests the chunks one by one, which also needs no
+// consumer.
 func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
 	defer cancel()
@@ -171,7 +169,7 @@ func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return &object{s: s, name: name, ctx: ctx, cancel: cancel, info: info, digest: sha256.New()}, nil
 }
 
-// getting is the error of an object that could not be read.
+// getting returns the error for an object that could not be read.
 func (s *Store) getting(ctx context.Context, name string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
@@ -179,7 +177,7 @@ func (s *Store) getting(ctx context.Context, name string, err error) error {
 	return fmt.Errorf("get %s from bucket %s: %w", name, s.bucket, err)
 }
 
-// object is one that is being read, by one goroutine. Close ends a Read.
+// object is an object that one goroutine reads. Close aborts a Read.
 type object struct {
 	s      *Store
 	name   string
@@ -188,10 +186,10 @@ type object struct {
 	info   *jetstream.ObjectInfo
 	digest hash.Hash
 
-	have   []byte // of the last chunk
-	chunks uint32 // fetched
-	seq    uint64 // of the last one
-	err    error  // after have
+	have   []byte // rest of the last chunk
+	chunks uint32 // number of fetched chunks
+	seq    uint64 // sequence of the last chunk
+	err    error  // returned after have is empty
 }
 
 func (o *object) Read(p []byte) (int, error) {
@@ -212,8 +210,8 @@ func (o *object) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fetch gets the next chunk. One that is not there may be on its way to the
-// replica that was asked; a server that does not answer may come back.
+// fetch returns the next chunk. A missing chunk may not have reached the replica yet, and a server that does not
+// respond may come back: both are requested again.
 func (o *object) fetch() ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(o.ctx, stall, errStalled)
 	defer cancel()
@@ -226,11 +224,11 @@ func (o *object) fetch() ([]byte, error) {
 		switch {
 		case err == nil:
 			o.chunks, o.seq = o.chunks+1, m.Sequence
-			o.digest.Write(m.Data) //nolint:errcheck // a hash takes all
+			o.digest.Write(m.Data) //nolint:errcheck // a hash never fails
 			return m.Data, nil
 		case errors.Is(err, jetstream.ErrMsgNotFound):
 			if absent++; absent > maxAbsent {
-				return nil, &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("of its %d chunks only %d are there", o.info.Chunks, o.chunks)}
+				return nil, &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("only %[2]d of %[1]d chunks exist", o.info.Chunks, o.chunks)}
 			}
 		}
 		select {
@@ -246,13 +244,13 @@ func (o *object) Close() error {
 	return nil
 }
 
-// Has reports whether there is an object.
+// Has reports whether an object exists.
 func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 	at, err := s.StoredAt(ctx, name)
 	return !at.IsZero(), err
 }
 
-// StoredAt returns when an object was stored, by the server's clock; zero if there is none.
+// StoredAt returns when an object was stored, by the server's clock, or the zero time if it does not exist.
 func (s *Store) StoredAt(ctx context.Context, name string) (time.Time, error) {
 	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
 	defer cancel()

@@ -1,6 +1,5 @@
-// Package wire is what a runner and its host say to each other about a
-// workspace: the entries of a tree, their canonical form, whose hash names a
-// snapshot, and the frames in which they travel.
+// Package wire is the protocol between a runner and its host for workspaces: the entries of a tree, their canonical
+// form, whose hash is the name of a snapshot, and the frames that carry them.
 package wire
 
 import (
@@ -14,19 +13,20 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of a tree.
+// Limits of a tree.
 const (
-	// BlockSize is the bytes of a file that are hashed, stored and sent as one; a file's last block is shorter.
+	// BlockSize is the size in bytes of the parts of a file that are hashed, stored and sent separately; the last
+	// block of a file is shorter.
 	BlockSize = 1 << 20
-	// MaxFileSize is the largest file a snapshot takes, in bytes; a larger one is skipped and reported.
+	// MaxFileSize is the maximum size in bytes of a file in a snapshot; a larger file is skipped and reported.
 	MaxFileSize = 16 << 30
-	// MaxPath is the longest path and the longest target of a link, in bytes.
+	// MaxPath is the maximum length in bytes of a path and of the target of a link.
 	MaxPath = 4096
-	// MaxEntries is how many entries a snapshot may have.
+	// MaxEntries is the maximum number of entries of a snapshot.
 	MaxEntries = 1_000_000
 )
 
-// The two trees of a snapshot: every path begins with one of these.
+// The two trees of a snapshot. Every path starts with one of them.
 const (
 	Workspace = "workspace"
 	State     = "state"
@@ -35,28 +35,28 @@ const (
 // Hash is a SHA-256.
 type Hash [sha256.Size]byte
 
-// Sum is the hash of b.
+// Sum returns the hash of b.
 func Sum(b []byte) Hash { return sha256.Sum256(b) }
 
-// String is the hash in hex.
+// String returns the hash in hex.
 func (h Hash) String() string { return hex.EncodeToString(h[:]) }
 
-// MarshalText is String.
+// MarshalText returns the hash in hex.
 func (h Hash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the form of MarshalText.
 func (h *Hash) UnmarshalText(text []byte) error {
 	if len(text) != hex.EncodedLen(len(h)) {
-		return fmt.Errorf("hash: %d characters in place of %d", len(text), hex.EncodedLen(len(h)))
+		return fmt.Errorf("hash: %d characters instead of %d", len(text), hex.EncodedLen(len(h)))
 	}
 	_, err := hex.Decode(h[:], text)
 	return err
 }
 
-// Kind is what an entry is.
+// Kind is the kind of an entry.
 type Kind string
 
-// The kinds; whatever else a folder holds (sockets, devices, pipes) is in no snapshot.
+// The kinds. Other files (sockets, devices, pipes) are in no snapshot.
 const (
 	File    Kind = "file"
 	Dir     Kind = "dir"
@@ -65,18 +65,18 @@ const (
 
 // Entry is a file, a folder or a symbolic link.
 type Entry struct {
-	Path      string // slash-separated, begins with workspace/ or state/; any bytes but NUL
+	Path      string // slash-separated, starts with workspace/ or state/; any bytes except NUL
 	Kind      Kind
-	Size      int64     // of a file, in bytes
+	Size      int64     // size of a file in bytes
 	Mode      uint32    // permission bits; 0 for a link
-	ModTime   time.Time // to the nanosecond; zero for a link
-	Target    string    // of a link, as it is
-	Blocks    []Hash    // of a file's content, BlockSize bytes each but for the last
-	Unsettled bool      // a file that changed each time while it was read: parts may be of different times
+	ModTime   time.Time // with nanoseconds; zero for a link
+	Target    string    // target of a link, unchanged
+	Blocks    []Hash    // hashes of a file's content, BlockSize bytes each except the last
+	Unsettled bool      // the file changed at every attempt to read it: its parts may be of different times
 }
 
-// entryJSON is an entry's canonical form. JSON holds UTF-8 only, so a path or
-// target that is not has a field of its own, in base64.
+// entryJSON is the canonical form of an entry. JSON contains only UTF-8, so a path or target that is not valid
+// UTF-8 has a separate field in base64.
 type entryJSON struct {
 	Path      string `json:"path,omitempty"`
 	RawPath   []byte `json:"rawPath,omitempty"`
@@ -91,7 +91,7 @@ type entryJSON struct {
 	Unsettled bool   `json:"unsettled,omitempty"`
 }
 
-// Line is the canonical form, without a newline.
+// Line returns the canonical form, without a newline.
 func (e *Entry) Line() ([]byte, error) {
 	j := entryJSON{Kind: e.Kind, Size: e.Size, Mode: e.Mode, Blocks: e.Blocks, Unsettled: e.Unsettled}
 	j.Path, j.RawPath = split(e.Path)
@@ -110,17 +110,17 @@ func split(s string) (string, []byte) {
 	return "", []byte(s)
 }
 
-// ParseEntry reads what Line wrote. What it gives is not checked yet.
+// ParseEntry parses the form of Line. It does not validate the result.
 func ParseEntry(line []byte) (e Entry, err error) {
 	var j entryJSON
 	if err := json.Unmarshal(line, &j); err != nil {
 		return e, fmt.Errorf("entry: %w", err)
 	}
 	if j.Path != "" && j.RawPath != nil || j.Target != "" && j.RawTarget != nil {
-		return e, errors.New("entry: path or target is given twice")
+		return e, errors.New("entry: path or target is set twice")
 	}
 	if j.MTimeNS < 0 || j.MTimeNS >= int(time.Second) {
-		return e, fmt.Errorf("entry: mtimeNs %d is no part of a second", j.MTimeNS)
+		return e, fmt.Errorf("entry: mtimeNs %d is not less than a second", j.MTimeNS)
 	}
 	e = Entry{Path: j.Path + string(j.RawPath), Kind: j.Kind, Size: j.Size, Mode: j.Mode, Target: j.Target + string(j.RawTarget), Blocks: j.Blocks, Unsettled: j.Unsettled}
 	if j.MTime != nil {

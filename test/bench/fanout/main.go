@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// target is the greatest age at the 99th percentile, in milliseconds, of design.md section 11.
+// target is the maximum age of an event at the 99th percentile, in milliseconds.
 const target = 250
 
 // shorter is how long a smaller load is measured, once the whole one has missed the target.

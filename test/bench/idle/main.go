@@ -20,10 +20,10 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// The targets of design.md section 11.
+// The performance targets of this benchmark.
 const (
-	memoryTarget = 300e6   // bytes of all services at the number of sessions it was set for
-	targetAt     = 100_000 // that number
+	memoryTarget = 300e6   // bytes of all services with targetAt sessions
+	targetAt     = 100_000 // sessions
 	socketTarget = 40 << 10
 )
 

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// The targets of design.md section 11, in milliseconds.
+// The performance targets, in milliseconds.
 const (
 	p50Target = 30
 	p99Target = 100

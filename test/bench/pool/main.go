@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// target is that of design.md section 11: milliseconds at the median.
+// target is the maximum time in milliseconds at the median.
 const target = 250.0
 
 const architecture = "claude-code"

@@ -31,7 +31,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// The targets of design.md section 11, in events a second, or else as a share of COPY.
+// The performance targets, in events per second and as a share of the rate of COPY.
 const (
 	liveTarget    = 20_000
 	rebuildTarget = 50_000

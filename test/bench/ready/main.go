@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// The targets of design.md section 11.
+// The performance targets of this benchmark.
 const (
 	firstTarget = 8 * time.Second
 	againTarget = 3 * time.Second

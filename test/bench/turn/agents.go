@@ -9,10 +9,10 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// The targets of design.md section 11.
-const fasterTarget = 5.0 // times the one-shot CLI's median
+// The performance targets of this benchmark.
+const fasterTarget = 5.0 // factor by which a warm turn is faster than the one-shot CLI, at the median
 
-// addedTarget is in milliseconds over the bare agent at the median, by the kind of sandboxes.
+// addedTarget returns the maximum time in milliseconds that a turn may take longer than with the bare agent, at the median, for a sandbox provider.
 func addedTarget(place string) float64 {
 	if place == executor.Docker {
 		return 60

@@ -17,13 +17,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applyCommand is the same under agents, instances and envs.
+// applyCommand is the command "apply" of agents, instances and envs.
 type applyCommand struct {
 	server
-	File string `short:"f" required:"" placeholder:"FILE" help:"Definitions in YAML or JSON, of any kind (docs/agents.md); - for the standard input. Environments are applied first, then agents, then instances."`
+	File string `short:"f" required:"" placeholder:"FILE" help:"Definitions in YAML or JSON, of any kind (docs/agents.md); - for standard input. Environments are applied first, then agents, then instances."`
 }
 
-// Run applies what a file defines. Nothing is sent unless all of it is well formed.
+// Run applies the definitions of a file. It sends nothing unless the whole file is valid.
 func (c *applyCommand) Run(a *app) error {
 	docs, err := c.read(a)
 	if err != nil {
@@ -48,7 +48,7 @@ func (c *applyCommand) Run(a *app) error {
 	return nil
 }
 
-// read gives the definitions in the order in which they are applied.
+// read returns the definitions in the order in which they are applied.
 func (c *applyCommand) read(a *app) ([]definition.Document, error) {
 	name, in := "stdin", a.In
 	if c.File != "-" {
@@ -56,7 +56,7 @@ func (c *applyCommand) read(a *app) ([]definition.Document, error) {
 		if err != nil {
 			return nil, usage("file: %v", err)
 		}
-		defer f.Close() //nolint:errcheck // it was only read
+		defer f.Close() //nolint:errcheck // the file is only read
 		name, in = c.File, f
 	}
 	data, err := io.ReadAll(io.LimitReader(in, definition.MaxFile+1))
@@ -70,7 +70,7 @@ func (c *applyCommand) read(a *app) ([]definition.Document, error) {
 	return docs, err
 }
 
-// specs are what is sent: the values of environments are read from this machine.
+// specs returns the specs to send, with the values that environments take from this machine.
 func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) {
 	out := make([]any, len(docs))
 	var wrong definition.Errors
@@ -94,7 +94,7 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 	return out, nil
 }
 
-// beside reads a file that a definition names: a relative path begins at the definition's folder.
+// beside reads a file that a definition names. Relative paths start at the definition's folder.
 func (c *applyCommand) beside(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) && c.File != "-" {
 		path = filepath.Join(filepath.Dir(c.File), path)
@@ -103,11 +103,11 @@ func (c *applyCommand) beside(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, definition.MaxValue+2)) // with a line feed; what is more is too much
+	b, err := io.ReadAll(io.LimitReader(f, definition.MaxValue+2)) // the value with a line feed, and one byte to detect more
 	return b, errors.Join(err, f.Close())
 }
 
-// apply sends one definition and says what became of it.
+// apply sends one definition and prints the result.
 func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
 	applied, err := cl.Apply(ctx, listOf(d.Kind), client.Apply{Ref: d.Ref, Tags: d.Tags, Spec: spec})
 	switch {
@@ -127,7 +127,7 @@ func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d d
 	return err
 }
 
-// refused puts a server's refusal where the field stands in the file.
+// refused adds the position of the invalid field in the file to a server's error.
 func refused(ctx context.Context, d definition.Document, err error) error {
 	var problem *client.Error
 	switch cause := context.Cause(ctx); {
@@ -149,7 +149,7 @@ func refused(ctx context.Context, d definition.Document, err error) error {
 	return &exitError{code, d.At(field, told.Error())}
 }
 
-// stopped says what was applied before definition i was not.
+// stopped prints which definitions were applied before definition i failed.
 func stopped(a *app, docs []definition.Document, i int, err error) error {
 	if len(docs) == 1 {
 		return err
@@ -165,7 +165,7 @@ func stopped(a *app, docs []definition.Document, i int, err error) error {
 	return err
 }
 
-// faults prints all that is wrong with a file, a line for each.
+// faults prints all errors of a file, one per line.
 func (a *app) faults(err error) error {
 	var list definition.Errors
 	if !errors.As(err, &list) {
@@ -175,12 +175,12 @@ func (a *app) faults(err error) error {
 		fmt.Fprintln(a.Err, terminal.Line(e.Error()))
 	}
 	if len(list) == 1 {
-		return usage("nothing was applied: the file has a fault")
+		return usage("nothing was applied: the file has an error")
 	}
-	return usage("nothing was applied: the file has %d faults", len(list))
+	return usage("nothing was applied: the file has %d errors", len(list))
 }
 
-// lookupEnv reads the environment that spool runs in.
+// lookupEnv returns a variable of spool's own environment.
 func (a *app) lookupEnv(name string) (string, bool) {
 	if a.LookupEnv == nil {
 		return "", false
@@ -188,7 +188,7 @@ func (a *app) lookupEnv(name string) (string, bool) {
 	return a.LookupEnv(name)
 }
 
-// listOf is where definitions of a kind are.
+// listOf returns the catalogue list of a kind of definition.
 func listOf(k definition.Kind) client.Catalogue {
 	switch k {
 	case definition.KindAgent:
@@ -199,7 +199,7 @@ func listOf(k definition.Kind) client.Catalogue {
 	return client.Environments
 }
 
-// reference reads one that the user gave.
+// reference parses a reference that the user entered.
 func reference(name, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {

@@ -12,7 +12,7 @@ type attachCommand struct {
 	Session string `arg:"" help:"The session's id."`
 }
 
-// Run shows a session from its beginning, then live.
+// Run shows a session from its first event, and then live.
 func (c *attachCommand) Run(a *app) (err error) {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
@@ -31,12 +31,12 @@ func (c *attachCommand) Run(a *app) (err error) {
 	shown := w.show(ctx)
 	defer func() { err = errors.Join(err, shown()) }()
 	if w.shown != nil {
-		w.shown.Hint("Ctrl-C leaves, the agent goes on")
+		w.shown.Hint("Ctrl-C detaches; the agent continues")
 	}
 	_, err = w.watch(ctx, 0)
 	if errors.Is(err, errInterrupted) {
 		err = errors.Join(err, shown())
-		fmt.Fprintln(a.Err, "spool: left; the session goes on")
+		fmt.Fprintln(a.Err, "spool: detached; the session continues")
 	}
 	return err
 }

@@ -10,13 +10,13 @@ import (
 
 type auditCommand struct {
 	server
-	Session string `placeholder:"S" help:"Only of this session, also of a deleted one."`
-	Actor   string `placeholder:"A" help:"Only by this actor: id or name of an API key, an end user that Spool-User named, or local."`
-	Since   string `placeholder:"T" help:"Only from then on: a time in RFC 3339, or a duration before now, such as 24h."`
-	Limit   int    `default:"100" help:"How many at most; 0 for all."`
+	Session string `placeholder:"S" help:"Only actions on this session, which may be deleted."`
+	Actor   string `placeholder:"A" help:"Only actions of this actor: id or name of an API key, an end user as stated in Spool-User, or local."`
+	Since   string `placeholder:"T" help:"Only actions from this time on: a time in RFC 3339, or a duration before now, such as 24h."`
+	Limit   int    `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
-// Run lists who did what, the newest first.
+// Run lists who did what, newest first.
 func (c *auditCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usage("limit: %d is less than 0", c.Limit)
@@ -41,7 +41,7 @@ func (c *auditCommand) Run(a *app) error {
 	})
 }
 
-// sinceTime returns a time as the API takes it, given one in RFC 3339 or a duration before now; "" for "".
+// sinceTime returns a time in the form of the API. s is a time in RFC 3339 or a duration before now; "" returns "".
 func sinceTime(s string, now time.Time) (string, error) {
 	if s == "" {
 		return "", nil

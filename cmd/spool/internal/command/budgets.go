@@ -11,23 +11,23 @@ import (
 )
 
 type budgetsCommand struct {
-	Set budgetsSet `cmd:"" help:"Give a tenant a budget for a period, in place of the former. Needs the root key."`
-	Ls  budgetsLs  `cmd:"" help:"List a tenant's budgets, and what it has taken of them."`
-	Rm  budgetsRm  `cmd:"" help:"End budgets. Needs the root key."`
+	Set budgetsSet `cmd:"" help:"Set a tenant's budget for a period; it replaces the previous one. Requires the root key."`
+	Ls  budgetsLs  `cmd:"" help:"List a tenant's budgets and their usage."`
+	Rm  budgetsRm  `cmd:"" help:"Remove budgets. Requires the root key."`
 }
 
-// budgetFlags are the bounds of a budget; 0 is none.
+// budgetFlags are the limits of a budget. 0 means no limit.
 type budgetFlags struct {
-	USD    float64       `name:"usd" placeholder:"DOLLARS" help:"Bound of dollars."`
-	Tokens uint64        `placeholder:"N" help:"Bound of tokens, in and out, those of caches too."`
-	Turns  uint32        `placeholder:"N" help:"Bound of executions that are started."`
-	Time   time.Duration `placeholder:"T" help:"Bound of time that executions run, such as 90m."`
+	USD    float64       `name:"usd" placeholder:"DOLLARS" help:"Limit in US dollars."`
+	Tokens uint64        `placeholder:"N" help:"Limit of input and output tokens, cached ones included."`
+	Turns  uint32        `placeholder:"N" help:"Limit of started executions."`
+	Time   time.Duration `placeholder:"T" help:"Limit of execution time, such as 90m."`
 }
 
-// budget reads the flags; nil if none is set.
+// budget returns the budget of the flags, or nil if none is set.
 func (f budgetFlags) budget(prefix string) (*client.Budget, error) {
 	if f.USD < 0 {
-		return nil, usage("%susd: it is less than 0", prefix)
+		return nil, usage("%susd: value is less than 0", prefix)
 	}
 	if f.Time < 0 || f.Time > 0 && f.Time < time.Millisecond {
 		return nil, usage("%stime: %s is less than 1ms", prefix, f.Time)
@@ -41,8 +41,8 @@ func (f budgetFlags) budget(prefix string) (*client.Budget, error) {
 
 type budgetsSet struct {
 	server
-	Period string `arg:"" help:"day or month (of the calendar, in UTC), or total."`
-	Tenant string `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+	Period string `arg:"" help:"day or month (calendar, in UTC), or total."`
+	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 	budgetFlags
 }
 
@@ -56,7 +56,7 @@ func (c *budgetsSet) Run(a *app) error {
 		return err
 	}
 	if b == nil {
-		return usage("the budget bounds nothing: give --usd, --tokens, --turns or --time, or remove it")
+		return usage("the budget has no limit: set --usd, --tokens, --turns or --time, or remove the budget")
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -78,7 +78,7 @@ func (c *budgetsSet) Run(a *app) error {
 
 type budgetsLs struct {
 	server
-	Tenant string `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
 // Run lists budgets.
@@ -109,7 +109,7 @@ func (c *budgetsLs) Run(a *app) error {
 			return spent + " of " + limit
 		}
 		usd := func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }
-		ms := func(v uint64) string { return (time.Duration(v) * time.Millisecond).String() } //nolint:gosec // no such time
+		ms := func(v uint64) string { return (time.Duration(v) * time.Millisecond).String() } //nolint:gosec // no budget is that long
 		l, s := b.Budget, b.Spent
 		return []any{
 			b.Period, b.From, of(usd(s.CostUSD), usd(l.CostUSD), l.CostUSD > 0), of(strconv.FormatUint(s.Tokens, 10), strconv.FormatUint(l.Tokens, 10), l.Tokens > 0),
@@ -121,10 +121,10 @@ func (c *budgetsLs) Run(a *app) error {
 type budgetsRm struct {
 	server
 	Periods []string `arg:"" name:"period" help:"day, month or total."`
-	Tenant  string   `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+	Tenant  string   `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
-// Run ends budgets.
+// Run removes budgets.
 func (c *budgetsRm) Run(a *app) error {
 	for _, p := range c.Periods {
 		if err := events.CheckPeriod("period", events.Period(p)); err != nil {

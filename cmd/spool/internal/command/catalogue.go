@@ -17,30 +17,30 @@ import (
 )
 
 type agentsCommand struct {
-	Apply applyCommand `cmd:"" help:"Make versions of what a file defines."`
+	Apply applyCommand `cmd:"" help:"Create versions from the definitions in a file."`
 	Ls    agentsLs     `cmd:"" help:"List agents, each in its latest version."`
-	Show  agentsShow   `cmd:"" help:"Print an agent as a file that apply takes."`
-	Rm    agentsRm     `cmd:"" help:"Remove agents: new sessions cannot name them, those that are there go on."`
+	Show  agentsShow   `cmd:"" help:"Print an agent in the file format of apply."`
+	Rm    agentsRm     `cmd:"" help:"Remove agents: new sessions cannot use them, existing sessions continue."`
 }
 
 type instancesCommand struct {
-	Apply applyCommand  `cmd:"" help:"Make versions of what a file defines."`
+	Apply applyCommand  `cmd:"" help:"Create versions from the definitions in a file."`
 	Ls    instancesLs   `cmd:"" help:"List agent instances, each in its latest version."`
-	Show  instancesShow `cmd:"" help:"Print an agent instance as a file that apply takes."`
-	Rm    instancesRm   `cmd:"" help:"Remove agent instances: new sessions cannot name them, those that are there go on."`
+	Show  instancesShow `cmd:"" help:"Print an agent instance in the file format of apply."`
+	Rm    instancesRm   `cmd:"" help:"Remove agent instances: new sessions cannot use them, existing sessions continue."`
 }
 
 type envsCommand struct {
-	Apply   applyCommand `cmd:"" help:"Make versions of what a file defines."`
+	Apply   applyCommand `cmd:"" help:"Create versions from the definitions in a file."`
 	Ls      envsLs       `cmd:"" help:"List environments, each in its latest version."`
-	Show    envsShow     `cmd:"" help:"Print an environment as a file that apply takes; what secrets hold is never shown, and stays when it is applied."`
-	Rm      envsRm       `cmd:"" help:"Remove environments: new executions cannot name them, those that run go on."`
-	Explain envsExplain  `cmd:"" help:"Say where each variable and each allowed host would come from."`
+	Show    envsShow     `cmd:"" help:"Print an environment in the file format of apply. The values of secrets are never shown; applying the file keeps them."`
+	Rm      envsRm       `cmd:"" help:"Remove environments: new executions cannot use them, running executions continue."`
+	Explain envsExplain  `cmd:"" help:"Show where each variable and each allowed host would come from."`
 }
 
 type catalogueLs struct {
 	server
-	Limit int `default:"50" help:"At most so many; 0 means all."`
+	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 type (
@@ -80,7 +80,8 @@ func (c *envsLs) Run(a *app) error {
 	})
 }
 
-// ls lists entries; row is what is told of a spec. A spec that a newer server made may hold more than is known here.
+// ls lists entries. row returns the columns of a spec. A spec from a newer server may have fields that this version
+// does not know.
 func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row func(S) []any) error {
 	if c.Limit < 0 {
 		return usage("limit: %d is negative; 0 means all", c.Limit)
@@ -96,7 +97,7 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 	err = list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d client.Definition) []any {
 		var spec S
 		if err := json.Unmarshal(d.Spec, &spec); err != nil {
-			unread = append(unread, fmt.Errorf("%s: its spec is not understood: %w", d.Ref, err))
+			unread = append(unread, fmt.Errorf("%s: decode the spec: %w", d.Ref, err))
 		}
 		out := append([]any{d.Ref.Bare(), brief(d.Ref.Version)}, row(spec)...)
 		return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
@@ -104,7 +105,7 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 	return errors.Join(append(unread, err)...)
 }
 
-// brief is the beginning of a digest, to tell versions apart; `show` has all of it.
+// brief returns the beginning of a digest, which is enough to distinguish versions; `show` prints the whole digest.
 func brief(digest string) string {
 	const most = 12
 	return digest[:min(len(digest), most)]
@@ -113,7 +114,7 @@ func brief(digest string) string {
 type catalogueShow struct {
 	server
 	Ref     string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
-	Version string `placeholder:"V" help:"A tag or a digest; without it, the reference's or the latest."`
+	Version string `placeholder:"V" help:"A tag or a digest; by default the version in the reference, or the latest."`
 }
 
 type (
@@ -145,17 +146,17 @@ func (c *envsShow) Run(a *app) error {
 	})
 }
 
-// strict decodes a spec of which nothing may be lost.
+// strict decodes a spec and returns an error for fields that this version does not know.
 func strict(spec []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(spec))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {
-		return fmt.Errorf("the server's answer holds what this spool does not know, see --json: %w", err)
+		return fmt.Errorf("the server's response has fields that this version of spool does not know, use --json: %w", err)
 	}
 	return nil
 }
 
-// show prints a version; fill puts its spec into the document.
+// show prints a version. fill sets its spec in the document.
 func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition.Document, []byte) error) error {
 	ref, err := reference("ref", c.Ref)
 	if err != nil {
@@ -163,7 +164,7 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 	}
 	if c.Version != "" {
 		if ref.Version != "" && ref.Version != c.Version {
-			return usage("version: the reference names version %s already", ref.Version)
+			return usage("version: the reference already names version %s", ref.Version)
 		}
 		ref.Version = c.Version
 		if err := ref.Check(); err != nil {
@@ -215,7 +216,8 @@ func (c *instancesRm) Run(a *app) error { return c.rm(a, definition.KindInstance
 // Run removes environments.
 func (c *envsRm) Run(a *app) error { return c.rm(a, definition.KindEnvironment) }
 
-// rm removes entries. Wrong references are refused before anything is done; after a failure it goes on, and fails at the end.
+// rm removes entries. It checks all references before the first removal. After a failure it continues, and returns
+// the joined errors at the end.
 func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 	refs := make([]events.Reference, len(c.Refs))
 	for i, s := range c.Refs {
@@ -224,7 +226,7 @@ func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 			return err
 		}
 		if refs[i].Version != "" {
-			return usage("ref: %s names a version; what is removed is the %s with all of them: leave it out", clip(s), kind)
+			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", clip(s), kind)
 		}
 	}
 	ctx, cancel := a.interruptible()
@@ -255,15 +257,15 @@ func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 
 type envsExplain struct {
 	server
-	Agent    string   `xor:"of" placeholder:"REF" help:"Of this agent."`
-	Instance string   `xor:"of" placeholder:"REF" help:"Of this agent instance: its agent, then its environments."`
-	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one wins."`
+	Agent    string   `xor:"of" placeholder:"REF" help:"Explain this agent."`
+	Instance string   `xor:"of" placeholder:"REF" help:"Explain this agent instance: its agent, then its environments."`
+	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one overrides an earlier one."`
 }
 
-// Run tells where variables and hosts come from.
+// Run prints where variables and hosts come from.
 func (c *envsExplain) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
-		return usage("agent: name an agent or an instance, or environments with --env")
+		return usage("agent: name an agent, an instance, or environments with --env")
 	}
 	ask := client.Explain{Agent: c.Agent, Instance: c.Instance, Environments: c.Env}
 	for _, r := range slices.Concat([][2]string{{"agent", c.Agent}, {"instance", c.Instance}}, pairs("env", c.Env)) {
@@ -298,7 +300,7 @@ func (c *envsExplain) Run(a *app) error {
 	return nil
 }
 
-// explained prints a table of variables and one of hosts.
+// explained prints a table of variables and a table of hosts.
 func explained(a *app, e client.Explanation) error {
 	table := newTable(a)
 	for i, v := range e.Variables {

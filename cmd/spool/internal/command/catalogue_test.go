@@ -182,11 +182,11 @@ func TestApplyFaults(t *testing.T) {
 	for name, x := range map[string]struct{ text, says string }{
 		"rules": {"kind: agent\nslug: a\nspec:\n  architecture: moon\n  instructions: short\n",
 			"stdin:4:17: spec.architecture: there is no architecture \"moon\"; there are claude-code (alias claude-sdk), codex, opencode, acp, spool\n" +
-				"stdin:5:17: spec.instructions: they have 5 characters; at least 10 are needed\nspool: nothing was applied: the file has 2 faults\n"},
+				"stdin:5:17: spec.instructions: they have 5 characters; at least 10 are needed\nspool: nothing was applied: the file has 2 errors\n"},
 		"a good one before": {"kind: instance\nslug: a\nspec: {agent: a}\n---\nkind: \"x\\e[2J\"\n", ""},
-		"nothing":           {"", "stdin:1:1: it is empty: a definition has kind, slug and spec\nspool: nothing was applied: the file has a fault\n"},
+		"nothing":           {"", "stdin:1:1: it is empty: a definition has kind, slug and spec\nspool: nothing was applied: the file has an error\n"},
 		"values": {"kind: environment\nslug: a\nspec:\n  variables:\n    A: {valueFrom: {env: NOPE}}\n    B:\n      valueFrom: {file: /nonsense/file}\n",
-			"stdin:5:20: spec.variables.A.valueFrom: variable NOPE is not set here\nstdin:7:18: spec.variables.B.valueFrom: open /nonsense/file: no such file or directory\nspool: nothing was applied: the file has 2 faults\n"},
+			"stdin:5:20: spec.variables.A.valueFrom: variable NOPE is not set here\nstdin:7:18: spec.variables.B.valueFrom: open /nonsense/file: no such file or directory\nspool: nothing was applied: the file has 2 errors\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -278,7 +278,7 @@ func TestDefinitionsLs(t *testing.T) {
 	bad := serveCatalogue(t, func(string) (int, string) {
 		return 200, `{"agents":[{"ref":{"slug":"a"},"spec":{"model":7}}]}`
 	})
-	if got := spool(t, world(t), "agents", "ls", "--url", bad.URL); got.code != ExitFailed || !strings.Contains(got.err, "a: its spec is not understood") {
+	if got := spool(t, world(t), "agents", "ls", "--url", bad.URL); got.code != ExitFailed || !strings.Contains(got.err, "a: decode the spec") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -394,7 +394,7 @@ func TestCatalogueUsage(t *testing.T) {
 		{[]string{"agents"}, "see `spool agents --help`"},
 		{[]string{"agents", "show"}, "ref"},
 		{[]string{"agents", "show", "A"}, "ref: slug: "},
-		{[]string{"agents", "show", "a@v1", "--version", "v2"}, "version: the reference names version v1 already"},
+		{[]string{"agents", "show", "a@v1", "--version", "v2"}, "version: the reference already names version v1"},
 		{[]string{"agents", "show", "a", "--version", "V"}, "version: "},
 		{[]string{"instances", "rm"}, "ref"},
 		{[]string{"instances", "rm", "ok", "a@v1"}, "ref: a@v1 names a version"},

@@ -10,15 +10,15 @@ import (
 )
 
 type certificatesCommand struct {
-	Authority   string        `required:"" type:"path" placeholder:"DIR" help:"Folder of the authority's certificate and private key; it is made when it is missing."`
-	CAFile      string        `name:"ca-file" required:"" type:"path" placeholder:"FILE" help:"File that the authority's certificate is written to, for clients."`
-	Issue       []string      `required:"" sep:"none" placeholder:"DIR=NAME,…" help:"Folder of a certificate and its private key, and the host names and IP addresses that it is for, a port behind one being ignored. Repeat it for each server."`
-	ValidFor    time.Duration `default:"17520h" help:"How long a new certificate is valid."`
+	Authority   string        `required:"" type:"path" placeholder:"DIR" help:"Folder of the authority's certificate and private key; it is created if it does not exist."`
+	CAFile      string        `name:"ca-file" required:"" type:"path" placeholder:"FILE" help:"Output file for the authority's certificate, for clients."`
+	Issue       []string      `required:"" sep:"none" placeholder:"DIR=NAME,…" help:"Folder of a certificate and its private key, and the host names and IP addresses of the certificate; ports are ignored. Repeat for each server."`
+	ValidFor    time.Duration `default:"17520h" help:"Validity of a new certificate."`
 	RenewBefore time.Duration `default:"720h" help:"Renew certificates that expire within this time."`
-	JSON        bool          `help:"Print one JSON object a line."`
+	JSON        bool          `help:"Print one JSON object per line."`
 }
 
-// Run makes the authority and the certificates that are missing, expire soon or are for other names.
+// Run creates the authority and the certificates that are missing, expire soon or have other names.
 func (c *certificatesCommand) Run(a *app) error {
 	type server struct {
 		folder string
@@ -43,13 +43,13 @@ func (c *certificatesCommand) Run(a *app) error {
 		servers = append(servers, s)
 	}
 	if c.ValidFor <= 0 || c.RenewBefore < 0 {
-		return usage("valid-for, renew-before: %s and %s are not lengths of time", c.ValidFor, c.RenewBefore)
+		return usage("valid-for, renew-before: %s must be positive, and %s must not be negative", c.ValidFor, c.RenewBefore)
 	}
 	authority, err := certificate.OpenAuthority(c.Authority, certificate.Validity{For: c.ValidFor, RenewBefore: c.RenewBefore}, time.Now())
 	if err != nil {
 		return err
 	}
-	// Clients trust an authority before a server shows a certificate of it.
+	// Clients must trust an authority before a server presents one of its certificates.
 	if err := authority.Trust(c.CAFile); err != nil {
 		return err
 	}

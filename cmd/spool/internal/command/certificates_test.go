@@ -96,7 +96,7 @@ func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 func TestCertificates_RefusesWrongUse(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
-		"is not a folder with names": {"--issue", "folder"}, "issue: \"=nats\" is not": {"--issue", "=nats"}, "are not lengths of time": {"--issue", "d=nats", "--valid-for=-1h"},
+		"is not a folder with names": {"--issue", "folder"}, "issue: \"=nats\" is not": {"--issue", "=nats"}, "must be positive": {"--issue", "d=nats", "--valid-for=-1h"},
 	} {
 		w := world(t)
 		var said bytes.Buffer

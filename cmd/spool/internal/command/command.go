@@ -1,5 +1,4 @@
-// Package command is the command line of spool: what each command does, what it
-// prints, and with which code it ends.
+// Package command implements the command line of spool: the commands, their output and their exit codes.
 package command
 
 import (
@@ -27,70 +26,71 @@ const (
 	ExitCancelled = 130
 )
 
-// IO is the world that a command talks to.
+// IO is the environment of a command: its streams, the terminal and the local machine.
 type IO struct {
 	In      io.Reader
-	InTTY   bool // nothing is piped in
+	InTTY   bool // input comes from a terminal, not from a pipe
 	Out     io.Writer
 	OutTTY  bool
 	Err     io.Writer
 	ErrTTY  bool
-	Width   func() int       // columns of the terminal now; nil means 80
-	Color   bool             // colours are wanted on a terminal
+	Width   func() int       // current width of the terminal in columns; nil means 80
+	Color   bool             // use colours on a terminal
 	Signals <-chan os.Signal // interrupts and terminations
-	// Raw makes the terminal of In give each key at once and show none, until restore is called; nil if In is no terminal.
+	// Raw puts the terminal of In into raw mode, in which each key is delivered at once and not echoed, until
+	// restore is called; nil if In is not a terminal.
 	Raw func() (restore func() error, err error)
-	// LookupEnv reads the environment's variables that definitions name; nil means there are none.
+	// LookupEnv returns an environment variable that a definition names; nil means that there are none.
 	LookupEnv func(name string) (value string, ok bool)
 	Local     Local
-	// DefaultURL is asked where no server is named; empty means where `spool up` listens by default.
+	// DefaultURL is the gateway's URL if the user names none; "" means the default address of `spool up`.
 	DefaultURL string
 }
 
-// commands is the whole command line.
+// commands is the complete command line.
 type commands struct {
 	Up                upCommand                `cmd:"" help:"Run all services in one process."`
 	Run               runCommand               `cmd:"" help:"Run a query and stream what the agent does."`
-	Attach            attachCommand            `cmd:"" help:"Show a session, and follow it live."`
-	Replay            replayCommand            `cmd:"" help:"Play a session again in the terminal, as it looked live."`
-	Sessions          sessionsCommand          `cmd:"" help:"Look at sessions, and at what they run in."`
-	Executions        executionsCommand        `cmd:"" help:"Look at executions, and steer them."`
-	Files             filesCommand             `cmd:"" help:"Files of a session's workspace: list, get, put, remove."`
+	Attach            attachCommand            `cmd:"" help:"Show a session and follow it live."`
+	Replay            replayCommand            `cmd:"" help:"Replay a session in the terminal as it looked live."`
+	Sessions          sessionsCommand          `cmd:"" help:"List, show and delete sessions; control their sandboxes."`
+	Executions        executionsCommand        `cmd:"" help:"List, show and control executions."`
+	Files             filesCommand             `cmd:"" help:"List, get, put and remove files of a session's workspace."`
 	Events            eventsCommand            `cmd:"" help:"Read a session's log."`
-	Fork              forkCommand              `cmd:"" help:"Make a session that goes on from an event of another one, with its history, files and conversation up to there."`
-	State             stateCommand             `cmd:"" help:"Show what a session was after an event."`
+	Fork              forkCommand              `cmd:"" help:"Create a session that continues from an event of another session, with its history, files and conversation up to that event."`
+	State             stateCommand             `cmd:"" help:"Show the state of a session after an event."`
 	Diff              diffCommand              `cmd:"" help:"Compare two events of a session, or two sessions."`
-	Verify            verifyCommand            `cmd:"" help:"Check the log: hashes, chains, order, ends, signed heads."`
-	Heads             headsCommand             `cmd:"" help:"The key that heads of the log are signed with."`
-	GC                gcCommand                `cmd:"" name:"gc" help:"Remove the content of deleted sessions now, as the janitor does, or list what would go."`
-	Rebuild           rebuildCommand           `cmd:"" help:"Fold the read models anew from the log."`
-	Provision         provisionCommand         `cmd:"" help:"Install the streams on a NATS, or bring them up to date."`
-	ProvisionDatabase provisionDatabaseCommand `cmd:"" help:"Make the roles of the services in a Postgres of Spool's own, or bring them up to date."`
-	Certificates      certificatesCommand      `cmd:"" help:"Make a certificate authority and the TLS certificates of an installation, and renew those that expire soon."`
-	Agents            agentsCommand            `cmd:"" help:"What agents are made of: apply, list, show, remove."`
-	Instances         instancesCommand         `cmd:"" help:"Agents with their environments: apply, list, show, remove."`
-	Envs              envsCommand              `cmd:"" help:"Environments, which hold variables and secrets: apply, list, show, remove, explain."`
-	Skills            skillsCommand            `cmd:"" help:"Skills, which agents are given: push, list, show, pull, tag, remove."`
-	Secrets           secretsCommand           `cmd:"" help:"The key that secrets are encrypted to: make it, change it."`
-	Budgets           budgetsCommand           `cmd:"" help:"What tenants may take in a day, a month or at all, and have taken."`
-	Limits            limitsCommand            `cmd:"" help:"What tenants may hold and do at once, and what they use."`
-	Audit             auditCommand             `cmd:"" help:"List who did what, the newest first: keys, end users, addresses."`
-	Dead              deadCommand              `cmd:"" help:"Messages that services gave up: list, show, retry, drop."`
-	Keys              keysCommand              `cmd:"" help:"Make, list and revoke API keys."`
-	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and say what to do."`
+	Verify            verifyCommand            `cmd:"" help:"Verify the log: hashes, chains, order, ends, signed heads."`
+	Heads             headsCommand             `cmd:"" help:"Manage the key that signs the heads of the log."`
+	GC                gcCommand                `cmd:"" name:"gc" help:"Remove the content of deleted sessions now, as the janitor does, or list what would be removed."`
+	Rebuild           rebuildCommand           `cmd:"" help:"Rebuild the read models from the log."`
+	Provision         provisionCommand         `cmd:"" help:"Create the streams of an installation on NATS, or update them."`
+	ProvisionDatabase provisionDatabaseCommand `cmd:"" help:"Create the services' roles in a Postgres that only Spool uses, or update them."`
+	Certificates      certificatesCommand      `cmd:"" help:"Create a certificate authority and the TLS certificates of an installation, and renew certificates that expire soon."`
+	Agents            agentsCommand            `cmd:"" help:"Apply, list, show and remove agents."`
+	Instances         instancesCommand         `cmd:"" help:"Apply, list, show and remove agent instances: agents with their environments."`
+	Envs              envsCommand              `cmd:"" help:"Apply, list, show, remove and explain environments, which hold variables and secrets."`
+	Skills            skillsCommand            `cmd:"" help:"Push, list, show, pull, tag and remove skills for agents."`
+	Secrets           secretsCommand           `cmd:"" help:"Create and rotate the key that encrypts secrets."`
+	Budgets           budgetsCommand           `cmd:"" help:"Set, list and remove the budgets of tenants per day, per month or in total."`
+	Limits            limitsCommand            `cmd:"" help:"Set, list and remove the limits of tenants."`
+	Audit             auditCommand             `cmd:"" help:"List who did what, newest first, with key, end user and address."`
+	Dead              deadCommand              `cmd:"" help:"List, show, retry and drop dead letters: messages whose processing was given up."`
+	Keys              keysCommand              `cmd:"" help:"Create, list and revoke API keys."`
+	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`
 }
 
-// Grammar is the whole command line as kong reads it: for documents.
+// Grammar returns the command line as kong parses it, for generated documents.
 func Grammar() any { return &commands{} }
 
-// app is what the commands share.
+// app is the state that all commands share.
 type app struct {
 	IO
-	ctx   context.Context // ends when Main's caller wants no more
-	lines *bufio.Reader   // of In, for ask
+	ctx   context.Context // the context that Main received
+	lines *bufio.Reader   // reader of In, used by ask
 }
 
-// exitError ends the program with a code; without an error all has been said.
+// exitError ends the program with an exit code. Without an error the command has already printed its messages.
 type exitError struct {
 	code int
 	err  error
@@ -105,12 +105,12 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage is a command that was called wrongly.
+// usage returns an error for a command that was called with invalid arguments.
 func usage(format string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
 }
 
-// errInterrupted is a command that was asked to end.
+// errInterrupted is the cause of a context that a signal ended.
 var errInterrupted = errors.New("interrupted")
 
 // Main runs a command line and returns the exit code.
@@ -128,7 +128,7 @@ func Main(ctx context.Context, args []string, world IO) int {
 		fmt.Fprintf(world.Err, "spool: %v\n", err)
 		return ExitFailed
 	}
-	for i, arg := range args { // kong would replace what is wrong
+	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
 			fmt.Fprintf(world.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(clip(arg)))
 			return ExitUsage
@@ -138,7 +138,7 @@ func Main(ctx context.Context, args []string, world IO) int {
 		args = []string{"--help"}
 	}
 	parsed, err := parser.Parse(args)
-	if exited { // help was asked for
+	if exited { // help was requested
 		return code
 	}
 	if err != nil {
@@ -153,7 +153,7 @@ func Main(ctx context.Context, args []string, world IO) int {
 	return world.exit(parsed.Run(&app{IO: world, ctx: ctx}))
 }
 
-// exit says what went wrong, once and in one line, and gives the code.
+// exit prints an error on one line and returns the exit code.
 func (w IO) exit(err error) int {
 	if err == nil {
 		return ExitDone
@@ -178,7 +178,7 @@ func (w IO) exit(err error) int {
 	return code
 }
 
-// interruptible is a context that the first signal ends, with errInterrupted as its cause.
+// interruptible returns a context that ends at the first signal, with errInterrupted as its cause.
 func (a *app) interruptible() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(a.ctx)
 	go func() {
@@ -198,15 +198,15 @@ func (a *app) json(v any) error {
 	return enc.Encode(v)
 }
 
-// renderer shows a session on the output.
+// renderer returns a renderer of sessions for the output.
 func (a *app) renderer() *terminal.Renderer { return a.rendererOn(a.Out, time.Now) }
 
-// rendererOn shows a session on another writer to the output, by a clock.
+// rendererOn returns a renderer for another writer than the output, with its own clock.
 func (a *app) rendererOn(out io.Writer, now func() time.Time) *terminal.Renderer {
 	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
 }
 
-// clip shortens what is quoted in an error.
+// clip shortens a value that is quoted in an error.
 func clip(s string) string {
 	if len(s) > 64 {
 		return s[:64] + "…"

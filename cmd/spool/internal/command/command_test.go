@@ -63,11 +63,11 @@ func TestUsage(t *testing.T) {
 	}{
 		{[]string{"nonsense"}, "nonsense"},
 		{[]string{"run", "--nonsense", "q"}, "--nonsense"},
-		{[]string{"run", ""}, "query: it is empty"},
-		{[]string{"run", "  \n"}, "query: it is empty"},
-		{[]string{"run", "-"}, "query: it is empty"},
+		{[]string{"run", ""}, "query: empty"},
+		{[]string{"run", "  \n"}, "query: empty"},
+		{[]string{"run", "-"}, "query: empty"},
 		{[]string{"run", "bad \xff"}, "argument 2 is not valid UTF-8"},
-		{[]string{"run", strings.Repeat("x", maxQuery+1)}, "query: it is larger than 1 MiB"},
+		{[]string{"run", strings.Repeat("x", maxQuery+1)}, "query: larger than 1 MiB"},
 		{[]string{"run", "--session", "ses_*", "q"}, "session: "},
 		{[]string{"run", "--session", ses, "--model", "m", "q"}, "leave them out with --session"},
 		{[]string{"run", "--session", ses, "--model-provider", "nvidia", "q"}, "leave them out with --session"},
@@ -149,7 +149,7 @@ func TestRunEnds(t *testing.T) {
 			t.Parallel()
 			f := serve(t, accepted, dispatched, answered, c.end)
 			got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "spool", "hello")
-			if got.code != c.code || !strings.Contains(got.out, "> hello\n\nhi there\n") || !strings.HasSuffix(got.err, c.says) || !strings.Contains(got.err, "go on with `spool run --session "+ses) {
+			if got.code != c.code || !strings.Contains(got.out, "> hello\n\nhi there\n") || !strings.HasSuffix(got.err, c.says) || !strings.Contains(got.err, "continue with `spool run --session "+ses) {
 				t.Errorf("text: %+v", got)
 			}
 			if f.bodies[0] != `{"architecture":"spool","content":"hello"}` {
@@ -184,12 +184,12 @@ func TestRunReadsStandardInput(t *testing.T) {
 	}
 	w := world(t)
 	w.In = strings.NewReader("bad \xff")
-	if got := spool(t, w, "run", "-"); got.code != ExitUsage || !strings.Contains(got.err, "query: it is not valid UTF-8") {
+	if got := spool(t, w, "run", "-"); got.code != ExitUsage || !strings.Contains(got.err, "query: not valid UTF-8") {
 		t.Errorf("not UTF-8: %+v", got)
 	}
 	w = world(t)
 	w.InTTY = true
-	if got := spool(t, w, "run"); got.code != ExitUsage || !strings.Contains(got.err, "query: say what to do") {
+	if got := spool(t, w, "run"); got.code != ExitUsage || !strings.Contains(got.err, "query: state what to do") {
 		t.Errorf("on a terminal: %+v", got)
 	}
 }
@@ -290,7 +290,7 @@ func TestAttach(t *testing.T) {
 	w.Signals, w.Out, w.Err = signals, out, errs
 	var sending sync.WaitGroup
 	sending.Go(func() { <-out.full; signals <- os.Interrupt })
-	if code := Main(t.Context(), []string{"attach", "--url", f.URL, ses}, w); code != ExitCancelled || errs.String() != "spool: left; the session goes on\n" {
+	if code := Main(t.Context(), []string{"attach", "--url", f.URL, ses}, w); code != ExitCancelled || errs.String() != "spool: detached; the session continues\n" {
 		t.Errorf("left with %d %q", code, errs)
 	}
 	sending.Wait()
@@ -481,7 +481,7 @@ func TestCursorErrors(t *testing.T) {
 		want string
 	}{
 		{&client.Error{Code: client.CodeCursorAhead, Detail: "x", Tip: &tip}, "after: the session has no event 9 yet; its last is 7 (CURSOR_AHEAD)"},
-		{&client.Error{Code: client.CodeCursorExpired, Detail: "x"}, "after: events after 9 are no longer kept; `spool attach SESSION` shows the blocks that they became (CURSOR_EXPIRED)"},
+		{&client.Error{Code: client.CodeCursorExpired, Detail: "x"}, "after: events after 9 are no longer stored; `spool attach SESSION` shows the resulting blocks (CURSOR_EXPIRED)"},
 		{errInterrupted, "interrupted"},
 	} {
 		if got := cursorError(c.err, 9).Error(); got != c.want {

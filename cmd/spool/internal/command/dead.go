@@ -8,15 +8,15 @@ import (
 )
 
 type deadCommand struct {
-	Ls    deadLs    `cmd:"" help:"List dead letters, the oldest first."`
-	Show  deadShow  `cmd:"" help:"Show a dead letter with its message."`
-	Retry deadRetry `cmd:"" help:"Have the sessions of dead letters looked at again, and remove the letters."`
+	Ls    deadLs    `cmd:"" help:"List dead letters, oldest first."`
+	Show  deadShow  `cmd:"" help:"Show a dead letter and its message."`
+	Retry deadRetry `cmd:"" help:"Process the sessions of dead letters again, and remove the letters."`
 	Drop  deadDrop  `cmd:"" help:"Remove dead letters."`
 }
 
 type deadLs struct {
 	server
-	Limit int `default:"100" help:"How many at most; 0 for all."`
+	Limit int `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
 // Run lists dead letters.
@@ -42,7 +42,7 @@ func (c *deadLs) Run(a *app) error {
 
 type deadShow struct {
 	server
-	ID string `arg:"" help:"As listed."`
+	ID string `arg:"" help:"Id of the letter, from dead ls."`
 }
 
 // Run shows a dead letter.
@@ -61,14 +61,14 @@ func (c *deadShow) Run(a *app) error {
 	if c.JSON {
 		return a.json(d)
 	}
-	_, err = fmt.Fprintf(a.Out, "given up at %s by %s, delivered %d times\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
+	_, err = fmt.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
 		d.Value.Time, d.Value.Handler, d.Value.Delivered, d.Value.Subject, d.Value.SessionID, d.Value.Reason, d.Value.Message)
 	return err
 }
 
 type deadRetry struct {
 	server
-	IDs []string `arg:"" name:"id" help:"As listed."`
+	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
 // Run retries dead letters.
@@ -80,7 +80,7 @@ func (c *deadRetry) Run(a *app) error {
 
 type deadDrop struct {
 	server
-	IDs []string `arg:"" name:"id" help:"As listed."`
+	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
 // Run removes dead letters.

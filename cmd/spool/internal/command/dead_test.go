@@ -16,7 +16,7 @@ func TestDead_ListsShowsRetriesAndDrops(t *testing.T) {
 	}{
 		"ls":      {[]string{"ls"}, ExitDone, "job.local.any", ""},
 		"ls JSON": {[]string{"ls", "--json"}, ExitDone, `"reason":"no use"`, ""},
-		"show":    {[]string{"show", "7"}, ExitDone, "delivered 3 times", ""},
+		"show":    {[]string{"show", "7"}, ExitDone, "after 3 deliveries", ""},
 		"drop":    {[]string{"drop", "7"}, ExitDone, "dropped 7\n", ""},
 		"retry":   {[]string{"retry", "8", "7"}, ExitFailed, "retried 7\n", "sessionId"},
 		"minus":   {[]string{"ls", "--limit=-1"}, ExitUsage, "", "limit: -1 is less than 0"},

@@ -16,10 +16,10 @@ type diffCommand struct {
 	From string `arg:"" name:"from" help:"Seq of the first event, or another session's id."`
 	To   string `arg:"" name:"to" optional:"" help:"Seq of the second event."`
 
-	ExitCode bool `name:"exit-code" help:"Exit with 1 if there is a difference, as git diff does."`
+	ExitCode bool `name:"exit-code" help:"Exit with code 1 if there is a difference, as git diff does."`
 }
 
-// exit returns what the command ends with.
+// exit returns the error with the command's exit code.
 func (c *diffCommand) exit(equal bool) error {
 	if c.ExitCode && !equal {
 		return &exitError{code: ExitFailed}
@@ -31,7 +31,7 @@ func (c *diffCommand) exit(equal bool) error {
 func (c *diffCommand) Run(a *app) error {
 	if c.To == "" {
 		if err := checkID("from", events.KindSession, c.From); err != nil {
-			return usage("to: give the seqs of two events, or the id of another session: %q is none", clip(c.From))
+			return usage("to: name the seqs of two events, or the id of another session: %q is neither", clip(c.From))
 		}
 		return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error { return c.sessions(ctx, a, cl) })
 	}
@@ -60,11 +60,11 @@ func (c *diffCommand) Run(a *app) error {
 	})
 }
 
-// seq reads the seq of an event.
+// seq parses the seq of an event.
 func seq(field, text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return 0, usage("%s: %q is no seq of an event: a whole number from 1 to 4294967295", field, clip(text))
+		return 0, usage("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, clip(text))
 	}
 	return uint32(n), nil
 }
@@ -84,7 +84,7 @@ func (c *diffCommand) sessions(ctx context.Context, a *app, cl *client.Client) e
 	d := doc.Value
 	fmt.Fprintln(a.Out, terminal.Line(d.Summary))
 	if !d.Equal {
-		fmt.Fprintf(a.Out, "%d events before that are alike, ids, times and costs apart.\n", d.Events)
+		fmt.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.Events)
 	}
 	for _, side := range []struct {
 		mark string
@@ -127,7 +127,7 @@ func showDiff(a *app, d client.Diff) error {
 		fmt.Fprintf(a.Out, "and %d more files\n", n)
 	}
 	if d.Files.Cut {
-		fmt.Fprintln(a.Out, "Some files have no text here: there were too many, or the texts were too long. A smaller range shows them.")
+		fmt.Fprintln(a.Out, "Some files are shown without text: there are too many, or they are too long. Compare a smaller range to see them.")
 	}
 	return nil
 }

@@ -28,12 +28,12 @@ import (
 )
 
 const (
-	// Free disk space, in bytes: below the first nothing works, below the second it soon will not.
+	// Free disk space in bytes: below the first value nothing works, below the second one it soon will not.
 	diskRequired  = 200 << 20
 	diskSuggested = 2 << 30
 
 	checkTimeout = 10 * time.Second
-	// engineTimeout is for what starts containers.
+	// engineTimeout is the time limit of checks that start containers.
 	engineTimeout = time.Minute
 )
 
@@ -44,23 +44,23 @@ type doctorCommand struct {
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres to use in place of a private one."`
 	Runner     string `env:"SPOOL_RUNNER" placeholder:"FILE" help:"The runner's binary, if it is not beside this program."`
 
-	Security bool   `help:"Check the hardening of an installation in place of what spool up needs: of the server, and of the compose project on this engine."`
+	Security bool   `help:"Check the hardening of an installation, of the server and of the compose project on this engine, instead of what spool up needs."`
 	Project  string `default:"spool" env:"SPOOL_PROJECT" help:"With --security: the name of the compose project."`
 	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
 
-	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"What sandboxes are made of: local, docker or modal."`
-	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"Where the Docker engine listens, with --sandbox docker."`
+	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"Sandbox provider: local, docker or modal."`
+	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"URL of the Docker engine, with --sandbox docker."`
 	SandboxImage string `env:"SPOOL_SANDBOX_IMAGE" placeholder:"IMAGE" help:"Image of Docker sandboxes."`
-	DiskLimit    string `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"What is to enforce the disk limits of Docker sandboxes; doctor tries it."`
+	DiskLimit    string `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"Mechanism that enforces the disk limits of Docker sandboxes; doctor tries it."`
 
 	environ func(string) string // nil means os.Getenv
 	sysctls string              // folder of the kernel's settings; "" means /proc/sys
 }
 
-// finding is what a check found.
+// finding is the result of a check.
 type finding struct {
 	Check  string `json:"check"`
-	Status string `json:"status"` // ok, note: it works without, or failed
+	Status string `json:"status"` // ok, note (Spool works without it) or failed
 	Detail string `json:"detail"`
 	Remedy string `json:"remedy,omitempty"`
 }
@@ -75,12 +75,12 @@ func failed(detail, remedy string) finding {
 	return finding{Status: "failed", Detail: detail, Remedy: remedy}
 }
 
-// examination is what the checks share.
+// examination is the state that the checks share.
 type examination struct {
 	*doctorCommand
 	app     *app
 	dir     string
-	running *Connection // the stack on the data folder, nil if none
+	running *Connection // the stack on the data folder; nil if none runs
 }
 
 // diskLimits is the name of the check that starts containers.
@@ -89,7 +89,7 @@ const diskLimits = "disk limits"
 // modalSettings is the name of the check that asks Modal.
 const modalSettings = "Modal"
 
-// check looks at one thing.
+// check is one check of doctor.
 type check struct {
 	name string
 	run  func(context.Context) finding
@@ -102,7 +102,7 @@ func (c check) within() time.Duration {
 	return checkTimeout
 }
 
-// checks are what the command was asked to look at.
+// checks returns the requested checks.
 func (x *examination) checks(ctx context.Context) []check {
 	if x.Security {
 		base := []check{{"data folder", x.folder}, {"running stack", x.stack}}
@@ -128,7 +128,8 @@ func (x *examination) checks(ctx context.Context) []check {
 	return list
 }
 
-// Run makes every check; it fails if something is missing that Spool cannot do without, or is open that should not be.
+// Run performs every check. It returns an error if a requirement is missing, or if something is exposed that must
+// not be.
 func (c *doctorCommand) Run(a *app) error {
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -153,7 +154,7 @@ func (c *doctorCommand) Run(a *app) error {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("doctor: %d of these must be put right", bad)
+		return fmt.Errorf("doctor: %d checks failed", bad)
 	}
 	return nil
 }
@@ -170,21 +171,21 @@ func (c *doctorCommand) print(a *app, f finding) error {
 }
 
 func (x *examination) folder(context.Context) finding {
-	remedy := "choose another with --data or SPOOL_DATA_DIR, or make it yours"
+	remedy := "choose another folder with --data or SPOOL_DATA_DIR, or change its owner"
 	var err error
 	if x.dir, err = dataDir(x.app, x.Data); err != nil {
 		return failed(err.Error(), remedy)
 	}
 	existed := exists(x.dir)
 	if err := os.MkdirAll(x.dir, 0o700); err != nil {
-		return failed(fmt.Sprintf("%s cannot be made: %v", x.dir, cause(err)), remedy)
+		return failed(fmt.Sprintf("%s cannot be created: %v", x.dir, cause(err)), remedy)
 	}
 	f, err := os.CreateTemp(x.dir, ".doctor-")
 	if err != nil {
 		return failed(fmt.Sprintf("%s cannot be written: %v", x.dir, cause(err)), remedy)
 	}
 	err = errors.Join(f.Close(), os.Remove(f.Name()))
-	if !existed { // looking must not leave anything behind
+	if !existed { // a check must not leave anything behind
 		err = errors.Join(err, os.Remove(x.dir))
 	}
 	if err != nil {
@@ -200,15 +201,15 @@ func (x *examination) disk(context.Context) finding {
 	}
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
-		return note(fmt.Sprintf("free space of %s is not known: %v", dir, err), "")
+		return note(fmt.Sprintf("free space of %s is unknown: %v", dir, err), "")
 	}
 	free := s.Bavail * uint64(s.Bsize)
 	has := fmt.Sprintf("%.1f GiB free for %s", float64(free)/(1<<30), x.dir)
 	switch {
 	case free < diskRequired:
-		return failed(has, "free some, or choose another disk with --data")
+		return failed(has, "free some space, or choose another disk with --data")
 	case free < diskSuggested:
-		return note(has, "logs and workspaces grow: free some, or choose another disk with --data")
+		return note(has, "logs and workspaces grow: free some space, or choose another disk with --data")
 	}
 	return ok("%s", has)
 }
@@ -225,7 +226,7 @@ func (x *examination) stack(context.Context) finding {
 	return ok("process %d on %s, at %s", c.PID, x.dir, c.URL)
 }
 
-// port checks that an address can be listened on, or is our own stack's.
+// port checks that an address is free, or is used by the running stack.
 func (x *examination) port(flag, address string) finding {
 	l, err := net.Listen("tcp", address)
 	if err == nil {
@@ -236,9 +237,9 @@ func (x *examination) port(flag, address string) finding {
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		if x.running != nil {
-			return ok("%s is in use while a stack runs", address)
+			return ok("%s is used by the running stack", address)
 		}
-		return failed(address+" is in use by another program", fmt.Sprintf("end that program, or choose another address with --%s (port 0 takes any free one)", flag))
+		return failed(address+" is in use by another program", fmt.Sprintf("stop that program, or choose another address with --%s (port 0 means any free port)", flag))
 	}
 	return failed(fmt.Sprintf("%s cannot be listened on: %v", address, cause(err)), "choose another address with --"+flag)
 }
@@ -251,14 +252,14 @@ func (x *examination) postgres(ctx context.Context) finding {
 	if database == "" {
 		found, err := pgserver.Find(ctx, pgserver.Config{DataDir: filepath.Join(x.dir, "postgres")})
 		if errors.Is(err, pgserver.ErrNoBinary) {
-			return note("no binary on this machine; the first start will fetch one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
+			return note("no binary on this machine; the first start downloads one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
 		}
 		if err != nil {
 			return failed(err.Error(), "")
 		}
 		return ok("%s", found)
 	}
-	remedy := "check that Postgres runs and that SPOOL_DATABASE_URL is right"
+	remedy := "check that Postgres is running and that SPOOL_DATABASE_URL is correct"
 	cfg, err := pgx.ParseConfig(database)
 	if err != nil {
 		return failed("SPOOL_DATABASE_URL is not the URL of a Postgres database", "write it like postgres://user:password@host:5432/name")
@@ -275,11 +276,11 @@ func (x *examination) postgres(ctx context.Context) finding {
 	return x.role(ctx, conn, fmt.Sprintf("version %s at %s", version, cfg.Host))
 }
 
-// role reports what the role of the database may do beyond what a gateway has to.
+// role reports which privileges the database role has beyond what a gateway needs.
 func (x *examination) role(ctx context.Context, conn *pgx.Conn, where string) finding {
 	const rights = `SELECT rolname, rolsuper OR pg_has_role(oid, 'pg_execute_server_program', 'USAGE'), has_database_privilege(oid, current_database(), 'CREATE')
 		FROM pg_catalog.pg_roles WHERE rolname = current_user`
-	const remedy = `docs/security.md, "Roles in Postgres", says how to give the gateway a role of its own`
+	const remedy = `see "Roles in Postgres" in docs/security.md for a separate role of the gateway`
 	var role string
 	var programs, owns bool
 	if err := conn.QueryRow(ctx, rights).Scan(&role, &programs, &owns); err != nil {
@@ -298,7 +299,7 @@ func (x *examination) runner(context.Context) finding {
 	remedy := "build it beside this program (scripts/build), or name it with SPOOL_RUNNER"
 	if x.Runner != "" {
 		if !program(x.Runner) {
-			return failed(x.Runner+" is no program", remedy)
+			return failed(x.Runner+" is not an executable program", remedy)
 		}
 		return ok("%s", x.Runner)
 	}
@@ -312,16 +313,16 @@ func (x *examination) runner(context.Context) finding {
 	if path, err := exec.LookPath("runner"); err == nil {
 		return ok("%s", path)
 	}
-	return failed("there is none beside "+self+", and none on the PATH", remedy)
+	return failed("there is no runner beside "+self+", and none on the PATH", remedy)
 }
 
-// diskLimit tries what enforces the disk limits of Docker sandboxes.
+// diskLimit tries the mechanism that enforces the disk limits of Docker sandboxes.
 func (x *examination) diskLimit(ctx context.Context) finding {
 	if x.Sandbox == executor.Modal {
 		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
 	}
 	if x.Sandbox != executor.Docker {
-		return ok("%s sandboxes have none; Docker sandboxes have", x.Sandbox)
+		return ok("%s sandboxes have no disk limits; only Docker sandboxes do", x.Sandbox)
 	}
 	mode, err := executor.Config{DockerHost: x.DockerHost, SandboxImage: x.SandboxImage, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
 	const remedy = "loop needs loop devices on the engine's machine and e2fsprogs in the image of sandboxes; quota needs a file system with project quota"
@@ -329,9 +330,9 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 	case err != nil:
 		return failed(err.Error(), remedy)
 	case mode == executor.DiskWatch:
-		return note("watch: nothing enforces them, one sandbox can fill the engine's disk before its turn is ended", remedy)
+		return note("watch: the limits are not enforced; a sandbox can fill the engine's disk before its turn is ended", remedy)
 	}
-	return ok("enforced by %s, which was tried on the engine", mode)
+	return ok("enforced by %s, tested on the engine", mode)
 }
 
 // modal reports whether Modal accepts the settings of its sandboxes. It starts a sandbox and ends it.
@@ -339,7 +340,7 @@ func (x *examination) modal(ctx context.Context) finding {
 	var cfg executor.Config
 	parser, err := kong.New(&cfg, kong.Exit(func(int) {}))
 	if err == nil {
-		_, err = parser.Parse(nil) // the settings from the environment
+		_, err = parser.Parse(nil) // reads the settings from the environment
 	}
 	if err != nil {
 		return failed(err.Error(), "")
@@ -370,7 +371,7 @@ func (x *examination) claude(ctx context.Context) finding {
 	return ok("%s at %s", strings.TrimSpace(string(out)), path)
 }
 
-// models tells which models can be asked. Keys are not shown, and not tried: that would cost money.
+// models reports which models are configured. Keys are neither shown nor tried, because a request would cost money.
 func (x *examination) models(context.Context) finding {
 	var have, odd []string
 	for _, m := range []struct{ key, base, serves string }{
@@ -393,12 +394,12 @@ func (x *examination) models(context.Context) finding {
 		return failed(strings.Join(odd, ", "), "write it like https://host/v1, Anthropic's without /v1")
 	}
 	if len(have) == 0 {
-		return note("no key", "set ANTHROPIC_API_KEY, OPENAI_API_KEY or NVIDIA_API_KEY, or try it with --mock-llm, which needs none")
+		return note("no key", "set ANTHROPIC_API_KEY, OPENAI_API_KEY or NVIDIA_API_KEY, or use --mock-llm, which needs no key")
 	}
 	return ok("%s", strings.Join(have, "; "))
 }
 
-// gateway asks a server, if one is named or runs, how its parts are.
+// gateway asks a server, if one is named or runs, for the state of its components.
 func (x *examination) gateway(ctx context.Context) finding {
 	c, _, err := x.find(ctx, x.app)
 	if err != nil && (x.URL != "" || x.running != nil) {
@@ -421,7 +422,7 @@ func (x *examination) gateway(ctx context.Context) finding {
 		parts = append(parts, name+" "+r.Checks[name])
 	}
 	if !r.Ready {
-		return failed(c.URL()+" is not ready: "+strings.Join(parts, ", "), "look at its log; what is not ok above is what it waits for")
+		return failed(c.URL()+" is not ready: "+strings.Join(parts, ", "), "look at its log; it waits for the components that are not ok")
 	}
 	return ok("%s is ready: %s", c.URL(), strings.Join(parts, ", "))
 }
@@ -436,7 +437,7 @@ func program(path string) bool {
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
 }
 
-// cause leaves out the path and the operation, which stand beside it.
+// cause removes the path and the operation from an error, because the message already contains them.
 func cause(err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {

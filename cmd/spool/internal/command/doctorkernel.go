@@ -10,27 +10,27 @@ import (
 	"strings"
 )
 
-// KernelSetting is a limit of the kernel that sandboxes can reach.
+// KernelSetting is a kernel limit that sandboxes can reach.
 type KernelSetting struct {
 	Name    string
-	Least   int64  // below it, spool doctor reports the setting
+	Least   int64  // spool doctor reports lower values
 	Purpose string // who shares the limit, and what counts towards it
 }
 
-// KernelSettings are the limits that spool doctor checks. A Docker sandbox has a user of its
-// own; local sandboxes share the user of the executor.
+// KernelSettings returns the limits that spool doctor checks. A Docker sandbox has its own user; local sandboxes
+// share the executor's user.
 func KernelSettings() []KernelSetting {
 	return []KernelSetting{
-		{"fs.inotify.max_user_instances", 512, "each user; the runner and every program that watches files take one"},
-		{"fs.inotify.max_user_watches", 65536, "each user; one for each folder of a workspace"},
-		{"fs.file-max", 16777216, "all sandboxes together; open files"},
-		{"kernel.pid_max", 262144, "all sandboxes together; processes and threads"},
-		{"kernel.pty.max", 65536, "all sandboxes together; pseudo terminals"},
-		{"kernel.keys.root_maxkeys", 10000, "all containers together, each of which takes one"},
+		{"fs.inotify.max_user_instances", 512, "per user; the runner and every program that watches files use one"},
+		{"fs.inotify.max_user_watches", 65536, "per user; one per folder of a workspace"},
+		{"fs.file-max", 16777216, "open files of all sandboxes"},
+		{"kernel.pid_max", 262144, "processes and threads of all sandboxes"},
+		{"kernel.pty.max", 65536, "pseudo terminals of all sandboxes"},
+		{"kernel.keys.root_maxkeys", 10000, "one per container, over all containers"},
 	}
 }
 
-// kernel checks the limits of this machine's kernel, which is also that of an engine on this machine.
+// kernel checks the limits of this machine's kernel, which is also the kernel of an engine on this machine.
 func (x *examination) kernel(context.Context) finding {
 	if host := cmp.Or(x.environ("SPOOL_DOCKER_HOST"), x.environ("DOCKER_HOST")); host != "" && !strings.HasPrefix(host, "unix:") {
 		return note("sandboxes are on another machine, "+host, "run spool doctor on that machine")
@@ -40,7 +40,7 @@ func (x *examination) kernel(context.Context) finding {
 	read := 0
 	for _, s := range KernelSettings() {
 		raw, err := os.ReadFile(filepath.Join(root, strings.ReplaceAll(s.Name, ".", "/")))
-		if err != nil { // an older kernel, a container that does not show it, or not Linux
+		if err != nil { // an older kernel, a container that hides the setting, or not Linux
 			continue
 		}
 		n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
@@ -55,9 +55,9 @@ func (x *examination) kernel(context.Context) finding {
 	}
 	switch {
 	case read == 0:
-		return note("this machine shows no settings of a Linux kernel", "run spool doctor on the machine of the Docker engine")
+		return note("no Linux kernel settings are readable on this machine", "run spool doctor on the machine of the Docker engine")
 	case len(low) > 0:
-		return note("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, for the next start of the machine")
+		return note("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, so that they survive a reboot")
 	}
 	return ok("%d settings of this machine's kernel are high enough for sandboxes", read)
 }

@@ -32,7 +32,7 @@ func TestDoctor_KernelSettings(t *testing.T) {
 		"one is not shown": {change: map[string]string{"kernel/keys/root_maxkeys": ""}, status: "ok", says: []string{"5 settings"}},
 		"none is shown": {change: map[string]string{
 			"fs/inotify/max_user_instances": "", "fs/inotify/max_user_watches": "", "fs/file-max": "", "kernel/pid_max": "", "kernel/pty/max": "", "kernel/keys/root_maxkeys": "",
-		}, status: "note", says: []string{"no settings of a Linux kernel", "machine of the Docker engine"}},
+		}, status: "note", says: []string{"no Linux kernel settings", "machine of the Docker engine"}},
 		"no number":        {change: map[string]string{"fs/file-max": "many"}, status: "failed", says: []string{`fs.file-max is "many"`}},
 		"a remote engine":  {host: "ssh://spool@engine", status: "note", says: []string{"another machine, ssh://spool@engine", "run spool doctor on that machine"}},
 		"an engine's path": {host: "unix:///run/docker.sock", status: "ok", says: []string{"6 settings"}},

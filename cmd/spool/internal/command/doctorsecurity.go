@@ -26,24 +26,24 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// The labels by which compose finds its containers.
+// The labels with which compose marks its containers.
 const (
 	composeProject = "com.docker.compose.project"
 	composeService = "com.docker.compose.service"
 )
 
-// engineSocket is where the engine's socket is in the containers that have it.
+// engineSocket is the path of the engine's socket in containers that mount it.
 const engineSocket = "/var/run/docker.sock"
 
-// securityExamination is what the checks of an installation's hardening share.
+// securityExamination is the state that the checks of an installation's hardening share.
 type securityExamination struct {
 	*examination
-	containers []container.InspectResponse // of the compose project; nil if there is none
-	engine     *dockersystem.Info          // nil if no engine answers
+	containers []container.InspectResponse // containers of the compose project; nil if there are none
+	engine     *dockersystem.Info          // nil if no engine responds
 	engineErr  error
 }
 
-// checks are the lines of "Hardening checklist" in docs/security.md, in that order.
+// checks returns the checks in the order of "Hardening checklist" in docs/security.md.
 func (x *securityExamination) checks() []check {
 	return []check{
 		{"transport", x.transport},
@@ -92,7 +92,7 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 	}
 	for _, c := range list {
 		one, err := api.ContainerInspect(ctx, c.ID)
-		if errdefs.IsNotFound(err) { // it ended meanwhile
+		if errdefs.IsNotFound(err) { // the container ended meanwhile
 			continue
 		}
 		if err != nil {
@@ -103,26 +103,26 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 	return nil
 }
 
-// service names a container's service of the compose file.
+// service returns the name of a container's compose service.
 func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
 
-// ofProject reports whether a compose installation with these services runs; if not, f is what the check found.
+// ofProject reports whether a compose installation with these services runs. If not, f is the result of the check.
 func (x *securityExamination) ofProject(services ...string) (f finding, there bool) {
 	if x.engineErr != nil {
-		return note(fmt.Sprintf("the Docker engine cannot be asked: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST"), false
+		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST"), false
 	}
 	if len(x.containers) == 0 {
 		return ok("no compose project %s runs on this engine", x.Project), false
 	}
 	for _, s := range services {
 		if !slices.ContainsFunc(x.containers, func(c container.InspectResponse) bool { return service(c) == s }) {
-			return note(fmt.Sprintf("no %s of compose project %s runs on this engine", s, x.Project), "start it, and look again"), false
+			return note(fmt.Sprintf("no %s of compose project %s runs on this engine", s, x.Project), "start it, and run spool doctor again"), false
 		}
 	}
 	return finding{}, true
 }
 
-// variable gives the value of a variable in a container, "" if it has none.
+// variable returns the value of a container's environment variable, or "".
 func variable(c container.InspectResponse, name string) string {
 	for _, e := range c.Config.Env {
 		if value, is := strings.CutPrefix(e, name+"="); is {
@@ -132,7 +132,7 @@ func variable(c container.InspectResponse, name string) string {
 	return ""
 }
 
-// setting gives the values of a variable in the containers of services.
+// setting returns the values of a variable in the containers of services.
 func (x *securityExamination) setting(name string, services ...string) []string {
 	var out []string
 	for _, c := range x.containers {
@@ -156,15 +156,15 @@ func (x *securityExamination) address() string {
 func (x *securityExamination) transport(context.Context) finding {
 	u, err := url.Parse(x.address())
 	if err != nil || u.Host == "" {
-		return failed(fmt.Sprintf("url: %q is not an address", x.address()), "write it like https://spool.example.com")
+		return failed(fmt.Sprintf("url: %q is not an address", x.address()), "use a URL like https://spool.example.com")
 	}
 	if u.Scheme == "https" || loopback(u.Hostname()) {
 		return ok("%s", u.Redacted())
 	}
-	return failed(fmt.Sprintf("%s is neither TLS nor loopback: keys and content can be read on the way", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
+	return failed(fmt.Sprintf("%s is neither TLS nor loopback: others on the network can read keys and content", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
 }
 
-// loopback reports whether a host is this machine alone.
+// loopback reports whether a host is the local machine.
 func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
@@ -178,7 +178,7 @@ func (x *securityExamination) metricsClosed(ctx context.Context) finding {
 	return x.refuses(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
 }
 
-// refuses checks that a server refuses a path without a key.
+// refuses checks that a server rejects requests for a path without a key.
 func (x *securityExamination) refuses(ctx context.Context, path, remedy string) finding {
 	address := strings.TrimRight(x.address(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
@@ -195,16 +195,16 @@ func (x *securityExamination) refuses(ctx context.Context, path, remedy string) 
 	}
 	res, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
-		return note(fmt.Sprintf("no server answers: %v", err), "name it with --url")
+		return note(fmt.Sprintf("no server responds: %v", err), "name it with --url")
 	}
 	defer res.Body.Close() //nolint:errcheck // it is not read
 	switch {
 	case res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden:
-		return ok("%s without a key is refused with %d", path, res.StatusCode)
+		return ok("%s without a key is rejected with %d", path, res.StatusCode)
 	case res.StatusCode >= http.StatusInternalServerError:
-		return note(fmt.Sprintf("%s answers %d", address, res.StatusCode), "try again when the server is ready")
+		return note(fmt.Sprintf("%s responds with %d", address, res.StatusCode), "try again when the server is ready")
 	case loopback(req.URL.Hostname()):
-		return note(fmt.Sprintf("%s is served without a key, to whoever is on this machine", path), remedy)
+		return note(fmt.Sprintf("%s is served without a key to everybody on this machine", path), remedy)
 	}
 	return failed(fmt.Sprintf("%s is served without a key", address), remedy)
 }
@@ -219,7 +219,7 @@ func (x *securityExamination) secretFiles(context.Context) finding {
 			continue
 		}
 		if err != nil {
-			return note(err.Error(), "run it as the user that the file belongs to")
+			return note(err.Error(), "run spool doctor as the owner of the file")
 		}
 		seen = append(seen, f)
 		if info.Mode().Perm()&0o077 != 0 {
@@ -228,14 +228,14 @@ func (x *securityExamination) secretFiles(context.Context) finding {
 	}
 	switch {
 	case len(open) > 0:
-		return failed("others may read "+strings.Join(open, ", "), "chmod 600, and renew what is in them if others are on this machine")
+		return failed("others may read "+strings.Join(open, ", "), "chmod 600, and renew the secrets in them if other users are on this machine")
 	case len(seen) == 0:
 		return ok("none at %s", strings.Join(files, ", "))
 	}
-	return ok("%s: for their owner alone", strings.Join(seen, ", "))
+	return ok("%s: readable only by the owner", strings.Join(seen, ", "))
 }
 
-// databaseRoles looks at the role of a database that is named, else at the gateway's of the compose project.
+// databaseRoles checks the role of the named database, or else of the gateway of the compose project.
 func (x *securityExamination) databaseRoles(ctx context.Context) finding {
 	if x.Database != "" || x.running != nil {
 		return x.postgres(ctx)
@@ -246,10 +246,10 @@ func (x *securityExamination) databaseRoles(ctx context.Context) finding {
 	for _, database := range x.setting("SPOOL_DATABASE_URL", "gateway") {
 		u, err := url.Parse(database)
 		if err != nil {
-			return failed("the gateway's SPOOL_DATABASE_URL is not a URL", "write it like postgres://user:password@host:5432/name")
+			return failed("the gateway's SPOOL_DATABASE_URL is not a URL", "use a URL like postgres://user:password@host:5432/name")
 		}
 		if u.User.Username() != readmodel.GatewayRole {
-			return note("gateways connect as "+u.User.Username(), `docs/security.md, "Roles in Postgres", says how to give them a role of their own`)
+			return note("gateways connect as "+u.User.Username(), `see "Roles in Postgres" in docs/security.md for a separate role of the gateway`)
 		}
 	}
 	return ok("gateways connect as %s", readmodel.GatewayRole)
@@ -282,13 +282,13 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 	}
 	switch {
 	case len(inner) > 0:
-		return failed("only gateways serve clients, and these can be reached from other machines: "+strings.Join(inner, ", "), "take their ports out of the compose file")
+		return failed("only gateways serve clients, but these services can be reached from other machines: "+strings.Join(inner, ", "), "remove their ports from the compose file")
 	case len(clear) > 0:
 		return failed("without TLS: "+strings.Join(clear, ", "), `publish them on 127.0.0.1 behind a proxy that speaks TLS, or give the gateway a certificate: docs/security.md, "TLS"`)
 	case len(proxied) > 0:
-		return note("SPOOL_BEHIND_TLS_PROXY is set, and whoever reaches these speaks to the gateway without TLS: "+strings.Join(proxied, ", "), "let the proxy alone reach them, by a firewall or a network of their own")
+		return note("SPOOL_BEHIND_TLS_PROXY is set, so these addresses serve the gateway without TLS: "+strings.Join(proxied, ", "), "restrict them to the proxy, with a firewall or a separate network")
 	}
-	return ok("beyond loopback gateways with TLS, and the egress proxy's TLS listener, at most")
+	return ok("only gateways with TLS, and the egress proxy's TLS listener, are published beyond loopback")
 }
 
 // isEgressListener reports whether a container's port is the TLS listener of the egress proxy, which sandboxes on Modal reach.
@@ -329,7 +329,7 @@ func (x *securityExamination) servicesConfined(context.Context) finding {
 	}
 	if len(wrong) > 0 {
 		slices.Sort(wrong)
-		return failed(strings.Join(wrong, "; "), "compare the compose file with the one of this release")
+		return failed(strings.Join(wrong, "; "), "compare the compose file with that of this release")
 	}
 	return ok("%d containers without capabilities of their own, new privileges or unbounded processes", len(x.containers))
 }
@@ -352,7 +352,7 @@ func (x *securityExamination) socketHolders(context.Context) finding {
 		}
 	}
 	if len(others) > 0 {
-		return failed(strings.Join(others, ", ")+": whoever has the engine's socket has the machine", "mount it into executors alone")
+		return failed(strings.Join(others, ", ")+": access to the engine's socket is access to the machine", "mount it only into executors")
 	}
 	if !held {
 		return ok("no container has it")
@@ -362,7 +362,7 @@ func (x *securityExamination) socketHolders(context.Context) finding {
 
 func (x *securityExamination) engineOptions(context.Context) finding {
 	if x.engine == nil {
-		return note(fmt.Sprintf("the Docker engine cannot be asked: %v", x.engineErr), "run it where the engine is reached, or set DOCKER_HOST")
+		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST")
 	}
 	if host := x.environ(client.EnvOverrideHost); strings.HasPrefix(host, "tcp://") && x.environ(client.EnvTLSVerify) == "" {
 		return failed("the engine at "+host+" is spoken to without TLS: whoever reaches it has that machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")

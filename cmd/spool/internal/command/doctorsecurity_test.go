@@ -114,11 +114,11 @@ func TestDoctorSecurity(t *testing.T) {
 	}{
 		"clear text from afar":       {change: func(_ *testing.T, x *securityExamination) { x.URL = "http://spool.example.com" }, check: "transport", status: "failed", says: "neither TLS nor loopback"},
 		"TLS from afar":              {change: func(_ *testing.T, x *securityExamination) { x.URL = "https://user:pass@spool.example.com" }, check: "transport", status: "ok", says: "https://user:xxxxx@"},
-		"no key":                     {answers: 200, check: "keys required", status: "note", says: "whoever is on this machine"},
+		"no key":                     {answers: 200, check: "keys required", status: "note", says: "everybody on this machine"},
 		"a server that fails":        {answers: 503, check: "keys required", status: "note", says: "503"},
 		"open metrics":               {answers: 200, check: "metrics closed", status: "note", says: "/metrics"},
 		"passwords for all":          {change: file(".env", 0o644), check: "secret files", status: "failed", says: ".env (0644)"},
-		"passwords for one":          {change: file(".env", 0o600), check: "secret files", status: "ok", says: "for their owner alone"},
+		"passwords for one":          {change: file(".env", 0o600), check: "secret files", status: "ok", says: "readable only by the owner"},
 		"keys of the log for all":    {change: file("log.keys", 0o640), check: "secret files", status: "failed", says: "log.keys (0640)"},
 		"a gateway that may write":   {change: env("gateway", "SPOOL_DATABASE_URL=postgres://spool:x@postgres/spool"), check: "database roles", status: "note", says: "connect as spool"},
 		"NATS from afar":             {change: host("nats", publish("4222/tcp", "")), check: "published ports", status: "failed", says: "nats 4222/tcp"},
@@ -166,10 +166,10 @@ func TestDoctorSecurity(t *testing.T) {
 		"no project":          {change: func(_ *testing.T, x *securityExamination) { x.containers = nil }, check: "services confined", status: "ok", says: "no compose project spool"},
 		"no engine": {change: func(_ *testing.T, x *securityExamination) {
 			x.containers, x.engine, x.engineErr = nil, nil, os.ErrNotExist
-		}, check: "engine", status: "note", says: "cannot be asked"},
+		}, check: "engine", status: "note", says: "cannot be reached"},
 		"no engine for a project": {change: func(_ *testing.T, x *securityExamination) {
 			x.containers, x.engine, x.engineErr = nil, nil, os.ErrNotExist
-		}, check: "signed log", status: "note", says: "cannot be asked"},
+		}, check: "signed log", status: "note", says: "cannot be reached"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

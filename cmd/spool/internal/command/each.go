@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// each does the same to every thing that the user named, and says so. Wrong ids
-// are refused before anything is done; after a failure it goes on, and fails at the end.
+// each calls do for every id that the user named and prints done. It checks all ids before the first call. After a
+// failure it continues, and returns the joined errors at the end.
 func (s server) each(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	for _, id := range ids {
 		if err := checkID(what, kind, id); err != nil {
@@ -20,7 +20,7 @@ func (s server) each(a *app, kind events.Kind, what string, ids []string, done s
 	return s.every(a, ids, done, do)
 }
 
-// every is each of what has no ids.
+// every is like each, for names that are not ids.
 func (s server) every(a *app, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	ctx, cancel := a.interruptible()
 	defer cancel()

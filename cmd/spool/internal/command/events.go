@@ -11,15 +11,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// summaryLen is how many characters of an event's data its line shows.
+// summaryLen is the number of characters of an event's data that its line shows.
 const summaryLen = 120
 
 type eventsCommand struct {
 	server
 	Session   string `arg:"" help:"The session's id."`
 	After     uint32 `placeholder:"N" help:"Only events with a greater seq."`
-	Inherited bool   `help:"The events that a fork has from the sessions that it was forked from, in place of its own; --after N then leaves out the first N."`
-	Follow    bool   `short:"f" help:"Then wait for more, until Ctrl-C; with --json text in flight comes too."`
+	Inherited bool   `help:"The events that a fork inherited, instead of its own; --after N then skips the first N."`
+	Follow    bool   `short:"f" help:"Then wait for more events, until Ctrl-C; with --json also print deltas."`
 }
 
 // Run prints the log of a session.
@@ -35,7 +35,7 @@ func (c *eventsCommand) Run(a *app) error {
 	}
 	defer cl.Close()
 	if c.Follow && c.Inherited {
-		return usage("inherited: a session's history does not grow: leave out --follow")
+		return usage("inherited: inherited events do not grow: leave --follow out")
 	}
 	if c.Follow {
 		return c.follow(ctx, a, cl)
@@ -75,11 +75,11 @@ func (c *eventsCommand) follow(ctx context.Context, a *app, cl *client.Client) e
 			return err
 		case m.Snapshot != nil:
 			if m.Snapshot.Cause == nil {
-				return fmt.Errorf("the server sent a snapshot of event %d in place of events", m.Snapshot.Seq)
+				return fmt.Errorf("the server sent a snapshot of event %d instead of events", m.Snapshot.Seq)
 			}
 			return cursorError(m.Snapshot.Cause, c.After)
 		case m.Lost != nil:
-			fmt.Fprintln(a.Err, "spool: connection lost ("+terminal.Line(m.Lost.Error())+"), trying again")
+			fmt.Fprintln(a.Err, "spool: connection lost ("+terminal.Line(m.Lost.Error())+"), reconnecting")
 		case m.Event != nil:
 			if err := c.print(a, *m.Event, m.Raw); err != nil {
 				return err
@@ -92,11 +92,11 @@ func (c *eventsCommand) follow(ctx context.Context, a *app, cl *client.Client) e
 	return context.Cause(ctx)
 }
 
-// cursorError says what to do about a cursor that cannot be served.
+// cursorError adds the remedy to the error of a cursor that the server cannot serve.
 func cursorError(err error, after uint32) error {
 	switch {
 	case client.IsCode(err, client.CodeCursorExpired):
-		return fmt.Errorf("after: events after %d are no longer kept; `spool attach SESSION` shows the blocks that they became (%s)", after, client.CodeCursorExpired)
+		return fmt.Errorf("after: events after %d are no longer stored; `spool attach SESSION` shows the resulting blocks (%s)", after, client.CodeCursorExpired)
 	case client.IsCode(err, client.CodeCursorAhead):
 		last := ""
 		var e *client.Error
@@ -119,7 +119,7 @@ func (c *eventsCommand) print(a *app, e events.Wire, raw json.RawMessage) error 
 	return err
 }
 
-// summary is an event's data in a few words.
+// summary returns a short form of an event's data.
 func summary(e events.Wire) string {
 	s := string(e.Data)
 	switch d := e.Event().Data.(type) {

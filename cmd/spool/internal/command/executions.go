@@ -11,21 +11,21 @@ import (
 )
 
 type executionsCommand struct {
-	Ls     executionsLs     `cmd:"" help:"List executions, the newest first, or those of a session in their order."`
+	Ls     executionsLs     `cmd:"" help:"List executions, newest first, or those of a session in their order."`
 	Show   executionsShow   `cmd:"" help:"Show an execution."`
-	Cancel executionsCancel `cmd:"" help:"End executions: one that waits at once, one that runs within ten seconds."`
+	Cancel executionsCancel `cmd:"" help:"Cancel executions: a queued one at once, a running one within ten seconds."`
 
-	Pause     executionsPause     `cmd:"" help:"Let executions that run stand still, with all they have in memory."`
-	Resume    executionsResume    `cmd:"" help:"Let paused executions go on."`
-	Terminate executionsTerminate `cmd:"" help:"End executions at once, with their sandboxes."`
+	Pause     executionsPause     `cmd:"" help:"Pause running executions; their processes keep their memory."`
+	Resume    executionsResume    `cmd:"" help:"Resume paused executions."`
+	Terminate executionsTerminate `cmd:"" help:"Terminate executions at once, with their sandboxes."`
 }
 
 type executionsLs struct {
 	server
-	Session string `placeholder:"SESSION" help:"Only this session's."`
-	Phase   string `enum:",queued,starting,running,paused,completed,failed,cancelled" default:"" help:"Only these: queued, starting, running, paused, completed, failed or cancelled."`
+	Session string `placeholder:"SESSION" help:"Only executions of this session."`
+	Phase   string `enum:",queued,starting,running,paused,completed,failed,cancelled" default:"" help:"Only executions in this phase: queued, starting, running, paused, completed, failed or cancelled."`
 	filterFlags
-	Limit int `default:"50" help:"At most so many; 0 means all."`
+	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 // Run lists executions.
@@ -55,7 +55,7 @@ func (c *executionsLs) Run(a *app) error {
 	return executionsTable(a, c.JSON, c.Limit, items)
 }
 
-// inPhase keeps those in a phase; "" keeps all.
+// inPhase returns the executions in a phase, or all for "".
 func inPhase(items iter.Seq2[client.Doc[client.Execution], error], phase string) iter.Seq2[client.Doc[client.Execution], error] {
 	return func(yield func(client.Doc[client.Execution], error) bool) {
 		for d, err := range items {
@@ -127,44 +127,44 @@ func (c *executionsShow) Run(a *app) error {
 
 type executionsCancel struct {
 	server
-	Executions []string `arg:"" name:"execution" help:"Ids."`
+	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
 // Run cancels executions.
 func (c *executionsCancel) Run(a *app) error {
-	return c.each(a, events.KindExecution, "execution", c.Executions, "asked to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return cl.CancelExecution(ctx, id)
 	})
 }
 
 type executionsPause struct {
 	server
-	Executions []string `arg:"" name:"execution" help:"Ids."`
+	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
 // Run pauses executions.
 func (c *executionsPause) Run(a *app) error {
-	return c.control(a, "pause", "asked to pause", c.Executions)
+	return c.control(a, "pause", "requested to pause", c.Executions)
 }
 
 type executionsResume struct {
 	server
-	Executions []string `arg:"" name:"execution" help:"Ids."`
+	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run lets executions go on.
+// Run resumes executions.
 func (c *executionsResume) Run(a *app) error {
-	return c.control(a, "resume", "asked to go on", c.Executions)
+	return c.control(a, "resume", "requested to resume", c.Executions)
 }
 
 type executionsTerminate struct {
 	server
-	Executions []string `arg:"" name:"execution" help:"Ids."`
+	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run ends executions with their sandboxes.
+// Run terminates executions and their sandboxes.
 func (c *executionsTerminate) Run(a *app) error {
-	return c.control(a, "terminate", "asked to end at once", c.Executions)
+	return c.control(a, "terminate", "requested to terminate", c.Executions)
 }
 
 func (s server) control(a *app, what, done string, ids []string) error {

@@ -17,21 +17,21 @@ import (
 )
 
 type filesCommand struct {
-	Ls   filesLs   `cmd:"" help:"List the files of the last snapshot, or of the sandbox now."`
-	Get  filesGet  `cmd:"" help:"Get a file of the last snapshot, or of the sandbox now."`
-	Put  filesPut  `cmd:"" help:"Put a file, or a folder with all below it, into the workspace."`
+	Ls   filesLs   `cmd:"" help:"List the files of the last snapshot, or of the running sandbox."`
+	Get  filesGet  `cmd:"" help:"Get a file of the last snapshot, or of the running sandbox."`
+	Put  filesPut  `cmd:"" help:"Put a file, or a folder with everything below it, into the workspace."`
 	Rm   filesRm   `cmd:"" help:"Remove files or folders from the workspace."`
-	Pull filesPull `cmd:"" help:"Bring what a session changed back into the folder that was uploaded, as a diff to accept."`
+	Pull filesPull `cmd:"" help:"Copy a session's changes back into the uploaded folder, after you accept them as a diff."`
 	Tar  filesTar  `cmd:"" help:"Get all files of the last snapshot as a tar."`
 }
 
-// of is a session whose files are meant.
+// of holds the arguments that name a session.
 type of struct {
 	server
 	Session string `arg:"" help:"The session's id."`
 }
 
-// checkPath refuses what cannot be a path of a workspace, before a server is asked; folder allows "".
+// checkPath returns an error if p cannot be a path in a workspace, before a server is asked. folder allows "".
 func checkPath(field, p string, folder bool) error {
 	var wrong *command.Error
 	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
@@ -40,7 +40,7 @@ func checkPath(field, p string, folder bool) error {
 	return nil
 }
 
-// with checks the id and a path ("" for none), and does something with a client.
+// with checks the id and a path ("" for none), and calls do with a client.
 func (c of) with(a *app, field, p string, do func(context.Context, *client.Client) error) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
@@ -64,9 +64,9 @@ func (c of) with(a *app, field, p string, do func(context.Context, *client.Clien
 
 type filesLs struct {
 	of
-	Dir  string  `arg:"" optional:"" help:"A folder; without it all."`
-	Live bool    `xor:"as" help:"As the sandbox has them now, in place of the last snapshot."`
-	At   *uint32 `xor:"as" placeholder:"N" help:"As the last snapshot before event N has them."`
+	Dir  string  `arg:"" optional:"" help:"A folder; by default the whole workspace."`
+	Live bool    `xor:"as" help:"The files in the running sandbox, instead of the last snapshot."`
+	At   *uint32 `xor:"as" placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
 // Run lists files.
@@ -97,7 +97,7 @@ func (c *filesLs) Run(a *app) error {
 			}
 			mode := fs.FileMode(f.Mode).Perm().String()
 			if c.Live {
-				mode = "" // a listing of a sandbox does not have it
+				mode = "" // the listing of a sandbox has no modes
 			}
 			cells(table, []any{mode, bytes, whenP(f.ModTime), name})
 		}
@@ -108,10 +108,10 @@ func (c *filesLs) Run(a *app) error {
 type filesGet struct {
 	of
 	Path  string  `arg:"" help:"Path in the workspace."`
-	To    string  `arg:"" optional:"" help:"Where it goes: a file, a folder, or - for the standard output; without it a file of the same name here."`
-	Force bool    `help:"Write over a file that is there."`
-	Live  bool    `xor:"as" help:"As the sandbox has it now, in place of the last snapshot."`
-	At    *uint32 `xor:"as" placeholder:"N" help:"As the last snapshot before event N has it."`
+	To    string  `arg:"" optional:"" help:"Destination: a file, a folder, or - for standard output; by default a file of the same name in the current folder."`
+	Force bool    `help:"Overwrite an existing file."`
+	Live  bool    `xor:"as" help:"The file in the running sandbox, instead of the last snapshot."`
+	At    *uint32 `xor:"as" placeholder:"N" help:"The file in the last snapshot before event N."`
 }
 
 // Run gets a file.
@@ -135,7 +135,7 @@ func (c *filesGet) Run(a *app) error {
 	})
 }
 
-// saved says what was written.
+// saved prints what was written.
 func (c of) saved(a *app, to string, n int64, err error) error {
 	switch {
 	case err != nil:
@@ -147,10 +147,10 @@ func (c of) saved(a *app, to string, n int64, err error) error {
 	return err
 }
 
-// save writes a file as a whole or not at all.
+// save writes a file atomically.
 func save(to string, r io.Reader, force bool) (n int64, err error) {
 	if _, err := os.Lstat(to); err == nil && !force {
-		return 0, usage("to: %s is there already; --force writes over it, or name another", to)
+		return 0, usage("to: %s already exists; overwrite it with --force, or name another file", to)
 	}
 	f, err := os.CreateTemp(filepath.Dir(to), ".spool-*")
 	if err != nil {
@@ -168,16 +168,16 @@ func save(to string, r io.Reader, force bool) (n int64, err error) {
 
 type filesTar struct {
 	of
-	Dir    string  `arg:"" optional:"" help:"A folder; without it all."`
-	Output string  `short:"o" placeholder:"FILE" help:"Where the tar goes; without it to the standard output."`
-	Force  bool    `help:"Write over a file that is there."`
-	At     *uint32 `placeholder:"N" help:"As the last snapshot before event N has them."`
+	Dir    string  `arg:"" optional:"" help:"A folder; by default the whole workspace."`
+	Output string  `short:"o" placeholder:"FILE" help:"Output file; by default standard output."`
+	Force  bool    `help:"Overwrite an existing file."`
+	At     *uint32 `placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
 // Run gets a tar.
 func (c *filesTar) Run(a *app) error {
 	if (c.Output == "" || c.Output == "-") && a.OutTTY {
-		return usage("output: a tar is nothing for a terminal: name a file with -o, or pipe it, as in `spool files tar SESSION | tar x`")
+		return usage("output: a tar cannot be shown on a terminal: name a file with -o, or use a pipe, as in `spool files tar SESSION | tar x`")
 	}
 	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
 		r, err := cl.Tar(ctx, c.Session, c.Dir, client.AsOf{At: c.At})
@@ -196,9 +196,9 @@ func (c *filesTar) Run(a *app) error {
 
 type filesPut struct {
 	of
-	From string `arg:"" help:"A file or a folder of this machine, or - for the standard input."`
-	Path string `arg:"" optional:"" help:"Its path in the workspace; without it the same name. A folder's content goes into this folder."`
-	Tar  bool   `help:"What is put is a tar: its files go into the folder Path."`
+	From string `arg:"" help:"A file or a folder of this machine, or - for standard input."`
+	Path string `arg:"" optional:"" help:"Path in the workspace; by default the same name. The content of a folder goes into this folder."`
+	Tar  bool   `help:"The input is a tar, whose files go into the folder Path."`
 }
 
 // Run puts a file, a folder or a tar.
@@ -206,7 +206,7 @@ func (c *filesPut) Run(a *app) error {
 	to := filepath.ToSlash(c.Path)
 	if c.From == "-" {
 		if to == "" && !c.Tar {
-			return usage("path: what comes from the standard input needs a path in the workspace")
+			return usage("path: standard input needs a path in the workspace")
 		}
 		return c.send(a, to, "", a.In, -1)
 	}
@@ -227,7 +227,7 @@ func (c *filesPut) Run(a *app) error {
 	if err != nil {
 		return usage("from: %v", err)
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() //nolint:errcheck // the file is only read
 	if to == "" && !c.Tar {
 		to = filepath.Base(c.From)
 	}
@@ -238,7 +238,7 @@ func (c *filesPut) Run(a *app) error {
 	return c.send(a, to, mode, f, length)
 }
 
-// absolute gives "." and ".." a name.
+// absolute replaces "." and ".." by the folder's name.
 func absolute(name string) string {
 	if abs, err := filepath.Abs(name); err == nil {
 		return abs
@@ -270,7 +270,7 @@ func (c *filesPut) stored(a *app, to string, d client.Doc[client.Put], err error
 	return err
 }
 
-// folder sends a folder as a tar, which is made while it is sent.
+// folder sends a folder as a tar, which is created while it is sent.
 func (c *filesPut) folder(a *app, to string) error {
 	return c.with(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		r, w := io.Pipe()
@@ -282,7 +282,7 @@ func (c *filesPut) folder(a *app, to string) error {
 			w.CloseWithError(errors.Join(err, t.Close()))
 		}()
 		d, err := cl.PutTar(ctx, c.Session, to, r)
-		_ = r.Close() // ends a tar that nobody reads any more
+		_ = r.Close() // stops the tar if nobody reads it any more
 		<-done
 		return c.stored(a, to, d, err)
 	})
@@ -310,7 +310,7 @@ func (c *filesRm) Run(a *app) error {
 			case c.JSON:
 				err = a.json(d)
 			default:
-				_, err = fmt.Fprintln(a.Out, "asked to remove", p)
+				_, err = fmt.Fprintln(a.Out, "requested to remove", p)
 			}
 			failed = append(failed, err)
 		}
@@ -318,10 +318,11 @@ func (c *filesRm) Run(a *app) error {
 	})
 }
 
-// maxAlong bounds what comes along with a query, in bytes: in base64 it fits into one request.
+// maxAlong is the maximum size in bytes of the files that are sent with a query: in base64 they fit into one
+// request.
 const maxAlong = 11 << 20
 
-// gather reads what --file names. A path that leads out of here keeps only its last part.
+// gather reads the files of --file. A path that leaves the current folder keeps only its last element.
 func gather(names []string) ([]client.WorkspaceFile, error) {
 	var out []client.WorkspaceFile
 	total := 0
@@ -335,7 +336,7 @@ func gather(names []string) ([]client.WorkspaceFile, error) {
 			return usage("file: %v", err)
 		}
 		if total += len(content); total > maxAlong {
-			return usage("file: all files together may have %s; put larger ones with `spool files put SESSION %s` and then go on with --session", size(maxAlong), name)
+			return usage("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxAlong), name)
 		}
 		out = append(out, client.WorkspaceFile{Path: to, Content: content, Mode: uint32(mode.Perm())})
 		return nil
@@ -360,7 +361,7 @@ func gather(names []string) ([]client.WorkspaceFile, error) {
 				return usage("file: %v", err)
 			}
 			if !d.Type().IsRegular() {
-				return nil // folders are made, links are not followed
+				return nil // folders are created as needed, links are not followed
 			}
 			below, err := filepath.Rel(name, at)
 			if err != nil {
@@ -379,7 +380,7 @@ func gather(names []string) ([]client.WorkspaceFile, error) {
 	return out, nil
 }
 
-// size is a number of bytes for people.
+// size formats a number of bytes for people.
 func size(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {

@@ -183,7 +183,7 @@ func TestFilesIn(t *testing.T) {
 	}
 	run(world(t), "PUT /files?dir=sub application/x-tar", "put", ses, filepath.Join(dir, "sub"))
 	run(world(t), "PUT /files application/x-tar", "put", ses, "--tar", script)
-	if got, _ := run(world(t), "DELETE /files/b ", "rm", ses, "a", "b"); got.out != "asked to remove a\nasked to remove b\n" {
+	if got, _ := run(world(t), "DELETE /files/b ", "rm", ses, "a", "b"); got.out != "requested to remove a\nrequested to remove b\n" {
 		t.Errorf("%+v", got)
 	}
 	before := s.count()
@@ -226,12 +226,12 @@ func TestRunWithFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for says, args := range map[string][]string{
-		"file: ":                          {"--file", "/nonsense"},
-		"spool files put SESSION":         {"--file", file, "--file", large},
-		"egress: ":                        {"--egress", "https://x"},
-		"command: a quote is not closed":  {"--command", `a "b`},
-		"leave them out with --session":   {"--session", ses, "--image", "i"},
-		"command: it ends in a backslash": {"--command", `a\`},
+		"file: ":                                     {"--file", "/nonsense"},
+		"spool files put SESSION":                    {"--file", file, "--file", large},
+		"egress: ":                                   {"--egress", "https://x"},
+		"command: a quote is not closed":             {"--command", `a "b`},
+		"leave them out with --session":              {"--session", ses, "--image", "i"},
+		"command: the last character is a backslash": {"--command", `a\`},
 	} {
 		if got := spool(t, world(t), append(append([]string{"run", "--url", nowhere}, args...), "q")...); got.code != ExitUsage || !strings.Contains(got.err, says) {
 			t.Errorf("%v: %+v", args, got)

@@ -20,23 +20,23 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-// folderLimits bound what is uploaded of a folder.
+// folderLimits limit the upload of a folder.
 type folderLimits struct {
 	entries int
-	bytes   int64 // of the tar, about
+	bytes   int64 // approximate size of the tar
 }
 
-// uploadLimits are those of a server with the default settings.
+// uploadLimits are the limits of a server with default settings.
 var uploadLimits = folderLimits{entries: 50_000, bytes: 1 << 30}
 
-// The kinds of entries, as the API names them.
+// The kinds of entries, with the names of the API.
 const (
 	kindFile    = "file"
 	kindDir     = "dir"
 	kindSymlink = "symlink"
 )
 
-// entry is a file, a folder or a symbolic link of a folder, by its path with slashes.
+// entry is a file, a folder or a symbolic link in a folder, with its slash-separated path.
 type entry struct {
 	Path   string `json:"path"`
 	Kind   string `json:"kind"`
@@ -46,7 +46,7 @@ type entry struct {
 	SHA256 string `json:"sha256,omitempty"` // hex, of a file's content
 }
 
-// same reports whether two entries are alike in all that a pull carries over.
+// same reports whether two entries are equal in everything that a pull transfers.
 func (e *entry) same(other *entry) bool {
 	if e == nil || other == nil {
 		return e == other
@@ -54,7 +54,7 @@ func (e *entry) same(other *entry) bool {
 	return e.Kind == other.Kind && e.Mode == other.Mode && e.Target == other.Target && e.SHA256 == other.SHA256
 }
 
-// localFolder returns the absolute path of a folder that a user named, and refuses what is none.
+// localFolder returns the absolute path of a folder that the user named, or an error if it is not a folder.
 func localFolder(field, name string) (string, error) {
 	abs, err := filepath.Abs(name)
 	if err != nil {
@@ -63,7 +63,7 @@ func localFolder(field, name string) (string, error) {
 	info, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", usage("%s: there is no folder %q", field, name)
+		return "", usage("%s: folder %q does not exist", field, name)
 	case err != nil:
 		return "", usage("%s: %v", field, err)
 	case !info.IsDir():
@@ -72,8 +72,7 @@ func localFolder(field, name string) (string, error) {
 	return abs, nil
 }
 
-// sensitiveFolder reports whether a folder is the root of the file system or the
-// user's home, and what it is in words.
+// sensitiveFolder reports whether a folder is the root of the file system or the user's home, and describes it.
 func sensitiveFolder(dir string) (what string, is bool) {
 	if dir == filepath.VolumeName(dir)+string(filepath.Separator) {
 		return "the root of the file system", true
@@ -90,7 +89,7 @@ func sameFolder(a, b string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
 }
 
-// scanner walks a folder by the rules of ignore files.
+// scanner walks a folder and applies its ignore files.
 type scanner struct {
 	ctx     context.Context
 	root    *os.Root
@@ -99,8 +98,8 @@ type scanner struct {
 	bytes   int64
 }
 
-// scan lists what a folder holds but for what is ignored, sorted by path, without
-// the content's digests. It refuses, by name, what cannot be uploaded.
+// scan lists the entries of a folder that are not ignored, sorted by path, without digests of their content. It
+// returns an error that names the first entry that cannot be uploaded.
 func scan(ctx context.Context, root *os.Root, limits folderLimits) ([]entry, error) {
 	tree, err := ignore.ReadTree(root.FS())
 	if err != nil {
@@ -144,7 +143,7 @@ func (s *scanner) folder(dir string, tree ignore.Tree) error {
 	return nil
 }
 
-// subfolder lists a folder below the root, by the rules above it and its own.
+// subfolder lists a folder below the root with the rules of its parents and its own.
 func (s *scanner) subfolder(p string, above ignore.Tree) error {
 	sub, err := fs.Sub(s.root.FS(), p)
 	if err != nil {
@@ -167,7 +166,7 @@ func cleanDir(dir string) string {
 	return dir
 }
 
-// tarBlock is what entries of a tar are rounded up to; longName what a name takes that fits into no header.
+// Entries of a tar are rounded up to tarBlock. longName is the size of a name that does not fit into a header.
 const (
 	tarBlock = 512
 	longName = 3 * tarBlock
@@ -176,7 +175,7 @@ const (
 
 func (s *scanner) add(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
-		return usage("workspace: %q: its name holds a control character; rename it, or name it in %s", p, ignore.SpoolFile)
+		return usage("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
 	}
 	if err := checkPath("workspace", p, false); err != nil {
 		return err
@@ -193,11 +192,11 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 			return unreadable(p, err)
 		}
 		if !staysInside(p, target) {
-			return usage("workspace: %q is a link to %q, out of the folder: replace it with what it leads to, or name it in %s", p, clip(target), ignore.SpoolFile)
+			return usage("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, clip(target), ignore.SpoolFile)
 		}
 		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
 	default:
-		return usage("workspace: %q is neither file, folder nor link (it is a %s): remove it, or name it in %s", p, special(info.Mode()), ignore.SpoolFile)
+		return usage("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolFile)
 	}
 	s.bytes += tarBlock + (e.Size+tarBlock-1)/tarBlock*tarBlock
 	if len(p) > maxShort || len(e.Target) > maxShort {
@@ -205,11 +204,11 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
-		return usage("workspace: the folder has more than %d files and folders; name what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
+		return usage("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
 	case e.Size > s.limits.bytes:
-		return usage("workspace: %q has %s; at most %s are uploaded: name it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
+		return usage("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
 	case s.bytes > s.limits.bytes:
-		return usage("workspace: the folder has more than %s; name what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+		return usage("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
 	}
 	if e.Kind == kindFile {
 		f, _, err := openRegular(s.root, p)
@@ -224,7 +223,7 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	return nil
 }
 
-// special names what is neither file, folder nor link.
+// special returns the name of a file type that is not a file, folder or link.
 func special(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeNamedPipe != 0:
@@ -237,16 +236,16 @@ func special(mode fs.FileMode) string {
 	return "special file"
 }
 
-// unreadable is the error of a path of the folder that cannot be read.
+// unreadable returns the error for a path of the folder that cannot be read.
 func unreadable(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return usage("workspace: %q may not be read by you: change its mode, or name it in %s", cleanDir(p), ignore.SpoolFile)
+		return usage("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolFile)
 	}
 	return usage("workspace: %q: %v", cleanDir(p), err)
 }
 
-// staysInside reports whether a link leads to a place in the folder that it lies
-// in, whatever else is a link there: a ".." after a name does not count as inside.
+// staysInside reports whether a link leads into its own folder, whatever links are on the way: a ".." after a name
+// counts as outside.
 func staysInside(p, target string) bool {
 	if target == "" || path.IsAbs(target) || strings.ContainsFunc(target, unicode.IsControl) {
 		return false
@@ -266,7 +265,7 @@ func staysInside(p, target string) bool {
 	return true
 }
 
-// total is the bytes of all files.
+// total returns the size of all files in bytes.
 func total(list []entry) (n int64) {
 	for _, e := range list {
 		n += e.Size
@@ -274,11 +273,11 @@ func total(list []entry) (n int64) {
 	return n
 }
 
-// errChanged is a file that is not as it was when the folder was listed.
-var errChanged = errors.New("changed while it was read: try again when nothing writes to the folder")
+// errChanged is returned for a file that changed since the folder was listed.
+var errChanged = errors.New("changed while it was read: try again when no program writes to the folder")
 
-// pack writes entries of a folder as a tar and fills in the digests of their
-// content. moved is told of bytes of content as they go.
+// pack writes the entries of a folder as a tar and sets the digests of their content. It calls moved with the
+// number of bytes as it writes them.
 func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved func(n int64)) error {
 	w := tar.NewWriter(to)
 	for i := range list {
@@ -328,7 +327,7 @@ func packOne(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error 
 	return nil
 }
 
-// openRegular opens a regular file without waiting for the other end of a pipe.
+// openRegular opens a regular file. It does not block on a named pipe.
 func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -344,7 +343,7 @@ func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// counting is a writer that tells how much is written.
+// counting is a writer that reports the number of written bytes.
 type counting func(n int64)
 
 func (c counting) Write(p []byte) (int, error) {

@@ -69,8 +69,8 @@ func TestScan_RefusesByNameWhatCannotBeUploaded(t *testing.T) {
 		limits folderLimits
 		says   []string
 	}{
-		"a link to an absolute path": {func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "out")) }, uploadLimits, []string{`"out"`, "/etc/passwd", "out of the folder"}},
-		"a link above the folder":    {func(dir string) error { return os.Symlink("../../x", filepath.Join(dir, "in/up")) }, uploadLimits, []string{`"in/up"`, "out of the folder"}},
+		"a link to an absolute path": {func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "out")) }, uploadLimits, []string{`"out"`, "/etc/passwd", "outside the folder"}},
+		"a link above the folder":    {func(dir string) error { return os.Symlink("../../x", filepath.Join(dir, "in/up")) }, uploadLimits, []string{`"in/up"`, "outside the folder"}},
 		"a link through a name":      {func(dir string) error { return os.Symlink("f/../../x", filepath.Join(dir, "in/up")) }, uploadLimits, []string{`"in/up"`}},
 		"a named pipe":               {func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "in/pipe"), 0o600) }, uploadLimits, []string{`"in/pipe"`, "named pipe"}},
 		"a socket": {func(dir string) error {
@@ -142,12 +142,12 @@ func TestRunWorkspace_RefusesFoldersBeforeAnythingIsSent(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"--workspace", filepath.Join(dir, "none")}, "there is no folder"},
+		{[]string{"--workspace", filepath.Join(dir, "none")}, "does not exist"},
 		{[]string{"--workspace", filepath.Join(dir, "file")}, "is not a folder"},
 		{[]string{"--workspace", "/"}, "is the root of the file system"},
 		{[]string{"--workspace", home}, "is your home folder"},
 		{[]string{"--workspace", dir, "--session", ses}, "leave --workspace out"},
-		{[]string{"--copy"}, "name a folder with --workspace"},
+		{[]string{"--copy"}, "requires --workspace"},
 	} {
 		f := serve(t, accepted)
 		got := spool(t, world(t), append([]string{"run", "--url", f.URL, "q"}, c.args...)...)

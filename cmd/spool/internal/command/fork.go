@@ -12,21 +12,21 @@ import (
 type forkCommand struct {
 	server
 	Session  string  `arg:"" help:"The id of the session to fork."`
-	At       *uint32 `placeholder:"N" help:"Fork at the event with this seq; without it, at the last one."`
+	At       *uint32 `placeholder:"N" help:"Fork at the event with this seq; by default at the last event."`
 	Agent    string  `placeholder:"REF" help:"Another version of the session's agent, or another agent of the same architecture."`
-	Metadata string  `placeholder:"JSON" help:"Metadata of the new session, in place of the session's."`
+	Metadata string  `placeholder:"JSON" help:"Metadata of the new session; by default the session's."`
 }
 
-// Run makes a session that goes on from an event of another one.
+// Run forks a session.
 func (c *forkCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
 	if c.At != nil && *c.At == 0 {
-		return usage("at: events are numbered from 1; leave it out for the last one")
+		return usage("at: events are numbered from 1; leave it out for the last event")
 	}
 	if c.Metadata != "" && !json.Valid([]byte(c.Metadata)) {
-		return usage("metadata: it is not valid JSON")
+		return usage("metadata: not valid JSON")
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -49,17 +49,17 @@ func (c *forkCommand) Run(a *app) error {
 	return nil
 }
 
-// forkedFrom says where a fork begins.
+// forkedFrom describes the start of a fork.
 func forkedFrom(p client.Parent) string {
 	s := fmt.Sprintf("%s at event %d", p.SessionID, p.Effective)
 	if p.Effective != p.Asked {
-		s += fmt.Sprintf(" (asked for %d: %s)", p.Asked, terminal.Line(p.Reason))
+		s += fmt.Sprintf(" (requested %d: %s)", p.Asked, terminal.Line(p.Reason))
 	}
 	switch {
 	case p.Snapshot == "":
 		s += ", with an empty workspace"
 	case p.SnapshotSeq == 0:
-		s += ", with the files that it began with"
+		s += ", with the files it started with"
 	default:
 		s += fmt.Sprintf(", with the files of event %d", p.SnapshotSeq)
 	}

@@ -14,22 +14,22 @@ import (
 
 type gcCommand struct {
 	installation
-	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres of the installation. Without it: that of the stack on the data folder."`
-	DryRun   bool   `help:"Remove nothing: list what would go, and what waits for what."`
+	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"Postgres of the installation; by default that of the stack on the data folder."`
+	DryRun   bool   `help:"Remove nothing: list what would be removed, and what has to wait."`
 
-	Grace     time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
-	Uploads   time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content that nothing refers to is removed. What has a name stays for at least 15m."`
-	Snapshots int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"How many snapshots of its workspace a session keeps, the newest. The one that it resumes from always stays."`
+	Grace     time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"Time after which the content of a deleted session is removed, counted from when every reader of the log has processed the deletion."`
+	Uploads   time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"Age at which unreferenced content is removed. Named content stays for at least 15m."`
+	Snapshots int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest workspace snapshots that a session keeps. The snapshot that it resumes from always stays."`
 }
 
-// gcWait bounds how long gc waits for the janitor of the installation to finish its own pass.
+// gcWait is how long gc waits for the installation's janitor to finish its current pass.
 const gcWait = time.Minute
 
-// Run makes a pass of the janitor.
+// Run performs one pass of the janitor.
 func (c *gcCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
-			return usage("database-url: it is not the URL of a Postgres database, such as postgres://user@host/name")
+			return usage("database-url: not the URL of a Postgres database, such as postgres://user@host/name")
 		}
 	}
 	if c.NATSURL != "" && c.Database == "" {
@@ -60,7 +60,7 @@ func (c *gcCommand) Run(a *app) (err error) {
 	return nil
 }
 
-// pass waits while the installation's own janitor is in the middle of a pass.
+// pass waits while the installation's own janitor performs a pass.
 func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
 	late := time.After(gcWait)
 	for {

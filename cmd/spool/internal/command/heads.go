@@ -17,12 +17,12 @@ import (
 )
 
 type headsCommand struct {
-	PublicKey headsPublicKeyCommand `cmd:"" help:"Print the public key of the key that heads of the log are signed with."`
+	PublicKey headsPublicKeyCommand `cmd:"" help:"Print the public key for the key that signs the heads of the log."`
 }
 
 type headsPublicKeyCommand struct {
-	Key     string `name:"heads-key" env:"SPOOL_HEADS_KEY" placeholder:"SEED" help:"The private key, as the session service has it: 64 hexadecimal digits."`
-	KeyFile string `name:"heads-key-file" env:"SPOOL_HEADS_KEY_FILE" placeholder:"FILE" help:"A file with it, such as heads.key in the data folder."`
+	Key     string `name:"heads-key" env:"SPOOL_HEADS_KEY" placeholder:"SEED" help:"The private key of the session service: 64 hexadecimal digits."`
+	KeyFile string `name:"heads-key-file" env:"SPOOL_HEADS_KEY_FILE" placeholder:"FILE" help:"File of the private key, such as heads.key in the data folder."`
 }
 
 // Run prints the public key.
@@ -30,7 +30,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	text := c.Key
 	switch {
 	case (c.Key == "") == (c.KeyFile == ""):
-		return usage("heads-key: give the private key, or its file with --heads-key-file")
+		return usage("heads-key: set the private key, or its file with --heads-key-file")
 	case c.KeyFile != "":
 		b, err := os.ReadFile(c.KeyFile)
 		if err != nil {
@@ -46,7 +46,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	return err
 }
 
-// signedHeads reads the signed heads of the installation, nil without public keys.
+// signedHeads returns the signed heads of the installation, or nil without public keys.
 func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
 	var keys []heads.PublicKey
 	for _, file := range c.PublicKey {
@@ -66,7 +66,7 @@ func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*
 	chains, err := jslog.ReadHeads(ctx, js, inst.Log.Shards(), keys...)
 	var unknown *heads.UnknownKeyError
 	if errors.As(err, &unknown) {
-		return nil, fmt.Errorf("public-key: %w: give the file of that key as well, or find out who signed with another one", err)
+		return nil, fmt.Errorf("public-key: %w: add the file of that key, or find out who signed with another key", err)
 	}
 	return chains, err
 }
@@ -91,11 +91,11 @@ func publicKeys(file string) ([]heads.PublicKey, error) {
 	return keys, nil
 }
 
-// provedShard is how far the signed heads of a shard reach.
+// provedShard describes how far the signed heads of a shard reach.
 type provedShard struct {
 	Shard     int       `json:"shard"`
 	Position  string    `json:"position"`      // up to which they list every change
-	Time      time.Time `json:"time,omitzero"` // when that was signed; left out if it never was
+	Time      time.Time `json:"time,omitzero"` // time of that signature; absent if there is none
 	Entries   uint64    `json:"entries"`
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
@@ -116,11 +116,11 @@ func printProved(w io.Writer, chains []*heads.Chain) error {
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {
 		case p.Entries == 0:
-			text = fmt.Sprintf("shard %d: nothing of it was ever signed\n", p.Shard)
+			text = fmt.Sprintf("shard %d: nothing was ever signed\n", p.Shard)
 		case p.Time.IsZero():
-			text += "none covers all changes yet\n"
+			text += "no entry covers all changes yet\n"
 		default:
-			text += fmt.Sprintf("nothing is missing up to %s, which was signed at %s\n", p.Position, p.Time.UTC().Format(time.RFC3339))
+			text += fmt.Sprintf("no commit is missing up to %s, signed at %s\n", p.Position, p.Time.UTC().Format(time.RFC3339))
 		}
 		if _, err := io.WriteString(w, text); err != nil {
 			return err

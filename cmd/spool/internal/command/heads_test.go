@@ -20,7 +20,7 @@ func TestHeadsPublicKey(t *testing.T) {
 		t.Errorf("got %+v and %+v", one, two)
 	}
 	for name, args := range map[string][]string{
-		"heads-key: give ":        {},
+		"heads-key: set ":         {},
 		"heads-key: is not a key": {"--heads-key", seed[1:]},
 		"heads-key-file: open ":   {"--heads-key-file", file + "x"},
 	} {

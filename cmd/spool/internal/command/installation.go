@@ -16,21 +16,21 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// dialTimeout bounds how long NATS may take to answer.
+// dialTimeout is how long to wait for a connection to NATS.
 const dialTimeout = 5 * time.Second
 
-// installation is what every command takes that works on the log itself.
+// installation holds the flags of commands that work directly on the log.
 type installation struct {
-	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation. Without it: the stack that runs on the data folder, else the folder itself."`
-	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may read the log, such as admin."`
-	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation; by default that of the stack on the data folder, or the data folder itself if no stack runs."`
+	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may read the log, such as admin."`
+	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
 	NATSCA       string `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"With --nats-url: PEM file of the authorities that NATS's certificate is checked against; the connection then always has TLS."`
-	LogKeys      string `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"With --nats-url: the keys that commits of the log are signed with, role:key, separated by commas."`
+	LogKeys      string `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"With --nats-url: the keys that sign the commits of the log, role:key, separated by commas."`
 	Data         string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of the installation; by default spool in the user's data folder."`
-	JSON         bool   `help:"Print one JSON object a line."`
+	JSON         bool   `help:"Print one JSON object per line."`
 }
 
-// open reaches the log, and the database unless the user names another one.
+// open opens the log, and the database of the installation unless the user names another one.
 func (i installation) open(ctx context.Context, a *app, database string) (Installation, error) {
 	if i.NATSURL != "" {
 		secure, err := bus.TLSOptions(i.NATSCA)
@@ -55,13 +55,13 @@ func (i installation) open(ctx context.Context, a *app, database string) (Instal
 	}
 	opened, err := a.Local.Open(ctx, StackOptions{DataDir: dir, DatabaseURL: database})
 	if errors.Is(err, ErrBusy) {
-		return Installation{}, fmt.Errorf("data: %w and is not ready yet: try again when it is, or name its --nats-url", err)
+		return Installation{}, fmt.Errorf("data: %w and is not ready yet: try again later, or set its --nats-url", err)
 	}
 	return opened, err
 }
 
 func (i installation) dial(ctx context.Context, url, database, logKeys string, secure ...nats.Option) (Installation, error) {
-	// What writes to the log from here does the janitor's work.
+	// Commands that write to the log from here do the work of the janitor.
 	keys, err := eventlog.ParseKeys(logKeys, topology.UserJanitor)
 	if err != nil {
 		return Installation{}, err

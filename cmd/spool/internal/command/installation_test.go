@@ -71,8 +71,8 @@ func TestVerify(t *testing.T) {
 	}{
 		"sound":    {logged(t), nil, ExitDone, "open: " + exe + " of " + ses + ", accepted at 0-1, has no end yet\nsound: 1 sessions, 1 commits, 2 events, 1 queries without an end\n", ""},
 		"one":      {logged(t), []string{ses, "--json"}, ExitDone, `{"ok":true,"sessions":1,"commits":1,"events":2,"open":[{"tenant":"default","sessionId":"` + ses + `","executionId":"` + exe + `","position":"0-1","deleted":false}]}` + "\n", ""},
-		"unknown":  {logged(t), []string{other}, ExitFailed, "", "spool: session: the log holds no session " + other + " of tenant default\n"},
-		"stranger": {logged(t), []string{ses, "--tenant", "other"}, ExitFailed, "", "spool: session: the log holds no session " + ses + " of tenant other\n"},
+		"unknown":  {logged(t), []string{other}, ExitFailed, "", "spool: session: the log has no session " + other + " of tenant default\n"},
+		"stranger": {logged(t), []string{ses, "--tenant", "other"}, ExitFailed, "", "spool: session: the log has no session " + ses + " of tenant other\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -153,18 +153,18 @@ func TestDoctor(t *testing.T) {
 		status string
 		says   string
 	}{
-		"folder is a file":        {[]string{"--data", file}, "data folder", "failed", "choose another with --data"},
+		"folder is a file":        {[]string{"--data", file}, "data folder", "failed", "choose another folder with --data"},
 		"folder":                  {nil, "data folder", "ok", "can be written"},
 		"port in use":             {[]string{"--listen", taken.Addr().String()}, "port of REST", "failed", "choose another address with --listen"},
 		"port free":               {nil, "port of gRPC", "ok", "is free"},
-		"no runner":               {[]string{"--runner", file}, "runner", "failed", "is no program"},
-		"database gone":           {[]string{"--database-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, "Postgres", "failed", "check that Postgres runs"},
+		"no runner":               {[]string{"--runner", file}, "runner", "failed", "is not an executable program"},
+		"database gone":           {[]string{"--database-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, "Postgres", "failed", "check that Postgres is running"},
 		"database nothing":        {[]string{"--database-url", "://"}, "Postgres", "failed", "write it like postgres://"},
 		"database of a superuser": {[]string{"--database-url", db.Superuser}, "Postgres", "note", "role spool may run programs"},
 		"database of one role":    {[]string{"--database-url", db.Projector}, "Postgres", "note", "one role, spool_projector, serves every service"},
 		"database of the gateway": {[]string{"--database-url", db.Gateway}, "Postgres", "ok", "as role spool_gateway"},
 		private:                   {nil, "Postgres", "ok", "as role spool_projector"},
-		"local sandboxes":         {nil, "disk limits", "ok", "local sandboxes have none"},
+		"local sandboxes":         {nil, "disk limits", "ok", "local sandboxes have no disk limits"},
 		"no engine":               {[]string{"--sandbox", "docker", "--docker-host", "unix:///nowhere"}, "disk limits", "failed", "does not answer"},
 		"no such limit":           {[]string{"--sandbox", "docker", "--sandbox-disk-limit", "hope"}, "disk limits", "failed", "sandbox-disk-limit"},
 		"server":                  {nil, "server", "ok", "nats ok, postgres ok"},

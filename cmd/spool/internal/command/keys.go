@@ -10,22 +10,22 @@ import (
 )
 
 type keysCommand struct {
-	Create keysCreate `cmd:"" help:"Make an API key and show it, this once."`
-	Ls     keysLs     `cmd:"" help:"List keys, revoked ones too."`
-	Revoke keysRevoke `cmd:"" help:"Revoke keys, and the keys that they made: they are refused from then on."`
+	Create keysCreate `cmd:"" help:"Create an API key and show it, only this once."`
+	Ls     keysLs     `cmd:"" help:"List keys, including revoked ones."`
+	Revoke keysRevoke `cmd:"" help:"Revoke keys and the keys that they created."`
 }
 
 type keysCreate struct {
 	server
-	Name   string `arg:"" help:"What to recognise it by."`
-	Tenant string `placeholder:"T" help:"Whose key it is; without it, the caller's tenant."`
+	Name   string `arg:"" help:"Name of the key."`
+	Tenant string `placeholder:"T" help:"Tenant of the key; by default the caller's."`
 
-	Role    string   `placeholder:"R" help:"What it may do: use (sessions and their files), operate (also the catalogue, deletion and dead letters) or admin (also keys); without it, the role of the caller's key."`
-	Agents  []string `placeholder:"A" help:"Slugs of the only agents that it may use, separated by commas; default is the built-in one. Without it, those of the caller's key."`
-	Expires string   `placeholder:"E" help:"When it expires: a duration such as 720h, or a time in RFC 3339; without it, when the caller's key does."`
+	Role    string   `placeholder:"R" help:"Permissions of the key: use (sessions and their files), operate (also the catalogue, deletion and dead letters) or admin (also keys); by default the role of the caller's key."`
+	Agents  []string `placeholder:"A" help:"Slugs of the only agents that the key may use, separated by commas; the built-in agent has the slug default. By default the agents of the caller's key."`
+	Expires string   `placeholder:"E" help:"Expiry of the key: a duration such as 720h, or a time in RFC 3339; by default the expiry of the caller's key."`
 }
 
-// Run makes a key. Only the key goes to the standard output.
+// Run creates a key. Standard output receives only the key.
 func (c *keysCreate) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
@@ -51,10 +51,10 @@ func (c *keysCreate) Run(a *app) error {
 
 type keysLs struct {
 	server
-	Tenant string `placeholder:"T" help:"Whose keys; without it, the caller's tenant."`
+	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
-// checkTenant reports a usage error unless a flag names a tenant, or is empty.
+// checkTenant returns a usage error if a flag is neither a valid tenant nor empty.
 func checkTenant(tenant string) error {
 	if tenant == "" {
 		return nil
@@ -95,8 +95,8 @@ func (c *keysLs) Run(a *app) error {
 
 type keysRevoke struct {
 	server
-	Keys   []string `arg:"" name:"key" help:"Ids."`
-	Tenant string   `placeholder:"T" help:"Whose keys; without it, the caller's tenant."`
+	Keys   []string `arg:"" name:"key" help:"Ids of the keys."`
+	Tenant string   `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
 // Run revokes keys.

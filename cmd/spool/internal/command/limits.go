@@ -8,24 +8,24 @@ import (
 )
 
 type limitsCommand struct {
-	Set limitsSet `cmd:"" help:"Give a tenant limits of its own, in place of the former ones. Needs the root key."`
-	Ls  limitsLs  `cmd:"" help:"List a tenant's own limits, and what it uses of them."`
-	Rm  limitsRm  `cmd:"" help:"Remove a tenant's own limits, so that the server's settings count. Needs the root key."`
+	Set limitsSet `cmd:"" help:"Set a tenant's own limits; they replace the previous ones. Requires the root key."`
+	Ls  limitsLs  `cmd:"" help:"List a tenant's own limits and its usage."`
+	Rm  limitsRm  `cmd:"" help:"Remove a tenant's own limits, so that the server's settings apply. Requires the root key."`
 }
 
 type limitsSet struct {
 	server
-	Tenant            string  `placeholder:"T" help:"Whose; without it, the caller's tenant."`
-	Slots             uint32  `placeholder:"N" help:"Turns that run at once, over all executors."`
-	Sandboxes         uint32  `placeholder:"N" help:"Sandboxes that exist at once on one engine."`
+	Tenant            string  `placeholder:"T" help:"The tenant; by default the caller's."`
+	Slots             uint32  `placeholder:"N" help:"Concurrent turns, over all executors."`
+	Sandboxes         uint32  `placeholder:"N" help:"Concurrent sandboxes on one engine."`
 	Sessions          uint32  `placeholder:"N" help:"Sessions that are not deleted."`
-	Streams           uint32  `placeholder:"N" help:"SSE, WebSocket and gRPC streams that are open at one gateway."`
-	RequestsPerSecond float64 `placeholder:"N" help:"Requests per second, at one gateway."`
-	RequestBurst      uint32  `placeholder:"N" help:"Requests that may come at once, at one gateway."`
+	Streams           uint32  `placeholder:"N" help:"Open SSE, WebSocket and gRPC streams of one gateway."`
+	RequestsPerSecond float64 `placeholder:"N" help:"Requests per second at one gateway."`
+	RequestBurst      uint32  `placeholder:"N" help:"Size of a burst of requests at one gateway."`
 	Keys              uint32  `placeholder:"N" help:"API keys that are not revoked."`
-	EventsPerDay      uint64  `placeholder:"N" help:"Events that the tenant's sessions may add to the log on a UTC day."`
-	EventBytesPerDay  uint64  `placeholder:"N" help:"Bytes of those events: of their text and data, and 256 for each."`
-	StorageBytes      uint64  `placeholder:"N" help:"Bytes that the tenant's sessions, their files and snapshots, and skills may take."`
+	EventsPerDay      uint64  `placeholder:"N" help:"Events that the tenant's sessions may append to the log on a UTC day."`
+	EventBytesPerDay  uint64  `placeholder:"N" help:"Size of these events: the bytes of their text and data, plus 256 per event."`
+	StorageBytes      uint64  `placeholder:"N" help:"Bytes that the tenant's sessions, their files and snapshots, and skills may occupy."`
 }
 
 // Run sets limits.
@@ -35,7 +35,7 @@ func (c *limitsSet) Run(a *app) error {
 		Keys: c.Keys, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay, StorageBytes: c.StorageBytes,
 	}
 	if l == (client.TenantLimits{}) {
-		return usage("give at least one limit, or remove them with spool limits rm")
+		return usage("set at least one limit, or remove the limits with spool limits rm")
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -57,7 +57,7 @@ func (c *limitsSet) Run(a *app) error {
 
 type limitsLs struct {
 	server
-	Tenant string `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
 // Run lists limits.
@@ -89,7 +89,8 @@ func (c *limitsLs) Run(a *app) error {
 // limitRow is a line of spool limits ls.
 type limitRow struct{ name, own, used string }
 
-// limitRows returns a line for each limit. A limit of 0 is the server's setting, and what no counter of the server covers has no use.
+// limitRows returns one row per limit. A limit of 0 means the server's setting. Limits without a counter on the
+// server have no usage.
 func limitRows(own, used client.TenantLimits) []limitRow {
 	n := func(v uint64) string {
 		if v == 0 {
@@ -118,7 +119,7 @@ func limitRows(own, used client.TenantLimits) []limitRow {
 
 type limitsRm struct {
 	server
-	Tenant string `placeholder:"T" help:"Whose; without it, the caller's tenant."`
+	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
 // Run removes limits.

@@ -10,23 +10,23 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// Local is Spool on this machine.
+// Local provides access to Spool on this machine.
 type Local interface {
-	// DefaultDir is the user's data folder.
+	// DefaultDir returns the user's data folder.
 	DefaultDir() (string, error)
-	// Find tells how to reach the stack that runs on a data folder; ok is false if none does.
+	// Find returns how to reach the stack that runs on a data folder; ok is false if none runs.
 	Find(dir string) (c Connection, ok bool, err error)
-	// Start runs a stack on a data folder and returns when it is ready. It fails
-	// with ErrBusy if one runs there already.
+	// Start starts a stack on a data folder and returns when it is ready. It returns ErrBusy if a stack runs on the
+	// folder already.
 	Start(ctx context.Context, o StackOptions) (Stack, error)
-	// Open opens the log and the database of a data folder on which no stack runs, or with ErrBusy.
+	// Open opens the log and the database of a data folder. It returns ErrBusy if a stack runs on the folder.
 	Open(ctx context.Context, o StackOptions) (Installation, error)
 }
 
-// ErrBusy is a data folder that another process has locked.
+// ErrBusy is returned if another process has locked the data folder.
 var ErrBusy = errors.New("another Spool runs on this data folder")
 
-// Connection is how a running stack is reached.
+// Connection describes how to reach a running stack.
 type Connection struct {
 	PID         int
 	URL         string
@@ -35,7 +35,7 @@ type Connection struct {
 	LogKeys     string
 }
 
-// StackOptions say how to run a stack. DataDir is required.
+// StackOptions configure a stack. DataDir is required.
 type StackOptions struct {
 	DataDir     string
 	DatabaseURL string // empty means a private Postgres
@@ -43,26 +43,27 @@ type StackOptions struct {
 	GRPCListen  string // host:port of gRPC
 	TLSCert     string // PEM file of the gateway's certificate; empty serves without TLS
 	TLSKey      string // PEM file of its private key
-	TLSProxy    bool   // a proxy in front of the gateway speaks TLS
-	Auth        string // off or keys; empty means what the environment says
-	RootKey     string // makes the first keys; empty means what the environment says
-	Sandbox     string // provider that sessions get unless they name one; empty means the only one
-	MaxStore    int64  // bytes that the streams of NATS may take; 0 means what they take and three quarters of the free disk
+	TLSProxy    bool   // a proxy in front of the gateway terminates TLS
+	Auth        string // off or keys; "" means the value from the environment
+	RootKey     string // creates the first keys; "" means the value from the environment
+	Sandbox     string // provider of sessions that name none; "" means the only provider
+	MaxStore    int64  // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
 	MockLLM     bool
 	MockScript  string
 	Logger      *slog.Logger
 }
 
-// Stack is all services in this process.
+// Stack is a set of all services in this process.
 type Stack interface {
 	URL() string
-	// Done is closed when it has ended, by Close or by itself; Err then says why.
+	// Done returns a channel that is closed when the stack has ended, by Close or by itself. Err then returns the
+	// reason.
 	Done() <-chan struct{}
 	Err() error
 	Close() error
 }
 
-// Installation is the log and the database under a stack, wherever that runs.
+// Installation gives access to the log and the database of a stack, wherever it runs.
 type Installation struct {
 	Log         eventlog.Log
 	NATS        *nats.Conn

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/term"
 )
 
-// OS is the process's own world.
+// OS returns the IO of this process.
 func OS(local Local) IO {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -24,7 +24,8 @@ func OS(local Local) IO {
 	return world
 }
 
-// raw makes the terminal raw. Every signal that ends a process reaches signals until it is restored, so that it is restored before the end.
+// raw puts the terminal into raw mode. Until it is restored, every signal that ends a process goes to signals, so
+// that the program can restore the terminal before it ends.
 func raw(signals chan<- os.Signal) (restore func() error, err error) {
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGQUIT)
 	fd := int(os.Stdin.Fd())
@@ -41,7 +42,7 @@ func raw(signals chan<- os.Signal) (restore func() error, err error) {
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// width is the terminal's columns now; one that does not tell them has 80.
+// width returns the terminal's width in columns, or 80 if it is unknown.
 func width() int {
 	if n, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && n > 0 {
 		return n

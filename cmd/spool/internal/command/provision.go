@@ -17,29 +17,30 @@ import (
 )
 
 const (
-	// provisionShards is the number of streams of a new log: services that run apart are there for more than one machine's load.
+	// provisionShards is the number of streams of a new log. Separate services are meant for the load of more than
+	// one machine.
 	provisionShards = 4
-	// provisionTime bounds the work itself, once NATS answers.
+	// provisionTime is the time limit of the work after NATS has responded.
 	provisionTime = time.Minute
-	// provisionPause lies between two tries to reach NATS.
+	// provisionPause is the pause between two tries to reach NATS.
 	provisionPause = 250 * time.Millisecond
 )
 
 type provisionCommand struct {
-	NATSURL      string        `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"Where NATS listens."`
-	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"User at NATS that may make streams: admin. Empty for a server without users."`
-	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password at NATS."`
+	NATSURL      string        `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"URL of NATS."`
+	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may create streams: admin. Empty for a server without users."`
+	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
 	NATSCA       string        `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"PEM file of the authorities that NATS's certificate is checked against; with it the connection always has TLS."`
-	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that commits of the log are signed with, role:key, separated by commas. From the first time that they are given, what services write has to be signed: stop services of earlier releases before. Empty changes nothing."`
-	LogKeysLost  bool          `help:"With --log-keys, when a key that signed commits is lost for good: takes all commits that the log holds now as they are. Stop all services before, and look at what verify says after."`
-	Commits      int           `name:"commit-version" default:"0" env:"SPOOL_COMMIT_VERSION" help:"Version of the commits that services write from their next start on: 1 as long as services of releases that know no other still run. 0 means the newest. It never goes down."`
-	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Streams that the log is spread over: 1, 2, 4 or 8, for good. 0 means what is installed, else 4."`
-	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Copies of each stream, 1 to 5. 0 means what is installed, else 1."`
-	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS to answer."`
+	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that sign the commits of the log, role:key, separated by commas. Once keys are set, all new commits must be signed: stop services of earlier releases first. Empty changes nothing."`
+	LogKeysLost  bool          `help:"With --log-keys, if a key that signed commits is permanently lost: accept all present commits of the log as they are. Stop all services first, and run spool verify afterwards."`
+	Commits      int           `name:"commit-version" default:"0" env:"SPOOL_COMMIT_VERSION" help:"Version of the commits that services write from their next start on. Use 1 while services of releases that support only version 1 still run. 0 means the newest version. The version never decreases."`
+	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Number of streams of the log: 1, 2, 4 or 8. It cannot be changed later. 0 means the installed number, or 4 for a new installation."`
+	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new installation."`
+	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS."`
 	JSON         bool          `help:"Print one JSON object."`
 }
 
-// Run installs the streams and buckets, or brings them up to date.
+// Run creates or updates the streams and buckets.
 func (c *provisionCommand) Run(a *app) error {
 	if err := c.check(); err != nil {
 		return err
@@ -60,18 +61,18 @@ func (c *provisionCommand) Run(a *app) error {
 	if c.JSON {
 		return a.json(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": shards})
 	}
-	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log lies in %d streams\n", nc.ConnectedUrlRedacted(), shards)
+	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams\n", nc.ConnectedUrlRedacted(), shards)
 	return err
 }
 
 func (c *provisionCommand) check() error {
 	switch {
 	case c.LogKeysLost && c.LogKeys == "":
-		return usage("log-keys-lost: give the keys that commits are signed with from now on, with --log-keys")
+		return usage("log-keys-lost: set the new signing keys with --log-keys")
 	case c.Shards < 0 || c.Shards > topology.MaxShards || c.Shards > 0 && topology.MaxShards%c.Shards != 0:
-		return usage("shards: %d must be 1, 2, 4 or 8, or 0 for what is installed", c.Shards)
+		return usage("shards: %d must be 1, 2, 4 or 8, or 0 for the installed number", c.Shards)
 	case c.Replicas < 0 || c.Replicas > 5:
-		return usage("replicas: %d must be 1 to 5, or 0 for what is installed", c.Replicas)
+		return usage("replicas: %d must be 1 to 5, or 0 for the installed number", c.Replicas)
 	case c.Commits < 0 || c.Commits > events.CommitVersion:
 		return usage("commit-version: %d must be 1 to %d, or 0 for the newest", c.Commits, events.CommitVersion)
 	case c.Wait < 0:
@@ -80,7 +81,7 @@ func (c *provisionCommand) check() error {
 	return nil
 }
 
-// connect waits for NATS. A user that it refuses is not waited for.
+// connect waits for NATS. It does not wait if NATS rejects the user.
 func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 	options := append(bus.ConnOptions(slog.New(slog.DiscardHandler)), nats.Name("spool-provision"), nats.Timeout(dialTimeout))
 	if c.NATSUser != "" {
@@ -99,19 +100,19 @@ func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 			return nc, nil
 		}
 		if errors.Is(err, nats.ErrAuthorization) {
-			return nil, fmt.Errorf("nats-user: NATS refuses user %q: check --nats-user and --nats-password", c.NATSUser)
+			return nil, fmt.Errorf("nats-user: NATS rejects user %q: check --nats-user and --nats-password", c.NATSUser)
 		}
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-late.C:
-			return nil, fmt.Errorf("nats-url: NATS has not answered within %s: %w; check that it runs, --nats-url and --nats-ca", c.Wait, err)
+			return nil, fmt.Errorf("nats-url: NATS did not respond within %s: %w; check that it runs, --nats-url and --nats-ca", c.Wait, err)
 		case <-time.After(provisionPause):
 		}
 	}
 }
 
-// provision installs everything and gives the number of shards.
+// provision creates or updates everything and returns the number of shards.
 func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -122,14 +123,14 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, e
 		return 0, err
 	}
 	if !keys.IsZero() && keys.Missing() != "" {
-		return 0, fmt.Errorf("log-keys: no key of %s is among them", keys.Missing())
+		return 0, fmt.Errorf("log-keys: the keys contain no key of %s", keys.Missing())
 	}
 	shards, err := topology.Shards(ctx, js)
 	switch {
 	case errors.Is(err, topology.ErrNotInstalled) && c.Shards == 0:
 		shards = provisionShards
 	case errors.Is(err, topology.ErrNotInstalled) || err == nil && c.Shards != 0:
-		shards = c.Shards // another number than what is installed is Provision's to refuse
+		shards = c.Shards // Provision rejects a number that differs from the installed one
 	case err != nil:
 		return 0, err
 	}

@@ -28,9 +28,9 @@ func TestProvision(t *testing.T) {
 		{"usage of shards", []string{"--shards", "3"}, ExitUsage, "", "shards: 3 must be 1, 2, 4 or 8"},
 		{"usage of replicas", []string{"--replicas", "6"}, ExitUsage, "", "replicas: 6 must be 1 to 5"},
 		{"usage of wait", []string{"--wait=-1s"}, ExitUsage, "", "wait: -1s is negative"},
-		{"refused", []string{"--nats-password", "wrong"}, ExitFailed, "", `nats-user: NATS refuses user "admin"`},
-		{"new", []string{"--shards", "2"}, ExitDone, "provisioned " + url + ": the log lies in 2 streams\n", ""},
-		{"again", nil, ExitDone, "provisioned " + url + ": the log lies in 2 streams\n", ""},
+		{"refused", []string{"--nats-password", "wrong"}, ExitFailed, "", `nats-user: NATS rejects user "admin"`},
+		{"new", []string{"--shards", "2"}, ExitDone, "provisioned " + url + ": the log has 2 streams\n", ""},
+		{"again", nil, ExitDone, "provisioned " + url + ": the log has 2 streams\n", ""},
 		{"as JSON", []string{"--json"}, ExitDone, `{"natsUrl":"` + url + `","shards":2}` + "\n", ""},
 		{"another number", []string{"--shards", "4"}, ExitFailed, "", "shards: the log is installed with 2, not 4"},
 	} {
@@ -66,7 +66,7 @@ func TestProvisionFourStreamsUnlessTold(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
 	got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL())
-	if got.code != ExitDone || !strings.Contains(got.out, "in 4 streams") {
+	if got.code != ExitDone || !strings.Contains(got.out, "has 4 streams") {
 		t.Fatalf("%+v", got)
 	}
 	js, err := jetstream.New(natstest.Conn(t, srv))
@@ -111,7 +111,7 @@ func TestProvisionWaitsForNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := spool(t, world(t), "provision", "--nats-url", "nats://"+addr, "--wait", "300ms")
-	if got.code != ExitFailed || !strings.Contains(got.err, "NATS has not answered within 300ms") {
+	if got.code != ExitFailed || !strings.Contains(got.err, "NATS did not respond within 300ms") {
 		t.Errorf("nobody listens: %+v", got)
 	}
 

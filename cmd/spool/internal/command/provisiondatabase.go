@@ -10,28 +10,28 @@ import (
 )
 
 type provisionDatabaseCommand struct {
-	AdminURL          string `name:"admin-url" required:"" env:"SPOOL_DATABASE_ADMIN_URL" placeholder:"URL" help:"The database of the read models, as a superuser of a Postgres that Spool has to itself. No service needs this URL."`
-	ProjectorPassword string `required:"" env:"SPOOL_POSTGRES_PASSWORD_PROJECTOR" help:"Password of role spool_projector, as which the projector and the janitor connect."`
-	GatewayPassword   string `required:"" env:"SPOOL_POSTGRES_PASSWORD_GATEWAY" help:"Password of role spool_gateway, as which gateways connect."`
+	AdminURL          string `name:"admin-url" required:"" env:"SPOOL_DATABASE_ADMIN_URL" placeholder:"URL" help:"Database of the read models, with a superuser of a Postgres that only Spool uses. No service needs this URL."`
+	ProjectorPassword string `required:"" env:"SPOOL_POSTGRES_PASSWORD_PROJECTOR" help:"Password of role spool_projector, which the projector and the janitor use."`
+	GatewayPassword   string `required:"" env:"SPOOL_POSTGRES_PASSWORD_GATEWAY" help:"Password of role spool_gateway, which gateways use."`
 	JSON              bool   `help:"Print one JSON object."`
 }
 
-// Run makes the roles of the services in Postgres, or brings them up to date.
+// Run creates or updates the services' roles in Postgres.
 func (c *provisionDatabaseCommand) Run(a *app) error {
 	cfg, err := pgx.ParseConfig(c.AdminURL)
 	if err != nil {
-		return usage("admin-url: it is not the URL of a Postgres database, such as postgres://user@host/name")
+		return usage("admin-url: not the URL of a Postgres database, such as postgres://user@host/name")
 	}
 	for _, p := range []struct{ flag, value string }{{"projector-password", c.ProjectorPassword}, {"gateway-password", c.GatewayPassword}} {
 		if p.value == "" {
-			return usage("%s: it is empty: give the role a password", p.flag)
+			return usage("%s: the password is empty: set a password for the role", p.flag)
 		}
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
 	err = readmodel.CreateRoles(ctx, c.AdminURL, readmodel.Passwords{Projector: c.ProjectorPassword, Gateway: c.GatewayPassword})
 	if errors.Is(err, readmodel.ErrNotSuperuser) {
-		return fmt.Errorf("admin-url: %w: name a superuser, or make the roles as docs/operations.md says", err)
+		return fmt.Errorf("admin-url: %w: use a superuser, or create the roles as described in docs/operations.md", err)
 	}
 	if err != nil {
 		return causeOf(ctx, err)

@@ -24,12 +24,12 @@ func TestProvisionDatabase(t *testing.T) {
 		err  string
 	}{
 		{"without passwords", []string{"--admin-url", url}, ExitUsage, "", "--projector-password"},
-		{"empty password", append([]string{"--admin-url", url, "--projector-password", "p"}, "--gateway-password", ""), ExitUsage, "", "gateway-password: it is empty"},
-		{"no URL", append([]string{"--admin-url", "://"}, passwords...), ExitUsage, "", "admin-url: it is not the URL"},
+		{"empty password", append([]string{"--admin-url", url, "--projector-password", "p"}, "--gateway-password", ""), ExitUsage, "", "gateway-password: the password is empty"},
+		{"no URL", append([]string{"--admin-url", "://"}, passwords...), ExitUsage, "", "admin-url: not the URL"},
 		{"new", append([]string{"--admin-url", url}, passwords...), ExitDone, made, ""},
 		{"again", append([]string{"--admin-url", url}, passwords...), ExitDone, made, ""},
 		{"as JSON", append([]string{"--json", "--admin-url", url}, passwords...), ExitDone, `{"database":"spool","roles":["spool_projector","spool_gateway"]}` + "\n", ""},
-		{"as another role", append([]string{"--admin-url", readmodeltest.As(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: name a superuser"},
+		{"as another role", append([]string{"--admin-url", readmodeltest.As(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: use a superuser"},
 		{"nobody answers", append([]string{"--admin-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, passwords...), ExitFailed, "", "create the roles: "},
 	} {
 		got := spool(t, world(t), append([]string{"provision-database"}, c.args...)...)

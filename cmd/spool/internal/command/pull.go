@@ -13,13 +13,13 @@ import (
 
 type filesPull struct {
 	of
-	Dir    string `arg:"" optional:"" help:"The folder that the changes go into; without it the one that was uploaded by spool run --workspace."`
-	DryRun bool   `help:"Show the changes alone."`
-	Yes    bool   `short:"y" help:"Take the changes without a question, but for conflicts."`
-	Force  bool   `help:"With --yes, or once you have agreed: take the session's side of conflicts, too, over what was changed here."`
+	Dir    string `arg:"" optional:"" help:"Folder that receives the changes; by default the folder that spool run --workspace uploaded."`
+	DryRun bool   `help:"Only show the changes."`
+	Yes    bool   `short:"y" help:"Apply the changes without a question, except conflicts."`
+	Force  bool   `help:"With --yes or after your confirmation: also apply the session's side of conflicts, which overwrites local changes."`
 }
 
-// Run brings changes of a session's workspace back into a folder of this machine.
+// Run copies the changes of a session's workspace back into a local folder.
 func (c *filesPull) Run(a *app) error {
 	return c.with(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
 		s, err := cl.Session(ctx, c.Session)
@@ -27,25 +27,25 @@ func (c *filesPull) Run(a *app) error {
 			return err
 		}
 		if p := s.Value.Options.HostPath; p != "" {
-			return usage("session: it works in %s itself: there is nothing to bring back", p)
+			return usage("session: the agent works in %s itself: there is nothing to copy back", p)
 		}
 		p := &pullRun{app: a, cmd: c, client: cl}
 		return p.run(ctx, s.Value)
 	})
 }
 
-// pullRun is one run of spool files pull. It compares three sides of each path: what
-// was uploaded, what the session has, and what lies in the local folder.
+// pullRun is one run of spool files pull. It compares three versions of each path: the uploaded one, the session's
+// and the local one.
 type pullRun struct {
 	app    *app
 	cmd    *filesPull
 	client *client.Client
 
 	recordFile string   // file that holds record
-	record     uploaded // what the session's workspace and the recorded folder had in common last
+	record     uploaded // the last state that the session's workspace and the recorded folder had in common
 	folder     string   // the local folder, absolute
 	root       *os.Root // of folder
-	staging    string   // folder of the session's content, removed at the end
+	staging    string   // temporary folder with the session's content
 	remote     map[string]*remoteEntry
 	changes    []*change
 }
@@ -57,9 +57,9 @@ func (p *pullRun) run(ctx context.Context, s client.Session) (err error) {
 	if p.root, err = os.OpenRoot(p.folder); err != nil {
 		return usage("dir: %v", err)
 	}
-	defer p.root.Close() //nolint:errcheck // each file was closed with its error
+	defer p.root.Close() //nolint:errcheck // errors of the files themselves are checked
 	if p.staging, err = os.MkdirTemp("", "spool-pull-"); err != nil {
-		return fmt.Errorf("make a folder for the session's files: %w", err)
+		return fmt.Errorf("create a folder for the session's files: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(p.staging)) }()
 	if err := p.requestSnapshot(ctx, s); err != nil {
@@ -80,12 +80,12 @@ func (p *pullRun) run(ctx context.Context, s client.Session) (err error) {
 // nothing ends a pull without changes.
 func (p *pullRun) nothing() error {
 	if !p.cmd.JSON {
-		fmt.Fprintf(p.app.Out, "nothing to bring back: %s has what the session has\n", terminal.Line(p.folder))
+		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.Line(p.folder))
 	}
 	return p.saveRecord()
 }
 
-// offer shows the changes, asks which of them to apply, and applies these.
+// offer shows the changes, asks which of them to apply, and applies them.
 func (p *pullRun) offer(ctx context.Context) error {
 	if !p.cmd.JSON {
 		p.show()
@@ -109,7 +109,7 @@ func (p *pullRun) offer(ctx context.Context) error {
 	return errors.Join(failed, p.saveRecord(), p.conflictsLeft())
 }
 
-// agreed reports whether changes are to be applied. It marks those that the user declines.
+// agreed reports whether changes are to be applied. It marks the changes that the user declines.
 func (p *pullRun) agreed(ctx context.Context) (bool, error) {
 	if p.cmd.DryRun {
 		return false, nil
@@ -118,9 +118,9 @@ func (p *pullRun) agreed(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	if !p.app.InTTY {
-		return false, usage("yes: the changes were not applied: say --yes, or --dry-run to see them only")
+		return false, usage("yes: the changes were not applied: confirm with --yes, or only show them with --dry-run")
 	}
-	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: bring these changes into %s? [y/N, e asks for each]", terminal.Line(p.folder)))
+	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.Line(p.folder)))
 	switch {
 	case err != nil:
 		return false, err
@@ -130,7 +130,7 @@ func (p *pullRun) agreed(ctx context.Context) (bool, error) {
 	return isYes(answer), nil
 }
 
-// askEach asks for each change that would be applied, and reports whether any is.
+// askEach asks for each change that would be applied, and reports whether any is accepted.
 func (p *pullRun) askEach(ctx context.Context) (wanted bool, err error) {
 	for _, c := range p.changes {
 		if !c.applicable() || c.Conflict && !p.cmd.Force {
@@ -146,8 +146,8 @@ func (p *pullRun) askEach(ctx context.Context) (wanted bool, err error) {
 	return wanted, nil
 }
 
-// saveRecord keeps what the next pull compares with. A pull into a folder other
-// than the recorded one changes nothing about that one.
+// saveRecord stores the state with which the next pull compares. A pull into a folder other than the recorded one
+// does not change the record.
 func (p *pullRun) saveRecord() error {
 	if p.cmd.DryRun || !sameFolder(p.folder, p.record.Folder) {
 		return nil
@@ -155,7 +155,7 @@ func (p *pullRun) saveRecord() error {
 	return p.record.save(p.recordFile)
 }
 
-// conflictsLeft returns an error if changes that nobody declined were not applied.
+// conflictsLeft returns an error if changes were not applied although the user did not decline them.
 func (p *pullRun) conflictsLeft() error {
 	n := 0
 	for _, c := range p.changes {
@@ -166,5 +166,5 @@ func (p *pullRun) conflictsLeft() error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d changes were not brought back: for conflicts --force takes the session's side", n)
+	return fmt.Errorf("%d changes were not applied: --force resolves conflicts in favour of the session", n)
 }

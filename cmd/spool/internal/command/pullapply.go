@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// apply applies the changes that were not declined: deletions first, the deepest
-// path first, then the rest. A change that fails does not stop the others.
+// apply applies the changes that the user did not decline: first deletions, deepest paths first, then the others. A
+// failed change does not stop the others.
 func (p *pullRun) apply() error {
 	var failed error
 	ordered := slices.Clone(p.changes)
@@ -42,24 +42,24 @@ func (p *pullRun) apply() error {
 		c.Applied = true
 		p.setRecorded(c.Path, c.remote)
 		if c.Conflict {
-			fmt.Fprintf(p.app.Err, "spool: %s: the session's side was taken over what was changed here\n", terminal.Line(c.Path))
+			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.Line(c.Path))
 		}
 	}
 	return failed
 }
 
-// applyError says what to do about a change that could not be applied.
+// applyError adds the remedy to the error of a change that could not be applied.
 func applyError(name string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%s: you may not write to the folder %s: change its mode and pull again", name, path.Dir(name))
+		return fmt.Errorf("%s: no permission to write to the folder %s: change its mode and pull again", name, path.Dir(name))
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// errChangedHere is returned for a path that the local folder changed after the comparison.
-var errChangedHere = errors.New("it was changed here just now: pull again")
+// errChangedHere is returned for a path that changed locally after the comparison.
+var errChangedHere = errors.New("changed locally meanwhile: pull again")
 
-// applyOne applies a change, if the local side is still the one that was compared.
+// applyOne applies a change if the local version is still the compared one.
 func (p *pullRun) applyOne(c *change) error {
 	now, err := describe(p.root, c.Path)
 	if err != nil {
@@ -77,7 +77,7 @@ func (p *pullRun) applyOne(c *change) error {
 		}
 	}
 	if now != nil && now.Kind == kindDir && c.Kind != kindDir {
-		if err := p.root.Remove(c.Path); err != nil { // an empty one gives way
+		if err := p.root.Remove(c.Path); err != nil { // an empty folder is replaced
 			return err
 		}
 	}
@@ -92,16 +92,15 @@ func (p *pullRun) applyOne(c *change) error {
 	return p.replace(c)
 }
 
-// replace writes a file or a link under another name and renames it, so that
-// nobody reads half of it.
+// replace writes a file or a link under a temporary name and renames it, so that a partial file is never visible.
 func (p *pullRun) replace(c *change) error {
 	tmp := path.Join(path.Dir(c.Path), ".spool-put-"+rand.Text())
 	var err error
 	switch {
 	case c.Kind == kindSymlink:
 		err = p.root.Symlink(c.remote.Target, tmp)
-	case c.staged == "": // the content is what was uploaded
-		return fmt.Errorf("its content was not fetched: %w", fs.ErrInvalid)
+	case c.staged == "": // the content equals the uploaded one
+		return fmt.Errorf("the content was not downloaded: %w", fs.ErrInvalid)
 	default:
 		err = p.copyStaged(c, tmp)
 	}
@@ -116,13 +115,13 @@ func (p *pullRun) replace(c *change) error {
 	return err
 }
 
-// copyStaged copies the session's content of a file to a new file of the local folder.
+// copyStaged copies the session's content of a file to a new local file.
 func (p *pullRun) copyStaged(c *change, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {
 		return err
 	}
-	defer from.Close() //nolint:errcheck // only read
+	defer from.Close() //nolint:errcheck // it is only read
 	to, err := p.root.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

@@ -22,29 +22,29 @@ const (
 	changeAdded    = "added"
 	changeModified = "modified"
 	changeDeleted  = "deleted"
-	changeRefused  = "refused" // an entry that is never written into the local folder
+	changeRefused  = "refused" // an entry that is never written locally
 )
 
-// change is what a pull would do with one path.
+// change is the change of one path that a pull would apply.
 type change struct {
 	Path     string `json:"path"`
 	Change   string `json:"change"`
 	Kind     string `json:"kind"`
 	Size     int64  `json:"size,omitempty"` // bytes of the session's file
 	Conflict bool   `json:"conflict,omitempty"`
-	Reason   string `json:"reason,omitempty"` // of a conflict, or of what is refused
+	Reason   string `json:"reason,omitempty"` // of a conflict or a refusal
 	Applied  bool   `json:"applied"`
 
 	local, remote *entry
-	staged        string // file with the session's content
+	staged        string // local file with the session's content
 	declined      bool   // by the user
 }
 
 // applicable reports whether a pull can apply the change at all.
 func (c *change) applicable() bool { return c.Change != changeRefused }
 
-// compare fills in changes: what the session changed since the upload, and
-// whether the local folder changed it too.
+// compare fills in the changes: what the session changed since the upload, and whether the local folder changed it
+// too.
 func (p *pullRun) compare(ctx context.Context) error {
 	tree, err := ignore.ReadTree(p.root.FS())
 	if err != nil {
@@ -82,7 +82,7 @@ func (p *pullRun) compare(ctx context.Context) error {
 		}
 		local, err := describe(p.root, name)
 		if errors.Is(err, fs.ErrPermission) {
-			return usage("dir: %q may not be read by you: change its mode and pull again", name)
+			return usage("dir: no permission to read %q: change its mode and pull again", name)
 		}
 		if err != nil {
 			return fmt.Errorf("%q: %w", name, err)
@@ -96,7 +96,7 @@ func (p *pullRun) compare(ctx context.Context) error {
 	return nil
 }
 
-// ignoreRules are those of the local folder. A pull adds no path that they name.
+// ignoreRules are the ignore rules of the local folder. A pull adds no path that they match.
 type ignoreRules struct {
 	root *os.Root
 	tree ignore.Tree
@@ -136,11 +136,11 @@ func refusal(name string, remote *entry) string {
 	case remote == nil:
 		return ""
 	case strings.ContainsFunc(name, unicode.IsControl):
-		return "its name holds a control character"
+		return "the name contains a control character"
 	case checkPath("path", name, false) != nil:
-		return "its name is no path of a workspace"
+		return "the name is not a valid path of a workspace"
 	case remote.Kind == kindSymlink && !staysInside(name, remote.Target):
-		return fmt.Sprintf("it is a link to %q, out of the folder", clip(remote.Target))
+		return fmt.Sprintf("it is a link to %q, outside the folder", clip(remote.Target))
 	}
 	return ""
 }
@@ -161,13 +161,13 @@ func decide(name string, base, local, remote *entry, staged string) *change {
 		c.Conflict = true
 		switch {
 		case base == nil:
-			c.Reason = "there is another one here, which was not uploaded"
+			c.Reason = "another local entry exists, which was not uploaded"
 		case local == nil:
-			c.Reason = "it was changed in the session and deleted here"
+			c.Reason = "changed in the session and deleted locally"
 		case remote == nil:
-			c.Reason = "it was deleted in the session and changed here"
+			c.Reason = "deleted in the session and changed locally"
 		default:
-			c.Reason = "it was changed in the session and here"
+			c.Reason = "changed in the session and locally"
 		}
 	}
 	return c
@@ -206,7 +206,7 @@ func describe(root *os.Root, name string) (*entry, error) {
 	return e, nil
 }
 
-// setRecorded makes the session's side of a path what the next pull compares with.
+// setRecorded records the session's version of a path, with which the next pull compares.
 func (p *pullRun) setRecorded(name string, remote *entry) {
 	if remote == nil {
 		delete(p.record.Entries, name)

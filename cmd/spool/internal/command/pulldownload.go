@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// readRecord reads what was uploaded, and finds the local folder.
+// readRecord reads the record of the upload and determines the local folder.
 func (p *pullRun) readRecord() (err error) {
 	if p.recordFile, err = uploadFile(p.app, p.cmd.Data, p.cmd.Session); err != nil {
 		return err
@@ -32,9 +32,9 @@ func (p *pullRun) readRecord() (err error) {
 			return fmt.Errorf("%s: %w", p.recordFile, err)
 		}
 	case !errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("read what was uploaded: %w", err)
+		return fmt.Errorf("read the record of the upload: %w", err)
 	case p.cmd.Dir == "":
-		return usage("dir: it is not known here which folder the session's workspace came from: name the folder that the changes go into")
+		return usage("dir: the local folder of the session's workspace is unknown: name the folder that receives the changes")
 	}
 	if p.record.Entries == nil {
 		p.record = uploaded{Session: p.cmd.Session, Entries: map[string]entry{}}
@@ -43,18 +43,18 @@ func (p *pullRun) readRecord() (err error) {
 	if dir, err = localFolder("dir", dir); err != nil {
 		return err
 	}
-	if p.record.Folder == "" { // nothing was uploaded: the first pull's folder is compared from now on
+	if p.record.Folder == "" { // nothing was uploaded: later pulls compare with the folder of the first one
 		p.record.Folder = dir
 	}
 	p.folder = dir
 	return nil
 }
 
-// snapshotWithin bounds the wait for a new snapshot.
+// snapshotWithin is how long to wait for a new snapshot.
 const snapshotWithin = 2 * time.Minute
 
-// requestSnapshot asks for a snapshot and waits for it. Without a sandbox, the last
-// snapshot is the newest state that there is.
+// requestSnapshot requests a snapshot and waits for it. Without a sandbox, the last snapshot is already the newest
+// state.
 func (p *pullRun) requestSnapshot(ctx context.Context, s client.Session) error {
 	if s.Box == nil || s.Box.State != "ready" {
 		return nil
@@ -68,7 +68,7 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s client.Session) error {
 	for m, err := range p.client.Follow(wait, p.cmd.Session, s.Tip) {
 		if err != nil {
 			if ctx.Err() == nil && wait.Err() != nil {
-				fmt.Fprintln(p.app.Err, "spool: no snapshot was taken in time; this is the last one")
+				fmt.Fprintln(p.app.Err, "spool: no snapshot was taken in time; using the last one")
 				return nil
 			}
 			return err
@@ -84,23 +84,23 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s client.Session) error {
 				return nil
 			}
 		case events.SandboxTerminated, events.SessionDeleted:
-			return nil // with a snapshot before, where there could be one
+			return nil // nil only if there was a snapshot before
 		}
 	}
 	return context.Cause(ctx)
 }
 
-// remoteEntry is an entry of the session's workspace. staged is a file with its
-// content, "" for what was uploaded.
+// remoteEntry is an entry of the session's workspace. staged is a local file with its content, or "" if the content
+// equals the uploaded one.
 type remoteEntry struct {
 	entry
 	staged string
 }
 
-// pullLimits bound what a session can bring onto this machine.
+// pullLimits limit what a session can write to this machine.
 var pullLimits = folderLimits{entries: 200_000, bytes: 4 << 30}
 
-// download reads the session's workspace and stages the content that differs from what was uploaded.
+// download reads the session's workspace and stages the content that differs from the upload.
 func (p *pullRun) download(ctx context.Context) error {
 	r, err := p.client.Tar(ctx, p.cmd.Session, "", client.AsOf{})
 	if err != nil {
@@ -142,7 +142,7 @@ func (p *pullRun) download(ctx context.Context) error {
 	}
 }
 
-// stage writes a file's content into the staging folder, unless it is what was uploaded.
+// stage writes a file's content into the staging folder, unless it equals the upload.
 func (p *pullRun) stage(e *remoteEntry, content io.Reader, n int) error {
 	e.staged = filepath.Join(p.staging, fmt.Sprint(n))
 	f, err := os.OpenFile(e.staged, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)

@@ -16,13 +16,13 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// changeLetters mark changes as git does.
+// changeLetters are the letters that git uses for changes.
 var changeLetters = map[string]string{changeAdded: "A", changeModified: "M", changeDeleted: "D", changeRefused: "R"}
 
-// maxDiff bounds the text files whose difference is shown, in bytes.
+// maxDiff is the maximum size in bytes of text files whose difference is shown.
 const maxDiff = 256 << 10
 
-// show prints the list, and the differences of text files.
+// show prints the list of changes, and the differences of text files.
 func (p *pullRun) show() {
 	for _, c := range p.changes {
 		line := changeLetters[c.Change] + " " + terminal.Line(c.Path)
@@ -36,7 +36,7 @@ func (p *pullRun) show() {
 		case c.Conflict:
 			line += "  CONFLICT: " + c.Reason
 		case c.Reason != "":
-			line += "  not taken: " + c.Reason
+			line += "  not applied: " + c.Reason
 		}
 		fmt.Fprintln(p.app.Out, line)
 	}
@@ -58,7 +58,7 @@ func (p *pullRun) difference(c *change) string {
 	}
 	f, _, err := openRegular(p.root, c.Path)
 	if err != nil {
-		return "" // it says so when it is to be replaced
+		return "" // the error appears when the file is replaced
 	}
 	here, err := io.ReadAll(io.LimitReader(f, maxDiff))
 	if err = errors.Join(err, f.Close()); err != nil {

@@ -21,19 +21,19 @@ import (
 
 type skillsPush struct {
 	server
-	From   string   `arg:"" help:"A folder, a ZIP, or a git repository: URL[#[REF][:FOLDER]], where REF is a branch, a tag or a commit, and FOLDER holds the skill."`
-	Tag    []string `placeholder:"T" help:"A tag that is to name the version, beside latest; may be given several times."`
-	Ignore []string `placeholder:"PATTERN" help:"What a folder's ZIP leaves out, in the syntax of gitignore, after what its .skillignore says; may be given several times."`
-	Scope  string   `enum:",platform,organization,identity_account" default:"" help:"Whose the skill is: platform, organization or identity_account; without it the organization's."`
+	From   string   `arg:"" help:"A folder, a ZIP, or a git repository: URL[#[REF][:FOLDER]], where REF is a branch, a tag or a commit, and FOLDER contains the skill."`
+	Tag    []string `placeholder:"T" help:"A tag for the version, in addition to latest; may be repeated."`
+	Ignore []string `placeholder:"PATTERN" help:"Files that the ZIP of a folder omits, in gitignore syntax, in addition to its .skillignore; may be repeated."`
+	Scope  string   `enum:",platform,organization,identity_account" default:"" help:"Owner of the skill: platform, organization or identity_account; by default the organization."`
 	Org    string   `placeholder:"O" help:"An organization of the tenant, or the account."`
-	DryRun bool     `help:"Only check, here and on the server."`
+	DryRun bool     `help:"Only validate, locally and on the server."`
 }
 
-// Run packs, checks and pushes.
+// Run packs, validates and pushes a skill.
 func (c *skillsPush) Run(a *app) error {
 	for _, t := range c.Tag {
 		if !events.IsTag(t) {
-			return usage("tag: %q is not 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(t))
+			return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(t))
 		}
 	}
 	ref := events.Reference{Scope: events.Scope(c.Scope), Org: c.Org, Slug: "x"}
@@ -53,7 +53,7 @@ func (c *skillsPush) Run(a *app) error {
 	return err
 }
 
-// push checks a ZIP before the server does, which is sooner and says the same.
+// push validates a ZIP locally before the server does, which reports the same errors earlier.
 func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip *os.File) error {
 	info, err := zip.Stat()
 	if err != nil {
@@ -79,17 +79,17 @@ func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip
 	done := "pushed"
 	switch {
 	case c.DryRun && doc.Value.Same:
-		done = "there already, nothing to push:"
+		done = "already pushed:"
 	case c.DryRun:
-		done = "good, not pushed:"
+		done = "valid, not pushed:"
 	case doc.Value.Same:
-		done = "there already:"
+		done = "already pushed:"
 	}
 	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(doc.Value.Ref.String()), found.Files, size(info.Size()))
 	return err
 }
 
-// zip opens what is to be pushed.
+// zip opens the ZIP to push.
 func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
 	info, err := os.Stat(c.From)
 	switch {
@@ -97,28 +97,28 @@ func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
 		return c.pack(c.From)
 	case err == nil && info.Mode().IsRegular():
 		if len(c.Ignore) > 0 {
-			return nil, usage("ignore: %s is packed already; leave --ignore out", c.From)
+			return nil, usage("ignore: %s is already a ZIP; leave --ignore out", c.From)
 		}
 		return os.Open(c.From)
 	case err == nil:
-		return nil, usage("from: %s is no folder and no ZIP", c.From)
+		return nil, usage("from: %s is neither a folder nor a ZIP", c.From)
 	case !errors.Is(err, fs.ErrNotExist) || !remote(c.From):
 		return nil, usage("from: %v", err)
 	}
 	return c.cloned(ctx)
 }
 
-// remote tells a git URL from a path that is not there.
+// remote reports whether from is a git URL, and not a path that does not exist.
 func remote(from string) bool {
 	url, _, _ := strings.Cut(from, "#")
 	host, _, scp := strings.Cut(url, ":")
 	return strings.Contains(url, "://") || strings.HasSuffix(url, ".git") || strings.Contains(url, ".git:") || scp && !strings.ContainsAny(host, `/\`)
 }
 
-// source is a git repository, and what of it is meant.
+// source is a git repository, and a version and folder in it.
 type source struct{ url, ref, folder string }
 
-// parseSource reads URL[#[REF][:FOLDER]], and URL.git:FOLDER.
+// parseSource parses URL[#[REF][:FOLDER]] and URL.git:FOLDER.
 func parseSource(from string) (source, error) {
 	url, rest, _ := strings.Cut(from, "#")
 	s := source{url: url}
@@ -128,9 +128,9 @@ func parseSource(from string) (source, error) {
 	}
 	switch {
 	case strings.HasPrefix(s.url, "-"), strings.HasPrefix(s.ref, "-"):
-		return s, usage("from: %q: neither URL nor REF begins with a hyphen", clip(from))
+		return s, usage("from: %q: URL and REF must not start with a hyphen", clip(from))
 	case s.folder != "" && !filepath.IsLocal(filepath.FromSlash(s.folder)):
-		return s, usage("from: folder %q leads out of the repository", clip(s.folder))
+		return s, usage("from: folder %q is outside the repository", clip(s.folder))
 	}
 	if s.ref == "" {
 		s.ref = "HEAD"
@@ -138,7 +138,7 @@ func parseSource(from string) (source, error) {
 	return s, nil
 }
 
-// cloned packs what the machine's own git fetches, without its history.
+// cloned packs a version of a repository, fetched with the local git and without its history.
 func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
 	s, err := parseSource(c.From)
 	if err != nil {
@@ -151,7 +151,7 @@ func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for _, args := range [][]string{
 		{"init", "--quiet"},
-		// Unlike clone, fetch takes a commit as well.
+		// Unlike clone, fetch accepts a commit as well.
 		{"fetch", "--quiet", "--depth", "1", "--no-tags", "--", s.url, s.ref},
 		{"-c", "core.autocrlf=false", "checkout", "--quiet", "FETCH_HEAD"},
 	} {
@@ -159,7 +159,7 @@ func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
 			return nil, fmt.Errorf("from: %w", err)
 		}
 	}
-	// What the folder is may be a link that leads elsewhere.
+	// The folder may be a link that leads out of the repository.
 	root, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil, err
@@ -169,14 +169,14 @@ func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
 		return nil, usage("from: %s has no folder %q", s.url, clip(s.folder))
 	}
 	if rel, err := filepath.Rel(root, folder); err != nil || !filepath.IsLocal(rel) {
-		return nil, usage("from: folder %q leads out of the repository", clip(s.folder))
+		return nil, usage("from: folder %q is outside the repository", clip(s.folder))
 	}
 	return c.pack(folder)
 }
 
-// git runs it in a folder; it asks nobody for a password.
+// git runs a git command in a folder, without password prompts.
 func git(ctx context.Context, dir string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // what it is given was checked
+	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // the arguments were checked
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_DIR="+filepath.Join(dir, ".git"), "GIT_WORK_TREE="+dir)
 	cmd.WaitDelay = time.Second
@@ -184,7 +184,7 @@ func git(ctx context.Context, dir string, args ...string) error {
 	cmd.Stderr = &said
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrNotFound) {
-		return errors.New("git: no such program on the PATH: install it, or push a folder")
+		return errors.New("git: not found on the PATH: install it, or push a folder")
 	}
 	if err != nil {
 		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(said.String())))
@@ -192,7 +192,7 @@ func git(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// pack is a folder's ZIP in a file without a name.
+// pack returns the ZIP of a folder in an unnamed file.
 func (c *skillsPush) pack(dir string) (*os.File, error) {
 	f, err := tempFile()
 	if err != nil {

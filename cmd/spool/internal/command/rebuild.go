@@ -11,15 +11,15 @@ import (
 
 type rebuildCommand struct {
 	installation
-	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres of the installation. Without it: that of the stack on the data folder."`
-	Compare  bool   `help:"Change nothing: fold anew and prove that the read models are equal, row by row."`
+	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"Postgres of the installation; by default that of the stack on the data folder."`
+	Compare  bool   `help:"Change nothing: fold the log again and check that the read models are equal, row by row."`
 }
 
-// Run folds the read models from the log.
+// Run rebuilds the read models from the log.
 func (c *rebuildCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
-			return usage("database-url: it is not the URL of a Postgres database, such as postgres://user@host/name")
+			return usage("database-url: not the URL of a Postgres database, such as postgres://user@host/name")
 		}
 	}
 	if c.NATSURL != "" && c.Database == "" {
@@ -45,7 +45,7 @@ func (c *rebuildCommand) Run(a *app) (err error) {
 	if c.Compare {
 		_, err = fmt.Fprintf(a.Out, "equal: %d commits folded, %d rows compared, in %s\n", report.Commits, report.Rows, report.Duration.Round(1e6))
 	} else {
-		_, err = fmt.Fprintf(a.Out, "rebuilt: %d commits folded in %s; live projection stood still for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
+		_, err = fmt.Fprintf(a.Out, "rebuilt: %d commits folded in %s; live projection was paused for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
 	}
 	return err
 }

@@ -19,12 +19,12 @@ type replayCommand struct {
 	server
 	Session   string  `arg:"" help:"The session's id."`
 	From      uint32  `placeholder:"N" default:"1" help:"Seq of the first event."`
-	To        *uint32 `placeholder:"N" help:"Seq of the last event; by default the last one that there is when the replay begins."`
-	Speed     string  `placeholder:"1|10|max" default:"1" help:"How many times faster than it happened: a positive number, or max."`
-	Execution string  `placeholder:"ID" help:"Play only this execution."`
+	To        *uint32 `placeholder:"N" help:"Seq of the last event; by default the last event when the replay starts."`
+	Speed     string  `placeholder:"1|10|max" default:"1" help:"Factor by which the replay is faster than the original: a positive number, or max."`
+	Execution string  `placeholder:"ID" help:"Replay only this execution."`
 }
 
-// Run plays a session as it looked live.
+// Run replays a session as it looked live.
 func (c *replayCommand) Run(a *app) error {
 	speed, err := c.check()
 	if err != nil {
@@ -43,7 +43,7 @@ func (c *replayCommand) Run(a *app) error {
 			return err
 		}
 		if x.Value.SessionID != c.Session {
-			return fmt.Errorf("execution: %s is of session %s", c.Execution, x.Value.SessionID)
+			return fmt.Errorf("execution: %s belongs to session %s", c.Execution, x.Value.SessionID)
 		}
 	}
 	p := &player{app: a, only: c.Execution, json: c.JSON, speed: speed, pacer: pace.Pacer{Speed: speed}, calls: map[string]bool{}}
@@ -72,29 +72,29 @@ func (c *replayCommand) check() (pace.Speed, error) {
 	return speed, nil
 }
 
-// errQuit is a replay that the user ended.
+// errQuit is the cause of a replay that the user ended.
 var errQuit = errors.New("quit")
 
-// player plays one session. Its methods are for one goroutine, but now.
+// player replays one session. Only now may be called by other goroutines.
 type player struct {
 	app   *app
-	only  string // an execution: others of the session are not shown; "" for all
-	json  bool   // events in place of blocks
+	only  string // the only execution to show; "" for all
+	json  bool   // print events instead of blocks
 	speed pace.Speed
 	shown *terminal.Renderer // nil with json
 	keys  <-chan byte        // nil without keys
 
 	pacer  pace.Pacer
-	due    time.Time       // of the next event
-	paused time.Time       // since when; zero while it plays
-	target byte            // the key that asked for what comes next: events up to it are shown at once; 0 without one
+	due    time.Time       // when the next event is due
+	paused time.Time       // start of the current pause; zero while playing
+	target byte            // the key that requested a jump: events up to its target are shown at once; 0 for none
 	calls  map[string]bool // tool calls whose input is not known yet, by block
-	whole  bool            // it was said that blocks appear whole
+	whole  bool            // the user was told that blocks appear as a whole
 	seq    uint32
 	to     uint32
 
 	mu sync.Mutex
-	at time.Time // recorded time of the last event that was shown
+	at time.Time // recorded time of the last shown event
 }
 
 func (p *player) play(ctx context.Context, cl *client.Client, session string, from uint32, to *uint32) (err error) {
@@ -118,7 +118,7 @@ func (p *player) play(ctx context.Context, cl *client.Client, session string, fr
 	return errors.Join(err, done())
 }
 
-// begin makes the renderer, and reads keys if there is a terminal for both; done gives the terminal back.
+// begin creates the renderer, and reads keys if both input and output are terminals. done restores the terminal.
 func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (done func() error, err error) {
 	if p.json {
 		return func() error { return nil }, nil
@@ -126,7 +126,7 @@ func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (don
 	out, restore := p.app.Out, func() error { return nil }
 	if p.app.OutTTY && p.app.Raw != nil {
 		if restore, err = p.app.Raw(); err != nil {
-			return nil, fmt.Errorf("the terminal cannot give keys: %w", err)
+			return nil, fmt.Errorf("read keys from the terminal: %w", err)
 		}
 		out = rawWriter{out}
 		p.keys = p.readKeys(cancel)
@@ -145,10 +145,10 @@ func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (don
 	}, nil
 }
 
-// rawWriter writes for a raw terminal, which does not return the carriage by itself.
+// rawWriter writes to a raw terminal, which needs explicit carriage returns.
 type rawWriter struct{ io.Writer }
 
-// Write writes all of b, with a carriage return before each line's end that has none.
+// Write writes all of b, and inserts a carriage return before each line feed that has none.
 func (w rawWriter) Write(b []byte) (int, error) {
 	text := bytes.ReplaceAll(bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))
 	if _, err := w.Writer.Write(text); err != nil {
@@ -157,7 +157,7 @@ func (w rawWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// now is the time in the replay, by which the renderer counts.
+// now returns the time in the replay, for the renderer.
 func (p *player) now() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,18 +168,18 @@ func (p *player) now() time.Time {
 const (
 	keyPause  = ' '
 	keyStep   = '.' // pause after the next event
-	keyTool   = 'n' // go to the next tool call
-	keyError  = 'e' // go to the next error
-	keyTurn   = 't' // go to the next turn
+	keyTool   = 'n' // jump to the next tool call
+	keyError  = 'e' // jump to the next error
+	keyTurn   = 't' // jump to the next turn
 	keyQuit   = 'q'
-	keyCancel = 0x03 // Ctrl-C, which a raw terminal does not make a signal
+	keyCancel = 0x03 // Ctrl-C, which is not a signal in raw mode
 )
 
-// typedAhead is how many keys wait while the replay reads from the server. What is typed beyond them is dropped, so that q
-// and Ctrl-C are always read.
+// typedAhead is the number of keys that wait while the replay reads from the server. Further keys are dropped, so
+// that q and Ctrl-C are always read.
 const typedAhead = 64
 
-// readKeys gives the keys that are typed. Its goroutine ends when the input does, or with the process.
+// readKeys returns the typed keys. Its goroutine ends with the input or with the process.
 func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 	keys := make(chan byte, typedAhead)
 	go func() {
@@ -204,7 +204,7 @@ func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 	return keys
 }
 
-// take shows what the server sent, when it is due.
+// take shows one item from the server when it is due.
 func (p *player) take(ctx context.Context, one client.Replayed) error {
 	switch {
 	case one.Started != nil:
@@ -213,7 +213,7 @@ func (p *player) take(ctx context.Context, one client.Replayed) error {
 	case one.Whole != nil:
 		if !p.whole && p.only == "" && one.Whole.ShownBytes == 0 {
 			p.whole = true
-			p.note("the text is no longer kept as it was typed: blocks appear whole")
+			p.note("the deltas are no longer stored: blocks appear as a whole")
 		}
 		return nil
 	case p.only != "" && one.Event.ExecutionID != p.only:
@@ -226,7 +226,7 @@ func (p *player) take(ctx context.Context, one client.Replayed) error {
 	return p.show(one, e)
 }
 
-// wait waits until what was recorded at a time is due, and does what keys say meanwhile.
+// wait blocks until an event with the given recorded time is due, and handles keys meanwhile.
 func (p *player) wait(ctx context.Context, at time.Time) error {
 	due, gap := p.pacer.Step(at, time.Now())
 	p.due = due
@@ -237,7 +237,7 @@ func (p *player) wait(ctx context.Context, at time.Time) error {
 			p.noteGap(gap)
 			gap = pace.Gap{}
 		}
-		select { // a key comes first, at any speed
+		select { // keys have priority at any speed
 		case key, ok := <-p.keys:
 			p.key(key, ok)
 			continue
@@ -255,14 +255,14 @@ func (p *player) wait(ctx context.Context, at time.Time) error {
 	return context.Cause(ctx)
 }
 
-// noteGap says that a gap was shortened.
+// noteGap prints that a gap was shortened.
 func (p *player) noteGap(gap pace.Gap) {
 	if gap.LeftOut > 0 {
-		p.note(fmt.Sprintf("nothing for %s, of which %s are left out", calm(gap.Original), calm(gap.LeftOut)))
+		p.note(fmt.Sprintf("no events for %s, of which %s are skipped", calm(gap.Original), calm(gap.LeftOut)))
 	}
 }
 
-// calm is a time as people read it.
+// calm formats a duration for people.
 func calm(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
@@ -273,7 +273,7 @@ func calm(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// key does what a key says; ok is false when no more keys come.
+// key handles a key. ok is false if no more keys can come.
 func (p *player) key(key byte, ok bool) {
 	switch {
 	case !ok:
@@ -294,7 +294,7 @@ func (p *player) key(key byte, ok bool) {
 	p.status()
 }
 
-// resume goes on after a pause.
+// resume continues after a pause.
 func (p *player) resume() {
 	if p.paused.IsZero() {
 		return
@@ -304,7 +304,7 @@ func (p *player) resume() {
 	p.due, p.paused = p.due.Add(pause), time.Time{}
 }
 
-// show shows an event or text in flight.
+// show shows an event or a delta.
 func (p *player) show(one client.Replayed, e events.Event) error {
 	p.mu.Lock()
 	p.at = e.Time
@@ -332,7 +332,7 @@ func (p *player) show(one client.Replayed, e events.Event) error {
 	return nil
 }
 
-// reached reports whether an event is what a key asked for.
+// reached reports whether an event is the target of a jump.
 func (p *player) reached(e events.Event) bool {
 	call := p.isCall(e)
 	switch p.target {
@@ -349,7 +349,7 @@ func (p *player) reached(e events.Event) bool {
 	return false
 }
 
-// isCall reports whether an event shows a tool call: its input is known with it.
+// isCall reports whether an event completes the input of a tool call, which is when the call is shown.
 func (p *player) isCall(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
@@ -369,14 +369,14 @@ func (p *player) isCall(e events.Event) bool {
 	return false
 }
 
-// isKnown reports whether a block is a tool call whose input was not known, and forgets it.
+// isKnown reports whether a block is a tool call with incomplete input, and forgets it.
 func (p *player) isKnown(block string) bool {
 	waits := p.calls[block]
 	delete(p.calls, block)
 	return waits
 }
 
-// isFailure reports whether an event says that something went wrong.
+// isFailure reports whether an event records a failure.
 func isFailure(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.Error, events.ExecutionFailed, events.AttemptFailed, events.SandboxFailed:
@@ -393,7 +393,7 @@ func isFailed(b events.Block) bool {
 	return b.Kind == events.KindError || b.Status == events.StatusError || b.IsError
 }
 
-// status says where the replay is.
+// status shows the position of the replay.
 func (p *player) status() {
 	if p.shown == nil {
 		return
@@ -409,7 +409,7 @@ func (p *player) status() {
 	p.shown.State(text)
 }
 
-// note says something of the replay's own: among what is shown on a terminal, else on the standard error.
+// note prints a message of the replay itself: within the shown session on a terminal, otherwise on standard error.
 func (p *player) note(text string) {
 	if p.shown != nil && p.app.OutTTY {
 		p.shown.Note(text)

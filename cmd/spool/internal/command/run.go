@@ -20,35 +20,35 @@ import (
 	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
-// maxQuery is the largest query in bytes.
+// maxQuery is the maximum size of a query in bytes.
 const maxQuery = 1 << 20
 
 type runCommand struct {
 	server
 	Agent         string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
-	Instance      string   `placeholder:"I" help:"An agent with its environments, in place of --agent."`
-	Env           []string `placeholder:"E" help:"An environment of the new session; may be repeated, and a later one wins."`
-	Var           []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query alone; may be repeated."`
-	Secret        []string `placeholder:"NAME" help:"A secret of this query alone, taken from spool's own environment variable of that name; may be repeated."`
-	Architecture  string   `placeholder:"A" help:"What runs the query: claude-code, codex, opencode, acp or spool."`
-	Session       string   `placeholder:"SESSION" help:"Go on with a session; without it a new one is made."`
+	Instance      string   `placeholder:"I" help:"An agent instance, instead of --agent."`
+	Env           []string `placeholder:"E" help:"An environment of the new session; may be repeated. A later one overrides an earlier one."`
+	Var           []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query only; may be repeated."`
+	Secret        []string `placeholder:"NAME" help:"A secret of this query only, with the value of spool's environment variable of that name; may be repeated."`
+	Architecture  string   `placeholder:"A" help:"Architecture of the agent: claude-code, codex, opencode, acp or spool."`
+	Session       string   `placeholder:"SESSION" help:"Continue a session; by default a new one is created."`
 	Sandbox       string   `placeholder:"P" help:"Sandbox provider of the new session."`
 	Model         string   `placeholder:"M" help:"Model of the new session."`
-	ModelProvider string   `name:"model-provider" placeholder:"P" help:"The API by which that model is reached: anthropic, openai or nvidia."`
-	ModelPreset   string   `placeholder:"PRESET" help:"With --architecture acp: how that agent is given its model: claude, opencode or qwen (docs/agents.md)."`
+	ModelProvider string   `name:"model-provider" placeholder:"P" help:"The API of the model: anthropic, openai or nvidia."`
+	ModelPreset   string   `placeholder:"PRESET" help:"With --architecture acp: how the agent receives its model: claude, opencode or qwen (docs/agents.md)."`
 	Image         string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
-	Command       string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote what holds spaces."`
-	Egress        []string `sep:"none" placeholder:"HOST" help:"A host that the sandbox may reach beside the models': host, host:port or *.host, after methods and a space where not all are allowed (GET,HEAD api.example.com); may be repeated."`
+	Command       string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote arguments with spaces."`
+	Egress        []string `sep:"none" placeholder:"HOST" help:"A host besides the model APIs that the sandbox may reach: host, host:port or *.host; a prefix of HTTP methods restricts the host to these methods (GET,HEAD api.example.com); may be repeated."`
 	budgetFlags   `prefix:"budget-"`
-	File          []string `sep:"none" placeholder:"F" help:"A file, or a folder, that is put into the workspace first; may be repeated."`
+	File          []string `sep:"none" placeholder:"F" help:"A file or a folder to put into the workspace first; may be repeated."`
 	folderFlags   `embed:""`
-	Transcript    string `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export): the agent of the new session goes on with its conversation."`
-	Detach        bool   `help:"Do not wait: print the ids and leave it to run."`
-	MockLLM       bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If a stack is started for this run, give it a scripted model server in place of real models."`
-	Query         string `arg:"" optional:"" help:"The query; - or nothing reads it from the standard input."`
+	Transcript    string `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export), whose conversation the agent of the new session continues."`
+	Detach        bool   `help:"Print the ids and exit without waiting for the end."`
+	MockLLM       bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If this run starts a stack, use a scripted model server instead of real models."`
+	Query         string `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
 
-// Run carries the query out.
+// Run carries out the query.
 func (c *runCommand) Run(a *app) error {
 	query, err := c.query(a)
 	if err != nil {
@@ -75,14 +75,15 @@ func (c *runCommand) Run(a *app) error {
 			return err
 		}
 		if c.Transcript != "" || c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is made, and --transcript begins one; leave them out with --session")
+			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
 	r := &running{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
 	return r.run()
 }
 
-// variables are those of the query alone. A secret's value is never an argument, which every process could read.
+// variables returns the variables of this query only. The value of a secret is never an argument, because other
+// processes can read arguments.
 func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 	out := map[string]client.Variable{}
 	put := func(flag, name string, v client.Variable) error {
@@ -90,7 +91,7 @@ func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 			return usage("%s: %v", flag, err)
 		}
 		if _, twice := out[name]; twice {
-			return usage("%s: %s is given twice", flag, name)
+			return usage("%s: %s is set twice", flag, name)
 		}
 		out[name] = v
 		return nil
@@ -110,7 +111,7 @@ func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 			value, ok = a.LookupEnv(name)
 		}
 		if !ok || value == "" {
-			return nil, usage("secret: there is no environment variable %.100q: export it, and name it alone", name)
+			return nil, usage("secret: environment variable %.100q is not set: export it, and pass only its name", name)
 		}
 		if err := put("secret", name, client.Variable{Value: value, Secret: true}); err != nil {
 			return nil, err
@@ -122,7 +123,7 @@ func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 	return out, nil
 }
 
-// options are what the new session sets for itself; nil for nothing.
+// options returns the options of the new session, or nil if none is set.
 func (c *runCommand) options() (*client.SessionOptions, error) {
 	command, err := words(c.Command)
 	if err != nil {
@@ -145,31 +146,31 @@ func (c *runCommand) options() (*client.SessionOptions, error) {
 	return &client.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
 }
 
-// query is what is asked.
+// query returns the text of the query.
 func (c *runCommand) query(a *app) (string, error) {
 	q := c.Query
 	if q == "" || q == "-" {
 		if q == "" && a.InTTY {
-			return "", usage("query: say what to do, such as spool run \"list the files\", or pipe it in")
+			return "", usage("query: state what to do, for example spool run \"list the files\", or use a pipe")
 		}
 		b, err := io.ReadAll(io.LimitReader(a.In, maxQuery+1))
 		if err != nil {
-			return "", fmt.Errorf("query: read the standard input: %w", err)
+			return "", fmt.Errorf("query: read standard input: %w", err)
 		}
 		q = strings.TrimRight(string(b), "\r\n")
 	}
 	switch {
 	case len(q) > maxQuery:
-		return "", usage("query: it is larger than 1 MiB; put what is long into a file of the workspace")
+		return "", usage("query: larger than 1 MiB; put long text into a file of the workspace")
 	case strings.TrimSpace(q) == "":
-		return "", usage("query: it is empty")
+		return "", usage("query: empty")
 	case !utf8.ValidString(q):
-		return "", usage("query: it is not valid UTF-8")
+		return "", usage("query: not valid UTF-8")
 	}
 	return q, nil
 }
 
-// running is one spool run.
+// running is one execution of spool run.
 type running struct {
 	app     *app
 	cmd     *runCommand
@@ -178,22 +179,22 @@ type running struct {
 	files   []client.WorkspaceFile
 	watcher *watcher
 
-	transcript string // the reference of the one that was uploaded; "" for none
+	transcript string // reference of the uploaded transcript; "" for none
 
-	folder    string // that a new session works in, absolute; "" for none
+	folder    string // absolute path of the folder in which a new session works; "" for none
 	made      string // the session that was created for the folder
 	variables map[string]client.Variable
 	client    atomic.Pointer[client.Client]
 	here      bool        // the server is a stack on the data folder that another process runs
-	stack     Stack       // nil where a server answers
-	posting   atomic.Bool // the query is being stored: whether it was is not known yet
-	began     atomic.Bool // an executor may have it
+	stack     Stack       // nil if a server was already running
+	posting   atomic.Bool // the query is being stored, with unknown outcome
+	began     atomic.Bool // an executor may have received the query
 }
 
 func (r *running) run() (err error) {
 	ctx, cancel := context.WithCancelCause(r.app.ctx)
 	defer cancel(nil)
-	posted := make(chan client.Accepted, 1) // and from then on client is there
+	posted := make(chan client.Accepted, 1) // after a message arrives, client is set
 	var signals sync.WaitGroup
 	defer signals.Wait()
 	defer cancel(nil)
@@ -203,7 +204,7 @@ func (r *running) run() (err error) {
 
 	defer func() {
 		cancel(nil)
-		signals.Wait() // from here on signals are for leave
+		signals.Wait() // from here on leave receives the signals
 		if r.stack != nil {
 			err = errors.Join(err, r.leave())
 		}
@@ -219,7 +220,7 @@ func (r *running) run() (err error) {
 	}
 	r.posting.Store(true)
 	accepted, tip, err := r.post(ctx)
-	if r.orphaned(err) && client.IsRefused(err) { // it ended just now, and nothing was sent
+	if r.orphaned(err) && client.IsRefused(err) { // the stack ended just now, and nothing was sent
 		if err := r.reach(ctx, cancel); err != nil {
 			return err
 		}
@@ -235,28 +236,28 @@ func (r *running) run() (err error) {
 	r.watcher.session, r.watcher.only = accepted.SessionID, accepted.ExecutionID
 	r.watcher.began = func() { r.began.Store(true) }
 	if r.watcher.shown != nil {
-		r.watcher.shown.Hint("Ctrl-C stops it")
+		r.watcher.shown.Hint("Ctrl-C stops the turn")
 	}
 	end, err := r.watcher.watch(ctx, tip)
 	for r.orphaned(err) {
-		// The stack of another run ended with it. The query is in the log: a stack of our own goes on with it.
+		// The stack of another run ended with it. The query is in the log: a stack of this run continues it.
 		if err = r.reach(ctx, cancel); err == nil {
 			end, err = r.watcher.watch(ctx, r.watcher.cursor)
 		}
 	}
 	if err := errors.Join(err, shown()); err != nil {
 		if errors.Is(err, errInterrupted) {
-			fmt.Fprintf(r.app.Err, "spool: left while it was still running; follow it with `spool attach %s`\n", accepted.SessionID)
+			fmt.Fprintf(r.app.Err, "spool: detached while the query was still running; follow it with `spool attach %s`\n", accepted.SessionID)
 		}
 		return err
 	}
 	return r.ended(end, accepted)
 }
 
-// ended gives the exit code of an end. On a terminal the end was shown.
+// ended returns the exit code for the end of the execution. On a terminal the end was already shown.
 func (r *running) ended(end events.Payload, accepted client.Accepted) error {
 	if !r.cmd.JSON && r.cmd.Session == "" {
-		fmt.Fprintf(r.app.Err, "session %s; go on with `spool run --session %s \"…\"`\n", accepted.SessionID, accepted.SessionID)
+		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionID, accepted.SessionID)
 	}
 	switch d := end.(type) {
 	case events.ExecutionFailed:
@@ -270,7 +271,7 @@ func (r *running) ended(end events.Payload, accepted client.Accepted) error {
 	return nil
 }
 
-// reach finds a server, or starts a stack, and keeps a client of it.
+// reach connects to a server, or starts a stack.
 func (r *running) reach(ctx context.Context, cancel context.CancelCauseFunc) error {
 	c, err := r.server(ctx, cancel)
 	if err != nil {
@@ -306,7 +307,7 @@ func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c
 		defer r.watcher.shown.State("")
 	}
 	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
-	if errors.Is(err, ErrBusy) { // another run was faster: join it
+	if errors.Is(err, ErrBusy) { // another run was faster: join its stack
 		return r.join(ctx)
 	}
 	if err != nil {
@@ -322,10 +323,10 @@ func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c
 	return client.New(client.Config{URL: r.stack.URL(), Key: r.cmd.Key})
 }
 
-// errStackEnded is an embedded stack's end before that of the run.
-var errStackEnded = errors.New("run it again to go on where it stopped")
+// errStackEnded is returned if the embedded stack ends before the run.
+var errStackEnded = errors.New("run the command again to continue where it stopped")
 
-// join waits until the stack that another process is starting answers.
+// join waits until the stack that another process is starting responds.
 func (r *running) join(ctx context.Context) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -337,19 +338,19 @@ func (r *running) join(ctx context.Context) (*client.Client, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w, but it does not answer: %w", ErrBusy, err)
+			return nil, fmt.Errorf("%w, but it does not respond: %w", ErrBusy, err)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
 
-// provide uploads the transcript that the new session begins with. The file is only read.
+// provide uploads the transcript with which the new session starts. The file itself is not changed.
 func (r *running) provide(ctx context.Context) error {
 	name := r.cmd.Transcript
 	if name == "" {
 		return nil
 	}
-	f, err := os.Open(name) //nolint:gosec // the person's own file
+	f, err := os.Open(name) //nolint:gosec // a file that the user named
 	if err != nil {
 		return usage("transcript: %v", err)
 	}
@@ -366,11 +367,11 @@ func (r *running) provide(ctx context.Context) error {
 		return err
 	}
 	r.transcript = doc.Value.Transcript
-	r.note(fmt.Sprintf("the agent goes on with a conversation of %s, of %d messages", terminal.Line(doc.Value.Architecture), doc.Value.Messages))
+	r.note(fmt.Sprintf("the agent continues a conversation of %s with %d messages", terminal.Line(doc.Value.Architecture), doc.Value.Messages))
 	return nil
 }
 
-// post stores the query; tip is the seq after which it is to be found.
+// post stores the query. Its events follow seq tip.
 func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint32, err error) {
 	c := r.client.Load()
 	switch {
@@ -400,7 +401,7 @@ func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint3
 	return accepted, tip, err
 }
 
-// start is the request of a new session with the query as its first message.
+// start returns the request for a new session with the query as its first message.
 func (r *running) start() client.Start {
 	return client.Start{
 		NewSession: client.NewSession{
@@ -424,9 +425,8 @@ func (r *running) detached(accepted client.Accepted) error {
 	return err
 }
 
-// controls makes signals into what they ask for: the first one a graceful stop, the
-// second one a cancellation, the third one an end of this program alone. A
-// termination is a cancellation at once.
+// controls turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
+// third ends this program without waiting. A termination signal requests a cancellation at once.
 func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan client.Accepted) {
 	var accepted client.Accepted
 	asked := 0
@@ -456,21 +456,21 @@ func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, 
 	}
 }
 
-// control asks the server to stop the query. One that waits is withdrawn: an
-// interrupt would hit the one that runs.
+// control asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
+// running one.
 func (r *running) control(ctx context.Context, accepted client.Accepted, asked int) {
 	ctx, done := context.WithTimeout(ctx, 10*time.Second)
 	defer done()
 	var err error
 	if asked == 1 && r.began.Load() {
-		r.note("stopping; Ctrl-C again cancels it")
+		r.note("stopping; press Ctrl-C again to cancel")
 		_, err = r.client.Load().Interrupt(ctx, accepted.SessionID)
 	} else {
-		r.note("cancelling; Ctrl-C again leaves without waiting")
+		r.note("cancelling; press Ctrl-C again to exit without waiting")
 		_, err = r.client.Load().CancelExecution(ctx, accepted.ExecutionID)
 	}
 	if err != nil && ctx.Err() == nil {
-		r.note("could not ask for that: " + err.Error())
+		r.note("the request failed: " + err.Error())
 	}
 }
 
@@ -482,7 +482,7 @@ func (r *running) note(text string) {
 	fmt.Fprintln(r.app.Err, "spool: "+text)
 }
 
-// leave stops the stack of this run, once others that joined it have their ends.
+// leave stops the stack of this run after the queries of other runs that joined it have ended.
 func (r *running) leave() error {
 	if r.client.Load() != nil && r.app.ctx.Err() == nil {
 		r.wait()
@@ -490,7 +490,7 @@ func (r *running) leave() error {
 	return r.stack.Close()
 }
 
-// wait returns when no query is under way, or at a signal.
+// wait returns when no query is running, or at a signal.
 func (r *running) wait() {
 	ctx, cancel := r.app.interruptible()
 	defer cancel()
@@ -500,7 +500,7 @@ func (r *running) wait() {
 			for _, err := range r.client.Load().Executions(ctx, client.Filter{State: phase}) {
 				if err != nil {
 					if ctx.Err() == nil {
-						fmt.Fprintln(r.app.Err, "spool: cannot ask whether others use the stack of this run, so it ends: "+err.Error())
+						fmt.Fprintln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
 					}
 					return
 				}
@@ -511,7 +511,7 @@ func (r *running) wait() {
 			return
 		}
 		if !said {
-			fmt.Fprintf(r.app.Err, "spool: %d more under way on the stack of this run; waiting for their end (Ctrl-C stops the stack, the next one goes on with them)\n", busy)
+			fmt.Fprintf(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
 		}
 		select {
 		case <-ctx.Done():

@@ -34,14 +34,14 @@ func TestRunByAgent(t *testing.T) {
 		t.Errorf("%+v, posted %v", got, f.bodies)
 	}
 	for says, args := range map[string][]string{
-		"var: \"A\" is not NAME=VALUE":               {"--var", "A"},
-		"A is given twice":                           {"--var", "A=1", "--var", "A=2"},
-		"var: \"A B\" is not a variable's name":      {"--var", "A B=1"},
-		"var: variable SPOOL_X is set by Spool":      {"--var", "SPOOL_X=1"},
-		"there is no environment variable \"NONE\"":  {"--secret", "NONE"},
-		"there is no environment variable \"EMPTY\"": {"--secret", "EMPTY"},
-		"there is no environment variable \"T=x\"":   {"--secret", "T=x"},
-		"leave them out with --session":              {"--session", ses, "--agent", "a"},
+		"var: \"A\" is not NAME=VALUE":          {"--var", "A"},
+		"A is set twice":                        {"--var", "A=1", "--var", "A=2"},
+		"var: \"A B\" is not a variable's name": {"--var", "A B=1"},
+		"var: variable SPOOL_X is set by Spool": {"--var", "SPOOL_X=1"},
+		"environment variable \"NONE\"":         {"--secret", "NONE"},
+		"environment variable \"EMPTY\"":        {"--secret", "EMPTY"},
+		"environment variable \"T=x\"":          {"--secret", "T=x"},
+		"leave them out with --session":         {"--session", ses, "--agent", "a"},
 	} {
 		if got := spool(t, w(), append(append([]string{"run", "--url", nowhere}, args...), "q")...); got.code != ExitUsage || !strings.Contains(got.err, says) {
 			t.Errorf("%v: %+v", args, got)

@@ -17,22 +17,23 @@ import (
 	"github.com/spoolhq/spool/pkg/hostpath"
 )
 
-// folderFlags say in which folder of this machine a new session works.
+// folderFlags name the local folder in which a new session works.
 type folderFlags struct {
-	Workspace string `placeholder:"DIR" help:"A folder of this machine, . for this one, in which the new session works: in the folder itself where sandboxes are local, which isolates nothing, else on a copy, of which spool files pull brings changes back."`
-	Copy      bool   `help:"With --workspace: work on a copy where sandboxes are local, too."`
-	Yes       bool   `short:"y" help:"With --workspace: take the root of the file system or your home folder without a question."`
+	Workspace string `placeholder:"DIR" help:"A local folder in which the new session works, . for the current one. With local sandboxes the agent works in the folder itself, without isolation; otherwise it works on a copy, and spool files pull copies the changes back."`
+	Copy      bool   `help:"With --workspace: work on a copy even with local sandboxes."`
+	Yes       bool   `short:"y" help:"With --workspace: accept the root of the file system or your home folder without a question."`
 }
 
-// check returns the folder's absolute path, "" for none, and asks where it is one that nobody means by accident.
+// check returns the folder's absolute path, or "" for none. It asks for confirmation if the folder is unlikely to
+// be meant.
 func (f folderFlags) check(a *app, session string) (string, error) {
 	switch {
 	case f.Workspace == "" && f.Copy:
-		return "", usage("copy: it says how --workspace is used; name a folder with --workspace, such as --workspace .")
+		return "", usage("copy: requires --workspace; name a folder, such as --workspace .")
 	case f.Workspace == "":
 		return "", nil
 	case session != "":
-		return "", usage("workspace: a session keeps the folder that it was created with; leave --workspace out with --session")
+		return "", usage("workspace: an existing session keeps its folder; leave --workspace out with --session")
 	}
 	dir, err := localFolder("workspace", f.Workspace)
 	if err != nil {
@@ -48,7 +49,7 @@ func (f folderFlags) check(a *app, session string) (string, error) {
 	if a.InTTY {
 		ctx, cancel := a.interruptible()
 		defer cancel()
-		answer, err := a.ask(ctx, fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Go on? [y/N]", terminal.Line(dir), what))
+		answer, err := a.ask(ctx, fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Continue? [y/N]", terminal.Line(dir), what))
 		if err != nil {
 			return "", err
 		}
@@ -59,8 +60,8 @@ func (f folderFlags) check(a *app, session string) (string, error) {
 	return "", usage("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
 }
 
-// create makes the session that works in a folder, in place or on a copy. What
-// the folder means is said before the query is posted.
+// create creates the session that works in a folder, in place or on a copy. It tells the user which before the
+// query is posted.
 func (r *running) create(ctx context.Context) (session string, err error) {
 	if !r.cmd.Copy && r.cmd.Sandbox != "docker" {
 		session, err = r.createInPlace(ctx)
@@ -93,22 +94,22 @@ func (r *running) createInPlace(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if len(r.files) > 0 {
-		return "", r.undo(ctx, made.SessionID, usage("file: the agent works in %s itself, where --file would replace files of yours: put them there yourself, or add --copy", r.folder))
+		return "", r.undo(ctx, made.SessionID, usage("file: the agent works in %s itself, where --file would overwrite your files: copy them there yourself, or add --copy", r.folder))
 	}
 	r.note(fmt.Sprintf("the agent works in %s itself: it changes the files there, and nothing is isolated (--copy works on a copy)", terminal.Line(r.folder)))
 	r.warnOfOthers(ctx, made.SessionID)
 	return made.SessionID, nil
 }
 
-// maxSessionsSeen bounds how many sessions are looked at for others in the folder.
+// maxSessionsSeen is the maximum number of sessions that are searched for others in the same folder.
 const maxSessionsSeen = 200
 
-// warnOfOthers says which sessions work in the folder too, or in one above or below.
+// warnOfOthers prints which sessions work in the same folder, or in one above or below it.
 func (r *running) warnOfOthers(ctx context.Context, own string) {
 	seen := 0
 	for s, err := range r.client.Load().Sessions(ctx, client.Filter{State: "open"}) {
 		if err != nil {
-			r.note("cannot ask whether other sessions work in this folder: " + terminal.Line(err.Error()))
+			r.note("cannot determine whether other sessions work in this folder: " + terminal.Line(err.Error()))
 			return
 		}
 		if seen++; seen > maxSessionsSeen {
@@ -118,11 +119,11 @@ func (r *running) warnOfOthers(ctx context.Context, own string) {
 		if v.ID == own || v.Options.HostPath == "" || !overlap(v.Options.HostPath, r.folder) || v.Active == "" && (v.Box == nil || v.Idle) {
 			continue
 		}
-		r.note(fmt.Sprintf("session %s works in %s too: the two can overwrite each other's changes", v.ID, terminal.Line(v.Options.HostPath)))
+		r.note(fmt.Sprintf("session %s also works in %s: the sessions can overwrite each other's changes", v.ID, terminal.Line(v.Options.HostPath)))
 	}
 }
 
-// overlap reports whether one folder is the other, or lies in it.
+// overlap reports whether one folder is, or contains, the other.
 func overlap(a, b string) bool {
 	if real, err := filepath.EvalSymlinks(b); err == nil {
 		b = real
@@ -134,14 +135,14 @@ func overlap(a, b string) bool {
 	return in(a, b) || in(b, a)
 }
 
-// createCopy makes a session and uploads the folder into its workspace. A session
-// whose upload fails is deleted again.
+// createCopy creates a session and uploads the folder into its workspace. It deletes the session again if the
+// upload fails.
 func (r *running) createCopy(ctx context.Context) (string, error) {
 	root, err := os.OpenRoot(r.folder)
 	if err != nil {
 		return "", usage("workspace: %v", err)
 	}
-	defer root.Close() //nolint:errcheck // only read from
+	defer root.Close() //nolint:errcheck // it is only read
 	list, err := scan(ctx, root, uploadLimits)
 	if err != nil {
 		return "", err
@@ -156,16 +157,16 @@ func (r *running) createCopy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", r.undo(ctx, made.SessionID, err)
 	}
-	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` brings changes back", terminal.Line(r.folder), count(list), size(total(list)), made.SessionID))
+	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.Line(r.folder), count(list), size(total(list)), made.SessionID))
 	return made.SessionID, nil
 }
 
-// undo deletes a session in which nothing has run, because of err, which it returns.
+// undo deletes a session in which nothing has run, because of err, and returns err.
 func (r *running) undo(ctx context.Context, session string, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if _, derr := r.client.Load().DeleteSession(ctx, session); derr != nil {
-		return errors.Join(err, fmt.Errorf("session %s was made and could not be deleted: %w", session, derr))
+		return errors.Join(err, fmt.Errorf("session %s was created and could not be deleted: %w", session, derr))
 	}
 	return err
 }
@@ -179,7 +180,7 @@ func count(list []entry) (n int) {
 	return n
 }
 
-// upload sends the folder as a tar and shows how far it is.
+// upload sends the folder as a tar and shows its progress.
 func (r *running) upload(ctx context.Context, root *os.Root, session string, list []entry) error {
 	if len(list) == 0 {
 		return nil
@@ -194,14 +195,14 @@ func (r *running) upload(ctx context.Context, root *os.Root, session string, lis
 		packed <- err
 	}()
 	_, err := r.client.Load().PutTar(ctx, session, "", in)
-	_ = in.Close() // ends a tar that nobody reads any more
+	_ = in.Close() // stops the tar if nobody reads it any more
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
-		return perr // what the server says then is only that the tar broke off
+		return perr // the server's error would only state that the tar is incomplete
 	}
 	return err
 }
 
-// progress shows how much of an upload is done, on the terminal that there is.
+// progress shows the progress of an upload on the terminal.
 type progress struct {
 	show  func(text string)
 	done  int64
@@ -209,7 +210,7 @@ type progress struct {
 	said  time.Time
 }
 
-// progressEvery is how often progress is shown.
+// progressEvery is the interval between updates of the progress.
 const progressEvery = 200 * time.Millisecond
 
 func (r *running) progress(total int64) *progress {
@@ -223,7 +224,7 @@ func (r *running) progress(total int64) *progress {
 	return p
 }
 
-// add is called by one goroutine at a time.
+// add must not be called concurrently.
 func (p *progress) add(n int64) {
 	p.done += n
 	if now := time.Now(); now.Sub(p.said) >= progressEvery {
@@ -234,14 +235,14 @@ func (p *progress) add(n int64) {
 
 func (p *progress) end() { p.show("") }
 
-// uploaded is what is known of a folder that was uploaded: what a pull compares with.
+// uploaded records the content of an uploaded folder, with which a pull compares.
 type uploaded struct {
 	Session string           `json:"session"`
 	Folder  string           `json:"folder"` // absolute
 	Entries map[string]entry `json:"entries"`
 }
 
-// uploadFile is where an upload is remembered.
+// uploadFile returns the path of the record of an upload.
 func uploadFile(a *app, data, session string) (string, error) {
 	if err := checkID("session", events.KindSession, session); err != nil {
 		return "", err
@@ -253,7 +254,7 @@ func uploadFile(a *app, data, session string) (string, error) {
 	return filepath.Join(dir, "uploads", session+".json"), nil
 }
 
-// remember keeps what was uploaded, for spool files pull.
+// remember stores what was uploaded, for spool files pull.
 func (r *running) remember(session string, list []entry) error {
 	u := uploaded{Session: session, Folder: r.folder, Entries: make(map[string]entry, len(list))}
 	for _, e := range list {
@@ -266,17 +267,17 @@ func (r *running) remember(session string, list []entry) error {
 	return u.save(file)
 }
 
-// save replaces the file in one step.
+// save replaces the file atomically.
 func (u uploaded) save(file string) error {
 	raw, err := json.Marshal(u)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return fmt.Errorf("remember what was uploaded: %w", err)
+		return fmt.Errorf("store the record of the upload: %w", err)
 	}
 	if _, err := save(file, strings.NewReader(string(raw)), true); err != nil {
-		return fmt.Errorf("remember what was uploaded: %w", err)
+		return fmt.Errorf("store the record of the upload: %w", err)
 	}
 	return nil
 }

@@ -14,21 +14,21 @@ import (
 )
 
 type secretsCommand struct {
-	Keygen secretsKeygenCommand `cmd:"" help:"Make a key pair for secrets: executors get the private key, gateways the public one."`
-	Rotate secretsRotateCommand `cmd:"" help:"Seal every secret anew, to the first of the given keys."`
+	Keygen secretsKeygenCommand `cmd:"" help:"Create a key pair for secrets: executors need the private key, gateways the public key."`
+	Rotate secretsRotateCommand `cmd:"" help:"Encrypt every secret again with the first of the given keys."`
 }
 
 type secretsKeygenCommand struct {
-	Key       string `type:"path" placeholder:"FILE" help:"File of the private key; one that is there is kept. Without it the pair is printed."`
-	Recipient string `type:"path" placeholder:"FILE" help:"File that the public key is written to."`
+	Key       string `type:"path" placeholder:"FILE" help:"File of the private key; an existing file is kept. By default the pair is printed."`
+	Recipient string `type:"path" placeholder:"FILE" help:"Output file for the public key."`
 	JSON      bool   `help:"Print one JSON object."`
 }
 
-// Run makes the pair.
+// Run creates the key pair.
 func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.Key == "" {
 		if c.Recipient != "" {
-			return usage("recipient: name --key as well, which the public key follows from")
+			return usage("recipient: requires --key, from which the public key is derived")
 		}
 		identity, recipient, err := secret.Generate()
 		if err != nil {
@@ -60,13 +60,13 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 	return err
 }
 
-// writeFile replaces a file that anybody may read in one step.
+// writeFile replaces a file atomically and makes it readable for everybody.
 func writeFile(path, content string) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // it has another name by then, or is of no use
+	defer os.Remove(tmp.Name()) //nolint:errcheck // it was renamed by then, or is useless
 	_, err = tmp.WriteString(content)
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close()); err != nil {
 		return err
@@ -76,10 +76,10 @@ func writeFile(path, content string) error {
 
 type secretsRotateCommand struct {
 	installation
-	Key string `required:"" type:"existingfile" placeholder:"FILE" help:"File of private keys, one a line: the new one first, then those that open what was sealed before."`
+	Key string `required:"" type:"existingfile" placeholder:"FILE" help:"File of private keys, one per line: the new key first, then the keys of the existing secrets."`
 }
 
-// Run seals everything anew. It may be run again: what is done is done once more.
+// Run encrypts every secret again. It may be repeated.
 func (c *secretsRotateCommand) Run(a *app) (err error) {
 	text, err := os.ReadFile(c.Key)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 	if c.JSON {
 		return a.json(map[string]int{"secrets": n})
 	}
-	_, err = fmt.Fprintf(a.Out, "sealed %d secrets anew\n", n)
+	_, err = fmt.Fprintf(a.Out, "encrypted %d secrets again\n", n)
 	return err
 }
 

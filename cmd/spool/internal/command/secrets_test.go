@@ -112,7 +112,7 @@ func TestSecretsRotate(t *testing.T) {
 		t.Errorf("without the old key: %+v", got)
 	}
 	for range 2 { // again changes nothing
-		if got := run(after + "\n" + before); got.code != ExitDone || got.out != "sealed 3 secrets anew\n" {
+		if got := run(after + "\n" + before); got.code != ExitDone || got.out != "encrypted 3 secrets again\n" {
 			t.Errorf("rotated: %+v", got)
 		}
 	}

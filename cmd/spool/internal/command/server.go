@@ -9,33 +9,33 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// defaultURL is where `spool up` listens unless it is told otherwise.
+// defaultURL is the default address of `spool up`.
 const defaultURL = "http://127.0.0.1:7700"
 
-// probeTimeout bounds the question whether a server answers on this machine.
+// probeTimeout is the time limit of the check whether a server responds on this machine.
 const probeTimeout = 3 * time.Second
 
-// goneTimeout is when a stack on this machine that does not answer any more counts as ended.
+// goneTimeout is the time after which a local stack that does not respond counts as ended.
 const goneTimeout = 3 * time.Second
 
-// server is what every command takes that talks to a server.
+// server holds the flags of commands that talk to a server.
 type server struct {
-	URL  string `env:"SPOOL_URL" placeholder:"http://127.0.0.1:7700" help:"Where the gateway is. Without it: the default address, else the stack that runs on the data folder."`
-	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that wants one."`
-	CA   string `name:"ca-file" env:"SPOOL_CA_FILE" placeholder:"FILE" help:"PEM file of the authorities that the certificate of an https server is checked against; without it the system's."`
-	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder in which a stack that runs on this machine is looked for; by default spool in the user's data folder."`
-	JSON bool   `help:"Print one JSON object a line."`
+	URL  string `env:"SPOOL_URL" placeholder:"http://127.0.0.1:7700" help:"URL of the gateway; by default the default address of spool up, or else the stack on the data folder."`
+	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that requires one."`
+	CA   string `name:"ca-file" env:"SPOOL_CA_FILE" placeholder:"FILE" help:"PEM file of the authorities that verify the certificate of an https server; by default the system's."`
+	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of a local stack; by default spool in the user's data folder."`
+	JSON bool   `help:"Print one JSON object per line."`
 }
 
-// connect finds the server.
+// connect returns a client of the server.
 func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
 	c, _, err := s.find(ctx, a)
 	return c, err
 }
 
-// find is a client of the server; here tells that this is a stack on the data
-// folder, which may end with the run that it was started for. A server that the user
-// names is not asked first; its answer to the command itself will tell.
+// find returns a client of the server. here reports whether the server is a stack on the data folder, which may end
+// with the run that started it. find does not probe a server that the user names; the command's own request will
+// fail if it does not respond.
 func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, err error) {
 	if s.URL != "" {
 		c, err := client.New(client.Config{URL: s.URL, Key: s.Key, CAFile: s.CA})
@@ -87,7 +87,7 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, 
 	return nil, false, first
 }
 
-// running is the stack on the data folder.
+// running returns the stack that runs on the data folder.
 func (s server) running(a *app) (Connection, bool, error) {
 	dir, err := dataDir(a, s.Data)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s server) running(a *app) (Connection, bool, error) {
 	return a.Local.Find(dir)
 }
 
-// dataDir is the data folder that is meant.
+// dataDir returns the data folder of a flag, or the default.
 func dataDir(a *app, flag string) (string, error) {
 	if flag != "" {
 		return flag, nil
@@ -104,7 +104,7 @@ func dataDir(a *app, flag string) (string, error) {
 	return a.Local.DefaultDir()
 }
 
-// checkID refuses what cannot be an id, before a server is asked.
+// checkID returns an error if id cannot be an id of the kind, before a server is asked.
 func checkID(field string, kind events.Kind, id string) error {
 	if err := events.CheckID(field, kind, id); err != nil {
 		return &exitError{ExitUsage, err}

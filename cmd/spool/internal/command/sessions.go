@@ -14,37 +14,37 @@ import (
 )
 
 type sessionsCommand struct {
-	Ls   sessionsLs   `cmd:"" help:"List sessions, the newest first."`
+	Ls   sessionsLs   `cmd:"" help:"List sessions, newest first."`
 	Show sessionsShow `cmd:"" help:"Show a session and its executions."`
-	Rm   sessionsRm   `cmd:"" help:"Delete sessions for good: what runs is cancelled."`
+	Rm   sessionsRm   `cmd:"" help:"Delete sessions permanently; running executions are cancelled."`
 
-	Sync      sessionsSync      `cmd:"" help:"Ask for a snapshot of the workspace, now."`
-	Terminate sessionsTerminate `cmd:"" help:"End sandboxes at once, and what runs in them; the sessions go on with their last snapshots."`
+	Sync      sessionsSync      `cmd:"" help:"Request a snapshot of the workspace now."`
+	Terminate sessionsTerminate `cmd:"" help:"Terminate sandboxes at once, with everything that runs in them; the sessions continue from their last snapshots."`
 }
 
 type sessionsLs struct {
 	server
-	Status string `enum:",open,closed" default:"" help:"Only these: open or closed."`
-	Parent string `placeholder:"SESSION" help:"Only those that were forked from this session."`
+	Status string `enum:",open,closed" default:"" help:"Only sessions with this status: open or closed."`
+	Parent string `placeholder:"SESSION" help:"Only forks of this session."`
 	filterFlags
-	Limit int `default:"50" help:"At most so many; 0 means all."`
+	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
-// filterFlags narrow and sort a list of sessions or executions. The server checks them.
+// filterFlags filter and sort a list of sessions or executions. The server validates them.
 type filterFlags struct {
-	Agent         string `placeholder:"REF" help:"Only of this agent, in any version, or in the one whose digest is given."`
-	Architecture  string `placeholder:"NAME" help:"Only of this architecture."`
-	Metadata      string `placeholder:"KEY[=VALUE]" help:"Only with this member of the metadata."`
+	Agent         string `placeholder:"REF" help:"Only with this agent, in any version or in the version of the given digest."`
+	Architecture  string `placeholder:"NAME" help:"Only with this architecture."`
+	Metadata      string `placeholder:"KEY[=VALUE]" help:"Only with this member in the metadata."`
 	CreatedAfter  string `placeholder:"TIME" help:"Only created at this time (RFC 3339) or later."`
 	CreatedBefore string `placeholder:"TIME" help:"Only created before this time."`
 	UpdatedAfter  string `placeholder:"TIME" help:"Only changed at this time or later."`
 	UpdatedBefore string `placeholder:"TIME" help:"Only changed before this time."`
-	Text          string `help:"Only with this piece of text in the title, query, result or metadata."`
+	Text          string `help:"Only with this text in the title, query, result or metadata."`
 	Sort          string `enum:",created,updated" default:"" help:"Sort by created (the default) or updated."`
-	Order         string `enum:",asc,desc" default:"" help:"desc (the newest first, the default) or asc."`
+	Order         string `enum:",asc,desc" default:"" help:"desc (newest first, the default) or asc."`
 }
 
-// filter returns the flags as the client has them.
+// filter returns the flags as a filter of the client.
 func (f filterFlags) filter(state string) client.Filter {
 	out := client.Filter{
 		State: state, Agent: f.Agent, Architecture: f.Architecture, CreatedAfter: f.CreatedAfter, CreatedBefore: f.CreatedBefore,
@@ -57,10 +57,10 @@ func (f filterFlags) filter(state string) client.Filter {
 	return out
 }
 
-// given reports whether any of the flags is.
+// given reports whether any of the flags is set.
 func (f filterFlags) given() bool { return f != filterFlags{} }
 
-// beginning is what a line of a list has room for.
+// beginning returns the part of s that fits into a line of a list.
 func beginning(s string) string {
 	const most = 40
 	if r := []rune(terminal.Line(s)); len(r) > most {
@@ -141,7 +141,7 @@ func (c *sessionsShow) Run(a *app) error {
 	return forksTable(a, s, cl.Sessions(ctx, client.Filter{Parent: s.ID}))
 }
 
-// maxForks is how many forks a session is shown with.
+// maxForks is the maximum number of forks that are shown with a session.
 const maxForks = 20
 
 // forksTable shows the newest forks of a session.
@@ -176,7 +176,7 @@ func parentState(s client.Session) string {
 	return forkedFrom(*s.Parent)
 }
 
-// sandboxTime is how long metered sandboxes ran; "" where none did.
+// sandboxTime returns the running time of metered sandboxes, or "" if there is none.
 func sandboxTime(ms, usd float64) string {
 	if ms == 0 {
 		return ""
@@ -190,7 +190,7 @@ func sandboxTime(ms, usd float64) string {
 
 type sessionsRm struct {
 	server
-	Sessions []string `arg:"" name:"session" help:"Ids."`
+	Sessions []string `arg:"" name:"session" help:"Ids of the sessions."`
 }
 
 // Run deletes sessions.
@@ -202,22 +202,22 @@ func (c *sessionsRm) Run(a *app) error {
 
 type sessionsSync struct {
 	server
-	Sessions []string `arg:"" name:"session" help:"Ids."`
+	Sessions []string `arg:"" name:"session" help:"Ids of the sessions."`
 }
 
-// Run asks for snapshots.
+// Run requests snapshots.
 func (c *sessionsSync) Run(a *app) error {
-	return c.each(a, events.KindSession, "session", c.Sessions, "asked for a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.each(a, events.KindSession, "session", c.Sessions, "requested a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return cl.Sync(ctx, id)
 	})
 }
 
 type sessionsTerminate struct {
 	server
-	Sessions []string `arg:"" name:"session" help:"Ids."`
+	Sessions []string `arg:"" name:"session" help:"Ids of the sessions."`
 }
 
-// Run ends sandboxes.
+// Run terminates sandboxes.
 func (c *sessionsTerminate) Run(a *app) error {
 	return c.each(a, events.KindSession, "session", c.Sessions, "asked to end the sandbox of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return cl.TerminateEnvironment(ctx, id)

@@ -17,21 +17,21 @@ import (
 )
 
 type skillsCommand struct {
-	Push skillsPush `cmd:"" help:"Make a version of a skill: of a folder with a SKILL.md, a ZIP of one, or a git repository."`
+	Push skillsPush `cmd:"" help:"Create a version of a skill from a folder with a SKILL.md, a ZIP of one, or a git repository."`
 	Ls   skillsLs   `cmd:"" help:"List skills, each in its latest version."`
 	Show skillsShow `cmd:"" help:"Print a skill's SKILL.md."`
 	Pull skillsPull `cmd:"" help:"Get a skill's files."`
-	Tag  skillsTag  `cmd:"" help:"Let a tag name another version."`
-	Rm   skillsRm   `cmd:"" help:"Remove skills, or versions of them: new executions cannot name them, those that run go on."`
+	Tag  skillsTag  `cmd:"" help:"Move a tag to another version."`
+	Rm   skillsRm   `cmd:"" help:"Remove skills, or versions of them: new executions cannot use them, running executions continue."`
 }
 
-// skillServer is server, and a reference.
+// skillServer holds the flags of server, and a reference.
 type skillServer struct {
 	server
 	Ref string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
 }
 
-// with reads the reference and does something with a client.
+// with parses the reference and calls do with a client.
 func (c skillServer) with(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
 	ref, err := reference("ref", c.Ref)
 	if err != nil {
@@ -40,7 +40,7 @@ func (c skillServer) with(a *app, do func(context.Context, *client.Client, event
 	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
 }
 
-// connected does something with a client.
+// connected calls do with a client.
 func (s server) connected(a *app, do func(context.Context, *client.Client) error) error {
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -58,7 +58,7 @@ func (s server) connected(a *app, do func(context.Context, *client.Client) error
 
 type skillsLs struct {
 	server
-	Limit int `default:"50" help:"At most so many; 0 means all."`
+	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 // Run lists skills.
@@ -101,13 +101,13 @@ func (c *skillsShow) Run(a *app) error {
 
 type skillsTag struct {
 	skillServer
-	Tag string `arg:"" help:"a-z, 0-9, dots, hyphens and underscores."`
+	Tag string `arg:"" help:"The tag: a-z, 0-9, dots, hyphens and underscores."`
 }
 
 // Run moves a tag.
 func (c *skillsTag) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
-		return usage("tag: %q is not 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(c.Tag))
+		return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(c.Tag))
 	}
 	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		doc, err := cl.TagSkill(ctx, ref, c.Tag)
@@ -124,10 +124,10 @@ func (c *skillsTag) Run(a *app) error {
 
 type skillsRm struct {
 	server
-	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug[@digest]; without a digest, with all versions."`
+	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug[@digest]; without a digest, all versions are removed."`
 }
 
-// Run removes skills. Wrong references are refused before anything is done; after a failure it goes on.
+// Run removes skills. It checks all references before the first removal, and continues after a failure.
 func (c *skillsRm) Run(a *app) error {
 	var refs []events.Reference
 	for _, s := range c.Refs {
@@ -157,10 +157,10 @@ func (c *skillsRm) Run(a *app) error {
 
 type skillsPull struct {
 	skillServer
-	Output string `short:"o" placeholder:"DIR" help:"A folder that is not there yet, for the files; without it one of the skill's name here."`
+	Output string `short:"o" placeholder:"DIR" help:"A new folder for the files; by default a folder with the skill's name in the current one."`
 }
 
-// Run gets a skill's files: all of them, or none.
+// Run downloads all files of a skill, or none.
 func (c *skillsPull) Run(a *app) error {
 	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		to := c.Output
@@ -168,7 +168,7 @@ func (c *skillsPull) Run(a *app) error {
 			to = ref.Slug
 		}
 		if _, err := os.Lstat(to); err == nil {
-			return usage("output: %s is there already; name another folder with -o", to)
+			return usage("output: %s already exists; name another folder with -o", to)
 		}
 		// A tag may move meanwhile; a digest does not.
 		doc, err := cl.Skill(ctx, ref)
@@ -177,7 +177,7 @@ func (c *skillsPull) Run(a *app) error {
 		}
 		version := doc.Value.Ref.Version
 		if !events.IsDigest(version) {
-			return fmt.Errorf("%s: the server names version %q, which is no digest", ref, clip(version))
+			return fmt.Errorf("%s: the server returned version %q, which is not a digest", ref, clip(version))
 		}
 		ref.Version = version
 		if err := pull(ctx, cl, ref, to); err != nil {
@@ -191,13 +191,13 @@ func (c *skillsPull) Run(a *app) error {
 	})
 }
 
-// pull lays a version down in a folder that is not there.
+// pull downloads a version into a folder that does not exist yet.
 func pull(ctx context.Context, cl *client.Client, ref events.Reference, to string) (err error) {
 	zip, err := tempFile()
 	if err != nil {
 		return err
 	}
-	defer zip.Close() //nolint:errcheck // it has no name any more
+	defer zip.Close() //nolint:errcheck // the file is already unlinked
 	from, err := cl.Archive(ctx, ref)
 	if err != nil {
 		return err
@@ -224,7 +224,7 @@ func pull(ctx context.Context, cl *client.Client, ref events.Reference, to strin
 	return nil
 }
 
-// writable gives the owner of what was laid down the right to change it.
+// writable makes the downloaded files writable for their owner.
 func writable(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -238,7 +238,7 @@ func writable(dir string) error {
 	})
 }
 
-// tempFile is a file without a name.
+// tempFile returns an unlinked temporary file.
 func tempFile() (*os.File, error) {
 	f, err := os.CreateTemp("", "spool-*.zip")
 	if err != nil {

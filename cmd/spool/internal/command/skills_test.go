@@ -147,7 +147,7 @@ func TestSkillsPush(t *testing.T) {
 		t.Errorf("printed %q", got.out)
 	}
 	// The same folder is the same ZIP, and a ZIP is pushed as it is.
-	if got := s.run(t, ExitDone, "push", dir); !strings.HasPrefix(got.out, "there already: pdf-tools@") {
+	if got := s.run(t, ExitDone, "push", dir); !strings.HasPrefix(got.out, "already pushed: pdf-tools@") {
 		t.Errorf("printed %q", got.out)
 	}
 	zip := filepath.Join(t.TempDir(), "skill.zip")
@@ -158,7 +158,7 @@ func TestSkillsPush(t *testing.T) {
 		t.Errorf("printed %q", got.out)
 	}
 	before := s.digest
-	if got := s.run(t, ExitDone, "push", dir, "--ignore", "run.*", "--dry-run"); !strings.HasPrefix(got.out, "good, not pushed: pdf-tools@") || !strings.Contains(got.out, "1 files") || !strings.Contains(s.last(), "dryRun=true") || s.digest == before {
+	if got := s.run(t, ExitDone, "push", dir, "--ignore", "run.*", "--dry-run"); !strings.HasPrefix(got.out, "valid, not pushed: pdf-tools@") || !strings.Contains(got.out, "1 files") || !strings.Contains(s.last(), "dryRun=true") || s.digest == before {
 		t.Errorf("asked %s, printed %q", s.last(), got.out)
 	}
 	s.refuse = true
@@ -189,12 +189,12 @@ func TestSkillsPushRefuses(t *testing.T) {
 		{ExitFailed, `"secret" is a symbolic link`, []string{linked}},
 		{ExitFailed, "zip: is not a ZIP", []string{filepath.Join(dir, "SKILL.md")}},
 		{ExitUsage, "no such file", []string{filepath.Join(dir, "nothing")}},
-		{ExitUsage, "no folder and no ZIP", []string{os.DevNull}},
+		{ExitUsage, "neither a folder nor a ZIP", []string{os.DevNull}},
 		{ExitUsage, `tag: "No"`, []string{dir, "--tag", "No"}},
 		{ExitUsage, "--scope", []string{dir, "--scope", "world"}},
-		{ExitUsage, "org: of scope identity_account", []string{dir, "--scope", "identity_account"}},
+		{ExitUsage, "org: is empty: the scope identity_account", []string{dir, "--scope", "identity_account"}},
 		{ExitUsage, "leave --ignore out", []string{filepath.Join(dir, "SKILL.md"), "--ignore", "x"}},
-		{ExitUsage, "leads out of the repository", []string{"https://host.invalid/x.git#main:../y"}},
+		{ExitUsage, "is outside the repository", []string{"https://host.invalid/x.git#main:../y"}},
 		{ExitUsage, "hyphen", []string{"https://host.invalid/x.git#--upload-pack=x"}},
 	} {
 		if got := s.run(t, c.code, append([]string{"push"}, c.args...)...); !strings.Contains(got.err, c.says) {
@@ -275,7 +275,7 @@ func TestSkillsPushGit(t *testing.T) {
 		}
 	}
 	for from, says := range map[string]string{
-		url: `"away" is a symbolic link`, url + "#nothing": "git fetch", url + "#:nothing": "has no folder", url + "#:away": "leads out of the repository",
+		url: `"away" is a symbolic link`, url + "#nothing": "git fetch", url + "#:nothing": "has no folder", url + "#:away": "is outside the repository",
 		"file:///nowhere/x.git": "git fetch",
 	} {
 		got := spool(t, world(t), "skills", "push", from, "--url", s.URL)
@@ -363,7 +363,7 @@ func TestSkillsPull(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, have, err)
 		}
 	}
-	if got := s.run(t, ExitUsage, "pull", "pdf-tools", "-o", to); !strings.Contains(got.err, "there already") {
+	if got := s.run(t, ExitUsage, "pull", "pdf-tools", "-o", to); !strings.Contains(got.err, "already exists") {
 		t.Errorf("printed %q", got.err)
 	}
 	// What is not the version that was named, or no good skill, leaves nothing.

@@ -12,10 +12,10 @@ import (
 
 type stateCommand struct {
 	of
-	At *uint32 `placeholder:"N" help:"Seq of the event; without it the last one."`
+	At *uint32 `placeholder:"N" help:"Seq of the event; by default the last one."`
 }
 
-// Run shows what a session was after an event.
+// Run shows the state of a session after an event.
 func (c *stateCommand) Run(a *app) error {
 	return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.State(ctx, c.Session, c.At)
@@ -69,20 +69,20 @@ func showState(a *app, s client.State) error {
 		}
 		for _, text := range s.Incomplete {
 			if text.BlockID == b.ID {
-				fmt.Fprintf(a.Out, "          its text is no longer kept as it was then, but for the first %d bytes\n", text.Shown)
+				fmt.Fprintf(a.Out, "          only the first %d bytes of its text at that time are still stored\n", text.Shown)
 			}
 		}
 	}
 	return nil
 }
 
-// blockLine prints a block in a few words, after a mark.
+// blockLine prints a summary of a block after a mark.
 func blockLine(a *app, mark string, b events.Block) error {
 	_, err := fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), clipped(blockSummary(b)))
 	return err
 }
 
-// clipped is text as a line of a list has room for.
+// clipped shortens text to fit into a line of a list.
 func clipped(s string) string {
 	s = terminal.Line(s)
 	if r := []rune(s); len(r) > summaryLen {

@@ -58,7 +58,7 @@ func TestState_PrintsAllPages(t *testing.T) {
 	url, asked := serveHistory(t)
 	got := spool(t, world(t), "state", ses, "--at", "3", "--url", url)
 	for _, want := range []string{"event 3, ", exe + ", running", "pending: write it", "a@1", "s@2", "7 tokens in, 0 out, $0.5000", "2 requests", "1m1.5s, $0.2500",
-		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash", "half\n          its text is no longer kept as it was then, but for the first 4 bytes\n"} {
+		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash", "half\n          only the first 4 bytes of its text at that time are still stored\n"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
@@ -91,7 +91,7 @@ func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 	t.Parallel()
 	url, asked := serveHistory(t)
 	got := spool(t, world(t), "diff", ses, "1", "3", "--url", url)
-	for _, want := range []string{"session s: open -> closed", "+ complete  user_message", "and 4 more", "-\told", "+\tnew\n", "added bin (binary): none -> 2.0 KiB, mode 644, SHA-256 ab", "and 1 more files", "A smaller range"} {
+	for _, want := range []string{"session s: open -> closed", "+ complete  user_message", "and 4 more", "-\told", "+\tnew\n", "added bin (binary): none -> 2.0 KiB, mode 644, SHA-256 ab", "and 1 more files", "Compare a smaller range"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
@@ -101,7 +101,7 @@ func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 	}
 	other := "ses_" + strings.Repeat("0", 26)
 	got = spool(t, world(t), "diff", ses, other, "--url", url)
-	if got.code != ExitDone || asked() != "/compare?with="+other || !strings.HasPrefix(got.out, "They differ.\n4 events before that are alike") || !strings.Contains(got.out, "-     5  log") {
+	if got.code != ExitDone || asked() != "/compare?with="+other || !strings.HasPrefix(got.out, "They differ.\nThe 4 events before are equal") || !strings.Contains(got.out, "-     5  log") {
 		t.Errorf("%+v, asked %s", got, asked())
 	}
 	if got := spool(t, world(t), "diff", ses, other, "--json", "--url", url); !strings.Contains(got.out, `"equalEvents":4`) {

@@ -12,15 +12,15 @@ import (
 
 type verifyCommand struct {
 	installation
-	Session string `arg:"" optional:"" help:"Only this session; without it the whole log."`
-	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Whose session it is."`
+	Session string `arg:"" optional:"" help:"Only this session; by default the whole log."`
+	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Tenant of the session."`
 
-	PublicKey []string `placeholder:"FILE" help:"A file with public keys, one a line, that the heads of the log were signed with (heads.pub in the data folder; spool heads public-key). The log is compared with its signed heads. May be repeated."`
+	PublicKey []string `placeholder:"FILE" help:"A file with the public keys, one per line, for the signed heads of the log (heads.pub in the data folder; spool heads public-key). The log is compared with its signed heads. May be repeated."`
 
-	Accept []string `placeholder:"POSITION" help:"A position where a fault is known, as an earlier run named it; may be repeated. The fault is shown and does not fail the command."`
+	Accept []string `placeholder:"POSITION" help:"Position of a known problem, as printed by an earlier run; may be repeated. The problem is shown but does not fail the command."`
 }
 
-// Run checks the log. A log that is not sound is a failure.
+// Run verifies the log. A log with problems is an error.
 func (c *verifyCommand) Run(a *app) (err error) {
 	var scope eventlog.Scope
 	if c.Session != "" {
@@ -54,7 +54,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		return causeOf(ctx, err)
 	}
 	if c.Session != "" && report.Commits == 0 && len(report.Problems) == 0 {
-		return fmt.Errorf("session: the log holds no session %s of tenant %s", c.Session, c.Tenant)
+		return fmt.Errorf("session: the log has no session %s of tenant %s", c.Session, c.Tenant)
 	}
 	if err := c.print(a, report, scope.Heads); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 	return nil
 }
 
-// brokenAt is the error of a log with faults that are not accepted.
+// brokenAt returns the error for a log with problems that are not accepted.
 func brokenAt(r eventlog.Report) error {
 	n := 0
 	for _, p := range r.Problems {
@@ -75,14 +75,14 @@ func brokenAt(r eventlog.Report) error {
 	}
 	switch {
 	case r.Stopped:
-		return fmt.Errorf("the log is broken at %w (and at %d more places; the rest was not looked at)", r.Problem, n-1)
+		return fmt.Errorf("the log is broken at %w (and at %d more places; the rest was not checked)", r.Problem, n-1)
 	case n > 1:
 		return fmt.Errorf("the log is broken at %w (and at %d more places)", r.Problem, n-1)
 	}
 	return fmt.Errorf("the log is broken at %w", r.Problem)
 }
 
-// causeOf is why a context ended, if it did, else the error.
+// causeOf returns why a context ended, or err if it has not ended.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -90,16 +90,16 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// verified is a report on one line.
+// verified is the report in its JSON form, which fits on one line.
 type verified struct {
 	OK       bool          `json:"ok"`
 	Sessions int           `json:"sessions"`
 	Commits  int           `json:"commits"`
 	Events   int           `json:"events"`
 	Open     []openQuery   `json:"open"`
-	Problem  *brokenPlace  `json:"problem,omitempty"` // the first that is not accepted
+	Problem  *brokenPlace  `json:"problem,omitempty"` // the first problem that is not accepted
 	Problems []brokenPlace `json:"problems,omitempty"`
-	Stopped  bool          `json:"stopped,omitempty"` // too many faults: the rest was not looked at
+	Stopped  bool          `json:"stopped,omitempty"` // too many problems: the rest was not checked
 	Proved   []provedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
 
@@ -156,11 +156,11 @@ func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) 
 		return err
 	}
 	if r.Problem != nil {
-		return nil // the error says it
+		return nil // the returned error has the problem
 	}
 	sound := "sound"
 	if len(r.Problems) > 0 {
-		sound = "sound but for what was accepted"
+		sound = "sound except for accepted problems"
 	}
 	_, err := fmt.Fprintf(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
 	return err

@@ -12,26 +12,26 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// watcher follows a session and shows it.
+// watcher follows a session and shows its events.
 type watcher struct {
 	app     *app
 	client  *client.Client
 	session string
-	only    string             // an execution: others of the session are not shown; "" for all
-	json    bool               // events in place of blocks
+	only    string             // the only execution to show; "" for all
+	json    bool               // print events instead of blocks
 	shown   *terminal.Renderer // nil with json
 	began   func()             // called when the execution may be claimed; may be nil
 	open    map[string]bool    // executions without an end
-	closed  bool               // the session takes no more messages
-	lost    bool               // the connection, and it was said
-	cursor  uint32             // seq of the last event that came
+	closed  bool               // the session accepts no more messages
+	lost    bool               // the connection is lost, and the user was told
+	cursor  uint32             // seq of the last received event
 }
 
-// errEnded is a session of which no more will come.
+// errEnded is returned for a session that has no further events.
 var errEnded = errors.New("the session has ended")
 
-// watch follows from a cursor until the execution's end, which it returns, or, when
-// it shows all of a session, until that ends (nil).
+// watch follows the session from a cursor until the end of the execution, which it returns. If it shows the whole
+// session, it follows until the session ends and returns nil.
 func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, error) {
 	if w.open == nil {
 		w.open = map[string]bool{}
@@ -63,11 +63,11 @@ func (w *watcher) take(m client.Message) (events.Payload, error) {
 		w.lost = false
 	case m.Lost != nil:
 		why := terminal.Line(m.Lost.Error())
-		w.say("connection lost, trying again", "connection lost ("+why+"), trying again")
+		w.say("connection lost, reconnecting", "connection lost ("+why+"), reconnecting")
 		w.lost = true
 	case m.Lag != nil:
 		if m.Lag.Lagging {
-			w.say("the server is behind, nothing is lost", "the server is behind; what comes is late, nothing is lost")
+			w.say("the server is behind, nothing is lost", "the server is behind; events are late, nothing is lost")
 		} else {
 			w.say("", "")
 		}
@@ -77,7 +77,7 @@ func (w *watcher) take(m client.Message) (events.Payload, error) {
 	return nil, nil
 }
 
-// say tells how it goes: in the status line on a terminal, else once on the standard error.
+// say shows the state of the connection: in the status line on a terminal, otherwise once on standard error.
 func (w *watcher) say(state, line string) {
 	if w.shown != nil {
 		w.shown.State(state)
@@ -138,22 +138,22 @@ func (w *watcher) delta(wire events.Wire) error {
 	}
 	var d events.Delta
 	if err := json.Unmarshal(wire.Data, &d); err != nil {
-		return fmt.Errorf("text that is not understood: %w", err)
+		return fmt.Errorf("decode delta: %w", err)
 	}
 	d.ExecutionID, d.ConversationID = wire.ExecutionID, wire.ConversationID
 	w.shown.Delta(d)
 	return nil
 }
 
-// snapshot goes on from a snapshot, and says what was left out. An end that lies in
-// what was left out is asked for.
+// snapshot continues from a snapshot, and tells the user that events were skipped. If the end of the execution was
+// among them, snapshot requests it.
 func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 	w.cursor = s.Seq
-	why := "the server went on from a snapshot"
+	why := "the server continued from a snapshot"
 	if s.Cause != nil {
 		why = s.Cause.Error()
 	}
-	notice := fmt.Sprintf("%s; going on after event %d", why, s.Seq)
+	notice := fmt.Sprintf("%s; continuing after event %d", why, s.Seq)
 	if w.shown != nil && w.app.OutTTY {
 		w.shown.Note(notice)
 	} else {
@@ -186,7 +186,7 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 	return nil, nil
 }
 
-// show makes the renderer and keeps its spinner going until the result is called.
+// show creates the renderer and runs its spinner until done is called.
 func (w *watcher) show(ctx context.Context) (done func() error) {
 	if w.json {
 		return func() error { return nil }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// words splits a command line as a shell does that expands nothing: at spaces,
-// but not inside quotes, and a backslash takes the next character as it is.
+// words splits a command line as a shell without expansions does: at spaces outside of quotes. A backslash escapes
+// the next character.
 func words(line string) ([]string, error) {
 	var out []string
 	var word strings.Builder
@@ -39,7 +39,7 @@ func words(line string) ([]string, error) {
 	case quote != 0:
 		return nil, errors.New("a quote is not closed")
 	case escaped:
-		return nil, errors.New("it ends in a backslash")
+		return nil, errors.New("the last character is a backslash")
 	case begun:
 		out = append(out, word.String())
 	}

@@ -1,5 +1,4 @@
-// Package local is Spool on this machine, for the command line: stacks, and the
-// data folders that they stand on.
+// Package local gives the command line access to Spool on this machine: to stacks and their data folders.
 package local
 
 import (
@@ -17,13 +16,14 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/stack"
 )
 
-// Machine is the one that the program runs on.
+// Machine is the machine on which the program runs.
 type Machine struct{}
 
-// DefaultDir is the user's data folder.
+// DefaultDir returns the user's data folder.
 func (Machine) DefaultDir() (string, error) { return stack.DefaultDataDir() }
 
-// Find tells how to reach the stack that runs on a data folder; ok is false if none does, or it is still starting.
+// Find returns how to reach the stack that runs on a data folder. ok is false if none runs, or if it is still
+// starting.
 func (Machine) Find(dir string) (c command.Connection, ok bool, err error) {
 	found, err := stack.Find(dir)
 	if errors.Is(err, stack.ErrNotRunning) && !errors.Is(err, os.ErrPermission) {
@@ -35,7 +35,7 @@ func (Machine) Find(dir string) (c command.Connection, ok bool, err error) {
 	return command.Connection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL, LogKeys: found.LogKeys}, true, nil
 }
 
-// Start runs a stack. Its services' settings are the SPOOL_* variables; the options go before.
+// Start starts a stack. The settings of its services come from the SPOOL_* variables; options take precedence.
 func (Machine) Start(ctx context.Context, o command.StackOptions) (command.Stack, error) {
 	cfg, err := config(o)
 	if err != nil {
@@ -57,7 +57,7 @@ func (Machine) Start(ctx context.Context, o command.StackOptions) (command.Stack
 // Open opens the log and the database of a data folder on which no stack runs.
 func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Installation, error) {
 	if _, err := os.Stat(o.DataDir); errors.Is(err, os.ErrNotExist) {
-		return command.Installation{}, fmt.Errorf("data: there is no folder %s: name the one of the installation with --data, or its --nats-url", o.DataDir)
+		return command.Installation{}, fmt.Errorf("data: folder %s does not exist: name the installation's folder with --data, or its --nats-url", o.DataDir)
 	}
 	base, err := stack.Open(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
 	if err != nil {
@@ -66,16 +66,16 @@ func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Instal
 	return command.Installation{Log: base.Log, NATS: base.NATS, DatabaseURL: base.DatabaseURL, Close: base.Close}, nil
 }
 
-// running is a stack with its log.
+// running is a stack with its log file.
 type running struct {
 	*stack.Stack
 	logs func() error
 }
 
-// Close stops the stack and then its log.
+// Close stops the stack and then closes its log file.
 func (r *running) Close() error { return errors.Join(r.Stack.Close(), r.logs()) }
 
-// busy marks the error of a folder that another process holds.
+// busy adds ErrBusy to the error of a folder that another process has locked.
 func busy(err error) error {
 	if errors.Is(err, stack.ErrRunning) {
 		return command.ErrBusy
@@ -83,7 +83,7 @@ func busy(err error) error {
 	return err
 }
 
-// config is the stack's: the services' settings from the environment, and the options.
+// config returns the configuration of the stack: the services' settings from the environment, and the options.
 func config(o command.StackOptions) (stack.Config, error) {
 	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MaxStore: o.MaxStore, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
 	if c.DatabaseURL == "" {
@@ -95,7 +95,7 @@ func config(o command.StackOptions) (stack.Config, error) {
 		args []string
 	}{
 		{"gateway", &c.Gateway, nil}, {"session", &c.Session, nil}, {"executor", &c.Executor, nil},
-		// Required of the service alone; the stack gives its own.
+		// The setting is required only by the service's own program; the stack sets it.
 		{"projector", &c.Projector, []string{"--database-url", c.DatabaseURL}},
 		{"janitor", &c.Janitor, []string{"--database-url", c.DatabaseURL}},
 	} {
@@ -111,10 +111,10 @@ func config(o command.StackOptions) (stack.Config, error) {
 	if o.Sandbox != "" {
 		c.Executor.Sandbox = o.Sandbox
 	}
-	// The stack has one executor, so sessions have what that makes.
+	// The stack has one executor, so its provider is the only one.
 	c.Session.Providers = []string{c.Executor.Sandbox}
 	c.Executor.DataDir = filepath.Join(o.DataDir, "executor")
-	// Who reaches this machine's loopback can run programs here already; others have to be allowed in.
+	// A client on this machine's loopback can run programs here anyway; other clients need an explicit permission.
 	if host, _, err := net.SplitHostPort(o.Listen); err == nil && isLoopback(host) && len(c.Session.HostPaths) == 0 {
 		c.Session.HostPaths, c.Executor.HostPaths = []string{"/"}, []string{"/"}
 	}
@@ -122,13 +122,13 @@ func config(o command.StackOptions) (stack.Config, error) {
 	return c, nil
 }
 
-// isLoopback reports whether an address is reached from this machine only.
+// isLoopback reports whether an address can be reached only from this machine.
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// fromEnvironment fills in a service's settings as its own program would.
+// fromEnvironment fills in a service's settings as its own program does.
 func fromEnvironment(into any, args []string) error {
 	parser, err := kong.New(into, kong.Exit(func(int) {}))
 	if err != nil {
@@ -138,10 +138,10 @@ func fromEnvironment(into any, args []string) error {
 	return err
 }
 
-// logFile is where a stack logs that has no terminal of its own: spool.log in its data folder.
+// logFile opens the log of a stack without a terminal: spool.log in its data folder.
 func logFile(dir string) (*slog.Logger, func() error, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, nil, fmt.Errorf("data: cannot make %s (%w): choose another folder with --data, or make this one writable", dir, err)
+		return nil, nil, fmt.Errorf("data: cannot create %s (%w): choose another folder with --data, or make this one writable", dir, err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, "spool.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {

@@ -66,7 +66,7 @@ func TestNothingRuns(t *testing.T) {
 		t.Errorf("found %t, %v", ok, err)
 	}
 	missing := t.TempDir() + "/none"
-	if _, err := (Machine{}).Open(t.Context(), command.StackOptions{DataDir: missing}); err == nil || !strings.Contains(err.Error(), "there is no folder "+missing) {
+	if _, err := (Machine{}).Open(t.Context(), command.StackOptions{DataDir: missing}); err == nil || !strings.Contains(err.Error(), "folder "+missing+" does not exist") {
 		t.Errorf("open: %v", err)
 	}
 }

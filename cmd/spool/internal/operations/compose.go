@@ -9,33 +9,33 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The lines of deploy/compose.yaml between these two are generated: the settings
-// of the service whose environment they stand in.
+// The lines of deploy/compose.yaml between these two are generated: the settings of the service in whose
+// environment they stand.
 const (
 	composeBegin = "# Generated from the settings of %s by `make generate`; do not edit."
 	composeEnd   = "# End of the generated settings."
 )
 
-// everyService names the program whose settings all services have.
+// everyService is the name of the section with the settings that all services have.
 const everyService = "every service"
 
-// logServices names the program whose settings all services have that open the log.
+// logServices is the name of the section with the settings of the services that open the log.
 const logServices = "services with the log"
 
-// Fixed is a setting that deploy/.env cannot pass by its own name.
+// Fixed is a setting that deploy/.env cannot set by its own name.
 type Fixed struct {
 	Program, Variable string
-	Instead           string // what sets it, or why it has no meaning there
+	Instead           string // what sets it, or why it has no effect
 }
 
-// fixedInCompose are all settings that compose.yaml does not pass on.
+// fixedInCompose returns all settings that compose.yaml does not pass on.
 func fixedInCompose() []Fixed {
 	return []Fixed{
 		{everyService, "SPOOL_NATS_URL", "the service nats"},
 		{everyService, "SPOOL_NATS_USER", "each service's own"},
 		{everyService, "SPOOL_NATS_PASSWORD", "SPOOL_NATS_PASSWORD_ and the service's name"},
 		{everyService, "SPOOL_NATS_CA", "the file in the volume certificates-public"},
-		{logServices, "SPOOL_LOG_KEYS", "SPOOL_LOG_KEY_ and the writer's name; skills and janitor have their own alone"},
+		{logServices, "SPOOL_LOG_KEYS", "SPOOL_LOG_KEY_ and the writer's name; skills and janitor have only their own"},
 		{everyService, "SPOOL_METRICS_LISTEN", "port 9090 of the network core"},
 		{"session", "SPOOL_SANDBOX_PROVIDERS", "docker"},
 		{"session", "SPOOL_NATS_GATE_PASSWORD", "SPOOL_NATS_PASSWORD_GATE"},
@@ -50,7 +50,7 @@ func fixedInCompose() []Fixed {
 		{"gateway", "SPOOL_DATABASE_URL", "the service postgres, with SPOOL_POSTGRES_PASSWORD_GATEWAY"},
 		{"gateway", "SPOOL_SECRETS_RECIPIENT", "the file in the volume secrets-public"},
 		{"gateway", "SPOOL_SECRETS_RECIPIENT_FILE", "the file in the volume secrets-public"},
-		{"executor", "SPOOL_DATA_DIR", "nothing is kept in the container"},
+		{"executor", "SPOOL_DATA_DIR", "the container stores nothing"},
 		{"executor", "SPOOL_RUNNER", "in the image"},
 		{"executor", "SPOOL_ENGINE", "SPOOL_PROJECT"},
 		{"executor", "SPOOL_ADDRESS", "the container's own name"},
@@ -65,13 +65,13 @@ func fixedInCompose() []Fixed {
 		{"executor", "SPOOL_EGRESS_NETWORK", "the service egress is the proxy"},
 		{"executor", "SPOOL_SECRETS_KEY", "the file in the volume secrets-private"},
 		{"executor", "SPOOL_SECRETS_KEY_FILE", "the file in the volume secrets-private"},
-		{"executor", "SPOOL_MODEL_PROVIDERS", "the names of those that the service egress has a key or an address of"},
-		{"executor", "ANTHROPIC_API_KEY", "the service egress alone has it"},
-		{"executor", "SPOOL_ANTHROPIC_BASE_URL", "the service egress alone has it"},
-		{"executor", "OPENAI_API_KEY", "the service egress alone has it"},
-		{"executor", "SPOOL_OPENAI_BASE_URL", "the service egress alone has it"},
-		{"executor", "NVIDIA_API_KEY", "the service egress alone has it"},
-		{"executor", "SPOOL_NVIDIA_BASE_URL", "the service egress alone has it"},
+		{"executor", "SPOOL_MODEL_PROVIDERS", "the providers for which the service egress has a key or an address"},
+		{"executor", "ANTHROPIC_API_KEY", "only the service egress has it"},
+		{"executor", "SPOOL_ANTHROPIC_BASE_URL", "only the service egress has it"},
+		{"executor", "OPENAI_API_KEY", "only the service egress has it"},
+		{"executor", "SPOOL_OPENAI_BASE_URL", "only the service egress has it"},
+		{"executor", "NVIDIA_API_KEY", "only the service egress has it"},
+		{"executor", "SPOOL_NVIDIA_BASE_URL", "only the service egress has it"},
 		{"egress", "SPOOL_EGRESS_LISTEN_SANDBOXES", "the volume egress-sockets"},
 		{"egress", "SPOOL_EGRESS_LISTEN_ADMIN", "the volume egress-admin"},
 		{"egress", "SPOOL_EGRESS_LISTEN_TLS", "with compose.modal.yaml SPOOL_EGRESS_ADDRESS and SPOOL_EGRESS_PORT"},
@@ -87,14 +87,13 @@ func isFixed(program, variable string) bool {
 	return slices.ContainsFunc(fixedInCompose(), func(f Fixed) bool { return f.Program == program && f.Variable == variable })
 }
 
-// passedOn returns the line of compose.yaml by which a setting reaches its container.
+// passedOn returns the line of compose.yaml that passes a setting to its container.
 func passedOn(s Setting) string {
 	return fmt.Sprintf("%s: ${%s:-%s}", s.Variable, s.Variable, s.Default)
 }
 
-// Compose returns compose.yaml with its generated lines made again. In them is
-// each setting of a service that the rest of the service's environment does not
-// have, unless it is fixed.
+// Compose returns compose.yaml with its generated lines replaced. They contain each setting of a service that the
+// rest of the service's environment does not set, unless the setting is fixed.
 func Compose(current []byte) ([]byte, error) {
 	hand, err := environments(withoutGenerated(current))
 	if err != nil {
@@ -133,7 +132,7 @@ func Compose(current []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// withoutGenerated is compose.yaml without the lines that are generated.
+// withoutGenerated returns compose.yaml without the generated lines.
 func withoutGenerated(current []byte) []byte {
 	var out bytes.Buffer
 	skipping := false
@@ -153,7 +152,7 @@ func withoutGenerated(current []byte) []byte {
 	return out.Bytes()
 }
 
-// environments returns the environment of each service of compose.yaml, not yet interpolated.
+// environments returns the environment of each service of compose.yaml, before interpolation.
 func environments(raw []byte) (map[string]map[string]string, error) {
 	var file struct {
 		Services map[string]struct {

@@ -8,12 +8,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metric is one name that /metrics shows.
+// metric is a metric of /metrics.
 type metric struct {
 	Name, Kind, Labels, Help string
 }
 
-// describer notes what is registered, once for each name.
+// describer records the registered metrics, one entry per name.
 type describer struct {
 	seen map[string]bool
 	list []metric
@@ -43,13 +43,13 @@ func (d *describer) Register(c prometheus.Collector) error {
 
 func (d *describer) MustRegister(list ...prometheus.Collector) {
 	for _, c := range list {
-		_ = d.Register(c) // which notes what is wrong
+		_ = d.Register(c) // Register records the errors
 	}
 }
 
 func (d *describer) Unregister(prometheus.Collector) bool { return false }
 
-// A description tells its parts only as text.
+// A description exposes its parts only as text.
 var (
 	description = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "((?:[^"\\]|\\.)*)", constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}\}$`)
 	constLabel  = regexp.MustCompile(`(\w+)="[^"]*"`)
@@ -81,7 +81,7 @@ func kind(name string, c prometheus.Collector) string {
 	return "gauge"
 }
 
-// metricsOf is what a program registers; none for nil.
+// metricsOf returns the metrics that a program registers, or none for nil.
 func metricsOf(register func(prometheus.Registerer)) ([]metric, error) {
 	if register == nil {
 		return nil, nil

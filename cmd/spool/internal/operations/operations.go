@@ -1,6 +1,6 @@
-// Package operations makes docs/operations.md: every setting, from the structs
-// that the programs read, every metric, from what they register, and how to run it all.
-// It also makes the lines of deploy/compose.yaml that pass the settings on.
+// Package operations generates docs/operations.md: every setting, from the structs that the programs parse, every
+// metric, from what they register, and how to operate an installation. It also generates the lines of
+// deploy/compose.yaml that pass the settings on.
 package operations
 
 import (
@@ -27,26 +27,26 @@ import (
 //go:embed operations.md.tmpl
 var text string
 
-// program is what one section of the document is about.
+// program is the subject of one section of the document.
 type program struct {
 	Name, Doc string
-	cli       any // what kong reads
+	cli       any // the struct that kong parses into
 	metrics   func(prometheus.Registerer)
 }
 
-// programs are those whose settings and metrics are told, in this order.
+// programs returns the documented programs, in the order of their sections.
 func programs() []program {
 	return []program{
-		{"every service", "Session, projector, janitor, skills, gateway and executor all take these.", &daemon.Settings{},
+		{"every service", "Session, projector, janitor, skills, gateway and executor have these settings.", &daemon.Settings{},
 			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
-		{logServices, "Session, projector, janitor, skills and executor take this as well ([security.md](security.md)).", &daemon.LogSettings{}, nil},
+		{logServices, "Session, projector, janitor, skills and executor also have this setting ([security.md](security.md)).", &daemon.LogSettings{}, nil},
 		{"session", "Owns the life of sessions.", &sessionSettings{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
-		{"janitor", "Removes the content of deleted sessions, and what no session needs, for good ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},
-		{"skills", "Checks and keeps skills.", &skills.Config{}, skills.DescribeMetrics},
-		{"gateway", "What clients talk to. Its own listener answers /healthz and /readyz as well, and /metrics to the root key, or without API keys to everybody.", &gatewaySettings{}, gateway.DescribeMetrics},
+		{"janitor", "Permanently removes the content of deleted sessions and unreferenced objects ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},
+		{"skills", "Validates and stores skills.", &skills.Config{}, skills.DescribeMetrics},
+		{"gateway", "Serves clients. Its listener also serves /healthz and /readyz, and /metrics to the root key, or to everybody if API keys are off.", &gatewaySettings{}, gateway.DescribeMetrics},
 		{"executor", "Runs agents in sandboxes.", &executor.Config{}, executor.DescribeMetrics},
-		{"egress", "The way out of Docker sandboxes, and the only process that has to hold keys of models. It does not talk to NATS and takes nothing of every service's settings.",
+		{"egress", "The egress proxy of Docker sandboxes, and the only process that needs the keys of models. It does not use NATS and has none of the settings of every service.",
 			&executor.EgressSettings{}, executor.DescribeEgressMetrics},
 		{"mockllm", "A scripted model server, for tests and demonstrations ([mockllm.md](mockllm.md)).", &server.Settings{}, nil},
 	}
@@ -62,7 +62,7 @@ type gatewaySettings struct {
 	gateway.Database
 }
 
-// Markdown is docs/operations.md.
+// Markdown returns docs/operations.md.
 func Markdown() (string, error) {
 	commands, err := commandsOf(command.Grammar())
 	if err != nil {

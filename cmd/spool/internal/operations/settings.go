@@ -9,20 +9,20 @@ import (
 
 // Setting is one setting of a program.
 type Setting struct {
-	Flag     string // with its dashes
-	Variable string // "" for a flag alone
+	Flag     string // with leading dashes
+	Variable string // "" if it can only be set by the flag
 	Default  string
 	Required bool
 	Help     string
 }
 
-// commandLine is one command of spool.
+// commandLine is a command of spool.
 type commandLine struct {
 	Name, Help string
 	Settings   []Setting
 }
 
-// settingsOf reads the flags of what kong would parse into.
+// settingsOf returns the flags of a struct for kong.
 func settingsOf(cli any) ([]Setting, error) {
 	parser, err := kong.New(cli)
 	if err != nil {
@@ -31,7 +31,7 @@ func settingsOf(cli any) ([]Setting, error) {
 	return flags(parser.Model.Node), nil
 }
 
-// commandsOf reads the commands of a program, each with its own flags.
+// commandsOf returns the commands of a program, each with its own flags.
 func commandsOf(cli any) ([]commandLine, error) {
 	parser, err := kong.New(cli)
 	if err != nil {
@@ -55,10 +55,10 @@ func flags(n *kong.Node) []Setting {
 	return list
 }
 
-// cell is text inside a table.
+// cell escapes text for a table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// code is a literal inside a table; nothing for none.
+// code returns a literal for a table, or "" for "".
 func code(s string) string {
 	if s == "" {
 		return ""

@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// shownLines is how many lines of a result are shown.
+	// shownLines is the number of lines of a result that are shown.
 	shownLines = 12
-	// shownColumns is how much of a line of a result is shown, and of a tool's input.
+	// shownColumns is the number of columns of a result's line, and of a tool's input, that are shown.
 	shownColumns = 400
 	inputColumns = 120
 )
 
-// write shows a block, as far as it is known, and tells whether that was all of it.
+// write shows the known part of a block and reports whether that was the complete block.
 func (r *Renderer) write(it *item) (done bool) {
 	b := it.block
 	switch {
@@ -55,7 +55,7 @@ func (r *Renderer) write(it *item) (done bool) {
 	return true
 }
 
-// stream writes what is new of a growing block.
+// stream writes the new text of a growing block.
 func (r *Renderer) stream(it *item) (done bool) {
 	text := it.text.Known
 	if it.whole() {
@@ -76,7 +76,7 @@ func (r *Renderer) stream(it *item) (done bool) {
 		r.begin()
 	}
 	rest, ok := strings.CutPrefix(text, it.shown)
-	if !ok { // the whole says something else than its pieces did: the whole is right
+	if !ok { // the complete text differs from its deltas: the complete text is right
 		r.screen.fresh()
 		rest = text
 	}
@@ -95,7 +95,7 @@ func (r *Renderer) stream(it *item) (done bool) {
 	return it.whole()
 }
 
-// set marks the lines of a sub-agent's conversation until the result is called.
+// set marks the following lines as those of a sub-agent's conversation until restore is called.
 func (r *Renderer) set(conversation string) (restore func()) {
 	was := r.screen.prefix
 	if conversation != "" && conversation != events.MainConversation {
@@ -106,7 +106,7 @@ func (r *Renderer) set(conversation string) (restore func()) {
 	}
 }
 
-// begin sets a block off from what stands above it.
+// begin separates a block from the text above it.
 func (r *Renderer) begin() {
 	r.screen.fresh()
 	if r.gap {
@@ -118,7 +118,7 @@ func (r *Renderer) begin() {
 	r.gap, r.last = true, ""
 }
 
-// note writes a line of its own, when the block at work is whole.
+// note writes a separate line, after the current block is complete.
 func (r *Renderer) note(st style, text string) {
 	cells := styled(st, Line(text))
 	if r.writing() != nil {
@@ -137,7 +137,7 @@ func (r *Renderer) line(cells []cell) {
 	r.screen.fresh()
 }
 
-// writing is the block that has begun and is not whole.
+// writing returns the block that is partly written.
 func (r *Renderer) writing() *item {
 	for _, it := range r.queue {
 		if it.begun && !it.whole() {
@@ -161,7 +161,7 @@ func (r *Renderer) toolUse(b *events.Block) {
 		r.screen.text(dim, "  "+clip(Line(b.Description), inputColumns))
 	}
 	if b.Status == events.StatusError {
-		r.screen.text(red, " (broken off)")
+		r.screen.text(red, " (aborted)")
 	}
 	r.screen.fresh()
 	r.last = b.ToolUseID
@@ -183,7 +183,7 @@ func (r *Renderer) toolResult(b *events.Block) {
 	r.last = ""
 }
 
-// clipped writes the first lines of an output, indented, and says how much it left out.
+// clipped writes the first lines of an output, indented, and states how many it omitted.
 func (r *Renderer) clipped(st style, output string) {
 	output = strings.Trim(Safe(overwritten(output)), "\n")
 	if output == "" {
@@ -191,7 +191,7 @@ func (r *Renderer) clipped(st style, output string) {
 	}
 	lines := strings.Split(output, "\n")
 	left := 0
-	if len(lines) > shownLines+1 { // leaving out a single line would save nothing
+	if len(lines) > shownLines+1 { // omitting a single line would save nothing
 		left = len(lines) - shownLines
 		lines = lines[:shownLines]
 	}
@@ -240,13 +240,13 @@ func (r *Renderer) todos(b *events.Block) {
 	}
 }
 
-// notice writes what is worth a line of those events that are about no block.
+// notice writes a line for events that belong to no block.
 func (r *Renderer) notice(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		r.note(dim, fmt.Sprintf("%s on %s", d.Architecture, d.Provider))
 	case events.SandboxReplaced:
-		r.note(yellow, "the sandbox was lost and another took its place; lost with it: "+d.Lost)
+		r.note(yellow, "the sandbox was lost and replaced; lost with it: "+d.Lost)
 	case events.AttemptFailed:
 		r.note(yellow, fmt.Sprintf("attempt %d of %d died: %s", d.Attempt, d.Attempts, problem(d.Code, d.Message)))
 	case events.SandboxFailed:
@@ -255,7 +255,7 @@ func (r *Renderer) notice(e events.Event) {
 		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
 		r.environment(e)
 	case events.SubagentSpawned:
-		r.note(tool, "● sub-agent "+Line(d.Name)+" began")
+		r.note(tool, "● sub-agent "+Line(d.Name)+" started")
 	case events.PermissionDecided:
 		if d.Decision == "deny" {
 			r.note(yellow, "denied: "+Line(d.ToolName)+" "+d.Reason+" (rule "+d.Rule+")")
@@ -269,7 +269,7 @@ func (r *Renderer) notice(e events.Event) {
 	case events.WatchdogWarned:
 		r.note(yellow, fmt.Sprintf("the agent was silent for %s (watchdog %s, action %s)", ms(d.AfterMs), d.Watchdog, d.Action))
 	case events.SessionIdle:
-		r.note(dim, "the session rests; its next message wakes it")
+		r.note(dim, "the session is idle; its next message continues it")
 	case events.SessionClosed:
 		r.note(yellow, "the session is closed: "+d.Reason)
 	case events.SessionDeleted:
@@ -308,7 +308,7 @@ func ended(how string, duration uint32, u events.Usage, cost float64) string {
 	return s
 }
 
-// problem joins a code and a message, either of which may be empty.
+// problem joins a code and a message; either may be empty.
 func problem(code, message string) string {
 	if code == "" || message == "" {
 		return code + message
@@ -318,7 +318,7 @@ func problem(code, message string) string {
 
 func ms(n uint32) string { return (time.Duration(n) * time.Millisecond).String() }
 
-// said is a message's text; images are named.
+// said returns a message's text, with a placeholder for each image.
 func said(b *events.Block) string {
 	if len(b.Parts) == 0 {
 		return b.Content
@@ -334,8 +334,8 @@ func said(b *events.Block) string {
 	return strings.Join(out, "\n")
 }
 
-// short returns a call's input in a few words: what the call is mostly about, else its JSON. It returns "" if there is nothing to show, or
-// if the description says it better than the JSON.
+// short returns a short form of a tool call's input: its main argument, or else its JSON. It returns "" if there is
+// nothing to show, or if the description is more useful than the JSON.
 func short(b *events.Block) string {
 	if len(b.Input) == 0 {
 		return ""

@@ -6,9 +6,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// environment writes what concerns people of a sandbox and its workspace, a line
-// each. What happens in every turn (a snapshot, a file that the agent wrote) is
-// not said: the blocks of its tools say it.
+// environment writes a line for events of the sandbox and the workspace that matter to people. Events of every turn
+// (a snapshot, a file that the agent wrote) are omitted: the blocks of the agent's tools show them.
 func (r *Renderer) environment(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SandboxReady:
@@ -16,29 +15,29 @@ func (r *Renderer) environment(e events.Event) {
 			r.note(dim, "sandbox of image "+d.Image)
 		}
 	case events.SandboxTerminated:
-		if d.Reason != "idle" { // which session_idle has said
+		if d.Reason != "idle" { // session_idle was already shown
 			r.note(dim, "the sandbox ended ("+d.Reason+")")
 		}
 	case events.SandboxHealth:
 		if d.Status == events.Unhealthy {
-			r.note(yellow, "the sandbox is not well: "+d.Reason)
+			r.note(yellow, "the sandbox is unhealthy: "+d.Reason)
 		} else {
-			r.note(dim, "the sandbox is well again")
+			r.note(dim, "the sandbox is healthy again")
 		}
 	case events.ExecutionPaused:
-		r.note(yellow, "⏸ paused; `spool executions resume "+e.ExecutionID+"` lets it go on")
+		r.note(yellow, "⏸ paused; `spool executions resume "+e.ExecutionID+"` resumes it")
 	case events.ExecutionResumed:
-		r.note(dim, "▶ goes on after "+ms(d.PausedMs))
+		r.note(dim, "▶ resumed after "+ms(d.PausedMs))
 	case events.FilesApplied:
 		if d.Error != "" {
-			r.note(red, "✗ not put into the workspace: "+d.Error)
+			r.note(red, "✗ not applied to the workspace: "+d.Error)
 		}
 	case events.WorkspaceSynced:
 		if d.Reason == "requested" {
 			r.note(dim, fmt.Sprintf("snapshot of %s files", thousands(d.Files)))
 		}
 	case events.WorkspaceRestored:
-		r.note(dim, fmt.Sprintf("the workspace is back: %s files", thousands(d.Files)))
+		r.note(dim, fmt.Sprintf("the workspace was restored: %s files", thousands(d.Files)))
 	case events.EgressDenied:
 		host := d.Host
 		if d.Port != 0 {

@@ -1,5 +1,5 @@
-// Package terminal shows a session to people: blocks as they come, and on a
-// terminal a status line with a spinner below them.
+// Package terminal shows a session to people: its blocks as they arrive, and on a terminal a status line with a
+// spinner below them.
 package terminal
 
 import (
@@ -22,12 +22,12 @@ const (
 
 var frames = []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"}
 
-// Config of a renderer. Out is required.
+// Config configures a Renderer. Out is required.
 type Config struct {
 	Out   io.Writer
-	TTY   bool             // Out is a terminal: lines are broken, and there is a status line
-	Color bool             // Out understands colours
-	Width func() int       // columns of the terminal now; nil means 80
+	TTY   bool             // Out is a terminal: wrap lines and show a status line
+	Color bool             // Out supports colours
+	Width func() int       // current width of the terminal in columns; nil means 80
 	Now   func() time.Time // nil means time.Now
 }
 
@@ -37,18 +37,18 @@ type Renderer struct {
 	screen screen
 	now    func() time.Time
 	frame  int
-	state  string // of the program itself, such as a lost connection; before all else in the status
-	hint   string // at the end of the status
+	state  string // state of the program itself, such as a lost connection; shown first in the status line
+	hint   string // shown at the end of the status line
 	runs   []*execution
-	queue  []*item // to be shown, in the order in which they began
+	queue  []*item // blocks to be shown, in the order of their start
 	items  map[string]*item
-	texts  map[string]*blocks.Text // of blocks that have not begun
-	tools  map[string]string       // call id to the tool's name
-	gap    bool                    // something stands above: the next block is set off
-	last   string                  // call id of the tool_use that stands last, for its result
+	texts  map[string]*blocks.Text // text of blocks that have not started
+	tools  map[string]string       // tool name by call id
+	gap    bool                    // text stands above: separate the next block
+	last   string                  // call id of the tool_use that was shown last, for its result
 }
 
-// execution is one that has not ended.
+// execution is an execution that has not ended.
 type execution struct {
 	id    string
 	phase string
@@ -57,18 +57,19 @@ type execution struct {
 	tool  string
 }
 
-// item is a block on its way to the screen.
+// item is a block that is shown or waits to be shown.
 type item struct {
 	block *events.Block
 	text  *blocks.Text
-	note  []cell // a line of the renderer's own; the block is empty then
-	shown string // of a streamed block: what is on the screen
+	note  []cell // a line of the renderer itself; block is then empty
+	shown string // text of a streamed block that is already shown
 	begun bool
-	// written is set when it left the queue: a tool's use is written when its input is known, and may end later.
+	// written is set when the item leaves the queue: a tool call is written when its input is known, and may end
+	// later.
 	written bool
 }
 
-// New makes a renderer.
+// New returns a Renderer.
 func New(cfg Config) *Renderer {
 	if cfg.Width == nil {
 		cfg.Width = func() int { return defaultWidth }
@@ -82,7 +83,7 @@ func New(cfg Config) *Renderer {
 	}
 }
 
-// Event shows a kept event; events come in order of seq, each once.
+// Event shows a stored event. Events must come in order of seq, each once.
 func (r *Renderer) Event(e events.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +95,7 @@ func (r *Renderer) Event(e events.Event) {
 	r.draw()
 }
 
-// Delta shows text in flight.
+// Delta shows a delta.
 func (r *Renderer) Delta(d events.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,7 +111,7 @@ func (r *Renderer) Delta(d events.Delta) {
 	r.draw()
 }
 
-// Snapshot shows blocks that stand in place of events.
+// Snapshot shows blocks that replace skipped events.
 func (r *Renderer) Snapshot(list []events.Block) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,16 +126,16 @@ func (r *Renderer) Snapshot(list []events.Block) {
 	r.draw()
 }
 
-// Note writes a line of the program's own.
+// Note writes a line of the program itself.
 func (r *Renderer) Note(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.screen.fresh() // a block at work goes on below
+	r.screen.fresh() // the current block continues below
 	r.line(styled(yellow, Line(text)))
 	r.draw()
 }
 
-// State says in the status line what the program itself does; "" for nothing.
+// State sets the program's own state in the status line; "" clears it.
 func (r *Renderer) State(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +143,7 @@ func (r *Renderer) State(text string) {
 	r.draw()
 }
 
-// Hint stands at the end of the status line while something runs.
+// Hint sets the text at the end of the status line while an execution runs.
 func (r *Renderer) Hint(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,8 +178,7 @@ func (r *Renderer) Tick() {
 	}
 }
 
-// Close shows what is still held back and takes the status line away. It
-// returns the first failure to write.
+// Close shows everything that is still queued and removes the status line. It returns the first write error.
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -187,7 +187,7 @@ func (r *Renderer) Close() error {
 	return r.screen.close()
 }
 
-// fold brings a block up to date with an event.
+// fold updates a block with an event.
 func (r *Renderer) fold(id string, e events.Event) {
 	var prev *events.Block
 	if it := r.items[id]; it != nil {
@@ -202,7 +202,7 @@ func (r *Renderer) fold(id string, e events.Event) {
 	r.pump()
 }
 
-// show puts a block in line, or renews the one that is there.
+// show queues a block, or updates the queued one.
 func (r *Renderer) show(b *events.Block) {
 	it := r.items[b.ID]
 	if it == nil {
@@ -222,8 +222,8 @@ func (r *Renderer) show(b *events.Block) {
 	}
 }
 
-// pump shows what can be shown now. One block at a time is written; what another
-// conversation says meanwhile waits until it is whole.
+// pump shows everything that can be shown now. It writes one block at a time: blocks of other conversations wait
+// until it is complete.
 func (r *Renderer) pump() {
 	for {
 		i := slices.IndexFunc(r.queue, func(it *item) bool { return it.begun })
@@ -241,19 +241,19 @@ func (r *Renderer) pump() {
 	}
 }
 
-// streamed tells whether a block is shown while it grows.
+// streamed reports whether a block is shown while it grows.
 func (it *item) streamed() bool {
 	return it.block.Kind == events.KindAssistantText || it.block.Kind == events.KindThinking
 }
 
 func (it *item) whole() bool { return it.block.Status != events.StatusPending }
 
-// showable tells whether there is something to show of a block.
+// showable reports whether a block has something to show.
 func (it *item) showable() bool {
 	return it.whole() || it.streamed() && it.text.Known != "" || it.block.Kind == events.KindToolUse && len(it.block.Input) > 0
 }
 
-// settle ends what an execution left open, of all executions if id is "".
+// settle ends the open blocks of an execution, or of all executions if id is "".
 func (r *Renderer) settle(id string) {
 	for _, it := range r.queue {
 		if it.whole() || id != "" && it.block.ExecutionID != id {
@@ -269,7 +269,7 @@ func (r *Renderer) settle(id string) {
 	r.pump()
 }
 
-// track keeps what the status line tells of executions.
+// track updates the executions of the status line.
 func (r *Renderer) track(e events.Event) {
 	if e.ExecutionID == "" {
 		return
@@ -300,7 +300,7 @@ func (x *execution) track(e events.Event) {
 	case events.ExecutionDispatched:
 		x.phase = "starting"
 	case events.SandboxCreating:
-		x.phase = "making a sandbox"
+		x.phase = "creating a sandbox"
 	case events.SandboxReady:
 		x.phase = "starting"
 	case events.ExecutionStarted:
@@ -308,7 +308,7 @@ func (x *execution) track(e events.Event) {
 	case events.AttemptFailed:
 		x.phase = "starting again"
 	case events.InterruptRequested:
-		if !strings.HasPrefix(x.phase, "queued") { // an interrupt is for the one that runs
+		if !strings.HasPrefix(x.phase, "queued") { // an interrupt stops the running execution
 			x.phase = "stopping"
 		}
 	case events.CancelRequested:
@@ -334,7 +334,7 @@ func (x *execution) track(e events.Event) {
 	}
 }
 
-// draw renews the status line and writes.
+// draw redraws the status line and writes the output.
 func (r *Renderer) draw() {
 	if r.screen.tty {
 		r.screen.status = r.status()
@@ -342,7 +342,7 @@ func (r *Renderer) draw() {
 	r.screen.flush()
 }
 
-// status is the status line; "" while nothing is at work.
+// status returns the status line, or "" if no execution runs.
 func (r *Renderer) status() string {
 	var parts []string
 	if r.state != "" {
@@ -368,10 +368,10 @@ func (r *Renderer) status() string {
 	return frames[r.frame%len(frames)] + " " + strings.Join(parts, " · ")
 }
 
-// elapsed is a time in whole seconds, so that the line is calm.
+// elapsed returns a duration in whole seconds.
 func elapsed(d time.Duration) string { return d.Truncate(time.Second).String() }
 
-// tokens tells what a model took. What was read from or written to a cache was input too.
+// tokens formats the tokens of a model. Cached tokens count as input.
 func tokens(u events.Usage) string {
 	return thousands(u.InputTokens+u.CacheReadTokens+u.CacheWriteTokens) + " tokens in, " + thousands(u.OutputTokens) + " out"
 }

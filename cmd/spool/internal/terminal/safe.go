@@ -7,16 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// escapes are what terminals take for commands: control sequences, operating
-// system commands and device control strings.
+// escapes matches what terminals interpret as commands: control sequences, operating system commands and device
+// control strings.
 var escapes = regexp.MustCompile(`\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)`)
 
-// unfinished is an escape that the next piece of text may finish, or the half of a line's end.
+// unfinished matches an incomplete escape, or half of a line end, at the end of a piece of text.
 var unfinished = regexp.MustCompile(`(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,1000}\x1b?)?|\r)$`)
 
-// Safe makes text of an agent fit to be shown: escapes are left out, other
-// control characters, and those that turn the direction of writing, are made
-// visible, and what is not UTF-8 is replaced. Line ends and tabs stay.
+// Safe makes an agent's text safe to show on a terminal: it removes escapes, makes other control characters and
+// direction marks visible, and replaces invalid UTF-8. Line ends and tabs stay.
 func Safe(s string) string {
 	if !dangerous(s) {
 		return s
@@ -29,7 +28,7 @@ func Safe(s string) string {
 	return b.String()
 }
 
-// Line is Safe on one line.
+// Line returns Safe text on one line.
 func Line(s string) string {
 	return strings.Join(strings.Fields(Safe(s)), " ")
 }
@@ -53,7 +52,7 @@ func visible(r rune) string {
 	return string(r)
 }
 
-// overwritten gives what a terminal would show of lines that a program wrote over, as progress bars do.
+// overwritten returns what a terminal shows of lines that a program overwrote, as progress bars do.
 func overwritten(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	if !strings.Contains(s, "\r") {
@@ -67,7 +66,7 @@ func overwritten(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// cells is how many columns a rune takes, or more: a line is never longer than reckoned.
+// cells returns the number of columns of a rune, or more: a line is never longer than computed.
 func cells(r rune) int {
 	switch {
 	case r < 0x20:
@@ -82,7 +81,7 @@ func cells(r rune) int {
 	return 2
 }
 
-// width is the columns of a text without line ends.
+// width returns the number of columns of a text without line ends.
 func width(s string) int {
 	n := 0
 	for _, r := range s {
@@ -91,7 +90,7 @@ func width(s string) int {
 	return n
 }
 
-// clip shortens a line to a number of columns, with … for what is left out.
+// clip shortens a line to a number of columns, with … for the omitted part.
 func clip(s string, columns int) string {
 	if width(s) <= columns {
 		return s

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// style is the parameters of an SGR sequence; "" is the terminal's own look.
+// style holds the parameters of an SGR sequence; "" is the terminal's default.
 type style string
 
 const (
@@ -21,36 +21,35 @@ const (
 	tool   style = "1;35"
 )
 
-// minWidth is the least number of columns that lines are broken at.
+// minWidth is the minimum number of columns at which lines are wrapped.
 const minWidth = 20
 
-// cell is a rune on the line that is being written.
+// cell is a rune with its style on the current line.
 type cell struct {
 	r rune
 	s style
 }
 
-// screen is a text that only grows, and below it, on a terminal, a status line.
+// screen is text that only grows and, on a terminal, a status line below it.
 //
-// On a terminal it breaks lines itself, so that each takes one row. The line that
-// is not finished and the status are the live rows: whatever changes, they are
-// erased as a whole and drawn again, so neither can be mixed up with the other.
+// On a terminal screen wraps lines itself, so that each takes one row. The unfinished line and the status are the
+// live rows: they are always erased and drawn together, so that they cannot be mixed up.
 type screen struct {
 	out    io.Writer
 	tty    bool
 	color  bool
 	width  func() int
-	prefix []cell // before each line
-	line   []cell // the line that is not finished, with its prefix
-	broken bool   // the line before ended by being broken at its last space: nothing is on this one
+	prefix []cell // written before each line
+	line   []cell // the unfinished line, with its prefix
+	broken bool   // the previous line was wrapped at its last space: this one is empty
 	status string // without line ends; "" for none
 	drawn  []int  // columns of the live rows on the terminal
 	buf    bytes.Buffer
-	shown  style // in force at the end of what is in buf or written
-	err    error // the first failure to write
+	shown  style // style at the end of the written text
+	err    error // the first write error
 }
 
-// text appends.
+// text appends text.
 func (s *screen) text(st style, text string) {
 	for _, r := range text {
 		switch {
@@ -66,7 +65,7 @@ func (s *screen) text(st style, text string) {
 	}
 }
 
-// fresh ends the line unless nothing is on it.
+// fresh ends the line unless it is empty.
 func (s *screen) fresh() {
 	if len(s.line) > 0 {
 		s.end()
@@ -104,7 +103,7 @@ func (s *screen) put(c cell) {
 	}
 }
 
-// wrap moves the last word of a line that is too long to a line of its own.
+// wrap moves the last word of a too long line to a new line.
 func (s *screen) wrap() {
 	from := len(s.prefix)
 	cut, next := len(s.line)-1, len(s.line)-1
@@ -132,7 +131,7 @@ func (s *screen) commit(line []cell) {
 	s.buf.WriteByte('\n')
 }
 
-// erase takes the live rows off the terminal. One that became narrower has broken them into more.
+// erase removes the live rows from the terminal. A terminal that became narrower has wrapped them into more rows.
 func (s *screen) erase() {
 	if len(s.drawn) == 0 {
 		return
@@ -149,7 +148,7 @@ func (s *screen) erase() {
 	s.drawn = s.drawn[:0]
 }
 
-// flush draws the live rows anew and writes everything at once.
+// flush redraws the live rows and writes everything at once.
 func (s *screen) flush() {
 	if s.tty {
 		s.erase()
@@ -175,7 +174,7 @@ func (s *screen) flush() {
 	s.buf.Reset()
 }
 
-// close takes the status away and finishes the line.
+// close removes the status line and finishes the line.
 func (s *screen) close() error {
 	s.status = ""
 	s.fresh()
@@ -183,7 +182,8 @@ func (s *screen) close() error {
 	return s.err
 }
 
-// columns is where lines are broken: the last column stays free, as a terminal breaks the line there by itself.
+// columns returns the column at which lines are wrapped. The last column stays free, because the terminal itself
+// wraps there.
 func (s *screen) columns() int { return max(s.width(), minWidth) - 1 }
 
 func (s *screen) emit(line []cell) {
@@ -212,7 +212,7 @@ func columns(line []cell) int {
 	return n
 }
 
-// trimmed is a prefix for an empty line, without spaces at its end.
+// trimmed returns a prefix for an empty line, without trailing spaces.
 func trimmed(prefix []cell) []cell {
 	for len(prefix) > 0 && prefix[len(prefix)-1].r == ' ' {
 		prefix = prefix[:len(prefix)-1]
@@ -220,7 +220,7 @@ func trimmed(prefix []cell) []cell {
 	return prefix
 }
 
-// styled makes cells of a text.
+// styled returns the cells of a text.
 func styled(st style, text string) []cell {
 	var out []cell
 	for _, r := range strings.ReplaceAll(text, "\n", " ") {
