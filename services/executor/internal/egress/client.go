@@ -1,14 +1,11 @@
 package egress
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"net"
 	"net/http"
 	"net/url"
@@ -79,7 +76,7 @@ func (c *Client) Register(ctx context.Context, sandbox string, g Registration) (
 }
 
 // Release voids the token, cuts the sandbox's connections, and gives the number
-// of its journal's last line in State.Last. The journal can be followed until it
+// of its journal's last line in State.Last. The journal can be read until it
 // is acknowledged that far; then the sandbox is forgotten.
 func (c *Client) Release(ctx context.Context, sandbox string, epoch uint64) (State, error) {
 	return c.state(ctx, http.MethodDelete, sandbox, "?epoch="+strconv.FormatUint(epoch, 10), nil)
@@ -105,96 +102,8 @@ func (c *Client) Health(ctx context.Context) error {
 	return res.Body.Close()
 }
 
-// pauses between tries to reach a proxy that went away.
-const (
-	firstPause = 50 * time.Millisecond
-	lastPause  = 2 * time.Second
-)
-
-// Follow gives a sandbox's journal lines after a number, then those to come, in
-// order and each once. When the connection is lost it dials again, until ctx
-// ends. name is the journal that the number is of, "" if none was seen yet: of
-// another journal the lines come from its first one on. It ends without an
-// error when the sandbox is released and all lines were given, and with an
-// *Error of CodeFenced or CodeNotFound, or ctx's error.
-func (c *Client) Follow(ctx context.Context, sandbox, name string, after, epoch uint64) iter.Seq2[Line, error] {
-	return func(yield func(Line, error) bool) {
-		for pause := firstPause; ; {
-			f := follow{name: name, after: after}
-			over, err := f.run(ctx, c, sandbox, epoch, yield)
-			if f.after != after || f.name != name {
-				pause = firstPause
-			}
-			name, after = f.name, f.after
-			if over {
-				return
-			}
-			var refused *Error
-			if errors.As(err, &refused) || ctx.Err() != nil {
-				if ctx.Err() != nil {
-					err = ctx.Err()
-				}
-				yield(Line{}, err)
-				return
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-			pause = min(2*pause, lastPause)
-		}
-	}
-}
-
-// follow is one connection's part of Follow.
-type follow struct {
-	name  string
-	after uint64
-}
-
-// maxLine bounds a journal line in bytes.
+// maxLine bounds a journal line, and a refusal's body, in bytes.
 const maxLine = 1 << 20
-
-// run gives lines until the stream ends; over when there is nothing more to do.
-func (f *follow) run(ctx context.Context, c *Client, sandbox string, epoch uint64, yield func(Line, error) bool) (over bool, err error) {
-	q := url.Values{"follow": {"1"}, "journal": {f.name}, "after": {strconv.FormatUint(f.after, 10)}, "epoch": {strconv.FormatUint(epoch, 10)}}
-	res, err := c.do(ctx, http.MethodGet, "/v1/sandboxes/"+url.PathEscape(sandbox)+"/journal?"+q.Encode(), nil)
-	if err != nil {
-		return false, err
-	}
-	defer res.Body.Close() //nolint:errcheck // it is over
-	lines := bufio.NewScanner(res.Body)
-	lines.Buffer(nil, maxLine)
-	for lines.Scan() {
-		if len(lines.Bytes()) == 0 {
-			continue
-		}
-		var l struct {
-			Line
-			admin.End
-		}
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
-			return false, fmt.Errorf("journal of %s: %w", sandbox, err)
-		}
-		switch l.End.End {
-		case admin.EndReleased:
-			return true, nil
-		case admin.EndFenced:
-			return false, &Error{Code: CodeFenced, Field: "epoch", Detail: "a higher epoch holds the sandbox"}
-		}
-		var of struct {
-			Journal string `json:"journal"`
-		}
-		if err := json.Unmarshal(l.Data, &of); err != nil {
-			return false, fmt.Errorf("journal of %s: line %d: %w", sandbox, l.N, err)
-		}
-		f.name, f.after = of.Journal, l.N
-		if !yield(l.Line, nil) {
-			return true, nil
-		}
-	}
-	return false, lines.Err()
-}
 
 func (c *Client) state(ctx context.Context, method, sandbox, rest string, body any) (State, error) {
 	res, err := c.do(ctx, method, "/v1/sandboxes/"+url.PathEscape(sandbox)+rest, body)

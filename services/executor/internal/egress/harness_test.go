@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -285,21 +286,18 @@ func (b *box) do(req *http.Request) (int, http.Header, string) {
 	return res.StatusCode, res.Header, string(raw)
 }
 
-// lines follows the journal until n lines after a number are there.
+// lines blocks until the journal has n lines after a number, and returns these.
 func (b *box) lines(after uint64, n int) []egress.Line {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), within)
-	defer cancel()
 	var out []egress.Line
-	for l, err := range b.client.Follow(ctx, b.id, "", after, b.reg.Epoch) {
-		if err != nil {
-			b.t.Fatalf("after %d of %d lines: %v", len(out), n, err)
+	poll(b.t, fmt.Sprintf("the journal of %s has %d lines after %d", b.id, n, after), func() bool {
+		var err error
+		if out, err = b.client.Lines(b.t.Context(), b.id, "", after, false); err != nil {
+			b.t.Fatalf("read the journal: %v", err)
 		}
-		if out = append(out, l); len(out) == n {
-			break
-		}
-	}
-	return out
+		return len(out) >= n
+	})
+	return out[:n]
 }
 
 func (b *box) called(l egress.Line) (m events.ModelCalled) {

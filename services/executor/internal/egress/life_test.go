@@ -52,20 +52,8 @@ func TestRestart(t *testing.T) {
 	}
 	first := b.lines(0, 1)[0]
 
-	followed := make(chan egress.Line, 10)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { // it follows on, over the restart
-		for l, err := range w.client.Follow(ctx, b.id, before.Journal, 0, 7) {
-			if err != nil {
-				ended <- err
-				return
-			}
-			followed <- l
-		}
-	}()
-	if l := <-followed; l.N != 1 {
-		t.Fatalf("%+v", l)
+	if first.N != 1 || b.denied(first).Journal != before.Journal {
+		t.Fatalf("%+v of journal %s", first, before.Journal)
 	}
 	w.stop()
 	w.start()
@@ -79,17 +67,8 @@ func TestRestart(t *testing.T) {
 	if get("http://ok.example/") != http.StatusOK || get("http://evil2.example/") != http.StatusForbidden {
 		t.Error("the allowlist is another after the restart")
 	}
-	select {
-	case l := <-followed:
-		if l.N != 2 || b.denied(l).Host != "evil2.example" || b.denied(l).Journal != b.denied(first).Journal {
-			t.Errorf("%+v", l)
-		}
-	case <-time.After(within):
-		t.Error("the follower does not come back")
-	}
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("Follow ends with %v", err)
+	if l := b.lines(1, 1)[0]; l.N != 2 || b.denied(l).Host != "evil2.example" || b.denied(l).Journal != before.Journal {
+		t.Errorf("after the restart: %+v", l)
 	}
 	raw, err := os.ReadFile(w.cfg.Data + "/sandboxes/" + b.id + "/registration.json")
 	if err != nil || strings.Contains(string(raw), b.token) || !strings.Contains(string(raw), "tokenSha256") {
@@ -105,24 +84,10 @@ func TestEpochs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() {
-		for _, err := range w.client.Follow(t.Context(), b.id, "", 0, 1) {
-			ended <- err
-		}
-	}()
 	next := b.reg
 	next.Epoch, next.Token, next.Execution = 2, "", mint(t, events.KindExecution)
 	if _, err := w.client.Register(t.Context(), b.id, next); err != nil {
 		t.Fatal(err)
-	}
-	select {
-	case err := <-ended:
-		if code(err) != egress.CodeFenced {
-			t.Errorf("the former holder's follower: %v", err)
-		}
-	case <-time.After(within):
-		t.Error("the former holder follows on")
 	}
 	_, put := w.client.Register(t.Context(), b.id, b.reg)
 	_, release := w.client.Release(t.Context(), b.id, 1)
@@ -162,12 +127,9 @@ func TestRelease(t *testing.T) {
 	}
 	<-gone
 	// What was used is told, though the call was cut.
-	var lines []egress.Line
-	for l, err := range w.client.Follow(t.Context(), b.id, state.Journal, 0, 1) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		lines = append(lines, l)
+	lines, err := w.client.Lines(t.Context(), b.id, state.Journal, 0, false)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if len(lines) != 1 || b.called(lines[0]).Usage.InputTokens != 40 {
 		t.Errorf("%+v", lines)
@@ -192,10 +154,8 @@ func TestRelease(t *testing.T) {
 	if _, err := os.Stat(w.cfg.Data + "/sandboxes/" + b.id); !os.IsNotExist(err) {
 		t.Errorf("its folder: %v", err)
 	}
-	for _, err := range w.client.Follow(t.Context(), b.id, "", 0, 1) {
-		if code(err) != egress.CodeNotFound {
-			t.Errorf("Follow of a forgotten one: %v", err)
-		}
+	if _, err := w.client.Lines(t.Context(), b.id, "", 0, false); code(err) != egress.CodeNotFound {
+		t.Errorf("the journal of a forgotten sandbox: %v", err)
 	}
 }
 
@@ -347,11 +307,8 @@ func TestAckAndAfter(t *testing.T) {
 	if err := w.client.Ack(t.Context(), b.id, other, 2, 1); err != nil {
 		t.Error(err)
 	}
-	for l, err := range w.client.Follow(t.Context(), b.id, other, 2, 1) {
-		if err != nil || l.N != 1 {
-			t.Errorf("%+v, %v", l, err)
-		}
-		break
+	if list, err := w.client.Lines(t.Context(), b.id, other, 2, false); err != nil || len(list) != 3 || list[0].N != 1 {
+		t.Errorf("after line 2 of another journal: %+v, %v", list, err)
 	}
 	if err := w.client.Ack(t.Context(), b.id, name, 2, 1); err != nil {
 		t.Fatal(err)

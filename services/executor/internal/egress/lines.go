@@ -9,13 +9,11 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-
-	"github.com/spoolhq/spool/services/executor/internal/egress/admin"
 )
 
 // Lines gives the lines of a sandbox's journal that are there after a number,
-// without waiting for more. name is the journal that the number is of, as Follow
-// says. Settled lines are those of all requests to models that end just now too, for which
+// without waiting for more. name is the journal that the number is of, "" if none
+// was seen yet: of another journal all lines are given. Settled lines are those of all requests to models that end just now too, for which
 // it waits 200 ms at most. Whoever asks holds no epoch, and so fences nobody off.
 func (c *Client) Lines(ctx context.Context, sandbox, name string, after uint64, settled bool) ([]Line, error) {
 	q := url.Values{"journal": {name}, "after": {strconv.FormatUint(after, 10)}, "epoch": {strconv.FormatUint(math.MaxInt64, 10)}}
@@ -31,17 +29,14 @@ func (c *Client) Lines(ctx context.Context, sandbox, name string, after uint64, 
 	in.Buffer(nil, maxLine)
 	var out []Line
 	for in.Scan() {
-		if len(in.Bytes()) == 0 {
-			continue
-		}
 		var l struct {
 			Line
-			admin.End
+			End string `json:"end"` // not a journal line: proxies of earlier releases send it after the lines of a released sandbox
 		}
 		if err := json.Unmarshal(in.Bytes(), &l); err != nil {
 			return out, fmt.Errorf("journal of %s: %w", sandbox, err)
 		}
-		if l.End.End != "" {
+		if l.End != "" {
 			break
 		}
 		out = append(out, l.Line)

@@ -212,9 +212,8 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	defer holders.Close() //nolint:errcheck // closed below already
 
-	followers := make(chan struct{})
 	api := &http.Server{
-		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.vouches.Trust, Done: followers, Logger: s.log}),
+		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.vouches.Trust, Logger: s.log}),
 		ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	servers := []*http.Server{api}
@@ -240,7 +239,6 @@ func (s *Service) Run(ctx context.Context) error {
 
 	<-failed.Done()
 	s.drain(sandboxes)
-	close(followers)
 	for _, srv := range servers {
 		err = errors.Join(err, shut(srv))
 	}

@@ -1,5 +1,5 @@
 // Package admin is the proxy's other side, for the holders of sandboxes: they
-// register sandboxes, follow what was journaled of them and acknowledge it. It
+// register sandboxes, read what was journaled of them and acknowledge it. It
 // is HTTP and JSON over a Unix socket that no sandbox can reach.
 package admin
 
@@ -25,7 +25,6 @@ type Config struct {
 	Metrics  http.Handler
 	Health   func() error                                 // nil, or what is wrong with the proxy
 	Trust    func(allow []string) (pem string, err error) // returns the certificate that a sandbox with the allowlist trusts, "" for none
-	Done     <-chan struct{}                              // closed when followers have to go
 	Logger   *slog.Logger
 }
 
@@ -46,20 +45,6 @@ type Ack struct {
 	Epoch   uint64 `json:"epoch"`
 }
 
-// End is the last line that a follower gets, in place of a journal line.
-type End struct {
-	End string `json:"end"`
-}
-
-// Why a follower's stream ends.
-const (
-	EndReleased = "released" // the sandbox is released, and all its lines were sent
-	EndFenced   = "fenced"   // a higher epoch holds the sandbox
-)
-
-// Beat is how often a follower gets an empty line while there is nothing else.
-const Beat = 15 * time.Second
-
 // maxBody bounds a request's body in bytes.
 const maxBody = 1 << 20
 
@@ -77,7 +62,7 @@ func New(cfg Config) http.Handler {
 	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", a.answer(a.put))
 	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", a.answer(a.get))
 	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", a.answer(a.release))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", a.follow)
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", a.lines)
 	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", a.answer(a.ack))
 	mux.Handle("GET /healthz", Health(cfg.Health))
 	mux.Handle("GET /metrics", cfg.Metrics)
@@ -221,85 +206,58 @@ func (a api) ack(r *http.Request) (any, error) {
 	return state, a.Registry.Tidy(sb)
 }
 
-// settleWithin bounds how long a question for settled lines waits.
+// settleWithin bounds how long a request with settle=1 waits for open model requests.
 const settleWithin = 200 * time.Millisecond
 
-// follow sends journal lines after a number, and with follow=1 those to come;
-// with settle=1 it waits a little first, for requests to models that end just now. A
-// follower that knows another journal than the sandbox's gets it from its first line.
-func (a api) follow(w http.ResponseWriter, r *http.Request) {
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+// lines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin
+// for model requests that are about to end, so that their lines are included. A client that names another journal than the
+// sandbox's gets all lines: its number counts lines of a journal that is gone.
+func (a api) lines(w http.ResponseWriter, r *http.Request) {
+	sb, after, err := a.position(r)
 	if err != nil {
 		a.fail(w, err)
 		return
 	}
-	after, err := number(r, "after")
-	if err == nil {
-		var epoch uint64
-		if epoch, err = number(r, "epoch"); err == nil {
-			if err = sb.Fence(epoch); err == nil {
-				if known := r.URL.Query().Get("journal"); known != "" && known != sb.Journal.Name() {
-					after = 0
-				}
-				if r.URL.Query().Get("settle") == "1" {
-					ctx, cancel := context.WithTimeout(r.Context(), settleWithin)
-					_ = sb.Settle(ctx) // what goes on for longer is told later
-					cancel()
-				}
-				w.Header().Set("Content-Type", "application/x-ndjson")
-				a.send(w, r, sb, after, epoch, r.URL.Query().Get("follow") == "1")
-				return
-			}
-		}
+	if r.URL.Query().Get("settle") == "1" {
+		ctx, cancel := context.WithTimeout(r.Context(), settleWithin)
+		_ = sb.Settle(ctx) // a request that runs for longer is in a later answer
+		cancel()
 	}
-	a.fail(w, err)
-}
-
-func (a api) send(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, after, epoch uint64, stay bool) {
-	out := http.NewResponseController(w)
-	beat := time.NewTicker(Beat)
-	defer beat.Stop()
+	w.Header().Set("Content-Type", "application/x-ndjson")
 	for {
-		more := sb.Journal.Changed()
-		holds, released, gone, changed := sb.Watch()
-		if holds > epoch {
-			a.end(w, EndFenced)
+		raw, last, err := sb.Journal.Read(after)
+		if err != nil {
+			if _, gone := a.Registry.Get(sb.ID()); gone == nil {
+				a.Logger.Error("read a journal", "sandbox", sb.ID(), "error", err)
+			}
 			return
 		}
-		raw, last, err := sb.Journal.Read(after)
-		if err != nil && !gone {
-			a.Logger.Error("follow a journal", "sandbox", sb.ID(), "error", err)
+		if _, err := w.Write(raw); err != nil || len(raw) == 0 {
 			return
 		}
 		after = last
-		if _, err := w.Write(raw); err != nil {
-			return // the follower is gone
-		}
-		if len(raw) > 0 {
-			continue
-		}
-		if released || gone {
-			a.end(w, EndReleased)
-			return
-		}
-		if !stay || out.Flush() != nil {
-			return
-		}
-		select {
-		case <-more:
-		case <-changed:
-		case <-beat.C:
-			if _, err := io.WriteString(w, "\n"); err != nil {
-				return
-			}
-		case <-r.Context().Done():
-			return
-		case <-a.Done:
-			return
-		}
 	}
 }
 
-func (a api) end(w http.ResponseWriter, why string) {
-	json.NewEncoder(w).Encode(End{End: why}) //nolint:errcheck // the follower is gone
+// position returns the sandbox whose journal is read, and the number of the line before the first one to send.
+func (a api) position(r *http.Request) (*registry.Sandbox, uint64, error) {
+	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+	if err != nil {
+		return nil, 0, err
+	}
+	after, err := number(r, "after")
+	if err != nil {
+		return nil, 0, err
+	}
+	epoch, err := number(r, "epoch")
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := sb.Fence(epoch); err != nil {
+		return nil, 0, err
+	}
+	if known := r.URL.Query().Get("journal"); known != "" && known != sb.Journal.Name() {
+		after = 0
+	}
+	return sb, after, nil
 }

@@ -441,7 +441,6 @@ func (r *Registry) Tidy(sb *Sandbox) error {
 	}
 	r.cfg.Journals.Forget(sb.Journal)
 	delete(r.byID, sb.id)
-	sb.forget()
 	// The registration goes first: a folder without one is removed at the next start.
 	if err := os.Remove(filepath.Join(r.dir(sb.id), registrationFile)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)

@@ -31,14 +31,12 @@ type Sandbox struct {
 	blind   map[net.Conn]egress.Target // tunnels that nobody looks into
 	model   int                        // open requests to models
 	busy    int                        // open requests of all kinds
-	changed chan struct{}              // closed when epoch or release change, and when it is forgotten
 	calm    chan struct{}              // closed when busy falls to 0
 	silent  chan struct{}              // closed when model falls to 0
-	gone    bool
 }
 
 func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
-	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, blind: map[net.Conn]egress.Target{}, changed: make(chan struct{}), calm: make(chan struct{}), silent: make(chan struct{})}
+	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, blind: map[net.Conn]egress.Target{}, calm: make(chan struct{}), silent: make(chan struct{})}
 }
 
 // ID is sbx_….
@@ -49,15 +47,11 @@ func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte
 	defer s.recall()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
 	if reg.Execution != s.reg.Execution || s.bill.unpriced == nil {
 		s.bill.unpriced = &unpriced{}
 	}
 	former, s.bill.charges = s.bill.charges, charges
 	s.reg, s.allow, s.hash, s.servers = reg, allow, hash, servers
-	if higher {
-		s.tell()
-	}
 	return former
 }
 
@@ -67,20 +61,7 @@ func (s *Sandbox) release(reg stored) (former []charge) {
 	defer s.mu.Unlock()
 	s.reg = reg
 	former, s.bill.charges = s.bill.charges, nil
-	s.tell()
 	return former
-}
-
-func (s *Sandbox) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gone = true
-	s.tell()
-}
-
-func (s *Sandbox) tell() {
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 func (s *Sandbox) registration() stored {
@@ -97,14 +78,6 @@ func (s *Sandbox) fence(epoch uint64) error {
 		return &Error{Code: CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than %d, which holds the sandbox", epoch, have)}
 	}
 	return nil
-}
-
-// Watch tells the epoch, whether the sandbox is released, and whether it is
-// forgotten; the channel is closed when that changes.
-func (s *Sandbox) Watch() (epoch uint64, released, gone bool, changed <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reg.Epoch, !s.reg.Released.IsZero(), s.gone, s.changed
 }
 
 // State is what is known of it now.
