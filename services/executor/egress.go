@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"strings"
 	"time"
@@ -28,9 +27,6 @@ type wayOut struct {
 }
 
 var _ holder.Egress = wayOut{}
-
-// whatever is an epoch above all: the log has decided, and the proxy follows.
-const whatever = math.MaxInt64
 
 // startsEgress tells whether the proxy is a container that executors start.
 func (c Config) startsEgress() bool { return c.Sandbox == Docker && c.EgressImage != "" }
@@ -168,9 +164,9 @@ func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string,
 func (w wayOut) Release(ctx context.Context, sandbox string) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	s, err := w.client.Release(ctx, sandbox, whatever)
+	s, err := w.client.Release(ctx, sandbox)
 	if err == nil {
-		err = w.client.Ack(ctx, sandbox, s.Journal, s.Last, whatever)
+		err = w.client.Ack(ctx, sandbox, s.Journal, s.Last)
 	}
 	if err = meaning(err); errors.Is(err, holder.ErrUnknownSandbox) {
 		return nil
@@ -206,7 +202,7 @@ func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line, settl
 func (w wayOut) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	return meaning(w.client.Ack(ctx, sandbox, upTo.Journal, upTo.N, whatever))
+	return meaning(w.client.Ack(ctx, sandbox, upTo.Journal, upTo.N))
 }
 
 // reached gives an error of the way to the proxy its code. What the proxy

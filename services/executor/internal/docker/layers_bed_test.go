@@ -155,7 +155,7 @@ func (b *layerBed) workshop(p *Provider, begun func()) sandbox.Workshop {
 			return err
 		}
 		defer func() {
-			_, rerr := b.egress.Release(context.WithoutCancel(ctx), spec.ID, 1)
+			_, rerr := b.egress.Release(context.WithoutCancel(ctx), spec.ID)
 			err = errors.Join(err, p.Terminate(context.WithoutCancel(ctx), spec.ID, true), rerr)
 		}()
 		box, err := p.Create(ctx, spec)

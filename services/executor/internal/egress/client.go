@@ -78,8 +78,8 @@ func (c *Client) Register(ctx context.Context, sandbox string, g Registration) (
 // Release voids the token, cuts the sandbox's connections, and gives the number
 // of its journal's last line in State.Last. The journal can be read until it
 // is acknowledged that far; then the sandbox is forgotten.
-func (c *Client) Release(ctx context.Context, sandbox string, epoch uint64) (State, error) {
-	return c.state(ctx, http.MethodDelete, sandbox, "?epoch="+strconv.FormatUint(epoch, 10), nil)
+func (c *Client) Release(ctx context.Context, sandbox string) (State, error) {
+	return c.state(ctx, http.MethodDelete, sandbox, "?epoch="+strconv.FormatUint(admin.AnyEpoch, 10), nil)
 }
 
 // State tells what is known of a sandbox, its open model requests for one.
@@ -88,8 +88,8 @@ func (c *Client) State(ctx context.Context, sandbox string) (State, error) {
 }
 
 // Ack says that a journal's lines up to a number are stored elsewhere, and may be forgotten.
-func (c *Client) Ack(ctx context.Context, sandbox, name string, line, epoch uint64) error {
-	_, err := c.state(ctx, http.MethodPost, sandbox, "/journal/ack", admin.Ack{Journal: name, Line: line, Epoch: epoch})
+func (c *Client) Ack(ctx context.Context, sandbox, name string, line uint64) error {
+	_, err := c.state(ctx, http.MethodPost, sandbox, "/journal/ack", admin.Ack{Journal: name, Line: line, Epoch: admin.AnyEpoch})
 	return err
 }
 

@@ -5,18 +5,19 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
 	"strconv"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress/admin"
 )
 
 // Lines gives the lines of a sandbox's journal that are there after a number,
 // without waiting for more. name is the journal that the number is of, "" if none
 // was seen yet: of another journal all lines are given. Settled lines are those of all requests to models that end just now too, for which
-// it waits 200 ms at most. Whoever asks holds no epoch, and so fences nobody off.
+// it waits 200 ms at most.
 func (c *Client) Lines(ctx context.Context, sandbox, name string, after uint64, settled bool) ([]Line, error) {
-	q := url.Values{"journal": {name}, "after": {strconv.FormatUint(after, 10)}, "epoch": {strconv.FormatUint(math.MaxInt64, 10)}}
+	q := url.Values{"journal": {name}, "after": {strconv.FormatUint(after, 10)}, "epoch": {strconv.FormatUint(admin.AnyEpoch, 10)}}
 	if settled {
 		q.Set("settle", "1")
 	}

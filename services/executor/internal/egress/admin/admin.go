@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"strconv"
 	"time"
@@ -42,8 +43,12 @@ type Problem struct {
 type Ack struct {
 	Journal string `json:"journal"` // that the line is of; of another than the sandbox's it changes nothing
 	Line    uint64 `json:"line"`    // lines up to it may be forgotten
-	Epoch   uint64 `json:"epoch"`
+	Epoch   uint64 `json:"epoch"`   // AnyEpoch
 }
+
+// AnyEpoch is the epoch that clients send with every request except a registration, which has its own. The proxy ignores
+// it. Proxies of earlier releases answer FENCED to a request that has none.
+const AnyEpoch = math.MaxInt64
 
 // maxBody bounds a request's body in bytes.
 const maxBody = 1 << 20
@@ -168,15 +173,11 @@ func (a api) get(r *http.Request) (any, error) {
 }
 
 func (a api) release(r *http.Request) (any, error) {
-	epoch, err := number(r, "epoch")
+	state, err := a.Registry.Release(r.Context(), r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
 	}
-	state, err := a.Registry.Release(r.Context(), r.PathValue("sandbox"), epoch)
-	if err != nil {
-		return nil, err
-	}
-	a.Logger.Info("sandbox released", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "epoch", epoch, "last", state.Last)
+	a.Logger.Info("sandbox released", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "last", state.Last)
 	return state, nil
 }
 
@@ -187,9 +188,6 @@ func (a api) ack(r *http.Request) (any, error) {
 	}
 	sb, err := a.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
-		return nil, err
-	}
-	if err := sb.Fence(ack.Epoch); err != nil {
 		return nil, err
 	}
 	if ack.Journal != sb.Journal.Name() {
@@ -247,13 +245,6 @@ func (a api) position(r *http.Request) (*registry.Sandbox, uint64, error) {
 	}
 	after, err := number(r, "after")
 	if err != nil {
-		return nil, 0, err
-	}
-	epoch, err := number(r, "epoch")
-	if err != nil {
-		return nil, 0, err
-	}
-	if err := sb.Fence(epoch); err != nil {
 		return nil, 0, err
 	}
 	if known := r.URL.Query().Get("journal"); known != "" && known != sb.Journal.Name() {

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/url"
 	"os"
@@ -31,13 +32,12 @@ import (
 
 // Registration is what a holder says of a sandbox.
 type Registration struct {
-	Token       string   `json:"token,omitempty"`       // what the sandbox names itself by; 16 to 256 printable characters without a space
-	TokenSHA256 string   `json:"tokenSha256,omitempty"` // hex, instead of the token; neither of them keeps what is registered
-	Tenant      string   `json:"tenant,omitempty"`
-	Session     string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
-	Execution   string   `json:"execution,omitempty"` // that journal lines are about from now on
-	Epoch       uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
-	Allow       []string `json:"allow"`               // host, host:port or *.host, after methods and a space where not all are allowed; empty allows nothing
+	Token     string   `json:"token,omitempty"` // what the sandbox names itself by; 16 to 256 printable characters without a space; "" keeps the registered one
+	Tenant    string   `json:"tenant,omitempty"`
+	Session   string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
+	Execution string   `json:"execution,omitempty"` // that journal lines are about from now on
+	Epoch     uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
+	Allow     []string `json:"allow"`               // host, host:port or *.host, after methods and a space where not all are allowed; empty allows nothing
 
 	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
 	// memory alone: who restarts the proxy registers them again.
@@ -176,7 +176,7 @@ func (r *Registry) load(id string) error {
 func parseHash(s string) (h [sha256.Size]byte, err error) {
 	raw, err := hex.DecodeString(s)
 	if err != nil || len(raw) != sha256.Size {
-		return h, invalid("tokenSha256", "tokenSha256: it is not 64 hexadecimal digits")
+		return h, errors.New("tokenSha256: it is not 64 hexadecimal digits")
 	}
 	return [sha256.Size]byte(raw), nil
 }
@@ -189,11 +189,6 @@ const (
 
 func (g Registration) hash() (h [sha256.Size]byte, given bool, err error) {
 	switch {
-	case g.Token != "" && g.TokenSHA256 != "":
-		return h, false, invalid("token", "token and tokenSha256: give one of them")
-	case g.TokenSHA256 != "":
-		h, err = parseHash(g.TokenSHA256)
-		return h, true, err
 	case g.Token == "":
 		return h, false, nil
 	case len(g.Token) < minToken || len(g.Token) > maxToken:
@@ -301,7 +296,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 	defer r.mu.Unlock()
 	sb := r.byID[id]
 	if sb == nil && !given {
-		return State{}, &Error{Code: CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token or tokenSha256"}
+		return State{}, &Error{Code: CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
 		if err := sb.fence(g.Epoch); err != nil {
@@ -387,8 +382,8 @@ const settleWithin = 5 * time.Second
 // Release voids a sandbox's token, cuts its connections, and waits until the
 // lines of what was cut are on disk. The state's Last is then the journal's
 // last line; when it is acknowledged, the sandbox is forgotten. A refusal is an *Error.
-func (r *Registry) Release(ctx context.Context, id string, epoch uint64) (State, error) {
-	sb, err := r.release(id, epoch)
+func (r *Registry) Release(ctx context.Context, id string) (State, error) {
+	sb, err := r.release(id)
 	if err != nil {
 		return State{}, err
 	}
@@ -402,21 +397,18 @@ func (r *Registry) Release(ctx context.Context, id string, epoch uint64) (State,
 	return state, r.Tidy(sb)
 }
 
-func (r *Registry) release(id string, epoch uint64) (*Sandbox, error) {
+func (r *Registry) release(id string) (*Sandbox, error) {
 	sb, err := r.Get(id)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := sb.fence(epoch); err != nil {
-		return nil, err
-	}
 	reg := sb.registration()
 	if reg.Released.IsZero() {
 		reg.Released = time.Now().UTC()
 	}
-	reg.Epoch = epoch
+	reg.Epoch = math.MaxInt64 // fences off every later registration
 	if err := r.write(id, reg); err != nil {
 		return nil, fmt.Errorf("release %s: %w", id, err)
 	}

@@ -70,9 +70,7 @@ func (s *Sandbox) registration() stored {
 	return s.reg
 }
 
-// Fence is an *Error unless the epoch is what is registered, or higher.
-func (s *Sandbox) Fence(epoch uint64) error { return s.fence(epoch) }
-
+// fence returns an *Error if the epoch is lower than the registered one.
 func (s *Sandbox) fence(epoch uint64) error {
 	if have := s.registration().Epoch; epoch < have {
 		return &Error{Code: CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than %d, which holds the sandbox", epoch, have)}
