@@ -16,13 +16,14 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
 // wayOut is the egress proxy as the holder uses it.
 type wayOut struct {
-	client *egress.Client
+	client *api.Client
 	proxy  *docker.EgressProxy // nil for one that others run
 }
 
@@ -100,7 +101,7 @@ func (c Config) egress() egress.Config {
 // wayOut is the way out that the settings name; without a client where there is none.
 func (c Config) wayOut(p sandbox.Provider) (wayOut, error) {
 	if c.EgressAdmin != "" {
-		return wayOut{client: egress.NewClient(egress.DialSocket(c.EgressAdmin))}, nil
+		return wayOut{client: api.NewClient(api.DialSocket(c.EgressAdmin))}, nil
 	}
 	engine, ok := p.(*docker.Provider)
 	if !ok || !c.startsEgress() {
@@ -114,7 +115,7 @@ func (c Config) wayOut(p sandbox.Provider) (wayOut, error) {
 	if err != nil {
 		return wayOut{}, err
 	}
-	return wayOut{client: egress.NewClient(proxy.Dial), proxy: proxy}, nil
+	return wayOut{client: api.NewClient(proxy.Dial), proxy: proxy}, nil
 }
 
 // open starts the proxy where it is this executor's to start. While the engine
@@ -146,15 +147,15 @@ const answerWithin = 10 * time.Second
 func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	r := egress.Registration{
+	r := api.Registration{
 		Token: g.Token, Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: append([]string{}, g.Allow...),
 		Routes: g.Routes,
 	}
 	for _, u := range g.Upstreams {
-		r.Upstreams = append(r.Upstreams, egress.Upstream(u))
+		r.Upstreams = append(r.Upstreams, api.Upstream(u))
 	}
 	for _, b := range g.Budgets {
-		r.Budgets = append(r.Budgets, egress.Budget(b))
+		r.Budgets = append(r.Budgets, api.Budget(b))
 	}
 	s, err := w.client.Register(ctx, g.Sandbox, r)
 	return s.Authority, w.reached(meaning(err))
@@ -208,7 +209,7 @@ func (w wayOut) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 // reached gives an error of the way to the proxy its code. What the proxy
 // itself refused, or an engine that is away, keeps its own.
 func (w wayOut) reached(err error) error {
-	var refused *egress.Error
+	var refused *api.Error
 	var typed *sandbox.Error
 	if err == nil || errors.As(err, &refused) || errors.As(err, &typed) || errors.Is(err, context.Canceled) {
 		return err
@@ -222,14 +223,14 @@ func (w wayOut) reached(err error) error {
 }
 
 func meaning(err error) error {
-	var refused *egress.Error
+	var refused *api.Error
 	if !errors.As(err, &refused) {
 		return err
 	}
 	switch refused.Code {
-	case egress.CodeNotFound:
+	case api.CodeNotFound:
 		return fmt.Errorf("%w: %w", holder.ErrUnknownSandbox, err)
-	case egress.CodeFenced:
+	case api.CodeFenced:
 		return fmt.Errorf("%w: %w", link.ErrFenced, err)
 	}
 	return err

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // Settings are the process's settings.
@@ -99,7 +101,7 @@ func serve(c cli, stderr io.Writer) error {
 func health(c Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), healthWithin)
 	defer cancel()
-	client := NewClient(DialSocket(c.ListenAdmin))
+	client := api.NewClient(api.DialSocket(c.ListenAdmin))
 	defer client.Close()
 	return client.Health(ctx)
 }

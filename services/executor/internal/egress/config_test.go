@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func TestSettingsThatAreRefused(t *testing.T) {
@@ -186,6 +187,6 @@ func TestKeepFor(t *testing.T) {
 	}
 	poll(t, "it is forgotten", func() bool {
 		_, err := w.client.Release(t.Context(), b.id) // which tidies as the minute does
-		return code(err) == egress.CodeNotFound
+		return code(err) == api.CodeNotFound
 	})
 }

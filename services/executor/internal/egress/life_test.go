@@ -16,14 +16,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func socket(path string) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, _, _ string) (net.Conn, error) { return egress.DialSocket(path)(ctx) }
+	return func(ctx context.Context, _, _ string) (net.Conn, error) { return api.DialSocket(path)(ctx) }
 }
 
 func code(err error) string {
-	var e *egress.Error
+	var e *api.Error
 	if errors.As(err, &e) {
 		return e.Code
 	}
@@ -85,7 +86,7 @@ func TestEpochs(t *testing.T) {
 	if _, err := w.client.Register(t.Context(), b.id, next); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.Register(t.Context(), b.id, b.reg); code(err) != egress.CodeFenced {
+	if _, err := w.client.Register(t.Context(), b.id, b.reg); code(err) != api.CodeFenced {
 		t.Errorf("a registration with a lower epoch: %v", err)
 	}
 	if s, err := w.client.State(t.Context(), b.id); err != nil || s.Epoch != 2 || s.Execution != next.Execution {
@@ -97,7 +98,7 @@ func TestEpochs(t *testing.T) {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	next.Epoch, next.Token = 3, b.token
-	if _, err := w.client.Register(t.Context(), b.id, next); code(err) != egress.CodeFenced {
+	if _, err := w.client.Register(t.Context(), b.id, next); code(err) != api.CodeFenced {
 		t.Errorf("a registration of a released sandbox: %v", err)
 	}
 }
@@ -149,13 +150,13 @@ func TestRelease(t *testing.T) {
 	if err := w.client.Ack(t.Context(), b.id, state.Journal, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.State(t.Context(), b.id); code(err) != egress.CodeNotFound {
+	if _, err := w.client.State(t.Context(), b.id); code(err) != api.CodeNotFound {
 		t.Errorf("when all is acknowledged: %v", err)
 	}
 	if _, err := os.Stat(w.cfg.Data + "/sandboxes/" + b.id); !os.IsNotExist(err) {
 		t.Errorf("its folder: %v", err)
 	}
-	if _, err := w.client.Lines(t.Context(), b.id, "", 0, false); code(err) != egress.CodeNotFound {
+	if _, err := w.client.Lines(t.Context(), b.id, "", 0, false); code(err) != api.CodeNotFound {
 		t.Errorf("the journal of a forgotten sandbox: %v", err)
 	}
 }
@@ -197,8 +198,8 @@ func TestTokens(t *testing.T) {
 	if !strings.Contains(metrics, `spool_egress_denials_total{code="BAD_TOKEN"} 4`) || !strings.Contains(metrics, `spool_egress_denials_total{code="MALFORMED"} 3`) {
 		t.Errorf("%s", metrics)
 	}
-	other := egress.Registration{Token: b.token, Epoch: 1}
-	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != egress.CodeTokenTaken {
+	other := api.Registration{Token: b.token, Epoch: 1}
+	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != api.CodeTokenTaken {
 		t.Errorf("a token twice: %v", err)
 	}
 	// A new token voids the old one, and cuts what came in with it.
@@ -245,26 +246,26 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 	good := "a-token-of-some-length"
 	for _, c := range []struct {
 		name, id, field string
-		reg             egress.Registration
+		reg             api.Registration
 	}{
-		{"no id", "sbx_1", "sandbox", egress.Registration{Token: good}},
-		{"an id that climbs", "../..", "sandbox", egress.Registration{Token: good}},
-		{"a short token", "", "token", egress.Registration{Token: "short"}},
-		{"a token with a space", "", "token", egress.Registration{Token: "a token of some length"}},
-		{"a token with a line's end", "", "token", egress.Registration{Token: "a-token-of-some\nlength"}},
-		{"a session that is none", "", "session", egress.Registration{Token: good, Session: "ses_*"}},
-		{"an execution that is none", "", "execution", egress.Registration{Token: good, Execution: "exe"}},
-		{"a long tenant", "", "tenant", egress.Registration{Token: good, Tenant: strings.Repeat("t", 200)}},
-		{"an allowlist entry that does not parse", "", "allow", egress.Registration{Token: good, Allow: []string{"ok.example", "http://evil"}}},
-		{"methods in lower case", "", "allow", egress.Registration{Token: good, Allow: []string{"GET ok.example", "get http://evil"}}},
+		{"no id", "sbx_1", "sandbox", api.Registration{Token: good}},
+		{"an id that climbs", "../..", "sandbox", api.Registration{Token: good}},
+		{"a short token", "", "token", api.Registration{Token: "short"}},
+		{"a token with a space", "", "token", api.Registration{Token: "a token of some length"}},
+		{"a token with a line's end", "", "token", api.Registration{Token: "a-token-of-some\nlength"}},
+		{"a session that is none", "", "session", api.Registration{Token: good, Session: "ses_*"}},
+		{"an execution that is none", "", "execution", api.Registration{Token: good, Execution: "exe"}},
+		{"a long tenant", "", "tenant", api.Registration{Token: good, Tenant: strings.Repeat("t", 200)}},
+		{"an allowlist entry that does not parse", "", "allow", api.Registration{Token: good, Allow: []string{"ok.example", "http://evil"}}},
+		{"methods in lower case", "", "allow", api.Registration{Token: good, Allow: []string{"GET ok.example", "get http://evil"}}},
 	} {
 		id := c.id
 		if id == "" {
 			id = mint(t, events.KindSandbox)
 		}
 		_, err := w.client.Register(t.Context(), id, c.reg)
-		var e *egress.Error
-		if !errors.As(err, &e) || e.Code != egress.CodeInvalid || e.Field != c.field {
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.CodeInvalid || e.Field != c.field {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if c.field == "allow" && !strings.Contains(err.Error(), `allow[1]: "`+c.reg.Allow[1]+`"`) {
@@ -298,7 +299,7 @@ func TestAckAndAfter(t *testing.T) {
 	if got := b.lines(1, 2); got[0].N != 2 {
 		t.Errorf("after 1: %+v", got)
 	}
-	if err := w.client.Ack(t.Context(), b.id, name, 4); code(err) != egress.CodeInvalid {
+	if err := w.client.Ack(t.Context(), b.id, name, 4); code(err) != api.CodeInvalid {
 		t.Errorf("ahead: %v", err)
 	}
 	// Of another journal nothing is forgotten, and all is sent.

@@ -8,14 +8,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net/http"
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
@@ -29,46 +28,25 @@ type Config struct {
 	Logger   *slog.Logger
 }
 
-// Problem is an error's body, application/problem+json.
-type Problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail"`
-	Code   string `json:"code"` // of registry.Error, or INTERNAL, UNHEALTHY
-	Field  string `json:"field,omitempty"`
-}
-
-// Ack is the body of an acknowledgement.
-type Ack struct {
-	Journal string `json:"journal"` // that the line is of; of another than the sandbox's it changes nothing
-	Line    uint64 `json:"line"`    // lines up to it may be forgotten
-	Epoch   uint64 `json:"epoch"`   // AnyEpoch
-}
-
-// AnyEpoch is the epoch that clients send with every request except a registration, which has its own. The proxy ignores
-// it. Proxies of earlier releases answer FENCED to a request that has none.
-const AnyEpoch = math.MaxInt64
-
 // maxBody bounds a request's body in bytes.
 const maxBody = 1 << 20
 
 var statuses = map[string]int{
-	registry.CodeInvalid: http.StatusBadRequest, registry.CodeNotFound: http.StatusNotFound,
-	registry.CodeFenced: http.StatusConflict, registry.CodeTokenTaken: http.StatusConflict,
+	api.CodeInvalid: http.StatusBadRequest, api.CodeNotFound: http.StatusNotFound,
+	api.CodeFenced: http.StatusConflict, api.CodeTokenTaken: http.StatusConflict,
 }
 
-type api struct{ Config }
+type handler struct{ Config }
 
 // New makes the handler.
 func New(cfg Config) http.Handler {
-	a := api{cfg}
+	h := handler{cfg}
 	mux := http.NewServeMux()
-	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", a.answer(a.put))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", a.answer(a.get))
-	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", a.answer(a.release))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", a.lines)
-	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", a.answer(a.ack))
+	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", h.answer(h.put))
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", h.answer(h.get))
+	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", h.answer(h.release))
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", h.lines)
+	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", h.answer(h.ack))
 	mux.Handle("GET /healthz", Health(cfg.Health))
 	mux.Handle("GET /metrics", cfg.Metrics)
 	return mux
@@ -78,31 +56,31 @@ func New(cfg Config) http.Handler {
 func Health(check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if err := check(); err != nil {
-			write(w, http.StatusServiceUnavailable, Problem{Type: "about:blank", Title: "Unhealthy", Status: http.StatusServiceUnavailable, Code: "UNHEALTHY", Detail: err.Error()})
+			write(w, http.StatusServiceUnavailable, api.Problem{Type: "about:blank", Title: "Unhealthy", Status: http.StatusServiceUnavailable, Code: "UNHEALTHY", Detail: err.Error()})
 			return
 		}
 		write(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
 }
 
-func (a api) answer(h func(*http.Request) (any, error)) http.HandlerFunc {
+func (h handler) answer(serve func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		v, err := h(r)
+		v, err := serve(r)
 		if err != nil {
-			a.fail(w, err)
+			h.fail(w, err)
 			return
 		}
 		write(w, http.StatusOK, v)
 	}
 }
 
-func (a api) fail(w http.ResponseWriter, err error) {
-	p := Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "INTERNAL", Detail: err.Error()}
-	var refused *registry.Error
+func (h handler) fail(w http.ResponseWriter, err error) {
+	p := api.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "INTERNAL", Detail: err.Error()}
+	var refused *api.Error
 	if errors.As(err, &refused) {
 		p.Status, p.Code, p.Detail, p.Field = statuses[refused.Code], refused.Code, refused.Detail, refused.Field
 	} else {
-		a.Logger.Error("admin request", "error", err)
+		h.Logger.Error("admin request", "error", err)
 	}
 	p.Title = http.StatusText(p.Status)
 	write(w, p.Status, p)
@@ -110,7 +88,7 @@ func (a api) fail(w http.ResponseWriter, err error) {
 
 func write(w http.ResponseWriter, status int, v any) {
 	kind := "application/json"
-	if _, ok := v.(Problem); ok {
+	if _, ok := v.(api.Problem); ok {
 		kind = "application/problem+json"
 	}
 	w.Header().Set("Content-Type", kind)
@@ -118,19 +96,15 @@ func write(w http.ResponseWriter, status int, v any) {
 	json.NewEncoder(w).Encode(v) //nolint:errcheck // whoever asked is gone
 }
 
-func invalid(field, format string, args ...any) error {
-	return &registry.Error{Code: registry.CodeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
-}
-
 func decode(r *http.Request, v any) error {
 	raw, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
 	if err != nil {
-		return invalid("", "the body: %v", err)
+		return api.Invalid("", "the body: %v", err)
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
-		return invalid("", "the body: %v", err)
+		return api.Invalid("", "the body: %v", err)
 	}
 	return nil
 }
@@ -143,50 +117,50 @@ func number(r *http.Request, name string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return 0, invalid(name, "%s: %q is not a number from 0 upward", name, s)
+		return 0, api.Invalid(name, "%s: %q is not a number from 0 upward", name, s)
 	}
 	return n, nil
 }
 
-func (a api) put(r *http.Request) (any, error) {
-	var g registry.Registration
+func (h handler) put(r *http.Request) (any, error) {
+	var g api.Registration
 	if err := decode(r, &g); err != nil {
 		return nil, err
 	}
-	state, err := a.Registry.Put(r.PathValue("sandbox"), g)
+	state, err := h.Registry.Put(r.PathValue("sandbox"), g)
 	if err != nil {
 		return nil, err
 	}
-	a.Logger.Info("sandbox registered", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "execution", state.Execution, "epoch", state.Epoch, "allow", len(state.Allow))
-	state.Authority, err = a.Trust(state.Allow)
+	h.Logger.Info("sandbox registered", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "execution", state.Execution, "epoch", state.Epoch, "allow", len(state.Allow))
+	state.Authority, err = h.Trust(state.Allow)
 	return state, err
 }
 
-func (a api) get(r *http.Request) (any, error) {
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+func (h handler) get(r *http.Request) (any, error) {
+	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
 	}
 	state := sb.State()
-	state.Authority, err = a.Trust(state.Allow)
+	state.Authority, err = h.Trust(state.Allow)
 	return state, err
 }
 
-func (a api) release(r *http.Request) (any, error) {
-	state, err := a.Registry.Release(r.Context(), r.PathValue("sandbox"))
+func (h handler) release(r *http.Request) (any, error) {
+	state, err := h.Registry.Release(r.Context(), r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
 	}
-	a.Logger.Info("sandbox released", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "last", state.Last)
+	h.Logger.Info("sandbox released", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "last", state.Last)
 	return state, nil
 }
 
-func (a api) ack(r *http.Request) (any, error) {
-	var ack Ack
+func (h handler) ack(r *http.Request) (any, error) {
+	var ack api.Ack
 	if err := decode(r, &ack); err != nil {
 		return nil, err
 	}
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
 	}
@@ -196,12 +170,12 @@ func (a api) ack(r *http.Request) (any, error) {
 	if err := sb.Journal.Ack(ack.Line); err != nil {
 		var ahead *journal.AheadError
 		if errors.As(err, &ahead) {
-			return nil, invalid("line", "line: %s", err)
+			return nil, api.Invalid("line", "line: %s", err)
 		}
 		return nil, err
 	}
 	state := sb.State()
-	return state, a.Registry.Tidy(sb)
+	return state, h.Registry.Tidy(sb)
 }
 
 // settleWithin bounds how long a request with settle=1 waits for open model requests.
@@ -210,10 +184,10 @@ const settleWithin = 200 * time.Millisecond
 // lines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin
 // for model requests that are about to end, so that their lines are included. A client that names another journal than the
 // sandbox's gets all lines: its number counts lines of a journal that is gone.
-func (a api) lines(w http.ResponseWriter, r *http.Request) {
-	sb, after, err := a.position(r)
+func (h handler) lines(w http.ResponseWriter, r *http.Request) {
+	sb, after, err := h.position(r)
 	if err != nil {
-		a.fail(w, err)
+		h.fail(w, err)
 		return
 	}
 	if r.URL.Query().Get("settle") == "1" {
@@ -225,8 +199,8 @@ func (a api) lines(w http.ResponseWriter, r *http.Request) {
 	for {
 		raw, last, err := sb.Journal.Read(after)
 		if err != nil {
-			if _, gone := a.Registry.Get(sb.ID()); gone == nil {
-				a.Logger.Error("read a journal", "sandbox", sb.ID(), "error", err)
+			if _, gone := h.Registry.Get(sb.ID()); gone == nil {
+				h.Logger.Error("read a journal", "sandbox", sb.ID(), "error", err)
 			}
 			return
 		}
@@ -238,8 +212,8 @@ func (a api) lines(w http.ResponseWriter, r *http.Request) {
 }
 
 // position returns the sandbox whose journal is read, and the number of the line before the first one to send.
-func (a api) position(r *http.Request) (*registry.Sandbox, uint64, error) {
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+func (h handler) position(r *http.Request) (*registry.Sandbox, uint64, error) {
+	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
 		return nil, 0, err
 	}

@@ -17,16 +17,8 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
-
-// Line is a line of a journal.
-type Line struct {
-	N         uint64          `json:"n"` // 1, 2, 3, … without a gap
-	Type      events.Type     `json:"type"`
-	Time      time.Time       `json:"time"`
-	Execution string          `json:"execution,omitempty"`
-	Data      json.RawMessage `json:"data"`
-}
 
 // Files in a journal's folder.
 const (
@@ -126,7 +118,7 @@ func (j *Journal) load() error {
 		if err != nil {
 			return err
 		}
-		var l Line
+		var l api.Line
 		if json.Unmarshal(raw, &l) != nil || l.N > next || l.N < next && next > j.head.Base+1 {
 			return j.putAside(path)
 		}
@@ -218,7 +210,7 @@ func (j *Journal) add(at time.Time, execution string, data events.Payload) error
 	if err != nil {
 		return fmt.Errorf("journal line: %w", err)
 	}
-	raw, err = json.Marshal(Line{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
+	raw, err = json.Marshal(api.Line{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
 	if err != nil {
 		return fmt.Errorf("journal line: %w", err)
 	}

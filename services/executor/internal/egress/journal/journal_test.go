@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
@@ -66,7 +67,7 @@ func (r running) until(t *testing.T, n uint64) {
 	}
 }
 
-func (r running) lines(t *testing.T, after uint64) (out []journal.Line) {
+func (r running) lines(t *testing.T, after uint64) (out []api.Line) {
 	t.Helper()
 	for {
 		raw, last, err := r.Read(after)
@@ -78,7 +79,7 @@ func (r running) lines(t *testing.T, after uint64) (out []journal.Line) {
 		}
 		after = last
 		for line := range bytes.Lines(raw) {
-			var l journal.Line
+			var l api.Line
 			if err := json.Unmarshal(line, &l); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +268,7 @@ func denial(host string) events.EgressDenied {
 }
 
 // counts sums what lines of denials stand for.
-func counts(t *testing.T, lines []journal.Line) (sum uint32) {
+func counts(t *testing.T, lines []api.Line) (sum uint32) {
 	t.Helper()
 	for _, l := range lines {
 		var d events.EgressDenied

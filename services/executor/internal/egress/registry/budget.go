@@ -7,31 +7,23 @@ import (
 	"sync"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
-
-// Budget is what somebody may take of models: an execution, a session, a tenant
-// in a month. Of the limit tokens and dollars count here, and as turns requests that were answered.
-type Budget struct {
-	Account string        `json:"account"` // who has it: what any sandbox takes on an account counts for all
-	Whose   string        `json:"whose"`   // the same in a sentence: "the execution"
-	Limit   events.Budget `json:"limit"`
-	Spent   events.Spent  `json:"spent,omitzero"` // as the holder knows
-}
 
 // maxBudgets bounds those of a registration.
 const maxBudgets = 16
 
-func checkBudgets(list []Budget) error {
+func checkBudgets(list []api.Budget) error {
 	if len(list) > maxBudgets {
-		return invalid("budgets", "budgets: there are %d; at most %d are taken", len(list), maxBudgets)
+		return api.Invalid("budgets", "budgets: there are %d; at most %d are taken", len(list), maxBudgets)
 	}
 	for i, b := range list {
 		field := fmt.Sprintf("budgets[%d]", i)
 		switch {
 		case b.Account == "" || len(b.Account) > 256:
-			return invalid(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
+			return api.Invalid(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
 		case b.Limit.CostUSD < 0 || math.IsNaN(b.Limit.CostUSD) || math.IsInf(b.Limit.CostUSD, 0):
-			return invalid(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 on", field)
+			return api.Invalid(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 on", field)
 		}
 	}
 	return nil
@@ -97,7 +89,7 @@ func (a *account) now() events.Spent {
 
 // charge is a budget of a sandbox with its account.
 type charge struct {
-	Budget
+	api.Budget
 	account *account
 }
 
@@ -186,7 +178,7 @@ func (b Bill) Exhausted() string {
 }
 
 // charges opens the accounts of budgets. The registry's lock is held.
-func (r *Registry) charges(list []Budget) []charge {
+func (r *Registry) charges(list []api.Budget) []charge {
 	out := make([]charge, 0, len(list))
 	for _, b := range list {
 		a := r.accounts[b.Account]

@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func billOf(turns ...uint32) Bill {
 	b := Bill{unpriced: &unpriced{}}
 	for _, n := range turns {
-		b.charges = append(b.charges, charge{Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &account{}})
+		b.charges = append(b.charges, charge{api.Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &account{}})
 	}
 	return b
 }

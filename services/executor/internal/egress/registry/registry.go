@@ -27,52 +27,9 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
-
-// Registration is what a holder says of a sandbox.
-type Registration struct {
-	Token     string   `json:"token,omitempty"` // what the sandbox names itself by; 16 to 256 printable characters without a space; "" keeps the registered one
-	Tenant    string   `json:"tenant,omitempty"`
-	Session   string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
-	Execution string   `json:"execution,omitempty"` // that journal lines are about from now on
-	Epoch     uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
-	Allow     []string `json:"allow"`               // host, host:port or *.host, after methods and a space where not all are allowed; empty allows nothing
-
-	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
-	// memory alone: who restarts the proxy registers them again.
-	Upstreams []Upstream `json:"upstreams,omitempty"`
-
-	Budgets []Budget `json:"budgets,omitempty"` // each of which the sandbox's calls are charged to
-
-	Routes *[]string `json:"routes,omitempty"` // the only ones that the sandbox reaches, by name; nil means all
-}
-
-// Upstream is an MCP server.
-type Upstream struct {
-	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
-	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
-	Headers map[string]string `json:"headers,omitempty"`
-	Secrets []string          `json:"secrets,omitempty"` // what of URL and headers no answer may tell the sandbox
-}
-
-// State is what is known of a sandbox.
-type State struct {
-	Sandbox           string   `json:"sandbox"`
-	Tenant            string   `json:"tenant,omitempty"`
-	Session           string   `json:"session,omitempty"`
-	Execution         string   `json:"execution,omitempty"`
-	Epoch             uint64   `json:"epoch"`
-	Allow             []string `json:"allow"`
-	Journal           string   `json:"journal"`
-	First             uint64   `json:"first"` // the first line that is kept, Last+1 if none
-	Last              uint64   `json:"last"`
-	OpenModelRequests int      `json:"openModelRequests"`
-	OpenConnections   int      `json:"openConnections"`
-	Upstreams         []string `json:"upstreams,omitempty"` // names of MCP servers
-	Released          bool     `json:"released,omitempty"`  // its token is void; it is forgotten when all lines are acknowledged
-	Authority         string   `json:"authority,omitempty"` // PEM: the certificate for the sandbox to trust, which is good for the hosts with methods in Allow; "" if there are none
-}
 
 // Config of a Registry.
 type Config struct {
@@ -99,15 +56,15 @@ const registrationFile = "registration.json"
 
 // stored is the form of the file.
 type stored struct {
-	TokenSHA256 string    `json:"tokenSha256"`
-	Tenant      string    `json:"tenant,omitempty"`
-	Session     string    `json:"session,omitempty"`
-	Execution   string    `json:"execution,omitempty"`
-	Epoch       uint64    `json:"epoch"`
-	Allow       []string  `json:"allow,omitempty"`
-	Released    time.Time `json:"released,omitzero"`
-	Budgets     []Budget  `json:"budgets,omitempty"`
-	Routes      *[]string `json:"routes,omitempty"`
+	TokenSHA256 string       `json:"tokenSha256"`
+	Tenant      string       `json:"tenant,omitempty"`
+	Session     string       `json:"session,omitempty"`
+	Execution   string       `json:"execution,omitempty"`
+	Epoch       uint64       `json:"epoch"`
+	Allow       []string     `json:"allow,omitempty"`
+	Released    time.Time    `json:"released,omitzero"`
+	Budgets     []api.Budget `json:"budgets,omitempty"`
+	Routes      *[]string    `json:"routes,omitempty"`
 }
 
 // Open reads what is registered. A folder that cannot be read is an error that
@@ -187,22 +144,22 @@ const (
 	maxToken = 256
 )
 
-func (g Registration) hash() (h [sha256.Size]byte, given bool, err error) {
+func hashOf(g api.Registration) (h [sha256.Size]byte, given bool, err error) {
 	switch {
 	case g.Token == "":
 		return h, false, nil
 	case len(g.Token) < minToken || len(g.Token) > maxToken:
-		return h, false, invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
+		return h, false, api.Invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
 	}
 	for i := range len(g.Token) {
 		if c := g.Token[i]; c <= ' ' || c > '~' {
-			return h, false, invalid("token", "token: it has a character that is not printable ASCII")
+			return h, false, api.Invalid("token", "token: it has a character that is not printable ASCII")
 		}
 	}
 	return sha256.Sum256([]byte(g.Token)), true, nil
 }
 
-func (g Registration) check() (egress.Allowlist, error) {
+func check(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
 		kind  events.Kind
@@ -212,16 +169,16 @@ func (g Registration) check() (egress.Allowlist, error) {
 			continue
 		}
 		if err := events.CheckID(f.field, f.kind, f.value); err != nil {
-			return egress.Allowlist{}, invalid(f.field, "%s", err)
+			return egress.Allowlist{}, api.Invalid(f.field, "%s", err)
 		}
 	}
 	const maxTenant = 128
 	if len(g.Tenant) > maxTenant {
-		return egress.Allowlist{}, invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
+		return egress.Allowlist{}, api.Invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
 	}
 	allow, err := egress.ParseAllowlist(g.Allow)
 	if err != nil {
-		return egress.Allowlist{}, invalid("allow", "%s", err)
+		return egress.Allowlist{}, api.Invalid("allow", "%s", err)
 	}
 	return allow, checkBudgets(g.Budgets)
 }
@@ -230,19 +187,19 @@ func (g Registration) check() (egress.Allowlist, error) {
 const maxUpstreams = 64
 
 // upstreams checks and parses the MCP servers. Its errors show no header's value.
-func (g Registration) upstreams() (map[string]*Server, error) {
+func servers(g api.Registration) (map[string]*Server, error) {
 	if len(g.Upstreams) > maxUpstreams {
-		return nil, invalid("upstreams", "upstreams: there are %d; at most %d are taken", len(g.Upstreams), maxUpstreams)
+		return nil, api.Invalid("upstreams", "upstreams: there are %d; at most %d are taken", len(g.Upstreams), maxUpstreams)
 	}
 	out := map[string]*Server{}
 	for i, u := range g.Upstreams {
 		field := fmt.Sprintf("upstreams[%d]", i)
 		if topology.CheckToken("name", u.Name) != nil || out[u.Name] != nil {
-			return nil, invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or stands twice", field)
+			return nil, api.Invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or stands twice", field)
 		}
 		at, err := url.Parse(u.URL)
 		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
-			return nil, invalid(field+".url", "%s.url: it is no http or https address without a user", field)
+			return nil, api.Invalid(field+".url", "%s.url: it is no http or https address without a user", field)
 		}
 		assume := uint16(80)
 		if at.Scheme == "https" {
@@ -250,11 +207,11 @@ func (g Registration) upstreams() (map[string]*Server, error) {
 		}
 		s := &Server{Name: u.Name, URL: at, Header: http.Header{}}
 		if s.Target, err = egress.ParseTarget(at.Host, assume); err != nil {
-			return nil, invalid(field+".url", "%s.url: %s", field, err)
+			return nil, api.Invalid(field+".url", "%s.url: %s", field, err)
 		}
 		for name, value := range u.Headers {
 			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-				return nil, invalid(field+".headers", "%s.headers: %s is no header, or its value is none", field, egress.Printable(name))
+				return nil, api.Invalid(field+".headers", "%s.headers: %s is no header, or its value is none", field, egress.Printable(name))
 			}
 			s.Header.Set(name, value)
 		}
@@ -275,48 +232,48 @@ type Server struct {
 }
 
 // Put registers a sandbox, or changes what is registered of it. It is on disk
-// when Put returns. A refusal is an *Error.
-func (r *Registry) Put(id string, g Registration) (State, error) {
+// when Put returns. A refusal is an *api.Error.
+func (r *Registry) Put(id string, g api.Registration) (api.State, error) {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
-		return State{}, invalid("sandbox", "%s", err)
+		return api.State{}, api.Invalid("sandbox", "%s", err)
 	}
-	allow, err := g.check()
+	allow, err := check(g)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
-	hash, given, err := g.hash()
+	hash, given, err := hashOf(g)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
-	servers, err := g.upstreams()
+	mcp, err := servers(g)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sb := r.byID[id]
 	if sb == nil && !given {
-		return State{}, &Error{Code: CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
+		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
 		if err := sb.fence(g.Epoch); err != nil {
-			return State{}, err
+			return api.State{}, err
 		}
 		if !given {
 			hash = sb.hash
 		}
 	}
 	if other := r.byToken[hash]; other != nil && other.id != id {
-		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
+		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
 	}
 	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
-		return State{}, fmt.Errorf("register %s: %w", id, err)
+		return api.State{}, fmt.Errorf("register %s: %w", id, err)
 	}
 	if sb == nil {
 		j, err := r.cfg.Journals.Open(r.dir(id))
 		if err != nil {
-			return State{}, fmt.Errorf("register %s: %w", id, err)
+			return api.State{}, fmt.Errorf("register %s: %w", id, err)
 		}
 		sb = newSandbox(id, r.cfg.Connections, j)
 		r.byID[id] = sb
@@ -325,7 +282,7 @@ func (r *Registry) Put(id string, g Registration) (State, error) {
 		sb.cut() // they came in with a token that is void now
 	}
 	r.byToken[hash] = sb
-	r.settled(sb.set(reg, allow, hash, servers, r.charges(g.Budgets)))
+	r.settled(sb.set(reg, allow, hash, mcp, r.charges(g.Budgets)))
 	return sb.State(), nil
 }
 
@@ -346,14 +303,14 @@ func (r *Registry) write(id string, reg stored) error {
 	return journal.SyncDir(r.cfg.Dir)
 }
 
-// Get gives a sandbox, an *Error if it is not registered.
+// Get gives a sandbox, an *api.Error if it is not registered.
 func (r *Registry) Get(id string) (*Sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if sb := r.byID[id]; sb != nil {
 		return sb, nil
 	}
-	return nil, &Error{Code: CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
+	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
 }
 
 // Count gives the number of sandboxes whose tokens are good.
@@ -381,17 +338,17 @@ const settleWithin = 5 * time.Second
 
 // Release voids a sandbox's token, cuts its connections, and waits until the
 // lines of what was cut are on disk. The state's Last is then the journal's
-// last line; when it is acknowledged, the sandbox is forgotten. A refusal is an *Error.
-func (r *Registry) Release(ctx context.Context, id string) (State, error) {
+// last line; when it is acknowledged, the sandbox is forgotten. A refusal is an *api.Error.
+func (r *Registry) Release(ctx context.Context, id string) (api.State, error) {
 	sb, err := r.release(id)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleWithin)
 	defer cancel()
 	sb.cut()
 	if err := sb.settle(ctx); err != nil {
-		return State{}, fmt.Errorf("release %s: %w", id, err)
+		return api.State{}, fmt.Errorf("release %s: %w", id, err)
 	}
 	state := sb.State()
 	return state, r.Tidy(sb)

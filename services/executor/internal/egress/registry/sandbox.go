@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
@@ -70,16 +71,16 @@ func (s *Sandbox) registration() stored {
 	return s.reg
 }
 
-// fence returns an *Error if the epoch is lower than the registered one.
+// fence returns an *api.Error if the epoch is lower than the registered one.
 func (s *Sandbox) fence(epoch uint64) error {
 	if have := s.registration().Epoch; epoch < have {
-		return &Error{Code: CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than %d, which holds the sandbox", epoch, have)}
+		return &api.Error{Code: api.CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than %d, which holds the sandbox", epoch, have)}
 	}
 	return nil
 }
 
 // State is what is known of it now.
-func (s *Sandbox) State() State {
+func (s *Sandbox) State() api.State {
 	first, last := s.Journal.Span()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *Sandbox) State() State {
 	if allow == nil {
 		allow = []string{}
 	}
-	return State{
+	return api.State{
 		Sandbox: s.id, Tenant: s.reg.Tenant, Session: s.reg.Session, Execution: s.reg.Execution, Epoch: s.reg.Epoch, Allow: allow,
 		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.model, OpenConnections: len(s.conns), Upstreams: slices.Sorted(maps.Keys(s.servers)), Released: !s.reg.Released.IsZero(),
 	}
