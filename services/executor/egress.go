@@ -144,20 +144,10 @@ func (w wayOut) close() {
 const answerWithin = 10 * time.Second
 
 // Register registers a sandbox or renews its registration, and returns the certificate for the sandbox to trust.
-func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string, err error) {
+func (w wayOut) Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	r := api.Registration{
-		Token: g.Token, Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: append([]string{}, g.Allow...),
-		Routes: g.Routes,
-	}
-	for _, u := range g.Upstreams {
-		r.Upstreams = append(r.Upstreams, api.Upstream(u))
-	}
-	for _, b := range g.Budgets {
-		r.Budgets = append(r.Budgets, api.Budget(b))
-	}
-	s, err := w.client.Register(ctx, g.Sandbox, r)
+	s, err := w.client.Register(ctx, sandbox, r)
 	return s.Authority, w.reached(meaning(err))
 }
 

@@ -51,6 +51,9 @@ func (c *Client) Close() { c.idle() }
 // Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
 // is an *Error.
 func (c *Client) Register(ctx context.Context, sandbox string, r Registration) (State, error) {
+	if r.Allow == nil {
+		r.Allow = []string{} // the proxy reads null as well, but the API has a list
+	}
 	return c.state(ctx, http.MethodPut, sandbox, "", r)
 }
 
