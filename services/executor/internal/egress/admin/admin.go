@@ -127,7 +127,7 @@ func (h handler) put(r *http.Request) (any, error) {
 	if err := decode(r, &g); err != nil {
 		return nil, err
 	}
-	state, err := h.Registry.Put(r.PathValue("sandbox"), g)
+	state, err := h.Registry.Register(r.PathValue("sandbox"), g)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +175,7 @@ func (h handler) ack(r *http.Request) (any, error) {
 		return nil, err
 	}
 	state := sb.State()
-	return state, h.Registry.Tidy(sb)
+	return state, h.Registry.ForgetIfDone(sb)
 }
 
 // settleWithin bounds how long a request with settle=1 waits for open model requests.

@@ -286,7 +286,7 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, dir, journal.Config{})
 		for range 1000 {
-			if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
+			if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -302,7 +302,7 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 		if got := r.lines(t, 2); len(got) != 0 {
 			t.Errorf("later: %d more lines", len(got))
 		}
-		if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
+		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -322,14 +322,14 @@ func TestDenialsAreBounded(t *testing.T) {
 		const seconds, each = 20, 500
 		for s := range seconds {
 			for i := range each {
-				if err := r.Denied(time.Now(), journal.Who{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
+				if err := r.Denied(time.Now(), journal.Owner{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
 					t.Fatal(err)
 				}
 			}
 			time.Sleep(time.Second)
 		}
 		time.Sleep(5 * time.Second)
-		last := r.Settle()
+		last := r.FlushDenials()
 		r.until(t, last)
 		got := r.lines(t, 0)
 		if len(got) > 50+11*(seconds+5) {
@@ -353,7 +353,7 @@ func TestFull(t *testing.T) {
 		}
 	}
 	for range 20 { // what waits already leaves no room for denials, which are counted on
-		if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
+		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -364,7 +364,7 @@ func TestFull(t *testing.T) {
 	if r.Full() {
 		t.Error("it is full although all is acknowledged")
 	}
-	r.until(t, r.Settle())
+	r.until(t, r.FlushDenials())
 	if got := r.lines(t, n); counts(t, got) != 20 {
 		t.Errorf("%d denials", counts(t, got))
 	}

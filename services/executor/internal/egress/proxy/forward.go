@@ -68,7 +68,7 @@ type way struct {
 // pass sends a request on to a target that may be named.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to way) {
 	t := to.target
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin(to.route)
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin(to.route)
 	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {
@@ -167,7 +167,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 		s.inspect(w, r, sb, t)
 		return
 	}
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("connect")
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("connect")
 	status := 0
 	defer func() {
 		counted(status)
@@ -195,7 +195,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 		return
 	}
 	defer s.leave(here)
-	end, still := sb.Tunnel(here, t)
+	end, still := sb.AddTunnel(here, t)
 	if !still { // another policy came while it was dialed
 		return
 	}

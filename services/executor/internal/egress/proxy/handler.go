@@ -65,7 +65,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // denied journals and counts a denial.
 func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.Denied(d.Code)
-	if err := sb.Journal.Denied(time.Now(), sb.Who(), d); err != nil {
+	if err := sb.Journal.Denied(time.Now(), sb.Owner(), d); err != nil {
 		s.cfg.Logger.Error("a denial is not journaled", "sandbox", sb.ID(), "error", err)
 	}
 }
@@ -141,6 +141,11 @@ func watch(ctx context.Context, idle time.Duration) (_ context.Context, move fun
 		timer.Stop()
 		cancel(nil)
 	}
+}
+
+// sinceMs returns the milliseconds since a time, within 32 bits.
+func sinceMs(t time.Time) uint32 {
+	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
 }
 
 // clip bounds what a sandbox may have written into a line.

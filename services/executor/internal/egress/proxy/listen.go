@@ -186,13 +186,13 @@ func (s *Server) introduce(l Listener, fresh *arrivals, at *list.Element) {
 	}
 	mine := &conn{Conn: c, sandbox: who.sandbox, hosts: who.hosts, stall: s.cfg.Idle}
 	mine.left = func() { // before it joins: it may be cut at once
-		who.sandbox.Leave(mine)
+		who.sandbox.RemoveConn(mine)
 		s.dismiss(l)
 	}
 	switch {
 	case !s.admit(l):
 		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "the egress proxy has too many connections open: try again"})
-	case !who.sandbox.Join(mine):
+	case !who.sandbox.AddConn(mine):
 		s.dismiss(l)
 		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
 	default:

@@ -77,7 +77,7 @@ func below(server *registry.Server, in *url.URL) *url.URL {
 }
 
 func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server) {
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("mcp")
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("mcp")
 	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {

@@ -29,7 +29,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 	}
 	d := events.EgressDenied{Host: rt.Base.Host, Method: r.Method}
 	switch {
-	case !sb.Reaches(name):
+	case !sb.AllowsRoute(name):
 		d.Code, d.Message = NotAllowed, "this sandbox does not reach the route "+name
 	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE tells back what was put in
 		d.Code, d.Message = MethodNotAllowed, r.Method+" does not go through a route"
@@ -52,14 +52,14 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		failure{http.StatusServiceUnavailable, codeFull, "nobody has taken what this sandbox used so far: no more is begun"}.write(w)
 		return
 	}
-	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), bill: sb.Bill(), dialect: rt.dialect(r.Method, rest)}
+	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
 	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI that warms up may look whether somebody is there
 		d.Code, d.Message = NoExecution, "no execution of the session runs: models are called in executions alone"
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
 	}
 	if c.dialect != meter.None {
-		end, why, err := c.bill.Begin(r.Context())
+		end, why, err := c.charges.Begin(r.Context())
 		switch {
 		case err != nil:
 			return // the sandbox went away
@@ -89,7 +89,7 @@ type call struct {
 	dialect   meter.Dialect
 	began     time.Time
 	execution string
-	bill      registry.Bill
+	charges   registry.Charges
 
 	body  *held  // of a request that is checked; nil for one that passes as it comes
 	model string // that the body names
@@ -104,7 +104,7 @@ type call struct {
 }
 
 func (c *call) serve(w http.ResponseWriter, r *http.Request) {
-	done, counted := c.sb.Begin(true), c.s.cfg.Metrics.Begin(c.rt.Name)
+	done, counted := c.sb.BeginRequest(true), c.s.cfg.Metrics.Begin(c.rt.Name)
 	sandbox := r.Context()
 	ctx, move, stop := watch(sandbox, c.s.cfg.ModelIdle)
 	c.move = move
@@ -226,7 +226,7 @@ func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
 func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	log := c.sb.Log(c.s.cfg.Logger)
 	if c.dialect == meter.None {
-		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", registry.Since(c.began))
+		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", sinceMs(c.began))
 		return
 	}
 	var got meter.Result
@@ -235,7 +235,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m := events.ModelCalled{
 		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.model), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
-		Usage: got.Usage, DurationMs: registry.Since(c.began), Error: clip(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
+		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: clip(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
 		Betas: betas(r.Header),
 	}
 	m.FirstByteMs = m.DurationMs
@@ -286,7 +286,7 @@ func (c *call) spend() {
 	if c.status < http.StatusBadRequest {
 		took.Turns = 1
 	}
-	c.bill.Spend(model, took, prices != "")
+	c.charges.Spend(model, took, prices != "")
 }
 
 // problem says in a sentence what went wrong, "" if nothing did.

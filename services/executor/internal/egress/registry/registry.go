@@ -1,6 +1,5 @@
-// Package registry knows the sandboxes of an engine: the token that each names
-// itself by, what it may reach, whose it is, and its journal. All of it survives
-// a restart of the proxy; of a token only the hash is kept.
+// Package registry holds the registered sandboxes of an engine: each one's token, allowlist, owner, budgets and journal.
+// Registrations survive a restart of the proxy, except MCP servers. Of a token only the hash is stored.
 package registry
 
 import (
@@ -33,28 +32,28 @@ import (
 
 // Config of a Registry.
 type Config struct {
-	Dir         string // made if it is not there
+	Dir         string // created if it does not exist
 	Journals    *journal.Store
-	Connections int           // at most, of each sandbox; 0 means 64
-	KeepFor     time.Duration // a released sandbox with lines that nobody acknowledges; 0 means 24 h
+	Connections int           // limit of open connections of each sandbox; 0 means 64
+	KeepFor     time.Duration // how long a released sandbox with unacknowledged lines is kept; 0 means 24 h
 	Logger      *slog.Logger
 }
 
-// Registry is safe for concurrent use.
+// Registry holds the registered sandboxes. It is safe for concurrent use.
 type Registry struct {
 	cfg Config
 
-	mu      sync.Mutex // taken before a sandbox's
+	mu      sync.Mutex // locked before a sandbox's mutex
 	byID    map[string]*Sandbox
 	byToken map[[sha256.Size]byte]*Sandbox
 
-	accounts map[string]*account
+	accounts map[string]*account // by Budget.Account
 }
 
-// registrationFile is in the sandbox's folder, beside its journal.
+// registrationFile is a file in the sandbox's folder, which has its journal as well.
 const registrationFile = "registration.json"
 
-// stored is the form of the file.
+// stored is the content of registrationFile.
 type stored struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
@@ -67,8 +66,8 @@ type stored struct {
 	Routes      *[]string    `json:"routes,omitempty"`
 }
 
-// Open reads what is registered. A folder that cannot be read is an error that
-// names it: what a sandbox may reach is not to be guessed.
+// Open returns the registry of a folder. It fails, naming the sandbox's folder, if a registration cannot be read: the proxy
+// must not guess what a sandbox may reach.
 func Open(cfg Config) (*Registry, error) {
 	if cfg.Connections == 0 {
 		cfg.Connections = 64
@@ -98,7 +97,7 @@ func (r *Registry) load(id string) error {
 	}
 	dir := filepath.Join(r.cfg.Dir, id)
 	raw, err := os.ReadFile(filepath.Join(dir, registrationFile))
-	if errors.Is(err, fs.ErrNotExist) { // it died before the registration was written, or while it was forgotten
+	if errors.Is(err, fs.ErrNotExist) { // the proxy ended before it wrote the registration, or while it forgot the sandbox
 		return os.RemoveAll(dir)
 	}
 	if err != nil {
@@ -122,7 +121,7 @@ func (r *Registry) load(id string) error {
 	}
 	sb := newSandbox(id, r.cfg.Connections, j)
 	sb.reg, sb.allow, sb.hash = reg, allow, hash
-	sb.bill = Bill{r.charges(reg.Budgets), &unpriced{}}
+	sb.charges = Charges{r.openAccounts(reg.Budgets), &unpricedModel{}}
 	r.byID[id] = sb
 	if reg.Released.IsZero() {
 		r.byToken[hash] = sb
@@ -138,27 +137,26 @@ func parseHash(s string) (h [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(raw), nil
 }
 
-// Bounds of a token in bytes.
+// Limits of a token in bytes.
 const (
 	minToken = 16
 	maxToken = 256
 )
 
-func hashOf(g api.Registration) (h [sha256.Size]byte, given bool, err error) {
-	switch {
-	case g.Token == "":
-		return h, false, nil
-	case len(g.Token) < minToken || len(g.Token) > maxToken:
-		return h, false, api.Invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
+// hashToken checks a token and returns its hash.
+func hashToken(token string) (h [sha256.Size]byte, err error) {
+	if len(token) < minToken || len(token) > maxToken {
+		return h, api.Invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
 	}
-	for i := range len(g.Token) {
-		if c := g.Token[i]; c <= ' ' || c > '~' {
-			return h, false, api.Invalid("token", "token: it has a character that is not printable ASCII")
+	for i := range len(token) {
+		if c := token[i]; c <= ' ' || c > '~' {
+			return h, api.Invalid("token", "token: it has a character that is not printable ASCII")
 		}
 	}
-	return sha256.Sum256([]byte(g.Token)), true, nil
+	return sha256.Sum256([]byte(token)), nil
 }
 
+// check validates a registration, except its token and MCP servers, and returns its parsed allowlist.
 func check(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
@@ -186,20 +184,20 @@ func check(g api.Registration) (egress.Allowlist, error) {
 // maxUpstreams bounds the MCP servers of a sandbox.
 const maxUpstreams = 64
 
-// upstreams checks and parses the MCP servers. Its errors show no header's value.
-func servers(g api.Registration) (map[string]*Server, error) {
+// parseServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
+func parseServers(g api.Registration) (map[string]*Server, error) {
 	if len(g.Upstreams) > maxUpstreams {
-		return nil, api.Invalid("upstreams", "upstreams: there are %d; at most %d are taken", len(g.Upstreams), maxUpstreams)
+		return nil, api.Invalid("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxUpstreams)
 	}
 	out := map[string]*Server{}
 	for i, u := range g.Upstreams {
 		field := fmt.Sprintf("upstreams[%d]", i)
 		if topology.CheckToken("name", u.Name) != nil || out[u.Name] != nil {
-			return nil, api.Invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or stands twice", field)
+			return nil, api.Invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or is there twice", field)
 		}
 		at, err := url.Parse(u.URL)
 		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
-			return nil, api.Invalid(field+".url", "%s.url: it is no http or https address without a user", field)
+			return nil, api.Invalid(field+".url", "%s.url: it is not an http or https URL without a user", field)
 		}
 		assume := uint16(80)
 		if at.Scheme == "https" {
@@ -211,7 +209,7 @@ func servers(g api.Registration) (map[string]*Server, error) {
 		}
 		for name, value := range u.Headers {
 			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-				return nil, api.Invalid(field+".headers", "%s.headers: %s is no header, or its value is none", field, egress.Printable(name))
+				return nil, api.Invalid(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
 			}
 			s.Header.Set(name, value)
 		}
@@ -221,19 +219,19 @@ func servers(g api.Registration) (map[string]*Server, error) {
 	return out, nil
 }
 
-// Server is an MCP server that a sandbox reaches.
+// Server is an MCP server of a sandbox.
 type Server struct {
 	Name   string
 	URL    *url.URL
 	Target egress.Target
-	Header http.Header // put into every request
-	// Secrets are what no answer may tell, the longest first.
+	Header http.Header // set in every request
+	// Secrets are removed from answers, the longest first.
 	Secrets []string
 }
 
-// Put registers a sandbox, or changes what is registered of it. It is on disk
-// when Put returns. A refusal is an *api.Error.
-func (r *Registry) Put(id string, g api.Registration) (api.State, error) {
+// Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
+// is an *api.Error.
+func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
 		return api.State{}, api.Invalid("sandbox", "%s", err)
 	}
@@ -241,30 +239,32 @@ func (r *Registry) Put(id string, g api.Registration) (api.State, error) {
 	if err != nil {
 		return api.State{}, err
 	}
-	hash, given, err := hashOf(g)
-	if err != nil {
-		return api.State{}, err
+	var hash [sha256.Size]byte
+	if g.Token != "" {
+		if hash, err = hashToken(g.Token); err != nil {
+			return api.State{}, err
+		}
 	}
-	mcp, err := servers(g)
+	servers, err := parseServers(g)
 	if err != nil {
 		return api.State{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sb := r.byID[id]
-	if sb == nil && !given {
+	if sb == nil && g.Token == "" {
 		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
 		if err := sb.fence(g.Epoch); err != nil {
 			return api.State{}, err
 		}
-		if !given {
+		if g.Token == "" {
 			hash = sb.hash
 		}
 	}
 	if other := r.byToken[hash]; other != nil && other.id != id {
-		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
+		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
 	}
 	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
@@ -279,10 +279,10 @@ func (r *Registry) Put(id string, g api.Registration) (api.State, error) {
 		r.byID[id] = sb
 	} else if sb.hash != hash {
 		delete(r.byToken, sb.hash)
-		sb.cut() // they came in with a token that is void now
+		sb.closeConns() // they were opened with a token that is void now
 	}
 	r.byToken[hash] = sb
-	r.settled(sb.set(reg, allow, hash, mcp, r.charges(g.Budgets)))
+	r.closeAccounts(sb.set(reg, allow, hash, servers, r.openAccounts(g.Budgets)))
 	return sb.State(), nil
 }
 
@@ -303,7 +303,7 @@ func (r *Registry) write(id string, reg stored) error {
 	return journal.SyncDir(r.cfg.Dir)
 }
 
-// Get gives a sandbox, an *api.Error if it is not registered.
+// Get returns a sandbox, or an *api.Error if it is not registered.
 func (r *Registry) Get(id string) (*Sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -313,15 +313,15 @@ func (r *Registry) Get(id string) (*Sandbox, error) {
 	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
 }
 
-// Count gives the number of sandboxes whose tokens are good.
+// Count returns the number of sandboxes that are not released.
 func (r *Registry) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.byToken)
 }
 
-// ByToken gives the sandbox that a token names. The look-up is by the token's
-// hash, so its time tells nothing of other tokens.
+// ByToken returns the sandbox with a token. It looks the token up by hash, so that the time it takes tells nothing about
+// other tokens.
 func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	hash := sha256.Sum256([]byte(token))
 	r.mu.Lock()
@@ -333,12 +333,12 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleWithin bounds how long a release waits for requests that it cut.
+// settleWithin bounds how long a release waits for the requests whose connections it closed.
 const settleWithin = 5 * time.Second
 
-// Release voids a sandbox's token, cuts its connections, and waits until the
-// lines of what was cut are on disk. The state's Last is then the journal's
-// last line; when it is acknowledged, the sandbox is forgotten. A refusal is an *api.Error.
+// Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
+// the state's Last is then the journal's last line. When that line is acknowledged, the sandbox is forgotten. A refusal is
+// an *api.Error.
 func (r *Registry) Release(ctx context.Context, id string) (api.State, error) {
 	sb, err := r.release(id)
 	if err != nil {
@@ -346,12 +346,12 @@ func (r *Registry) Release(ctx context.Context, id string) (api.State, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleWithin)
 	defer cancel()
-	sb.cut()
-	if err := sb.settle(ctx); err != nil {
+	sb.closeConns()
+	if err := sb.settleAll(ctx); err != nil {
 		return api.State{}, fmt.Errorf("release %s: %w", id, err)
 	}
 	state := sb.State()
-	return state, r.Tidy(sb)
+	return state, r.ForgetIfDone(sb)
 }
 
 func (r *Registry) release(id string) (*Sandbox, error) {
@@ -365,32 +365,33 @@ func (r *Registry) release(id string) (*Sandbox, error) {
 	if reg.Released.IsZero() {
 		reg.Released = time.Now().UTC()
 	}
-	reg.Epoch = math.MaxInt64 // fences off every later registration
+	reg.Epoch = math.MaxInt64 // fences every later registration
 	if err := r.write(id, reg); err != nil {
 		return nil, fmt.Errorf("release %s: %w", id, err)
 	}
 	if r.byToken[sb.hash] == sb {
 		delete(r.byToken, sb.hash)
 	}
-	r.settled(sb.release(reg))
+	r.closeAccounts(sb.release(reg))
 	return sb, nil
 }
 
-// Tidy forgets a sandbox that is released and whose lines are all acknowledged, or too old.
-func (r *Registry) Tidy(sb *Sandbox) error {
+// ForgetIfDone forgets a sandbox that is released and has no open request, once all of its lines are acknowledged or it was
+// released Config.KeepFor ago.
+func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reg := sb.registration()
 	first, last := sb.Journal.Span()
-	if reg.Released.IsZero() || r.byID[sb.id] != sb || !sb.quiet() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
+	if reg.Released.IsZero() || r.byID[sb.id] != sb || sb.hasOpenRequests() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
 		return nil
 	}
 	if first <= last {
-		r.cfg.Logger.Warn("journal lines of a released sandbox are forgotten: nobody asked for them", "sandbox", sb.id, "session", reg.Session, "lines", last-first+1)
+		r.cfg.Logger.Warn("journal lines of a released sandbox are deleted: no executor acknowledged them", "sandbox", sb.id, "session", reg.Session, "lines", last-first+1)
 	}
 	r.cfg.Journals.Forget(sb.Journal)
 	delete(r.byID, sb.id)
-	// The registration goes first: a folder without one is removed at the next start.
+	// The registration is removed first: Open removes a folder without one.
 	if err := os.Remove(filepath.Join(r.dir(sb.id), registrationFile)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)
 	}
@@ -400,12 +401,12 @@ func (r *Registry) Tidy(sb *Sandbox) error {
 	return nil
 }
 
-// tidyEvery is how often old journals are looked for.
-const tidyEvery = time.Minute
+// sweepEvery is the interval of Run's sweeps.
+const sweepEvery = time.Minute
 
-// Run forgets journals that nobody asks for, until ctx ends.
+// Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.
 func (r *Registry) Run(ctx context.Context) error {
-	tick := time.NewTicker(tidyEvery)
+	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -420,8 +421,8 @@ func (r *Registry) Run(ctx context.Context) error {
 		}
 		r.mu.Unlock()
 		for _, sb := range list {
-			if err := r.Tidy(sb); err != nil {
-				r.cfg.Logger.Error("tidy", "error", err)
+			if err := r.ForgetIfDone(sb); err != nil {
+				r.cfg.Logger.Error("forget a released sandbox", "sandbox", sb.id, "error", err)
 			}
 		}
 	}
