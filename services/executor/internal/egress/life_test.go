@@ -389,7 +389,7 @@ func TestDrainIsBounded(t *testing.T) {
 			change(c, d)
 			c.Drain = drain
 			if drain == time.Hour {
-				d.Now = now
+				d.Kill = now
 			}
 		})
 		b := w.box()

@@ -1,6 +1,5 @@
-// Package admin is the proxy's other side, for the holders of sandboxes: they
-// register sandboxes, read what was journaled of them and acknowledge it. It
-// is HTTP and JSON over a Unix socket that no sandbox can reach.
+// Package admin serves the admin API of the egress proxy, with which executors register sandboxes, and read and acknowledge
+// their journals. Package api has its types and its client.
 package admin
 
 import (
@@ -19,16 +18,16 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// Config of the API.
+// Config configures the handler.
 type Config struct {
 	Registry *registry.Registry
 	Metrics  http.Handler
-	Health   func() error                                 // nil, or what is wrong with the proxy
+	Health   func() error                                 // returns nil if the proxy is healthy
 	Trust    func(allow []string) (pem string, err error) // returns the certificate that a sandbox with the allowlist trusts, "" for none
 	Logger   *slog.Logger
 }
 
-// maxBody bounds a request's body in bytes.
+// maxBody bounds a request's body, in bytes.
 const maxBody = 1 << 20
 
 var statuses = map[string]int{
@@ -38,7 +37,7 @@ var statuses = map[string]int{
 
 type handler struct{ Config }
 
-// New makes the handler.
+// New returns the handler of the API.
 func New(cfg Config) http.Handler {
 	h := handler{cfg}
 	mux := http.NewServeMux()
@@ -52,7 +51,7 @@ func New(cfg Config) http.Handler {
 	return mux
 }
 
-// Health answers 200, or 503 and what is wrong.
+// Health returns a handler that answers 200 if check returns nil, else 503 and the error.
 func Health(check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if err := check(); err != nil {
@@ -93,23 +92,23 @@ func write(w http.ResponseWriter, status int, v any) {
 	}
 	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(v) //nolint:errcheck // whoever asked is gone
+	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client is gone
 }
 
 func decode(r *http.Request, v any) error {
 	raw, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
 	if err != nil {
-		return api.Invalid("", "the body: %v", err)
+		return api.Invalid("", "body: %v", err)
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
-		return api.Invalid("", "the body: %v", err)
+		return api.Invalid("", "body: %v", err)
 	}
 	return nil
 }
 
-// number reads a number of the query; absent it is 0.
+// number returns a number of the query, 0 if it is absent.
 func number(r *http.Request, name string) (uint64, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
