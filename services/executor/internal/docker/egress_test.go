@@ -216,7 +216,7 @@ func TestEgressDial(t *testing.T) {
 		t.Error("a closed connection can be written")
 	}
 	poll(t, "the commands' end", func() error {
-		top, err := e.p.api.ContainerTop(t.Context(), e.at.id, nil)
+		top, err := e.p.api.ContainerTop(t.Context(), e.running.id, nil)
 		if err == nil && len(top.Processes) != 1 {
 			err = fmt.Errorf("processes: %v", top.Processes)
 		}
@@ -239,7 +239,7 @@ func TestEgressDial(t *testing.T) {
 	if err := drain(res.Body); err != nil || res.StatusCode != http.StatusOK {
 		t.Errorf("%s, %v", res.Status, err)
 	}
-	if err := e.p.api.ContainerStop(t.Context(), e.at.id, container.StopOptions{}); err != nil {
+	if err := e.p.api.ContainerStop(t.Context(), e.running.id, container.StopOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := io.ReadAll(in); len(out) > 0 {
@@ -277,7 +277,7 @@ func TestEgressDiffers(t *testing.T) {
 		if err := another.Ensure(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		another.forget(another.at)
+		another.forget(another.running)
 	}
 	said := bed.log.take()
 	for _, want := range []string{"[image network ANTHROPIC_API_KEY]", "docker stop " + e.Name(), "docker rm -f " + e.Name()} {
