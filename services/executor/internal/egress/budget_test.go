@@ -26,14 +26,14 @@ func counted(t *testing.T, model string) (func(*egress.Config, *egress.Deps), *a
 
 const priced = "claude-sonnet-4-5"
 
-// The call that would come after the budget is used up is not made, and the journal says why; another execution begins anew.
-func TestBudget(t *testing.T) {
+// A call after the budget is used up is refused, and the journal has the reason. Another execution starts with a new budget.
+func TestBudget_RefusesTheCallAfterTheLimit(t *testing.T) {
 	t.Parallel()
 	const cost = (7*3.0 + 3*15.0) / 1e6 // of ten tokens, by the price table
 	for name, c := range map[string]struct {
 		model  string
 		budget events.Budget
-		spent  uint64 // tokens, as the holder knows
+		spent  uint64 // tokens, as the executor reports
 		calls  int32
 		says   string
 	}{
@@ -75,7 +75,7 @@ func TestBudget(t *testing.T) {
 			if d.Code != "BUDGET_EXHAUSTED" || !strings.Contains(d.Message, c.says) {
 				t.Errorf("journaled %+v", d)
 			}
-			// What is no call of a model goes on.
+			// Requests that are not model calls are still allowed.
 			if status, _, _ := b.post("/anthropic/v1/messages/count_tokens", "{}"); status != http.StatusOK {
 				t.Errorf("count_tokens: %d", status)
 			}
@@ -94,9 +94,9 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// What any sandbox takes on an account counts for all that have it, also what is
-// known of other engines; an account that nobody has any more is forgotten.
-func TestSharedAccount(t *testing.T) {
+// Usage on an account counts for all sandboxes that have it, including the reported usage of other engines. An account without
+// sandboxes is forgotten.
+func TestBudget_IsSharedByAllSandboxesOfAnAccount(t *testing.T) {
 	t.Parallel()
 	change, calls := counted(t, priced)
 	w := newWorld(t, change)
@@ -126,7 +126,7 @@ func TestSharedAccount(t *testing.T) {
 	for _, b := range boxes {
 		ask(b, http.StatusPaymentRequired, "tenant acme has used 45 tokens, and its budget is 45")
 	}
-	// What the holder knows by now does not count twice, and a higher limit holds at once.
+	// What the executor reports does not count twice, and a higher limit applies at once.
 	register(boxes[0], of("session "+boxes[0].id, 100, 20), of("tenant acme", 55, 45))
 	ask(boxes[0], http.StatusOK, "")
 	ask(boxes[0], http.StatusPaymentRequired, "tenant acme has used 55 tokens")
@@ -154,8 +154,8 @@ func TestSharedAccount(t *testing.T) {
 	}
 }
 
-// Who asks for settled lines as soon as an answer has ended is told of it, and of what was denied.
-func TestSettledLines(t *testing.T) {
+// Settled lines include a call whose answer has just ended, and counted denials.
+func TestLines_SettledIncludesCallsThatEnd(t *testing.T) {
 	t.Parallel()
 	change, _ := counted(t, priced)
 	w := newWorld(t, change)
@@ -177,8 +177,8 @@ func TestSettledLines(t *testing.T) {
 	}
 }
 
-// A request that goes on is not waited for.
-func TestOpenCallsAreNotWaitedFor(t *testing.T) {
+// Lines does not wait for a request that continues.
+func TestLines_DoesNotWaitForOpenCalls(t *testing.T) {
 	t.Parallel()
 	asked, answer := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -100,7 +100,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-func TestUsage(t *testing.T) {
+func TestCommand_RefusesWrongUsage(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		args []string

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-func TestSettingsThatAreRefused(t *testing.T) {
+func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	hosts := func(entry string) func(*egress.Config) {
@@ -136,7 +136,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// Sockets have the rights that keep sandboxes from the holders' side, and what is
+// Sockets have permissions that keep sandboxes off the admin socket, and what is
 // left of a proxy that died is no obstacle.
 func TestSockets(t *testing.T) {
 	t.Parallel()

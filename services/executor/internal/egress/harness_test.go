@@ -37,10 +37,10 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// within bounds what a test waits for.
+// within bounds each wait of a test.
 const within = 20 * time.Second
 
-// world is a proxy with what it is surrounded by.
+// world is a running proxy with its client.
 type world struct {
 	t      *testing.T
 	cfg    egress.Config
@@ -51,7 +51,7 @@ type world struct {
 	stop   func() // ends the proxy, and waits
 }
 
-// names are hosts and the addresses that a look-up gives, one set for each time it is asked (the last stays).
+// names is a resolver: each host has a list of results, one for each lookup; the last one stays.
 type names struct {
 	mu    sync.Mutex
 	hosts map[string][][]string
@@ -76,7 +76,7 @@ func (n *names) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, er
 	return out, nil
 }
 
-// public is the public net: addresses, and the servers of this machine that stand for them.
+// public stands in for the internet: it maps public addresses to servers of this machine.
 type public struct {
 	mu     sync.Mutex
 	at     map[string]string
@@ -134,7 +134,7 @@ func newWorld(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 	return w
 }
 
-// start runs a proxy on the world's folder.
+// start starts a proxy in the world's folder.
 func (w *world) start() {
 	w.t.Helper()
 	s, err := egress.New(w.cfg, w.deps)
@@ -183,7 +183,7 @@ func mint(t *testing.T, kind events.Kind) string {
 	return id
 }
 
-// of is the world as another test, a part of this one, sees it.
+// of returns the world for a subtest.
 func (w *world) of(t *testing.T) *world {
 	other := *w
 	other.t = t
@@ -211,7 +211,8 @@ func (w *world) box(allow ...string) *box {
 	return b
 }
 
-// clientOf speaks as a sandbox does: routes as plain requests to the runner's address, all else through it as a proxy.
+// clientOf returns a client that works like those in a sandbox: it sends requests for routes to the runner's address, and uses
+// that address as a proxy for all others.
 func (w *world) clientOf(token string) *http.Client {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return w.dialWith(token) },
@@ -227,7 +228,7 @@ func (w *world) clientOf(token string) *http.Client {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// dialWith opens a connection and says the token.
+// dialWith opens a connection and sends the preamble with a token.
 func (w *world) dialWith(token string) (net.Conn, error) {
 	dial := func() (net.Conn, error) { return net.Dial("unix", w.cfg.ListenSandboxes) }
 	if w.issuer != nil {
@@ -243,7 +244,7 @@ func (w *world) dialWith(token string) (net.Conn, error) {
 	return c, nil
 }
 
-// raw sends bytes after the token, and gives the answer.
+// raw sends bytes after the preamble, and returns the answer.
 func (b *box) raw(text string) *http.Response {
 	b.t.Helper()
 	c, err := b.dialWith(b.token)
@@ -324,7 +325,7 @@ func decode[T any](t *testing.T, l api.Line, kind events.Type) (v T) {
 	return v
 }
 
-// safeBuffer is a buffer that a logger may write to meanwhile.
+// safeBuffer is a buffer for concurrent use.
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

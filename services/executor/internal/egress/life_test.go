@@ -31,14 +31,14 @@ func code(err error) string {
 	return ""
 }
 
-// Registrations, tokens, journals and their numbers are there after a restart.
-func TestRestart(t *testing.T) {
+// Registrations, tokens, journals and their line numbers survive a restart.
+func TestRestart_KeepsRegistrationsAndJournals(t *testing.T) {
 	t.Parallel()
 	change, _, _ := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 	w := newWorld(t, change)
 	b := w.box("ok.example")
 	b.reg.Epoch = 7
-	b.reg.Token = "" // keeps the one that is registered
+	b.reg.Token = "" // keeps the registered one
 	before, err := w.client.Register(t.Context(), b.id, b.reg)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-func TestEpochs(t *testing.T) {
+func TestRegister_RefusesLowerEpochsAndReleasedSandboxes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	b := w.box()
@@ -103,7 +103,7 @@ func TestEpochs(t *testing.T) {
 	}
 }
 
-func TestRelease(t *testing.T) {
+func TestRelease_VoidsTheTokenAndKeepsTheJournal(t *testing.T) {
 	t.Parallel()
 	started, gone := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {
@@ -128,7 +128,7 @@ func TestRelease(t *testing.T) {
 		t.Fatalf("%+v, %v", state, err)
 	}
 	<-gone
-	// What was used is told, though the call was cut.
+	// The usage is journaled although the call was canceled.
 	lines, err := w.client.Lines(t.Context(), b.id, state.Journal, 0, false)
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-func TestTokens(t *testing.T) {
+func TestTokens_IdentifyTheSandbox(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	b := w.box()
@@ -202,7 +202,7 @@ func TestTokens(t *testing.T) {
 	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != api.CodeTokenTaken {
 		t.Errorf("a token twice: %v", err)
 	}
-	// A new token voids the old one, and cuts what came in with it.
+	// A new token voids the old one, and closes its connections.
 	c, err := b.dialWith(b.token)
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func (w *world) metrics() string {
 	return string(raw)
 }
 
-func TestRegistrationsThatAreRefused(t *testing.T) {
+func TestRegister_RefusesInvalidRegistrations(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	good := "a-token-of-some-length"
@@ -286,7 +286,7 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestAckAndAfter(t *testing.T) {
+func TestAck_DeletesLines(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	b := w.box()
@@ -302,7 +302,7 @@ func TestAckAndAfter(t *testing.T) {
 	if err := w.client.Ack(t.Context(), b.id, name, 4); code(err) != api.CodeInvalid {
 		t.Errorf("ahead: %v", err)
 	}
-	// Of another journal nothing is forgotten, and all is sent.
+	// An acknowledgement of another journal deletes nothing, and its position returns all lines.
 	other := mint(t, events.KindJournal)
 	if err := w.client.Ack(t.Context(), b.id, other, 2); err != nil {
 		t.Error(err)
@@ -321,8 +321,8 @@ func TestAckAndAfter(t *testing.T) {
 	}
 }
 
-// A proxy that is told to end lets an answer come to its end, and takes nothing new.
-func TestDrain(t *testing.T) {
+// A proxy that shuts down completes open answers, and accepts no connection.
+func TestDrain_OpenRequestsEnd(t *testing.T) {
 	t.Parallel()
 	next := make(chan string)
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -349,7 +349,7 @@ func TestDrain(t *testing.T) {
 		w.stop()
 		close(stopped)
 	}()
-	poll(t, "no more connections are taken", func() bool {
+	poll(t, "no more connections are accepted", func() bool {
 		c, err := net.Dial("unix", w.cfg.ListenSandboxes)
 		if err == nil {
 			c.Close()
@@ -373,8 +373,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// When the time to drain is over, what is open is cut, and journaled.
-func TestDrainIsBounded(t *testing.T) {
+// After the drain time, or a second signal, open requests are canceled and journaled.
+func TestDrain_IsBoundedByTimeAndSecondSignal(t *testing.T) {
 	t.Parallel()
 	change := models(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -413,8 +413,8 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 }
 
-// Two proxies do not share a folder, nor a socket.
-func TestTwoProxies(t *testing.T) {
+// A proxy refuses the folder and the socket of another proxy.
+func TestNew_RefusesAFolderInUse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	if _, err := egress.New(w.cfg, egress.Deps{}); err == nil || !strings.Contains(err.Error(), "in use by another egress proxy") {

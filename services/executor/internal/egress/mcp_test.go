@@ -122,7 +122,7 @@ func TestServers(t *testing.T) {
 }
 
 // An MCP server at an address that is not public is not reached, whatever the definition says.
-func TestServersOfThePrivate(t *testing.T) {
+func TestServers_PrivateAddressesAreDenied(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	b := newWorld(t, change).box()
@@ -140,8 +140,8 @@ func TestServersOfThePrivate(t *testing.T) {
 	}
 }
 
-// What cannot be an MCP server is refused by the field, without its values.
-func TestServersRefused(t *testing.T) {
+// A refused MCP server is named by its field, without its values.
+func TestRegister_RefusesInvalidServers(t *testing.T) {
 	t.Parallel()
 	b := newWorld(t, nil).box()
 	many := make([]api.Upstream, 65)
@@ -168,8 +168,8 @@ func TestServersRefused(t *testing.T) {
 	}
 }
 
-// The proxy forgets servers when it ends; the journal says so to the holder, who registers them again.
-func TestServersAfterRestart(t *testing.T) {
+// A restarted proxy has no servers. Its journal shows that to the executor, which registers them again.
+func TestServers_AreUnknownAfterARestart(t *testing.T) {
 	t.Parallel()
 	change, _, _ := around(t, tells)
 	w := newWorld(t, change)
@@ -191,7 +191,7 @@ func TestServersAfterRestart(t *testing.T) {
 }
 
 // A connection that is to reach hosts alone reaches those of the allowlist, and neither models nor MCP servers.
-func TestHostsAlone(t *testing.T) {
+func TestHostsOnly_ReachesNoModelsAndServers(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, tells)
 	w := newWorld(t, change)
