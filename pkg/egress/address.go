@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// AddressError says why an address may not be reached.
+// AddressError is returned for an address that sandboxes may not reach.
 type AddressError struct {
 	Addr netip.Addr
 	Why  string
@@ -18,13 +18,12 @@ type block struct {
 	why    string
 }
 
-// closed are the blocks that are nobody's on the public net, or that lead
-// somewhere else than they seem to: IANA's special-purpose registries (RFC 6890
-// and what came after it) and the forms of IPv6 that carry an IPv4 address. The
-// more special block comes first.
-var closed = []block{
+// refused are address blocks that are not public, or that lead to another address than they show: IANA's special-purpose
+// registries (RFC 6890 and its successors), and the forms of IPv6 that contain an IPv4 address. Of overlapping blocks the smaller
+// one comes first.
+var refused = []block{
 	{netip.MustParsePrefix("169.254.169.254/32"), "the cloud's metadata service"},
-	{netip.MustParsePrefix("168.63.129.16/32"), "the cloud's metadata service"}, // Azure's, in the public net's numbers
+	{netip.MustParsePrefix("168.63.129.16/32"), "the cloud's metadata service"}, // Azure's, which looks like a public address
 	{netip.MustParsePrefix("fd00:ec2::254/128"), "the cloud's metadata service"},
 	{netip.MustParsePrefix("0.0.0.0/8"), "an unspecified address"},
 	{netip.MustParsePrefix("10.0.0.0/8"), "a private address"},
@@ -61,12 +60,12 @@ var closed = []block{
 }
 
 var (
-	nat64 = netip.MustParsePrefix("64:ff9b::/96")
-	open6 = netip.MustParsePrefix("2000::/3") // all that is given out for the public net
+	nat64   = netip.MustParsePrefix("64:ff9b::/96")
+	public6 = netip.MustParsePrefix("2000::/3") // all of IPv6 that IANA has allocated for public addresses
 )
 
-// CheckAddress reports an *AddressError unless an address is one of the public
-// net. Of NAT64's well-known prefix the IPv4 address inside counts.
+// CheckAddress returns an *AddressError unless an address is public. For an address in NAT64's well-known prefix it checks the IPv4
+// address inside.
 func CheckAddress(a netip.Addr) error {
 	refuse := func(why string) error { return &AddressError{Addr: a, Why: why} }
 	switch {
@@ -81,16 +80,16 @@ func CheckAddress(a netip.Addr) error {
 		}
 		return nil
 	}
-	for _, c := range closed {
+	for _, c := range refused {
 		if c.prefix.Contains(a) {
 			return refuse(c.why)
 		}
 	}
-	// An ISATAP address carries an IPv4 address in its last four bytes.
+	// An ISATAP address has an IPv4 address in its last four bytes.
 	if b := a.As16(); a.Is6() && b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe {
 		return refuse("an ISATAP address, which carries an IPv4 address")
 	}
-	if a.Is6() && !open6.Contains(a) {
+	if a.Is6() && !public6.Contains(a) {
 		return refuse("a reserved address")
 	}
 	return nil

@@ -10,24 +10,24 @@ import (
 // maxEntries bounds an allowlist.
 const maxEntries = 1000
 
-// defaultPorts are those of an entry that names none.
+// defaultPorts are the ports of an entry without one.
 var defaultPorts = [...]uint16{443, 80}
 
-// Allowlist says which targets a sandbox may name, and by which methods. The zero value allows nothing.
+// Allowlist is the set of targets that a sandbox may connect to, each with its methods. The zero value allows nothing.
 type Allowlist struct {
-	hosts     map[Host][]grant   // of a host
-	below     map[string][]grant // of all names below a name
-	selective bool               // some entry has methods
-	provider  []string           // what model providers may do
+	hosts     map[Host][]portRule   // of a host
+	below     map[string][]portRule // of all names below a name
+	selective bool                  // some entry has methods
+	provider  []string              // features that model providers may use
 }
 
-// grant is what one entry allows of a host.
-type grant struct {
+// portRule is what one entry allows for a port of a host.
+type portRule struct {
 	port    uint16
 	methods []string // none means all
 }
 
-// EntryError says which entry of an allowlist does not parse, and why.
+// EntryError is returned for an allowlist entry that does not parse.
 type EntryError struct {
 	Index  int    // from 0
 	Entry  string // as it was given
@@ -46,11 +46,10 @@ func entryError(i int, entry string, err error) *EntryError {
 	return &EntryError{Index: i, Entry: entry, Reason: reason}
 }
 
-// ParseAllowlist reads entries as ParseRule does. *.host means every name below it,
-// not itself. An entry without a port means 443 and 80, one without methods means all.
-// The error is an *EntryError, of the first entry that does not parse.
+// ParseAllowlist parses entries with ParseRule. *.host allows every name below host, but not host itself. An entry without a port
+// allows 443 and 80, one without methods allows all methods. The error is an *EntryError for the first entry that does not parse.
 func ParseAllowlist(entries []string) (Allowlist, error) {
-	a := Allowlist{hosts: map[Host][]grant{}, below: map[string][]grant{}}
+	a := Allowlist{hosts: map[Host][]portRule{}, below: map[string][]portRule{}}
 	if len(entries) > maxEntries {
 		return Allowlist{}, &EntryError{Index: maxEntries, Entry: entries[maxEntries], Reason: fmt.Sprintf("there are more than %d entries", maxEntries)}
 	}
@@ -71,7 +70,7 @@ func (a *Allowlist) add(r Rule) {
 	}
 	a.selective = a.selective || len(r.Methods) > 0
 	for _, port := range r.ports() {
-		g := grant{port, r.Methods}
+		g := portRule{port, r.Methods}
 		if r.Below {
 			a.below[r.Host.Name] = append(a.below[r.Host.Name], g)
 		} else {
@@ -80,16 +79,16 @@ func (a *Allowlist) add(r Rule) {
 	}
 }
 
-// Selective tells whether some entry has methods.
+// Selective reports whether an entry has methods.
 func (a Allowlist) Selective() bool { return a.selective }
 
 // AllowsProvider reports whether an entry allows model providers a feature.
 func (a Allowlist) AllowsProvider(feature string) bool { return slices.Contains(a.provider, feature) }
 
-// Allows tells whether an entry names the target, for whatever method.
+// Allows reports whether an entry names the target, with any method.
 func (a Allowlist) Allows(t Target) bool { return a.Access(t).Named() }
 
-// Access is what all entries that name a target allow of it together.
+// Access returns what the entries together allow for a target.
 func (a Allowlist) Access(t Target) Access {
 	var out Access
 	out.add(a.hosts[t.Host], t.Port)
@@ -103,13 +102,13 @@ func (a Allowlist) Access(t Target) Access {
 	}
 }
 
-// Access is what an allowlist allows of one target. The zero value is nothing.
+// Access is what an allowlist allows for a target. The zero value allows nothing.
 type Access struct {
 	all     bool
 	methods []string // sorted
 }
 
-func (a *Access) add(list []grant, port uint16) {
+func (a *Access) add(list []portRule, port uint16) {
 	for _, g := range list {
 		switch {
 		case g.port != port:
@@ -123,16 +122,16 @@ func (a *Access) add(list []grant, port uint16) {
 	}
 }
 
-// Named tells whether anything is allowed.
+// Named reports whether any method is allowed.
 func (a Access) Named() bool { return a.all || len(a.methods) > 0 }
 
-// All tells whether every method is allowed, so that nobody has to look at requests.
+// All reports whether every method is allowed, so that requests need not be inspected.
 func (a Access) All() bool { return a.all }
 
-// Allows tells whether a method is; upper and lower case differ.
+// Allows reports whether a method is allowed. Methods are case-sensitive.
 func (a Access) Allows(method string) bool { return a.all || slices.Contains(a.methods, method) }
 
-// Methods are those that are allowed, sorted; nil where all are, or nothing is.
+// Methods returns the allowed methods, sorted. It returns nil if all methods are allowed, or none.
 func (a Access) Methods() []string {
 	if a.all {
 		return nil

@@ -1,7 +1,5 @@
-// Package egress says where a sandbox may connect to: how a host is spelled,
-// which hosts an allowlist names, which addresses are nobody's to reach. It is
-// pure, and the one reading of an allowlist: what the public API takes, the
-// egress proxy takes.
+// Package egress parses hosts and allowlists, and checks addresses: it determines where a sandbox may connect to. It has no side
+// effects. The public API and the egress proxy both use it, so they accept the same allowlists.
 package egress
 
 import (
@@ -13,14 +11,13 @@ import (
 	"strings"
 )
 
-// Host is a host in its one spelling: a name in lower case without a trailing
-// dot, or an address.
+// Host is a host in canonical form: a name in lower case without a trailing dot, or an address.
 type Host struct {
 	Name string     // "" for an address
 	Addr netip.Addr // invalid for a name
 }
 
-// String is the host as a URL has it, without brackets.
+// String returns the host as in a URL, without brackets.
 func (h Host) String() string {
 	if h.Name != "" {
 		return h.Name
@@ -28,7 +25,7 @@ func (h Host) String() string {
 	return h.Addr.String()
 }
 
-// HostError says why a text is no host.
+// HostError is returned for a text that is not a host.
 type HostError struct {
 	Host   string // as it was given, made printable
 	Reason string
@@ -42,11 +39,9 @@ const (
 	maxLabel = 63
 )
 
-// ParseHost reads a name or an address as it stands in a URL or an authority,
-// IPv6 addresses in brackets. It takes one spelling of each: no IPv4 address in
-// short, octal, hexadecimal or plain number form, no zone, no IPv4 address
-// dressed as IPv6, no character beyond letters, digits, hyphen, underscore and
-// dot. What it refuses is a *HostError.
+// ParseHost parses a name or an address as in a URL or an authority, IPv6 addresses in brackets. It accepts one form of each: no
+// IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address, and no character except
+// letters, digits, hyphen, underscore and dot. The error is a *HostError.
 func ParseHost(s string) (Host, error) {
 	h, err := parseHost(s)
 	if err != nil {
@@ -125,8 +120,7 @@ func checkLabel(l string) error {
 	return nil
 }
 
-// numeric tells whether a last label makes its host an IPv4 address in the eyes
-// of some parser: digits, or hexadecimal after 0x.
+// numeric reports whether some parsers take a host with this last label for an IPv4 address: digits, or hexadecimal after 0x.
 func numeric(l string) bool {
 	if hex, ok := strings.CutPrefix(l, "0x"); ok {
 		return strings.Trim(hex, "0123456789abcdef") == ""
@@ -140,10 +134,10 @@ type Target struct {
 	Port uint16
 }
 
-// String is the target as an authority.
+// String returns the target as an authority, host:port.
 func (t Target) String() string { return net.JoinHostPort(t.Host.String(), strconv.Itoa(int(t.Port))) }
 
-// ParseTarget reads host:port, or a host alone when there is a port to assume (not 0).
+// ParseTarget parses host:port, or a host without a port if assume is not 0: then assume is the port.
 func ParseTarget(authority string, assume uint16) (Target, error) {
 	host, port := authority, ""
 	if i := strings.LastIndexByte(authority, ':'); i >= 0 && i > strings.LastIndexByte(authority, ']') {
@@ -171,7 +165,7 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// Printable is a text of unknown origin, quoted, at most 100 bytes of it.
+// Printable returns the first 100 bytes of an untrusted text, quoted.
 func Printable(s string) string {
 	const most = 100
 	if len(s) > most {

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// providerPrefix begins an entry that is about what a model provider does itself, on its own servers.
+// providerPrefix is the prefix of an entry that allows model providers a feature, which runs on the provider's servers.
 const providerPrefix = "provider:"
 
-// What an entry can allow a model provider to do for an agent. Tools have the name of their type, without a date.
+// Features of model providers. A tool has the name of its type, without a date.
 const (
 	ProviderURL    = "url"    // fetch images and documents by their URLs
 	ProviderFile   = "file"   // read files of the account
-	ProviderStored = "stored" // go on from responses, conversations, prompts and containers of the account
+	ProviderStored = "stored" // use responses, conversations, prompts and containers that are stored in the account
 )
 
 // providerFeatures are the names that may follow providerPrefix, sorted.
@@ -21,13 +21,13 @@ var providerFeatures = []string{
 	"code_execution", "code_interpreter", "computer_use", ProviderFile, "file_search", "image_generation", "mcp", "shell", ProviderStored, ProviderURL, "web_fetch", "web_search",
 }
 
-// IsProviderFeature reports whether an entry can allow what has the name.
+// IsProviderFeature reports whether a name is a feature that an entry can allow.
 func IsProviderFeature(name string) bool { return slices.Contains(providerFeatures, name) }
 
-// ProviderEntry is the entry that allows a feature.
+// ProviderEntry returns the entry that allows a feature.
 func ProviderEntry(feature string) string { return providerPrefix + feature }
 
-// parseProvider reads provider:feature. ok is false for an entry that is about a host; provider:443 is one.
+// parseProvider parses provider:feature. ok is false for an entry with a host, such as provider:443.
 func parseProvider(entry string) (feature string, ok bool, err error) {
 	feature, ok = strings.CutPrefix(entry, providerPrefix)
 	if !ok || strings.Trim(feature, "0123456789") == "" {

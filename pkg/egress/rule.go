@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// Form says what an entry of an allowlist looks like.
+// Form describes an allowlist entry, for error messages.
 const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com"
 
-// Bounds of an entry's methods.
+// Limits of an entry's methods.
 const (
 	maxMethods = 16
 	maxMethod  = 32 // characters
@@ -21,17 +21,16 @@ const (
 // Rule is an entry of an allowlist.
 type Rule struct {
 	Methods []string // sorted; none means all
-	Below   bool     // all names below Host, not itself
+	Below   bool     // the rule is for all names below Host, but not for Host
 	Host    Host
 	Port    uint16 // 0 means 443 and 80
 
-	Provider string // what a model provider may do; the entry is about no host then
+	Provider string // a feature that model providers may use; all other fields are empty then
 }
 
-// ParseRule reads an entry of an allowlist: host, host:port, *.host or *.host:port,
-// where a host may be a public address. Methods may stand before it, in upper case, with
-// commas between them and one space behind them. An entry provider:NAME is about what model providers
-// may do for the agent.
+// ParseRule parses an allowlist entry: host, host:port, *.host or *.host:port, where host may be a public address. Methods may
+// precede the host: in upper case, separated by commas, with one space after the last. An entry provider:NAME allows model providers
+// a feature.
 func ParseRule(entry string) (Rule, error) {
 	var r Rule
 	if entry == "" {
@@ -73,7 +72,7 @@ func parseMethods(s string) ([]string, error) {
 	return list, nil
 }
 
-// parseTarget reads what stands behind the methods.
+// parseTarget parses the part of an entry after the methods.
 func (r *Rule) parseTarget(s string) error {
 	if strings.Contains(s, "/") {
 		return errors.New("it is a URL or a network, not a host")
@@ -107,7 +106,7 @@ func (r *Rule) parseTarget(s string) error {
 	return nil
 }
 
-// String is the entry in its one spelling: methods sorted, the host as Host has it.
+// String returns the entry in canonical form: with sorted methods and a canonical host.
 func (r Rule) String() string {
 	if r.Provider != "" {
 		return ProviderEntry(r.Provider)
@@ -128,7 +127,7 @@ func (r Rule) String() string {
 	return s
 }
 
-// ports are those that the rule is about.
+// ports returns the ports that the rule allows.
 func (r Rule) ports() []uint16 {
 	if r.Port != 0 {
 		return []uint16{r.Port}
@@ -136,21 +135,21 @@ func (r Rule) ports() []uint16 {
 	return defaultPorts[:]
 }
 
-// Layer is entries, and where they come from.
+// Layer is a list of entries with their source.
 type Layer struct {
 	From    string
 	Entries []string
 }
 
-// Sourced is an entry in its one spelling, and the first layer that has it.
+// Sourced is an entry in canonical form, and the source of the first layer that has it.
 type Sourced struct {
 	Entry string
 	From  string
 }
 
-// LayerError is why layers make no allowlist.
+// LayerError is returned for layers that cannot be combined.
 type LayerError struct {
-	From string // the layer at fault
+	From string // the source of the invalid layer
 	Err  error
 }
 
@@ -158,9 +157,9 @@ func (e *LayerError) Error() string { return fmt.Sprintf("egress of %s: %v", e.F
 
 func (e *LayerError) Unwrap() error { return e.Err }
 
-// Union is what all layers name together, in their order, each entry once. More
-// than most entries, or one that does not parse, is a *LayerError.
-func Union(most int, layers ...Layer) ([]Sourced, error) {
+// Union returns the entries of all layers, in their order, each once. The error is a *LayerError: for more than limit entries, or an
+// entry that does not parse.
+func Union(limit int, layers ...Layer) ([]Sourced, error) {
 	var out []Sourced
 	seen := map[string]bool{}
 	for _, l := range layers {
@@ -173,8 +172,8 @@ func Union(most int, layers ...Layer) ([]Sourced, error) {
 				seen[s] = true
 				out = append(out, Sourced{Entry: s, From: l.From})
 			}
-			if len(out) > most {
-				return nil, &LayerError{l.From, fmt.Errorf("with it there are more than %d entries in all", most)}
+			if len(out) > limit {
+				return nil, &LayerError{l.From, fmt.Errorf("with it there are more than %d entries in all", limit)}
 			}
 		}
 	}

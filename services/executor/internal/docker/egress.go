@@ -24,70 +24,69 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// EgressConfig is of the egress proxy that a provider keeps on its engine.
+// EgressConfig configures the egress proxy on a provider's engine.
 type EgressConfig struct {
-	// Image has the egress program as its entrypoint. It is required.
+	// Image is an image whose entrypoint is the egress program. It is required.
 	Image   string
-	Network string // the container's, by which the proxy reaches the world; "" for bridge
-	// Env are the proxy's settings, models' keys among them, by their variables' names.
+	Network string // of the container, with access to the internet; "" means bridge
+	// Env has the proxy's settings by their variables, including the keys of models.
 	Env map[string]string
 }
 
-// EgressProxy is the egress proxy of an engine, which runs there as a container:
-// one for each engine, whoever made it. It outlives executors; nobody removes it
-// or its two volumes but people. Several may stand for the same container at
-// once. It is safe for concurrent use.
+// EgressProxy manages the egress proxy of an engine: one container, which all executors of the engine share and which outlives
+// them. Spool never removes the container or its two volumes; an operator does. Several EgressProxy values, also in different
+// executors, may manage the same container. It is safe for concurrent use.
 type EgressProxy struct {
 	p      *Provider
 	cfg    EgressConfig
-	within time.Duration // until it is ready
+	within time.Duration // limit of the time until the proxy is ready
 
-	runs singleflight.Group
-	mu   sync.Mutex
-	at   *egressAt // nil while it is not known to run
-	told string    // the container whose other settings were told
+	runs    singleflight.Group
+	mu      sync.Mutex
+	running *egressContainer // nil while the container is not known to run
+	warned  string           // id of the container whose different settings were logged
 }
 
-// egressAt is the container.
-type egressAt struct {
+// egressContainer is the container of the proxy.
+type egressContainer struct {
 	id         string
-	entrypoint []string // what is called with health and dial
+	entrypoint []string // the egress program, for its commands health and dial
 }
 
 const (
 	roleEgress = "egress"
-	// labelEgress is what a volume of the proxy's is for. These have no role: no sweep takes them.
+	// labelEgress is the purpose of a volume of the proxy. The volumes have no role label, so no sweep removes them.
 	labelEgress = "dev.spool.egress"
 )
 
-// In the proxy's container. Its user is not that of sandboxes: the kernel counts
-// what a user has open together for all containers.
+// Paths and limits in the proxy's container. Its user differs from that of sandboxes, because the kernel counts the resources of a
+// user over all containers.
 const (
 	egressUser      = 10002
 	egressSandboxes = "/spool/sandboxes"
 	egressAdmin     = "/spool/admin"
 	egressData      = "/spool/data"
-	// egressMemory is for the proxy and one small process for each connection of an executor, in bytes.
+	// egressMemory is the limit for the proxy and one small process for each connection of an executor, in bytes.
 	egressMemory = 1 << 30
 	egressPIDs   = 4096
-	// egressDrain is the time of open requests when the container is stopped, egressStop that of the container, in seconds.
+	// egressDrain is how long open requests may continue when the container is stopped, egressStop how long the container may, in seconds.
 	egressDrain = 20
 	egressStop  = 30
 )
 
 const (
-	// egressWithin bounds how long the proxy may take to be ready.
+	// egressWithin bounds how long the proxy may take to become ready.
 	egressWithin = time.Minute
-	// egressCrashes is how often it may end meanwhile.
+	// egressCrashes is how often it may exit in that time.
 	egressCrashes = 3
 )
 
-// EgressVolume is the name of the volume with the socket for sandboxes, for Config.EgressSockets.
+// EgressVolume returns the name of the volume with the socket for sandboxes, for Config.EgressSockets.
 func EgressVolume(engine string) string { return prefix + "egress-" + engine }
 
 func egressDataVolume(engine string) string { return EgressVolume(engine) + "-data" }
 
-// NewEgressProxy gives the proxy of a provider's engine. It asks nothing of the engine yet.
+// NewEgressProxy returns the proxy of a provider's engine. It sends no request to the engine.
 func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
 	if cfg.Image == "" {
 		return nil, errors.New("egress proxy: Image is required")
@@ -107,68 +106,66 @@ func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
 	return &EgressProxy{p: p, cfg: cfg, within: egressWithin}, nil
 }
 
-// Name is the container's.
+// Name returns the container's name.
 func (e *EgressProxy) Name() string { return EgressVolume(e.p.cfg.Engine) }
 
-// Ensure makes sure that the proxy runs and is well. It makes and starts the
-// container if need be; one that is there stays as it is, and what differs from
-// the config is logged. An engine that does not answer gives a *sandbox.Error
-// with sandbox.CodeEngineUnavailable.
+// Ensure blocks until the proxy runs and is healthy. It creates and starts the container if necessary. An existing container is
+// not changed: Ensure logs the settings in which it differs from the config. If the engine does not answer, the error is a
+// *sandbox.Error of CodeEngineUnavailable.
 func (e *EgressProxy) Ensure(ctx context.Context) error {
 	_, err := e.ensured(ctx)
 	return err
 }
 
-// ensured gives the container. Those who want it at once share the work, which
-// goes on for the others when one of them gives up.
-func (e *EgressProxy) ensured(ctx context.Context) (*egressAt, error) {
+// ensured returns the running container. Concurrent calls share the work, which continues when one of them is canceled.
+func (e *EgressProxy) ensured(ctx context.Context) (*egressContainer, error) {
 	e.mu.Lock()
-	at := e.at
+	c := e.running
 	e.mu.Unlock()
-	if at != nil {
-		return at, nil
+	if c != nil {
+		return c, nil
 	}
 	done := e.runs.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pullWithin+e.within)
 		defer cancel()
-		at, err := e.ensure(ctx)
+		c, err := e.ensure(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.at = at
-		return at, nil
+		e.running = c
+		return c, nil
 	})
 	select {
 	case r := <-done:
 		if r.Err != nil {
 			return nil, r.Err
 		}
-		return r.Val.(*egressAt), nil //nolint:forcetypeassert // it is what is put in
+		return r.Val.(*egressContainer), nil //nolint:forcetypeassert // the function above returns it
 	case <-ctx.Done():
 		return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), ctx.Err())
 	}
 }
 
-// forget lets the container be looked for again.
-func (e *EgressProxy) forget(at *egressAt) {
+// forget makes the next call look for the container again.
+func (e *EgressProxy) forget(c *egressContainer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.at == at {
-		e.at = nil
+	if e.running == c {
+		e.running = nil
 	}
 }
 
-// ensure finds the container or makes it. Its name is the lock: of those who make it at once, one does.
-func (e *EgressProxy) ensure(ctx context.Context) (*egressAt, error) {
+// ensure finds or creates the container. The container's name is the lock: of concurrent creations one succeeds.
+func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 	var err error
 	for range attempts {
 		var id string
 		if id, err = e.find(ctx); err == nil {
-			var at *egressAt
-			if at, err = e.once(ctx, id); err == nil {
-				return at, nil
+			var c *egressContainer
+			if c, err = e.ensureOnce(ctx, id); err == nil {
+				return c, nil
 			}
 		}
 		if !errors.Is(err, errVanished) {
@@ -180,29 +177,29 @@ func (e *EgressProxy) ensure(ctx context.Context) (*egressAt, error) {
 		case <-time.After(look):
 		}
 	}
-	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "it can be neither found nor made: if a container of that name is not Spool's, rename it", err)
+	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "it can neither be found nor created: if a container of that name is not Spool's, rename it", err)
 }
 
-// once brings the container of that id to run, or makes one if there is no id.
-func (e *EgressProxy) once(ctx context.Context, id string) (*egressAt, error) {
-	made := id == ""
-	if made {
+// ensureOnce starts the container with an id, or creates one if the id is "".
+func (e *EgressProxy) ensureOnce(ctx context.Context, id string) (*egressContainer, error) {
+	create := id == ""
+	if create {
 		var err error
-		if id, err = e.make(ctx); err != nil {
+		if id, err = e.create(ctx); err != nil {
 			return nil, err
 		}
 	}
-	at, err := e.start(ctx, id, !made)
-	if made && err != nil && !guest.IsUnavailable(err) && !errors.Is(err, errVanished) && ctx.Err() == nil {
-		// Nobody had any use of it, and the next one may have better settings.
+	c, err := e.start(ctx, id, !create)
+	if create && err != nil && !guest.IsUnavailable(err) && !errors.Is(err, errVanished) && ctx.Err() == nil {
+		// No sandbox uses it, and the next executor may have working settings.
 		if rerr := e.p.remove(ctx, id); rerr != nil {
-			e.p.cfg.Logger.Warn("an egress proxy that does not work could not be removed", "container", e.Name(), "error", rerr)
+			e.p.cfg.Logger.Warn("remove an egress proxy that does not work", "container", e.Name(), "error", rerr)
 		}
 	}
-	return at, err
+	return c, err
 }
 
-// find gives the container's id, "" if there is none.
+// find returns the container's id, "" if there is none.
 func (e *EgressProxy) find(ctx context.Context) (string, error) {
 	list, err := call(ctx, e.p, "look for the container", func(ctx context.Context) ([]container.Summary, error) {
 		return e.p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
@@ -214,8 +211,8 @@ func (e *EgressProxy) find(ctx context.Context) (string, error) {
 	return list[0].ID, nil
 }
 
-// make makes the container, with what it needs.
-func (e *EgressProxy) make(ctx context.Context) (string, error) {
+// create creates the container and its volumes.
+func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	if _, err := e.p.lookUp(ctx, e.cfg.Image, true); err != nil {
 		return "", err
 	}
@@ -227,20 +224,20 @@ func (e *EgressProxy) make(ctx context.Context) (string, error) {
 		return e.p.api.ContainerCreate(ctx, config, host, nil, nil, e.Name())
 	})
 	if errdefs.IsConflict(err) {
-		return "", fmt.Errorf("another executor makes it: %w: %w", errVanished, err) // it is found the next time
+		return "", fmt.Errorf("another executor creates it: %w: %w", errVanished, err) // ensure finds it in its next attempt
 	}
 	if err != nil {
 		return "", err
 	}
-	e.p.cfg.Logger.Info("made the engine's egress proxy", "container", e.Name(), "image", e.cfg.Image, "network", e.cfg.Network)
+	e.p.cfg.Logger.Info("created the engine's egress proxy", "container", e.Name(), "image", e.cfg.Image, "network", e.cfg.Network)
 	return made.ID, nil
 }
 
-// volumes makes the sockets' folder and the data's, the proxy's own. To do so twice changes nothing.
+// volumes creates the volumes of sockets and data, and makes the proxy's user their owner. It is idempotent.
 func (e *EgressProxy) volumes(ctx context.Context) error {
 	sockets, data := EgressVolume(e.p.cfg.Engine), egressDataVolume(e.p.cfg.Engine)
-	for name, what := range map[string]string{sockets: "sockets", data: "data"} {
-		if err := e.p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelEngine: e.p.cfg.Engine, labelEgress: what}); err != nil {
+	for name, purpose := range map[string]string{sockets: "sockets", data: "data"} {
+		if err := e.p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelEngine: e.p.cfg.Engine, labelEgress: purpose}); err != nil {
 			return err
 		}
 	}
@@ -265,7 +262,7 @@ func (e *EgressProxy) volumes(ctx context.Context) error {
 	})
 }
 
-// profile is the container.
+// profile returns the configuration of the container.
 func (e *EgressProxy) profile() (*container.Config, *container.HostConfig) {
 	pids, stop := int64(egressPIDs), egressStop
 	var env []string
@@ -291,18 +288,18 @@ func (e *EgressProxy) profile() (*container.Config, *container.HostConfig) {
 	return config, host
 }
 
-// start starts the container unless it runs, and waits until the proxy is well.
-func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egressAt, error) {
+// start starts the container unless it runs, and blocks until the proxy is healthy. found is set for a container that existed before.
+func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egressContainer, error) {
 	got, err := e.inspect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	at := &egressAt{id: id, entrypoint: got.Config.Entrypoint}
+	c := &egressContainer{id: id, entrypoint: got.Config.Entrypoint}
 	switch {
-	case len(at.entrypoint) == 0:
+	case len(c.entrypoint) == 0:
 		return nil, guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q has no entrypoint: use one whose entrypoint is the egress program", got.Config.Image), nil)
 	case got.State.Paused:
-		return nil, errors.New("somebody paused it: docker unpause " + e.Name())
+		return nil, errors.New("it is paused: run docker unpause " + e.Name())
 	case got.State.Dead || got.State.Status == container.StateRemoving:
 		return nil, fmt.Errorf("the container: %w", errVanished)
 	}
@@ -311,7 +308,7 @@ func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egress
 			return nil, err
 		}
 	}
-	if !got.State.Running { // one that restarts counts as running
+	if !got.State.Running { // a container that restarts counts as running
 		err := e.p.start(ctx, id)
 		if errdefs.IsNotFound(err) { // the container, or its network
 			if _, gone := e.inspect(ctx, id); gone != nil {
@@ -322,7 +319,7 @@ func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egress
 			return nil, fmt.Errorf("in network %s: %w", got.HostConfig.NetworkMode, err)
 		}
 	}
-	return at, e.ready(ctx, at, got.RestartCount)
+	return c, e.ready(ctx, c, got.RestartCount)
 }
 
 func (e *EgressProxy) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
@@ -333,8 +330,8 @@ func (e *EgressProxy) inspect(ctx context.Context, id string) (container.Inspect
 	return got, err
 }
 
-// compare tells what of a container is not as this executor would have made it.
-// Only names are told: values are secret.
+// compare logs the settings in which a container differs from those of this executor, once for each container. It logs names only,
+// since values may be secret.
 func (e *EgressProxy) compare(ctx context.Context, got container.InspectResponse) error {
 	other, err := e.otherImage(ctx, got)
 	if err != nil {
@@ -358,19 +355,19 @@ func (e *EgressProxy) compare(ctx context.Context, got container.InspectResponse
 		}
 	}
 	e.mu.Lock()
-	told := e.told == got.ID
-	e.told = got.ID
+	warned := e.warned == got.ID
+	e.warned = got.ID
 	e.mu.Unlock()
-	if len(differs) > 0 && !told {
-		e.p.cfg.Logger.Warn("the engine's egress proxy was made with other settings than this executor's, and stays as it is, since sandboxes use it: give executors of an engine the same settings, "+
-			"and to replace it, when no execution runs, do `docker stop "+e.Name()+" && docker rm -f "+e.Name()+"` there; the executors make it again",
+	if len(differs) > 0 && !warned {
+		e.p.cfg.Logger.Warn("the engine's egress proxy was created with other settings than this executor's, and is not changed, since sandboxes use it: give all executors of an engine the same settings; "+
+			"to replace the proxy, when no execution runs, run `docker stop "+e.Name()+" && docker rm -f "+e.Name()+"` on the engine's machine; the executors create it again",
 			"container", e.Name(), "differs", differs)
 	}
 	return nil
 }
 
-// otherImage tells whether a container was made from another image than the
-// config's is by now. One that is no longer on the engine is known by its name.
+// otherImage reports whether a container was created from another image than the one that the config names now. If that image is
+// not on the engine any more, otherImage compares the names.
 func (e *EgressProxy) otherImage(ctx context.Context, got container.InspectResponse) (bool, error) {
 	img, err := call(ctx, e.p, "look up image "+e.cfg.Image, func(ctx context.Context) (image.InspectResponse, error) {
 		return e.p.api.ImageInspect(ctx, e.cfg.Image)
@@ -381,21 +378,22 @@ func (e *EgressProxy) otherImage(ctx context.Context, got container.InspectRespo
 	return img.ID != got.Image, err
 }
 
-// ready waits until the proxy says that it is well.
-func (e *EgressProxy) ready(ctx context.Context, at *egressAt, restarts int) error {
+// ready blocks until the proxy's health check succeeds. It fails early if the container restarts egressCrashes times; restarts is
+// its count of restarts so far.
+func (e *EgressProxy) ready(ctx context.Context, c *egressContainer, restarts int) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within)
 	defer cancel()
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	for {
-		out, asked := e.ask(bounded, at, "health")
-		if asked == nil && out.Code == 0 {
+		out, askErr := e.command(bounded, c, "health")
+		if askErr == nil && out.Code == 0 {
 			return nil
 		}
-		if guest.IsUnavailable(asked) {
-			return asked
+		if guest.IsUnavailable(askErr) {
+			return askErr
 		}
-		now, err := e.inspect(ctx, at.id)
+		now, err := e.inspect(ctx, c.id)
 		if err != nil {
 			return err
 		}
@@ -410,16 +408,16 @@ func (e *EgressProxy) ready(ctx context.Context, at *egressAt, restarts int) err
 			return ctx.Err()
 		}
 		said := strings.TrimSpace(out.Stdout + out.Stderr)
-		if asked != nil {
-			said = asked.Error()
+		if askErr != nil {
+			said = askErr.Error()
 		}
-		return fmt.Errorf("it does not get ready; its log ends with: %s; and its health check with: %s", e.p.lastWords(ctx, at.id), said)
+		return fmt.Errorf("it does not become ready; its log ends with: %s; its health check printed: %s", e.p.lastWords(ctx, c.id), said)
 	}
 }
 
-// ask runs a command of the egress program to its end.
-func (e *EgressProxy) ask(ctx context.Context, at *egressAt, args ...string) (guest.Answer, error) {
-	proc, err := e.exec(ctx, at, args...)
+// command runs a command of the egress program in the container, and returns its output and exit code.
+func (e *EgressProxy) command(ctx context.Context, c *egressContainer, args ...string) (guest.Answer, error) {
+	proc, err := e.exec(ctx, c, args...)
 	if err != nil {
 		return guest.Answer{}, err
 	}
@@ -429,7 +427,7 @@ func (e *EgressProxy) ask(ctx context.Context, at *egressAt, args ...string) (gu
 	said := make(chan struct{})
 	go func() {
 		defer close(said)
-		errs, _ = io.ReadAll(proc.Stderr()) // cut off with stdout, whose error counts
+		errs, _ = io.ReadAll(proc.Stderr()) // an error ends stdout as well, whose error is returned
 	}()
 	out, err := io.ReadAll(proc.Stdout())
 	<-said
@@ -440,8 +438,8 @@ func (e *EgressProxy) ask(ctx context.Context, at *egressAt, args ...string) (gu
 	return guest.Answer{Stdout: string(out), Stderr: string(errs), Code: code}, errors.Join(err, werr)
 }
 
-// exec starts a command of the egress program.
-func (e *EgressProxy) exec(ctx context.Context, at *egressAt, args ...string) (*process, error) {
-	b := &box{p: e.p, id: e.Name(), container: at.id}
-	return b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append(slices.Clone(at.entrypoint), args...)}, "")
+// exec starts a command of the egress program in the container.
+func (e *EgressProxy) exec(ctx context.Context, c *egressContainer, args ...string) (*process, error) {
+	b := &box{p: e.p, id: e.Name(), container: c.id}
+	return b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append(slices.Clone(c.entrypoint), args...)}, "")
 }

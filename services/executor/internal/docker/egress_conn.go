@@ -15,100 +15,99 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Dial opens a connection to the proxy's admin socket, by a command in its
-// container that joins it to the connection. It makes sure that the proxy runs,
-// as Ensure does. ctx bounds the opening alone. Deadlines hold; Close ends the
-// command. Each connection costs a process there, and about 60 ms.
+// Dial opens a connection to the proxy's admin socket: it runs a command in the proxy's container that connects the socket to the
+// command's stdin and stdout. Like Ensure, it starts the proxy first if necessary. ctx bounds Dial only, not the connection. The
+// connection supports deadlines, and its Close ends the command. Opening one takes a process in the container, and about 60 ms.
 func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 	var err error
 	for range 2 {
-		var at *egressAt
-		if at, err = e.ensured(ctx); err != nil {
+		var c *egressContainer
+		if c, err = e.ensured(ctx); err != nil {
 			return nil, err
 		}
 		var proc *process
-		if proc, err = e.exec(ctx, at, "dial"); err == nil {
+		if proc, err = e.exec(ctx, c, "dial"); err == nil {
 			return newEgressConn(proc), nil
 		}
 		if !errors.Is(err, sandbox.ErrNotFound) && !errdefs.IsConflict(err) {
 			break
 		}
-		e.forget(at) // it was removed, or stopped
+		e.forget(c) // the container was removed or stopped
 	}
-	if errors.Is(err, sandbox.ErrNotFound) { // of no sandbox: nobody should take it for that
-		return nil, fmt.Errorf("egress proxy %s: its container goes away: %v", e.Name(), err) //nolint:errorlint // see above
+	if errors.Is(err, sandbox.ErrNotFound) { // %v hides sandbox.ErrNotFound: no sandbox is missing
+		return nil, fmt.Errorf("egress proxy %s: its container was removed: %v", e.Name(), err) //nolint:errorlint // see above
 	}
 	return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
 }
 
-// lastSaid bounds what is kept of a command's stderr, in bytes.
-const lastSaid = 4 << 10
+// maxStderr bounds the part of a command's stderr that is kept, in bytes.
+const maxStderr = 4 << 10
 
-// egressConn is a connection through a command's streams. A pipe in between has the deadlines.
+// egressConn is a connection over a command's streams. A net.Pipe in between provides the deadlines.
 type egressConn struct {
-	net.Conn // the near end
+	net.Conn // the caller's end of the pipe
 	far      net.Conn
 	proc     *process
-	carriers sync.WaitGroup
-	cause    atomic.Pointer[error] // of the streams' end; set before the far end is closed
+	copiers  sync.WaitGroup
+	cause    atomic.Pointer[error] // why the streams ended; set before far is closed
 }
 
 func newEgressConn(proc *process) *egressConn {
 	c := &egressConn{proc: proc}
 	c.Conn, c.far = net.Pipe()
-	c.carriers.Go(func() {
-		_, _ = io.Copy(proc.Stdin(), c.far) // the other way tells why it ended
-		_ = proc.Stdin().Close()            // likewise
+	c.copiers.Go(func() {
+		_, _ = io.Copy(proc.Stdin(), c.far) // the copy of stdout records the error
+		_ = proc.Stdin().Close()            // the same
 	})
-	var said strings.Builder
-	heard := make(chan struct{})
-	c.carriers.Go(func() {
-		defer close(heard)
-		_, _ = io.CopyN(&said, proc.Stderr(), lastSaid) // its end is stdout's
+	var stderr strings.Builder
+	stderrRead := make(chan struct{})
+	c.copiers.Go(func() {
+		defer close(stderrRead)
+		_, _ = io.CopyN(&stderr, proc.Stderr(), maxStderr) // stderr ends when stdout does
 		_, _ = io.Copy(io.Discard, proc.Stderr())
 	})
-	c.carriers.Go(func() {
+	c.copiers.Go(func() {
 		_, err := io.Copy(c.far, proc.Stdout())
 		if errors.Is(err, io.ErrClosedPipe) {
-			err = nil // this side was closed
+			err = nil // the caller closed the connection
 		}
 		if err == nil {
-			<-heard
-			if text := strings.TrimSpace(said.String()); text != "" {
+			<-stderrRead
+			if text := strings.TrimSpace(stderr.String()); text != "" {
 				err = fmt.Errorf("egress proxy %s: %s", proc.b.id, text)
 			}
 		}
 		if err != nil {
 			c.cause.Store(&err)
 		}
-		_ = c.far.Close() // closing a pipe never fails
+		_ = c.far.Close() // Close of a pipe never fails
 	})
 	return c
 }
 
-// Read gives what the proxy sends; after its end, io.EOF, or why the way there ended.
+// Read reads from the proxy. After the end it returns io.EOF, or the error that ended the streams.
 func (c *egressConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	return n, c.because(err, io.EOF)
+	return n, c.causeOf(err, io.EOF)
 }
 
-// Write sends.
+// Write writes to the proxy.
 func (c *egressConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	return n, c.because(err, io.ErrClosedPipe)
+	return n, c.causeOf(err, io.ErrClosedPipe)
 }
 
-// because replaces the pipe's end by its cause.
-func (c *egressConn) because(err, end error) error {
+// causeOf returns the error that ended the streams in place of the pipe's end error.
+func (c *egressConn) causeOf(err, end error) error {
 	if cause := c.cause.Load(); cause != nil && errors.Is(err, end) {
 		return *cause
 	}
 	return err
 }
 
-// Close ends the command, which ends with its stdin, and returns when nothing of the connection is left here.
+// Close ends the command, and returns when all goroutines of the connection have ended.
 func (c *egressConn) Close() error {
 	err := errors.Join(c.Conn.Close(), c.proc.Kill())
-	c.carriers.Wait()
+	c.copiers.Wait()
 	return err
 }

@@ -20,7 +20,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
-	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // Several executors start the proxy at once; it is one. A sandbox reaches a model
@@ -53,7 +53,7 @@ func TestEgressProxy(t *testing.T) {
 	client, dials := reach(t, e)
 	spec := newSpec(t)
 	spec.Labels.Engine, spec.EgressToken = bed.cfg.Engine, "token-of-the-sandbox"
-	if s, err := client.Register(t.Context(), spec.ID, egress.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Execution: newID(t, events.KindExecution), Allow: []string{}}); err != nil || s.Epoch != 1 {
+	if s, err := client.Register(t.Context(), spec.ID, api.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Execution: newID(t, events.KindExecution), Allow: []string{}}); err != nil || s.Epoch != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	b := create(t, p, spec)
@@ -152,7 +152,7 @@ func poll(t testing.TB, what string, f func() error) {
 	}
 }
 
-func waitLines(t *testing.T, c *egress.Client, id string, want int) {
+func waitLines(t *testing.T, c *api.Client, id string, want int) {
 	t.Helper()
 	poll(t, "lines", func() error {
 		lines, err := c.Lines(t.Context(), id, "", 0, false)
@@ -216,7 +216,7 @@ func TestEgressDial(t *testing.T) {
 		t.Error("a closed connection can be written")
 	}
 	poll(t, "the commands' end", func() error {
-		top, err := e.p.api.ContainerTop(t.Context(), e.at.id, nil)
+		top, err := e.p.api.ContainerTop(t.Context(), e.running.id, nil)
 		if err == nil && len(top.Processes) != 1 {
 			err = fmt.Errorf("processes: %v", top.Processes)
 		}
@@ -239,7 +239,7 @@ func TestEgressDial(t *testing.T) {
 	if err := drain(res.Body); err != nil || res.StatusCode != http.StatusOK {
 		t.Errorf("%s, %v", res.Status, err)
 	}
-	if err := e.p.api.ContainerStop(t.Context(), e.at.id, container.StopOptions{}); err != nil {
+	if err := e.p.api.ContainerStop(t.Context(), e.running.id, container.StopOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := io.ReadAll(in); len(out) > 0 {
@@ -277,7 +277,7 @@ func TestEgressDiffers(t *testing.T) {
 		if err := another.Ensure(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		another.forget(another.at)
+		another.forget(another.running)
 	}
 	said := bed.log.take()
 	for _, want := range []string{"[image network ANTHROPIC_API_KEY]", "docker stop " + e.Name(), "docker rm -f " + e.Name()} {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-func TestConnectionsAreBounded(t *testing.T) {
+func TestConnections_AreLimitedPerSandbox(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(c *egress.Config, _ *egress.Deps) { c.Connections = 2 })
 	b, other := w.box(), w.box()
@@ -48,8 +48,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	})
 }
 
-// Who connects and says nothing takes no place from who does.
-func TestSilentConnectionsTakeNoPlace(t *testing.T) {
+// A connection that sends no preamble does not count to the limit of connections.
+func TestConnections_WithoutAPreambleDoNotCount(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	b := w.box()
@@ -66,7 +66,7 @@ func TestSilentConnectionsTakeNoPlace(t *testing.T) {
 }
 
 // A tunnel or connection in which nothing moves is ended.
-func TestIdle(t *testing.T) {
+func TestIdle_ConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
 	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) {
@@ -92,8 +92,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// A sandbox that does not read what it asked for is cut, and holds no memory.
-func TestStalledSandbox(t *testing.T) {
+// The connection of a sandbox that does not read its answer is closed, and holds no memory.
+func TestStalledSandbox_ConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	sent := make(chan int64, 1)
 	change := models(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -125,7 +125,7 @@ func TestStalledSandbox(t *testing.T) {
 }
 
 // Nobody takes the journal: no more is used than can be told of.
-func TestFullJournal(t *testing.T) {
+func TestFullJournal_RefusesModelCalls(t *testing.T) {
 	t.Parallel()
 	change := models(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"model":"`+strings.Repeat("m", 190)+`"}`)
@@ -150,7 +150,7 @@ func TestFullJournal(t *testing.T) {
 	if err != nil || s.Last != calls {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	if err := w.client.Ack(t.Context(), b.id, s.Journal, calls, 1); err != nil {
+	if err := w.client.Ack(t.Context(), b.id, s.Journal, calls); err != nil {
 		t.Fatal(err)
 	}
 	if status, _, _ := b.post("/openai/responses", "{}"); status != http.StatusOK {

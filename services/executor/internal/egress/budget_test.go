@@ -10,6 +10,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // counted is a model whose every answer takes ten tokens.
@@ -25,14 +26,14 @@ func counted(t *testing.T, model string) (func(*egress.Config, *egress.Deps), *a
 
 const priced = "claude-sonnet-4-5"
 
-// The call that would come after the budget is used up is not made, and the journal says why; another execution begins anew.
-func TestBudget(t *testing.T) {
+// A call after the budget is used up is refused, and the journal has the reason. Another execution starts with a new budget.
+func TestBudget_RefusesTheCallAfterTheLimit(t *testing.T) {
 	t.Parallel()
 	const cost = (7*3.0 + 3*15.0) / 1e6 // of ten tokens, by the price table
 	for name, c := range map[string]struct {
 		model  string
 		budget events.Budget
-		spent  uint64 // tokens, as the holder knows
+		spent  uint64 // tokens, as the executor reports
 		calls  int32
 		says   string
 	}{
@@ -50,7 +51,7 @@ func TestBudget(t *testing.T) {
 			w := newWorld(t, change)
 			b := w.box()
 			b.reg.Token = ""
-			b.reg.Budgets = []egress.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.Spent{Tokens: c.spent}}}
+			b.reg.Budgets = []api.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.Spent{Tokens: c.spent}}}
 			if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 				t.Fatal(err)
 			}
@@ -74,7 +75,7 @@ func TestBudget(t *testing.T) {
 			if d.Code != "BUDGET_EXHAUSTED" || !strings.Contains(d.Message, c.says) {
 				t.Errorf("journaled %+v", d)
 			}
-			// What is no call of a model goes on.
+			// Requests that are not model calls are still allowed.
 			if status, _, _ := b.post("/anthropic/v1/messages/count_tokens", "{}"); status != http.StatusOK {
 				t.Errorf("count_tokens: %d", status)
 			}
@@ -93,17 +94,17 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// What any sandbox takes on an account counts for all that have it, also what is
-// known of other engines; an account that nobody has any more is forgotten.
-func TestSharedAccount(t *testing.T) {
+// Usage on an account counts for all sandboxes that have it, including the reported usage of other engines. An account without
+// sandboxes is forgotten.
+func TestBudget_IsSharedByAllSandboxesOfAnAccount(t *testing.T) {
 	t.Parallel()
 	change, calls := counted(t, priced)
 	w := newWorld(t, change)
-	of := func(account string, limit uint64, spent uint64) egress.Budget {
-		return egress.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.Spent{Tokens: spent}}
+	of := func(account string, limit uint64, spent uint64) api.Budget {
+		return api.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.Spent{Tokens: spent}}
 	}
 	boxes := []*box{w.box(), w.box()}
-	register := func(b *box, list ...egress.Budget) {
+	register := func(b *box, list ...api.Budget) {
 		t.Helper()
 		b.reg.Token, b.reg.Budgets = "", list
 		if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
@@ -125,7 +126,7 @@ func TestSharedAccount(t *testing.T) {
 	for _, b := range boxes {
 		ask(b, http.StatusPaymentRequired, "tenant acme has used 45 tokens, and its budget is 45")
 	}
-	// What the holder knows by now does not count twice, and a higher limit holds at once.
+	// What the executor reports does not count twice, and a higher limit applies at once.
 	register(boxes[0], of("session "+boxes[0].id, 100, 20), of("tenant acme", 55, 45))
 	ask(boxes[0], http.StatusOK, "")
 	ask(boxes[0], http.StatusPaymentRequired, "tenant acme has used 55 tokens")
@@ -144,17 +145,17 @@ func TestSharedAccount(t *testing.T) {
 		t.Errorf("the model was called %d times", n)
 	}
 	b := boxes[0]
-	for field, bad := range map[string]egress.Budget{"budgets[0].account": of("", 1, 0), "budgets[0].limit.costUsd": {Account: "a", Limit: events.Budget{CostUSD: -1}}} {
-		b.reg.Budgets = []egress.Budget{bad}
-		var refused *egress.Error
+	for field, bad := range map[string]api.Budget{"budgets[0].account": of("", 1, 0), "budgets[0].limit.costUsd": {Account: "a", Limit: events.Budget{CostUSD: -1}}} {
+		b.reg.Budgets = []api.Budget{bad}
+		var refused *api.Error
 		if _, err := b.client.Register(t.Context(), b.id, b.reg); !errors.As(err, &refused) || refused.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
 }
 
-// Who asks for settled lines as soon as an answer has ended is told of it, and of what was denied.
-func TestSettledLines(t *testing.T) {
+// Settled lines include a call whose answer has just ended, and counted denials.
+func TestLines_SettledIncludesCallsThatEnd(t *testing.T) {
 	t.Parallel()
 	change, _ := counted(t, priced)
 	w := newWorld(t, change)
@@ -166,7 +167,7 @@ func TestSettledLines(t *testing.T) {
 			t.Fatalf("after %d calls there are %d lines, %v", i+1, len(list), err)
 		}
 	}
-	b.reg.Token, b.reg.Budgets = "", []egress.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.Spent{Tokens: 1}}}
+	b.reg.Token, b.reg.Budgets = "", []api.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.Spent{Tokens: 1}}}
 	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 		t.Fatal(err)
 	}
@@ -176,8 +177,8 @@ func TestSettledLines(t *testing.T) {
 	}
 }
 
-// A request that goes on is not waited for.
-func TestOpenCallsAreNotWaitedFor(t *testing.T) {
+// Lines does not wait for a request that continues.
+func TestLines_DoesNotWaitForOpenCalls(t *testing.T) {
 	t.Parallel()
 	asked, answer := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -13,9 +13,10 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-func TestSettingsThatAreRefused(t *testing.T) {
+func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	hosts := func(entry string) func(*egress.Config) {
@@ -135,7 +136,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// Sockets have the rights that keep sandboxes from the holders' side, and what is
+// Sockets have permissions that keep sandboxes off the admin socket, and what is
 // left of a proxy that died is no obstacle.
 func TestSockets(t *testing.T) {
 	t.Parallel()
@@ -181,11 +182,11 @@ func TestKeepFor(t *testing.T) {
 	b := w.box()
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://evil.example/", nil)
 	b.do(req)
-	if _, err := w.client.Release(t.Context(), b.id, 1); err != nil {
+	if _, err := w.client.Release(t.Context(), b.id); err != nil {
 		t.Fatal(err)
 	}
 	poll(t, "it is forgotten", func() bool {
-		_, err := w.client.Release(t.Context(), b.id, 1) // which tidies as the minute does
-		return code(err) == egress.CodeNotFound
+		_, err := w.client.Release(t.Context(), b.id) // which tidies as the minute does
+		return code(err) == api.CodeNotFound
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -26,6 +27,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func TestMain(m *testing.M) {
@@ -35,21 +37,21 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// within bounds what a test waits for.
+// within bounds each wait of a test.
 const within = 20 * time.Second
 
-// world is a proxy with what it is surrounded by.
+// world is a running proxy with its client.
 type world struct {
 	t      *testing.T
 	cfg    egress.Config
 	deps   egress.Deps
-	client *egress.Client
+	client *api.Client
 	issuer *issuer // of the certificate of the TLS listener, by which dialWith connects; nil for the Unix socket
 	log    *safeBuffer
 	stop   func() // ends the proxy, and waits
 }
 
-// names are hosts and the addresses that a look-up gives, one set for each time it is asked (the last stays).
+// names is a resolver: each host has a list of results, one for each lookup; the last one stays.
 type names struct {
 	mu    sync.Mutex
 	hosts map[string][][]string
@@ -74,7 +76,7 @@ func (n *names) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, er
 	return out, nil
 }
 
-// public is the public net: addresses, and the servers of this machine that stand for them.
+// public stands in for the internet: it maps public addresses to servers of this machine.
 type public struct {
 	mu     sync.Mutex
 	at     map[string]string
@@ -124,7 +126,7 @@ func newWorld(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 		change(&w.cfg, &w.deps)
 	}
 	w.start()
-	w.client = egress.NewClient(egress.DialSocket(w.cfg.ListenAdmin))
+	w.client = api.NewClient(api.DialSocket(w.cfg.ListenAdmin))
 	t.Cleanup(func() {
 		w.client.Close()
 		w.stop()
@@ -132,7 +134,7 @@ func newWorld(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 	return w
 }
 
-// start runs a proxy on the world's folder.
+// start starts a proxy in the world's folder.
 func (w *world) start() {
 	w.t.Helper()
 	s, err := egress.New(w.cfg, w.deps)
@@ -181,7 +183,7 @@ func mint(t *testing.T, kind events.Kind) string {
 	return id
 }
 
-// of is the world as another test, a part of this one, sees it.
+// of returns the world for a subtest.
 func (w *world) of(t *testing.T) *world {
 	other := *w
 	other.t = t
@@ -192,14 +194,14 @@ func (w *world) of(t *testing.T) *world {
 type box struct {
 	*world
 	id, token string
-	reg       egress.Registration
+	reg       api.Registration
 	http      *http.Client // speaks through a proxy where it is given an absolute address
 }
 
 func (w *world) box(allow ...string) *box {
 	w.t.Helper()
 	b := &box{world: w, id: mint(w.t, events.KindSandbox), token: "token-of-a-sandbox-" + rand.Text()}
-	b.reg = egress.Registration{
+	b.reg = api.Registration{
 		Token: b.token, Tenant: "acme", Session: mint(w.t, events.KindSession), Execution: mint(w.t, events.KindExecution), Epoch: 1, Allow: allow,
 	}
 	if _, err := w.client.Register(w.t.Context(), b.id, b.reg); err != nil {
@@ -209,7 +211,8 @@ func (w *world) box(allow ...string) *box {
 	return b
 }
 
-// clientOf speaks as a sandbox does: routes as plain requests to the runner's address, all else through it as a proxy.
+// clientOf returns a client that works like those in a sandbox: it sends requests for routes to the runner's address, and uses
+// that address as a proxy for all others.
 func (w *world) clientOf(token string) *http.Client {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return w.dialWith(token) },
@@ -225,7 +228,7 @@ func (w *world) clientOf(token string) *http.Client {
 	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// dialWith opens a connection and says the token.
+// dialWith opens a connection and sends the preamble with a token.
 func (w *world) dialWith(token string) (net.Conn, error) {
 	dial := func() (net.Conn, error) { return net.Dial("unix", w.cfg.ListenSandboxes) }
 	if w.issuer != nil {
@@ -241,7 +244,7 @@ func (w *world) dialWith(token string) (net.Conn, error) {
 	return c, nil
 }
 
-// raw sends bytes after the token, and gives the answer.
+// raw sends bytes after the preamble, and returns the answer.
 func (b *box) raw(text string) *http.Response {
 	b.t.Helper()
 	c, err := b.dialWith(b.token)
@@ -285,34 +288,31 @@ func (b *box) do(req *http.Request) (int, http.Header, string) {
 	return res.StatusCode, res.Header, string(raw)
 }
 
-// lines follows the journal until n lines after a number are there.
-func (b *box) lines(after uint64, n int) []egress.Line {
+// lines blocks until the journal has n lines after a number, and returns these.
+func (b *box) lines(after uint64, n int) []api.Line {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), within)
-	defer cancel()
-	var out []egress.Line
-	for l, err := range b.client.Follow(ctx, b.id, "", after, b.reg.Epoch) {
-		if err != nil {
-			b.t.Fatalf("after %d of %d lines: %v", len(out), n, err)
+	var out []api.Line
+	poll(b.t, fmt.Sprintf("the journal of %s has %d lines after %d", b.id, n, after), func() bool {
+		var err error
+		if out, err = b.client.Lines(b.t.Context(), b.id, "", after, false); err != nil {
+			b.t.Fatalf("read the journal: %v", err)
 		}
-		if out = append(out, l); len(out) == n {
-			break
-		}
-	}
-	return out
+		return len(out) >= n
+	})
+	return out[:n]
 }
 
-func (b *box) called(l egress.Line) (m events.ModelCalled) {
+func (b *box) called(l api.Line) (m events.ModelCalled) {
 	b.t.Helper()
 	return decode[events.ModelCalled](b.t, l, "model_called")
 }
 
-func (b *box) denied(l egress.Line) (m events.EgressDenied) {
+func (b *box) denied(l api.Line) (m events.EgressDenied) {
 	b.t.Helper()
 	return decode[events.EgressDenied](b.t, l, "egress_denied")
 }
 
-func decode[T any](t *testing.T, l egress.Line, kind events.Type) (v T) {
+func decode[T any](t *testing.T, l api.Line, kind events.Type) (v T) {
 	t.Helper()
 	if l.Type != kind {
 		t.Fatalf("line %d is of type %s, not %s: %s", l.N, l.Type, kind, l.Data)
@@ -325,7 +325,7 @@ func decode[T any](t *testing.T, l egress.Line, kind events.Type) (v T) {
 	return v
 }
 
-// safeBuffer is a buffer that a logger may write to meanwhile.
+// safeBuffer is a buffer for concurrent use.
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -233,8 +233,8 @@ func TestMethods(t *testing.T) {
 	})
 }
 
-// An entry without methods beside one with them leaves a tunnel that nobody looks into.
-func TestUnionIsATunnel(t *testing.T) {
+// An entry without methods allows all: with another entry that has methods the tunnel is still not inspected.
+func TestMethods_UnionOfAllMethodsIsAPlainTunnel(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.box("GET ok.example", "*.example.org", "ok.example:443")
@@ -249,7 +249,7 @@ func TestUnionIsATunnel(t *testing.T) {
 }
 
 // A tunnel that was opened while all was allowed is cut when methods are named, others stay.
-func TestTunnelsAreCutByAPolicy(t *testing.T) {
+func TestTunnels_AreClosedByANewAllowlist(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	echo := listen(t, func(c net.Conn) {
@@ -287,8 +287,8 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// A request is judged by the policy of its moment, also in a tunnel that was opened before.
-func TestPolicyOfTheMoment(t *testing.T) {
+// A request is checked against the current allowlist, also in a tunnel that was opened under a former one.
+func TestInspectedTunnel_UsesTheCurrentAllowlist(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.trusting("GET ok.example")
@@ -320,8 +320,8 @@ func TestPolicyOfTheMoment(t *testing.T) {
 	}
 }
 
-// Bodies stream both ways: the answer begins while the request is still sent.
-func TestBodiesStream(t *testing.T) {
+// Bodies are streamed in both directions: the answer begins before the request ends.
+func TestInspectedTunnel_StreamsBodies(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, func(w http.ResponseWriter, r *http.Request) {
 		out := http.NewResponseController(w)
@@ -358,7 +358,7 @@ func TestBodiesStream(t *testing.T) {
 }
 
 // The host's own certificate is verified, and so are its addresses.
-func TestHostsAreVerified(t *testing.T) {
+func TestInspectedTunnel_VerifiesHostAndAddress(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.trusting("GET sub.ok.example", "GET mixed.example", "GET metadata.example", "GET nowhere.example", "GET rebind.example")
@@ -381,7 +381,7 @@ func TestHostsAreVerified(t *testing.T) {
 }
 
 // Node's fetch opens a tunnel for plain HTTP too.
-func TestPlainInATunnel(t *testing.T) {
+func TestInspectedTunnel_ServesPlainHTTP(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.box("GET ok.example")
@@ -401,8 +401,8 @@ func TestPlainInATunnel(t *testing.T) {
 	}
 }
 
-// The connection to the host stays for the tunnel's next request, and ends with the tunnel.
-func TestConnectionsOfATunnel(t *testing.T) {
+// The connection to the host is reused for the tunnel's next request, and closed with the tunnel.
+func TestInspectedTunnel_ReusesAndClosesItsConnections(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.trusting("GET ok.example")
@@ -423,7 +423,7 @@ func TestConnectionsOfATunnel(t *testing.T) {
 		t.Errorf("%d, %v", status, s.public.seen())
 	}
 	// A release cuts what is open.
-	if _, err := b.client.Release(t.Context(), b.id, b.reg.Epoch); err != nil {
+	if _, err := b.client.Release(t.Context(), b.id); err != nil {
 		t.Error(err)
 	}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://ok.example/", nil)
@@ -433,8 +433,8 @@ func TestConnectionsOfATunnel(t *testing.T) {
 	}
 }
 
-// Models' routes are no tunnels: entries with methods change nothing about them.
-func TestRoutesStay(t *testing.T) {
+// Entries with methods do not change the routes to models.
+func TestMethods_DoNotApplyToRoutes(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.box("GET ok.example")

@@ -29,8 +29,8 @@ func request(t *testing.T, ctx context.Context, path, body string) *http.Request
 	return req
 }
 
-// The client goes away in the middle of a stream: the model is told, and what was seen is metered.
-func TestCancelReachesTheModel(t *testing.T) {
+// The client disconnects within a stream: the call to the model is canceled, and the usage so far is metered.
+func TestCanceledRequest_CancelsTheModelCall(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {
@@ -64,8 +64,8 @@ func TestCancelReachesTheModel(t *testing.T) {
 	}
 }
 
-// The model's answer breaks off: the sandbox sees that it did, not an end.
-func TestAnswerBreaksOff(t *testing.T) {
+// If the model's answer breaks off, the sandbox's answer breaks off as well, and does not end normally.
+func TestBrokenAnswer_BreaksTheSandboxsAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -87,7 +87,7 @@ func TestAnswerBreaksOff(t *testing.T) {
 	}
 }
 
-func TestSilentModel(t *testing.T) {
+func TestSilentModel_RequestTimesOut(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
 	defer close(release)
@@ -112,7 +112,7 @@ func TestSilentModel(t *testing.T) {
 	}
 }
 
-func TestModelIsDown(t *testing.T) {
+func TestModelDown_IsAnsweredAndJournaled(t *testing.T) {
 	t.Parallel()
 	srv := httptest.NewServer(nil)
 	srv.Close()
@@ -127,8 +127,8 @@ func TestModelIsDown(t *testing.T) {
 	}
 }
 
-// An error of the model passes as it is, and is journaled.
-func TestErrorPasses(t *testing.T) {
+// An error of the model is forwarded unchanged, and journaled.
+func TestModelError_IsForwarded(t *testing.T) {
 	t.Parallel()
 	const overloaded = `{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"},"request_id":"req_1"}`
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -148,7 +148,7 @@ func TestErrorPasses(t *testing.T) {
 	}
 }
 
-func TestMissingKey(t *testing.T) {
+func TestMissingKey_IsAnswered(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	b := w.box()
@@ -160,8 +160,8 @@ func TestMissingKey(t *testing.T) {
 	}
 }
 
-// Without a key, an endpoint that the operator named is asked without one.
-func TestNoKeyForAnEndpointOfOnesOwn(t *testing.T) {
+// An endpoint that the operator configured without a key gets requests without one.
+func TestMissingKey_CustomEndpointIsCalledWithoutOne(t *testing.T) {
 	t.Parallel()
 	got := make(chan http.Header, 1)
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r.Header.Clone() }))
@@ -234,8 +234,8 @@ func TestUnknownRoute(t *testing.T) {
 	}
 }
 
-// An endpoint that compresses although it was asked not to is read all the same.
-func TestCompressedAnswer(t *testing.T) {
+// An answer that an endpoint compresses although the request forbids it is metered as well.
+func TestCompressedAnswer_IsDecompressed(t *testing.T) {
 	t.Parallel()
 	for _, encoding := range []string{"gzip", "br"} {
 		w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {

@@ -15,8 +15,8 @@ func TestEverySettingIsTested(t *testing.T) {
 		"SPOOL_EGRESS_TLS_CONNECTIONS": "TestTLSConnectionsAreBounded", "SPOOL_EGRESS_TLS_ADDRESS_CONNECTIONS": "TestAttack_EgressTLS_ThousandsOfSilentConnections", "SPOOL_EGRESS_TLS_HANDSHAKE": "TestAttack_EgressTLS_SlowHandshakesAreCut",
 		"ANTHROPIC_API_KEY": "TestModelRoutes", "SPOOL_ANTHROPIC_BASE_URL": "TestModelRoutes", "OPENAI_API_KEY": "TestModelRoutes", "SPOOL_OPENAI_BASE_URL": "TestModelRoutes",
 		"NVIDIA_API_KEY": "TestModelRoutes", "SPOOL_NVIDIA_BASE_URL": "TestModelRoutes", "SPOOL_EGRESS_ALL_PATHS": "TestOnlyModelsAreServed",
-		"SPOOL_EGRESS_HOSTS": "TestHosts", "SPOOL_EGRESS_PRICES": "TestHosts", "SPOOL_EGRESS_CLOSED": "TestClosed", "SPOOL_EGRESS_OPEN": "TestServers", "SPOOL_EGRESS_CONNECTIONS": "TestConnectionsAreBounded",
-		"SPOOL_EGRESS_IDLE": "TestIdle", "SPOOL_EGRESS_MODEL_IDLE": "TestSilentModel", "SPOOL_EGRESS_JOURNAL_MAX": "TestFullJournal", "SPOOL_EGRESS_KEEP_FOR": "TestKeepFor",
-		"SPOOL_EGRESS_DRAIN": "TestDrainIsBounded", "SPOOL_LOG_LEVEL": "TestCommand",
+		"SPOOL_EGRESS_HOSTS": "TestHosts", "SPOOL_EGRESS_PRICES": "TestHosts", "SPOOL_EGRESS_CLOSED": "TestClosed", "SPOOL_EGRESS_OPEN": "TestServers", "SPOOL_EGRESS_CONNECTIONS": "TestConnections_AreLimitedPerSandbox",
+		"SPOOL_EGRESS_IDLE": "TestIdle_ConnectionsAreClosed", "SPOOL_EGRESS_MODEL_IDLE": "TestSilentModel_RequestTimesOut", "SPOOL_EGRESS_JOURNAL_MAX": "TestFullJournal_RefusesModelCalls", "SPOOL_EGRESS_KEEP_FOR": "TestKeepFor",
+		"SPOOL_EGRESS_DRAIN": "TestDrain_IsBoundedByTimeAndSecondSignal", "SPOOL_LOG_LEVEL": "TestCommand",
 	})
 }

@@ -83,9 +83,9 @@ func TestOverTLS_SandboxesAreTreatedAsOnTheSocket(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
 		"keys of models": TestModelRoutes, "streams": TestStreamIsNotHeldBack, "denials": TestDenied, "the allowlist": TestAllowed, "tunnels": TestTunnel,
-		"methods": TestMethods, "changes of the allowlist": TestTunnelsAreCutByAPolicy, "upgrades": TestUpgradeIsPassedOn, "budgets": TestBudget, "MCP servers": TestServers,
-		"hosts only": TestHostsAlone, "routes": TestRoutesOfASandbox, "a restart": TestRestart, "a release": TestRelease, "a drain": TestDrain, "a bounded drain": TestDrainIsBounded,
-		"connections of a sandbox": TestConnectionsAreBounded, "idle connections": TestIdle, "a stalled sandbox": TestStalledSandbox, "canceled requests": TestCancelReachesTheModel,
+		"methods": TestMethods, "changes of the allowlist": TestTunnels_AreClosedByANewAllowlist, "upgrades": TestUpgradeIsPassedOn, "budgets": TestBudget_RefusesTheCallAfterTheLimit, "MCP servers": TestServers,
+		"hosts only": TestHostsOnly_ReachesNoModelsAndServers, "routes": TestRoutesOfASandbox, "a restart": TestRestart_KeepsRegistrationsAndJournals, "a release": TestRelease_VoidsTheTokenAndKeepsTheJournal, "a drain": TestDrain_OpenRequestsEnd, "a bounded drain": TestDrain_IsBoundedByTimeAndSecondSignal,
+		"connections of a sandbox": TestConnections_AreLimitedPerSandbox, "idle connections": TestIdle_ConnectionsAreClosed, "a stalled sandbox": TestStalledSandbox_ConnectionIsClosed, "canceled requests": TestCanceledRequest_CancelsTheModelCall,
 		"large bodies": TestLargeBodies, "smuggled requests": TestSmuggled, "what models may not do": TestProviderSide_IsDeniedUnderAnEmptyAllowlist, "credentials": TestNoCredentialIsEverShown,
 	} {
 		t.Run(name, test)
@@ -178,7 +178,7 @@ func TestAttack_EgressTLS_UnknownTokensAreCutWithoutAnAnswer(t *testing.T) {
 	w := overTLS(t, nil)
 	b := w.box()
 	released := w.box()
-	if _, err := w.client.Release(t.Context(), released.id, 1); err != nil {
+	if _, err := w.client.Release(t.Context(), released.id); err != nil {
 		t.Fatal(err)
 	}
 	request := "\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -322,7 +322,7 @@ func TestAttack_EgressTLS_ThousandsOfSilentConnections(t *testing.T) {
 	b.onlyOwnLines(1) // denials alike within a second are one line
 }
 
-// A released sandbox loses all connections at once, whatever they are doing, and gets no other one.
+// The release of a sandbox closes all of its connections at once, in every state, and refuses new ones.
 func TestAttack_EgressTLS_TokenAfterRelease(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
@@ -352,7 +352,7 @@ func TestAttack_EgressTLS_TokenAfterRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if _, err := w.client.Release(t.Context(), b.id, 1); err != nil {
+	if _, err := w.client.Release(t.Context(), b.id); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took > within/2 {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	proxy "github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 )
 
@@ -22,7 +22,7 @@ func loseAuthority(t *testing.T, data string) {
 	}
 }
 
-// A certificate that the sandbox does not trust is told, not left to be guessed.
+// The journal says so when a client in the sandbox does not trust the certificate of the proxy.
 func TestUntrusted(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
@@ -38,8 +38,8 @@ func TestUntrusted(t *testing.T) {
 	}
 }
 
-// A proxy that lost its authority makes another one, and tells it to whoever registers again.
-func TestAuthorityChanges(t *testing.T) {
+// A proxy that lost its authority creates another one, and returns it to the next registration.
+func TestRegister_ReturnsTheNewAuthority(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.trusting("GET ok.example")
@@ -146,8 +146,8 @@ func TestTrust_IsLimitedToTheAllowlist(t *testing.T) {
 	}
 }
 
-// With all that it knew lost, the proxy says of a sandbox that it does not know it, so that another one is made.
-func TestDataIsLost(t *testing.T) {
+// A proxy that lost its data refuses a registration without a token as SANDBOX_NOT_FOUND, so that the executor replaces the sandbox.
+func TestRegister_UnknownSandboxAfterDataLoss(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.trusting("GET ok.example")
@@ -159,7 +159,7 @@ func TestDataIsLost(t *testing.T) {
 	t.Cleanup(s.stop)
 	again := b.reg
 	again.Token = ""
-	if _, err := b.client.Register(t.Context(), b.id, again); code(err) != proxy.CodeNotFound {
+	if _, err := b.client.Register(t.Context(), b.id, again); code(err) != api.CodeNotFound {
 		t.Errorf("without a token: %v", err)
 	}
 	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {

@@ -1,7 +1,6 @@
-// Package authority is the certificate authority of one egress proxy. Its key and
-// its own certificate never leave the proxy's data folder. A sandbox trusts a
-// certificate of the same key and subject that name constraints limit to the hosts
-// that the sandbox's allowlist has methods for.
+// Package authority is the certificate authority of an egress proxy. Its key and its own certificate never leave the proxy's data
+// folder. A sandbox trusts another certificate, with the same key and subject, whose name constraints limit it to the hosts with
+// methods in the sandbox's allowlist.
 package authority
 
 import (
@@ -31,59 +30,59 @@ import (
 // File is the name of the file with key and certificate.
 const File = "authority.pem"
 
-// Times and bounds of certificates.
+// Validity of certificates, and limits.
 const (
-	lasts    = 10 * 365 * 24 * time.Hour // the authority's own
-	renewAt  = 30 * 24 * time.Hour       // before its end another one is made, at a start
-	leaf     = 7 * 24 * time.Hour        // a host's
-	leafAt   = 24 * time.Hour            // before its end another one is made
-	earlier  = time.Hour                 // clocks differ
-	most     = 1024                      // hosts' certificates that are kept
-	fileMode = 0o600
+	validFor     = 10 * 365 * 24 * time.Hour // of the authority's own certificate
+	renewBefore  = 30 * 24 * time.Hour       // Open replaces the authority's certificate so long before its end
+	leafValidFor = 7 * 24 * time.Hour        // of a host's certificate
+	leafRenewal  = 24 * time.Hour            // a host's certificate is replaced so long before its end
+	backdate     = time.Hour                 // certificates are valid from so long ago, since clocks differ
+	maxLeaves    = 1024                      // limit of cached certificates of hosts
+	fileMode     = 0o600
 )
 
-// Authority makes certificates. It is safe for concurrent use.
+// Authority issues certificates. It is safe for concurrent use.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-	leaf *ecdsa.PrivateKey // of all hosts' certificates; in memory alone
+	leaf *ecdsa.PrivateKey // of all hosts' certificates; it is not stored
 	now  func() time.Time
 
-	mu    sync.Mutex
-	kept  map[string]*list.Element
-	order *list.List // of *made, the latest used first
+	mu     sync.Mutex
+	leaves map[string]*list.Element // by host
+	order  *list.List               // of *issued, the most recently used first
 }
 
-// made is a host's certificate.
-type made struct {
+// issued is the certificate of a host.
+type issued struct {
 	host string
 	cert *tls.Certificate
 	ends time.Time
 }
 
-// Open reads the authority of a folder. Where there is none yet, or it is about to
-// end, it makes one; fresh tells that. A file that is damaged, or that others may read, is an error: what
-// signs for every host is not to be guessed. now is nil for time.Now.
-func Open(dir string, now func() time.Time) (a *Authority, fresh bool, err error) {
+// Open returns the authority of a folder. If there is none yet, or its certificate is about to end, Open creates one and returns
+// created as true. It fails if the file is damaged or readable by other users: the proxy must not replace the key that signs for
+// all hosts without its operator. now returns the time; nil means time.Now.
+func Open(dir string, now func() time.Time) (a *Authority, created bool, err error) {
 	if now == nil {
 		now = time.Now
 	}
 	path := filepath.Join(dir, File)
 	a, err = read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, false, fmt.Errorf("%s: %w; remove it, and another one is made, which sandboxes trust from their next turn on", path, err)
+		return nil, false, fmt.Errorf("%s: %w; if you remove the file, the proxy creates another authority, which sandboxes trust from their next turn on", path, err)
 	}
-	if err != nil || now().Add(renewAt).After(a.cert.NotAfter) {
-		fresh = true
+	if err != nil || now().Add(renewBefore).After(a.cert.NotAfter) {
+		created = true
 		if a, err = create(path, now()); err != nil {
-			return nil, false, fmt.Errorf("make %s: %w", path, err)
+			return nil, false, fmt.Errorf("create %s: %w", path, err)
 		}
 	}
 	if a.leaf, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return nil, false, err
 	}
-	a.now, a.kept, a.order = now, map[string]*list.Element{}, list.New()
-	return a, fresh, nil
+	a.now, a.leaves, a.order = now, map[string]*list.Element{}, list.New()
+	return a, created, nil
 }
 
 func read(path string) (*Authority, error) {
@@ -92,7 +91,7 @@ func read(path string) (*Authority, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Mode().Perm() != fileMode {
-		return nil, fmt.Errorf("it has mode %s: it is to be a file that its owner alone may read (%#o)", info.Mode(), fileMode)
+		return nil, fmt.Errorf("it has mode %s: it must be a regular file that only its owner can read (%#o)", info.Mode(), fileMode)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -101,7 +100,7 @@ func read(path string) (*Authority, error) {
 	key, rest := pem.Decode(raw)
 	cert, _ := pem.Decode(rest)
 	if key == nil || cert == nil {
-		return nil, errors.New("it does not hold a key and a certificate in PEM")
+		return nil, errors.New("it does not have a key and a certificate in PEM form")
 	}
 	private, err := x509.ParsePKCS8PrivateKey(key.Bytes)
 	if err != nil {
@@ -109,33 +108,33 @@ func read(path string) (*Authority, error) {
 	}
 	ec, ok := private.(*ecdsa.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("its key is a %T, not one of ECDSA", private)
+		return nil, fmt.Errorf("its key is a %T, not an ECDSA key", private)
 	}
 	parsed, err := x509.ParseCertificate(cert.Bytes)
 	if err != nil {
 		return nil, err
 	}
 	if !parsed.IsCA || !ec.PublicKey.Equal(parsed.PublicKey) {
-		return nil, errors.New("its certificate is no authority's, or not of its key")
+		return nil, errors.New("its certificate is not a CA certificate of its key")
 	}
 	return &Authority{cert: parsed, key: ec}, nil
 }
 
-// create makes another authority in place of what there is.
+// create creates an authority and writes it to a file, which it replaces.
 func create(path string, now time.Time) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	serial, err := number()
+	serial, err := newSerial()
 	if err != nil {
 		return nil, err
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial,
-		// Names differ: of two authorities of one name some programs look at the first alone.
+		// Each authority has its own name: of two authorities with one name some programs try only the first.
 		Subject:   pkix.Name{CommonName: "Spool egress proxy " + hex.EncodeToString(serial.Bytes()[:4])},
-		NotBefore: now.Add(-earlier), NotAfter: now.Add(lasts),
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(validFor),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -154,8 +153,8 @@ func create(path string, now time.Time) (*Authority, error) {
 	return read(path)
 }
 
-// number is one of 127 bits, without a zero at its beginning.
-func number() (*big.Int, error) {
+// newSerial returns a random serial number of 127 bits whose first byte is not 0.
+func newSerial() (*big.Int, error) {
 	var b [16]byte
 	if _, err := rand.Read(b[:]); err != nil {
 		return nil, err
@@ -164,45 +163,45 @@ func number() (*big.Int, error) {
 	return new(big.Int).SetBytes(b[:]), nil
 }
 
-// Certificate gives the certificate for a host. It is kept for the next time, with those of the hosts that were asked for last.
+// Certificate returns a certificate for a host. It caches the certificates of the most recently used hosts.
 func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 	now, name := a.now(), h.String()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if e := a.kept[name]; e != nil {
-		if m := e.Value.(*made); now.Add(leafAt).Before(m.ends) {
+	if e := a.leaves[name]; e != nil {
+		if m := e.Value.(*issued); now.Add(leafRenewal).Before(m.ends) {
 			a.order.MoveToFront(e)
 			return m.cert, nil
 		}
-		a.drop(e)
+		a.evict(e)
 	}
 	m, err := a.sign(h, now)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of %s: %w", name, err)
 	}
-	a.kept[name] = a.order.PushFront(m)
-	if a.order.Len() > most {
-		a.drop(a.order.Back())
+	a.leaves[name] = a.order.PushFront(m)
+	if a.order.Len() > maxLeaves {
+		a.evict(a.order.Back())
 	}
 	return m.cert, nil
 }
 
-func (a *Authority) drop(e *list.Element) {
-	delete(a.kept, e.Value.(*made).host)
+func (a *Authority) evict(e *list.Element) {
+	delete(a.leaves, e.Value.(*issued).host)
 	a.order.Remove(e)
 }
 
-func (a *Authority) sign(h egress.Host, now time.Time) (*made, error) {
-	serial, err := number()
+func (a *Authority) sign(h egress.Host, now time.Time) (*issued, error) {
+	serial, err := newSerial()
 	if err != nil {
 		return nil, err
 	}
-	ends := now.Add(leaf)
+	ends := now.Add(leafValidFor)
 	if ends.After(a.cert.NotAfter) {
 		ends = a.cert.NotAfter
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "Spool egress proxy"}, NotBefore: now.Add(-earlier), NotAfter: ends,
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "Spool egress proxy"}, NotBefore: now.Add(-backdate), NotAfter: ends,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	if h.Name != "" {
@@ -214,5 +213,5 @@ func (a *Authority) sign(h egress.Host, now time.Time) (*made, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &made{host: h.String(), cert: &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.leaf}, ends: ends}, nil
+	return &issued{host: h.String(), cert: &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.leaf}, ends: ends}, nil
 }

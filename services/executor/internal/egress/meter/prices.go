@@ -16,7 +16,7 @@ import (
 //go:embed prices.yaml
 var defaultPrices []byte
 
-// rates are US dollars for a million tokens; nil means the input's.
+// rates are US dollars per million tokens; nil means the rate of Input.
 type rates struct {
 	Input          *float64 `yaml:"input"`
 	Output         *float64 `yaml:"output"`
@@ -37,16 +37,16 @@ type price struct {
 	Long     *longRates `yaml:"long"`
 }
 
-// Prices is a table of what tokens cost. It never changes.
+// Prices is an immutable table of token prices.
 type Prices struct {
 	version string
 	models  []price
 }
 
-// DefaultPrices is the table that comes with the program.
+// DefaultPrices returns the built-in table.
 func DefaultPrices() (Prices, error) { return ParsePrices("prices.yaml", defaultPrices) }
 
-// ParsePrices reads a table in YAML or JSON; an error names the entry and its field.
+// ParsePrices parses a table in YAML or JSON. An error names the entry and its field.
 func ParsePrices(file string, data []byte) (Prices, error) {
 	var doc struct {
 		Version string  `yaml:"version"`
@@ -106,16 +106,16 @@ func (r rates) check() error {
 			continue
 		}
 		if *f.value < 0 || math.IsNaN(*f.value) || math.IsInf(*f.value, 0) {
-			return fmt.Errorf("%s: %v is no price", f.name, *f.value)
+			return fmt.Errorf("%s: %v is not a price", f.name, *f.value)
 		}
 	}
 	return nil
 }
 
-// suffix is what may follow a model's name without making it another model.
+// suffix matches what may follow a model's name, such as a date, for the price to apply.
 var suffix = regexp.MustCompile(`^([-@](latest|v?\d{4,8}|\d{4}-\d{2}-\d{2}))?([:@].*)?$`)
 
-// find gives the entry with the longest name that the model has.
+// find returns the entry with the longest name that matches a model.
 func (t Prices) find(provider, model string) (price, bool) {
 	var best price
 	found := false
@@ -132,13 +132,13 @@ func (t Prices) find(provider, model string) (price, bool) {
 	return best, found
 }
 
-// Known tells whether the table has a price for the model, and the name it has it under.
+// Known reports whether the table has a price for a model, and returns the name of the entry.
 func (t Prices) Known(provider, model string) (string, bool) {
 	p, ok := t.find(provider, model)
 	return p.Model, ok
 }
 
-// Cost gives the US dollars for an answer, and the version of the table; 0 and "" without a price.
+// Cost returns the cost of an answer in US dollars, and the version of the table. Without a price it returns 0 and "".
 func (t Prices) Cost(provider, model string, r Result) (float64, string) {
 	p, ok := t.find(provider, model)
 	if !ok {

@@ -1,6 +1,5 @@
-// Package meter reads off a model's traffic, as it passes, what a request cost:
-// the model, the tokens, the error. It never holds a message, only the few
-// fields that it wants.
+// Package meter reads model, token usage and error from the answer to a model call while the answer streams through, and computes
+// the cost. It holds only these fields, never a message.
 package meter
 
 import (
@@ -9,35 +8,34 @@ import (
 	"strings"
 )
 
-// maxValue bounds a field's value in bytes; a longer one counts as absent.
+// maxValue bounds the value of a field, in bytes. A longer value counts as absent.
 const maxValue = 16 << 10
 
-// maxKey bounds a key that can be wanted.
+// maxKey bounds the key of a wanted field, in bytes.
 const maxKey = 32
 
-// fields is an io.Writer for one JSON document of any size that keeps the values
-// of wanted fields: of the document itself ("usage"), and of objects right in it
-// ("response.usage"). Text that is not JSON makes it find nothing.
+// fields is an io.Writer that keeps the values of wanted fields of a JSON document of any size: fields of the document itself
+// ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds nothing.
 type fields struct {
 	want  map[string]bool
-	texts map[string]bool // of want, those that are kept only when they are strings
+	texts map[string]bool // the wanted fields that are kept only if they are strings
 	found map[string]json.RawMessage
 
 	depth     int
 	objects   uint64    // bit n: the nesting at depth n (1 to 63) is an object
-	keys      [3]string // the key that is being read, or whose value is, at depth 1 and 2
+	keys      [3]string // at depths 1 and 2: the key that is being read, or whose value is
 	inString  bool
 	escaped   bool
-	isKey     bool // of the string that is read
+	isKey     bool // the string that is being read is a key
 	expectKey bool
 
 	text    []byte // of a key
 	capture []byte
-	path    string // of what is captured, "" for nothing
-	at      int    // the depth that it stands at
+	path    string // of the captured field, "" if none is
+	at      int    // its depth
 }
 
-// newFields wants paths; one with ":text" after it only where it is a string.
+// newFields returns fields for wanted paths. A path with the suffix ":text" is kept only if its value is a string.
 func newFields(want ...string) *fields {
 	f := &fields{want: map[string]bool{}, texts: map[string]bool{}}
 	for _, w := range want {
@@ -51,12 +49,12 @@ func newFields(want ...string) *fields {
 	return f
 }
 
-// reset begins the next document.
+// reset prepares for the next document.
 func (f *fields) reset() {
 	*f = fields{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
 }
 
-// Write never fails.
+// Write parses the next part of the document. It never fails.
 func (f *fields) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
@@ -70,7 +68,7 @@ func (f *fields) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// str reads on in a string and gives how many bytes it took.
+// str parses p inside a string, and returns the number of bytes parsed.
 func (f *fields) str(p []byte) int {
 	n := 0
 	for n < len(p) {
@@ -88,7 +86,7 @@ func (f *fields) str(p []byte) int {
 			f.inString = false
 			break
 		}
-		// Long texts are what most of a body is: skip to what may end them.
+		// Most of a body is long strings: skip to the next byte that may end one.
 		if i := bytes.IndexAny(p[n:], `"\`); i < 0 {
 			n = len(p)
 		} else {
@@ -103,7 +101,7 @@ func (f *fields) str(p []byte) int {
 		f.isKey = false
 		if f.depth <= 2 {
 			f.keys[f.depth] = ""
-			if k := len(f.text) - 1; k >= 0 && k <= maxKey && f.text[k] == '"' { // a key with an escape in it is none that is wanted
+			if k := len(f.text) - 1; k >= 0 && k <= maxKey && f.text[k] == '"' { // no wanted key has an escape
 				f.keys[f.depth] = string(f.text[:k])
 			}
 		}
@@ -126,7 +124,7 @@ func (f *fields) structural(c byte) {
 		f.expectKey = false
 		f.keep([]byte{c})
 	case '{', '[':
-		if f.depth == f.at && f.texts[f.path] { // not the text that is wanted: what is in it may be wanted instead
+		if f.depth == f.at && f.texts[f.path] { // not a string, so it is not captured: a field in it may be wanted
 			f.path = ""
 		}
 		f.keep([]byte{c})
@@ -157,7 +155,7 @@ func (f *fields) structural(c byte) {
 	}
 }
 
-// begin starts to capture, if the field whose colon just passed is wanted.
+// begin starts a capture if the field whose colon was just parsed is wanted.
 func (f *fields) begin() {
 	if f.path != "" || !f.isObject() || f.depth > 2 {
 		return
@@ -174,7 +172,7 @@ func (f *fields) begin() {
 	}
 }
 
-// end stops to capture, if what just ended at this depth is the field's value.
+// end ends the capture if the value that just ended at this depth is the captured field's.
 func (f *fields) end(depth int) {
 	if f.path == "" || depth != f.at {
 		return
@@ -185,7 +183,7 @@ func (f *fields) end(depth int) {
 	f.path = ""
 }
 
-// string gives a field that is a string, "" if it is none.
+// string returns the value of a field that is a string, "" if it is not.
 func (f *fields) string(path string) string {
 	var s string
 	if json.Unmarshal(f.found[path], &s) != nil {

@@ -2,21 +2,20 @@ package meter
 
 import "bytes"
 
-// sse is an io.Writer that hands the data of each server-sent event to doc, and
-// calls done after each.
+// sse is an io.Writer that writes the data of each server-sent event to doc, and calls done after each event.
 type sse struct {
 	doc  *fields
 	done func()
 
-	head   []byte // of the line that is read, until it is known to be data or not
-	isData bool
-	known  bool // whether the line is data or not
-	some   bool // the event has data
+	head    []byte // of the current line, until known is set
+	isData  bool   // the current line is a data line
+	known   bool   // isData is valid
+	hasData bool   // the current event has data
 }
 
 var dataPrefix = []byte("data:")
 
-// Write never fails.
+// Write parses the next part of the stream. It never fails.
 func (s *sse) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
@@ -35,7 +34,7 @@ func (s *sse) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// piece takes a part of a line.
+// piece parses a part of a line.
 func (s *sse) piece(p []byte) {
 	if !s.known {
 		take := min(len(p), len(dataPrefix)-len(s.head))
@@ -46,7 +45,7 @@ func (s *sse) piece(p []byte) {
 		s.known, s.isData = true, bytes.Equal(s.head, dataPrefix)
 	}
 	if s.isData && len(p) > 0 {
-		s.some = true
+		s.hasData = true
 		s.doc.Write(p) //nolint:errcheck // it never fails
 	}
 }
@@ -60,9 +59,9 @@ func (s *sse) endLine() {
 }
 
 func (s *sse) endEvent() {
-	if s.some {
+	if s.hasData {
 		s.done()
 		s.doc.reset()
 	}
-	s.some = false
+	s.hasData = false
 }

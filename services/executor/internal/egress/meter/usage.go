@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Dialect is the way an endpoint tells of usage.
+// Dialect is the form in which an endpoint reports usage.
 type Dialect string
 
 // The dialects.
@@ -22,8 +22,7 @@ const (
 	Responses Dialect = "responses" // OpenAI's Responses
 )
 
-// DialectOf gives the dialect of a request by the end of its path; None for
-// what is not a call of a model.
+// DialectOf returns the dialect of a request by the end of its path, None if the request is not a model call.
 func DialectOf(path string) Dialect {
 	switch {
 	case strings.HasSuffix(path, "/messages"):
@@ -36,14 +35,14 @@ func DialectOf(path string) Dialect {
 	return None
 }
 
-// Bounds of what is told of an answer.
+// Limits of a Result's texts, in bytes.
 const (
 	maxModel = 200
 	maxError = 500
 )
 
-// Response reads usage, model and error off an answer's body as it passes. It is
-// an io.Writer that never fails. Not safe for concurrent use.
+// Response is an io.Writer that reads usage, model and error from an answer's body. Write never fails. It is not safe for
+// concurrent use.
 type Response struct {
 	doc    *fields
 	events *sse // nil for a plain document
@@ -54,13 +53,13 @@ type Response struct {
 	seen   bool
 }
 
-// usage is the sum of what all dialects tell.
+// usage has the fields of all dialects.
 type usage struct {
 	events.Usage
-	cacheWrite1h uint32 // of CacheWriteTokens, those kept for an hour
+	cacheWrite1h uint32 // the part of CacheWriteTokens that is cached for an hour
 }
 
-// NewResponse makes one for a body of a content type.
+// NewResponse returns a Response for a body with a content type.
 func NewResponse(contentType string) *Response {
 	r := &Response{doc: newFields("model", "usage", "error", "message:text", "code:text", "type:text",
 		"message.model", "message.usage", "response.model", "response.usage", "response.error")}
@@ -77,26 +76,26 @@ func (r *Response) Write(p []byte) (int, error) {
 	return r.doc.Write(p)
 }
 
-// Result is what an answer told.
+// Result is what an answer reports.
 type Result struct {
 	Model string // as the answer names it
 	Usage events.Usage
-	Hour  uint32 // of Usage.CacheWriteTokens, those that are kept for an hour
-	Seen  bool   // the answer told its usage
-	Error string // the answer's own, "" if it is none
+	Hour  uint32 // the part of Usage.CacheWriteTokens that is cached for an hour
+	Seen  bool   // the answer reports usage
+	Error string // of the answer, "" if it has none
 }
 
-// Result gives what was seen so far; after it nothing is written any more.
+// Result returns what was read. The caller must not write after it.
 func (r *Response) Result() Result {
 	if r.events == nil {
 		r.take()
 	} else {
-		r.events.endEvent() // a stream may break off, or end without its last blank line
+		r.events.endEvent() // a stream may end without its last blank line
 	}
 	return Result{Model: clip(r.model, maxModel), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: clip(r.failed, maxError)}
 }
 
-// take reads the fields of one document, or of one event of a stream.
+// take evaluates the fields of a document, or of an event of a stream.
 func (r *Response) take() {
 	d := r.doc
 	r.model = cmp.Or(d.string("message.model"), d.string("response.model"), d.string("model"), r.model)
@@ -110,12 +109,12 @@ func (r *Response) take() {
 			r.fail(raw)
 		}
 	}
-	if r.events != nil && d.string("type") == "error" && d.found["error"] == nil { // the Responses dialect has the error's fields in the event
-		r.failed = say(d.string("code"), d.string("message"))
+	if r.events != nil && d.string("type") == "error" && d.found["error"] == nil { // in the Responses dialect the event itself has the error's fields
+		r.failed = joinError(d.string("code"), d.string("message"))
 	}
 }
 
-// wireUsage has the fields of all dialects; what is absent or null keeps what was told before.
+// wireUsage has the fields of all dialects. A field that is absent or null keeps its former value.
 type wireUsage struct {
 	Input       *float64 `json:"input_tokens"`
 	Output      *float64 `json:"output_tokens"`
@@ -137,9 +136,8 @@ type wireDetail struct {
 	Written *float64 `json:"cache_write_tokens"`
 }
 
-// count takes a usage object. Each replaces what an earlier one said, since all
-// of them are totals. OpenAI's input contains what came from the cache, and
-// Anthropic's does not; here it never does.
+// count evaluates a usage object. Usage objects are totals, so each replaces the former values. OpenAI's input tokens include cached
+// tokens, Anthropic's do not; InputTokens never includes them.
 func (r *Response) count(raw json.RawMessage) {
 	var w wireUsage
 	if json.Unmarshal(raw, &w) != nil {
@@ -175,7 +173,7 @@ func set(to *uint32, v *float64) {
 	}
 }
 
-// fail takes an error: an object with type or code, and message, or a text.
+// fail evaluates an error: an object with type or code, and message, or a string.
 func (r *Response) fail(raw json.RawMessage) {
 	var e struct {
 		Type    string `json:"type"`
@@ -184,7 +182,7 @@ func (r *Response) fail(raw json.RawMessage) {
 	}
 	if json.Unmarshal(raw, &e) == nil {
 		code, _ := e.Code.(string)
-		if text := say(cmp.Or(e.Type, code), e.Message); text != "" {
+		if text := joinError(cmp.Or(e.Type, code), e.Message); text != "" {
 			r.failed = text
 		}
 		return
@@ -195,14 +193,15 @@ func (r *Response) fail(raw json.RawMessage) {
 	}
 }
 
-func say(kind, message string) string {
+// joinError returns kind and message, or the one that is not "".
+func joinError(kind, message string) string {
 	if kind == "" || message == "" {
 		return cmp.Or(message, kind)
 	}
 	return kind + ": " + message
 }
 
-// clip cuts a text to so many bytes, between characters.
+// clip shortens a text to a number of bytes, at the boundary of a character.
 func clip(s string, most int) string {
 	if len(s) <= most {
 		return strings.ToValidUTF8(s, "�")

@@ -1,6 +1,5 @@
-// Package modelbody checks the bodies of requests to models: a model provider can
-// fetch URLs, run tools and read what is stored in the account, and an agent
-// could have it do there what the allowlist does not let the agent do itself.
+// Package modelbody checks the bodies of model requests. A model provider can fetch URLs, run tools and read data stored in the
+// account, so a request could make the provider do what the allowlist does not allow the agent itself.
 package modelbody
 
 import (
@@ -10,19 +9,19 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// Protocol is whose requests a body is one of.
+// Protocol is the API of a request.
 type Protocol int
 
 // The protocols.
 const (
-	Anthropic Protocol = iota + 1 // Messages, and the count of their tokens
+	Anthropic Protocol = iota + 1 // Messages, and counting their tokens
 	OpenAI                        // Responses, Chat Completions, Completions and Embeddings
 )
 
-// DeniedError is returned for a body that has the provider do what no entry of the allowlist allows.
+// DeniedError is returned for a body that makes the provider do something that the allowlist does not allow.
 type DeniedError struct {
-	Feature string // that an entry would allow; "" where none can
-	What    string // of the body, a phrase
+	Feature string // of the allowlist entry that would allow it; "" if no entry can
+	What    string // the part of the body, as a phrase
 }
 
 func (e *DeniedError) Error() string {
@@ -32,8 +31,8 @@ func (e *DeniedError) Error() string {
 	return "the request has the model's provider act by itself: " + e.What + "; the allowlist's entry " + egress.ProviderEntry(e.Feature) + " allows it"
 }
 
-// Check reads the body of a request and returns the model that it names. allows reports whether the agent's
-// policy has an entry for a feature. The error is a *DeniedError or an *UnreadableError.
+// Check checks the body of a request and returns the model that it names. allows reports whether the allowlist
+// allows a feature. The error is a *DeniedError or an *UnreadableError.
 func Check(p Protocol, body []byte, allows func(feature string) bool) (model string, err error) {
 	s := scanner{body: body, allows: allows, keys: make([][]byte, 0, 64)}
 	in := anthropicRequest
@@ -44,11 +43,11 @@ func Check(p Protocol, body []byte, allows func(feature string) bool) (model str
 	return s.model, err
 }
 
-// place is where a value stands in a request, which decides what it means.
+// place is a position in a request, which determines the meaning of a value.
 type place uint8
 
 const (
-	opaque           place = iota // the client's own JSON, of which no provider acts: schemas, arguments of tools
+	opaque           place = iota // JSON of the client that no provider acts on: schemas, arguments of tools
 	unknown                       // in a field that this package does not know
 	anthropicRequest              // the document itself
 	anthropicBlock                // messages, and blocks of their content
@@ -62,15 +61,15 @@ const (
 	openAIEnvironment // of a shell tool
 )
 
-// field says what the value of a key means in a place.
+// field is the meaning of a key's value in a place.
 type field struct {
-	in    place  // how it is read
-	needs string // the feature that it needs if it is there: not null, false or empty
-	mark  mark   // of the object, if it is there
+	in    place  // of the value
+	needs string // the feature that the value needs, unless it is null, false or empty
+	mark  mark   // set on the object, unless the value is null, false or empty
 	check func(s *scanner, key []byte, v value) error
 }
 
-// mark is a set of facts of an object by which its end is judged.
+// mark is a set of facts about an object, which are evaluated at its end.
 type mark uint8
 
 const (
@@ -82,22 +81,22 @@ const (
 	hasEnvironment
 )
 
-// object is what is remembered of an object until its end.
+// object has the facts about a JSON object until its end.
 type object struct {
 	typ   string
 	typed bool // type is there, and not null
 	marks mark
 }
 
-// grammar is how the objects of a place are read.
+// grammar describes the objects of a place.
 type grammar struct {
 	fields map[string]field
 	other  field // of keys that are not in fields
-	urls   bool  // strings at keys that end in url are not fetched only if they are data
+	urls   bool  // strings at keys that end in url need a feature, unless they are data URLs
 	closed func(s *scanner, o *object) error
 }
 
-// Of all places. opaque has none.
+// grammars has the grammar of each place. opaque has none.
 var grammars = map[place]*grammar{
 	unknown: {urls: true, other: field{in: unknown}, fields: map[string]field{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
@@ -141,7 +140,7 @@ var openAIToolFields = map[string]field{
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// member reads the value of a key in a place.
+// member parses and checks the value of a key in a place.
 func (s *scanner) member(in place, key []byte, o *object) error {
 	g := grammars[in]
 	if g == nil {
@@ -177,7 +176,7 @@ func (s *scanner) member(in place, key []byte, o *object) error {
 	return nil
 }
 
-// lower returns a key in lower case: there are servers to which it is the same.
+// lower returns a key in lower case: some servers ignore the case of keys.
 func lower(key []byte) []byte {
 	for _, c := range key {
 		if c >= 'A' && c <= 'Z' {
@@ -187,7 +186,7 @@ func lower(key []byte) []byte {
 	return key
 }
 
-// closed judges an object at its end.
+// closed checks an object at its end.
 func (s *scanner) closed(in place, o *object) error {
 	if g := grammars[in]; g != nil && g.closed != nil {
 		return g.closed(s, o)
@@ -195,7 +194,7 @@ func (s *scanner) closed(in place, o *object) error {
 	return nil
 }
 
-// need returns a *DeniedError unless the policy allows a feature.
+// need returns a *DeniedError unless the allowlist allows a feature.
 func (s *scanner) need(feature, what string) error {
 	if feature != "" && s.allows(feature) {
 		return nil
@@ -203,7 +202,7 @@ func (s *scanner) need(feature, what string) error {
 	return &DeniedError{Feature: feature, What: what}
 }
 
-// url checks the value of a key by which a provider may be given an address: only data of its own is not fetched.
+// url checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
 func (s *scanner) url(key []byte, v value) error {
 	switch {
 	case bytes.HasSuffix(key, []byte("urls")) && v.present:
@@ -240,7 +239,7 @@ func (s *scanner) named(_ []byte, v value) error {
 }
 
 func (s *scanner) prompt(_ []byte, v value) error {
-	if v.kind != '{' { // that of Completions is a text
+	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
 	}
 	return s.need(egress.ProviderStored, "a stored prompt")
@@ -254,7 +253,7 @@ func (s *scanner) background(_ []byte, v value) error {
 }
 
 func (s *scanner) search(key []byte, v value) error {
-	if v.kind == 'n' || v.kind == 'f' { // an empty object is a search already
+	if v.kind == 'n' || v.kind == 'f' { // an empty object enables the search
 		return nil
 	}
 	return s.need("web_search", string(key))
@@ -267,7 +266,7 @@ func (s *scanner) fileData(_ []byte, v value) error {
 	return s.need(egress.ProviderURL, "a URL at file_data")
 }
 
-// block judges a message or a block of Anthropic's.
+// block checks a message or a content block of Anthropic's API.
 func (s *scanner) block(o *object) error {
 	switch {
 	case o.typ == "container_upload":
@@ -293,7 +292,7 @@ func (s *scanner) source(o *object) error {
 	return s.need("", "a source of type "+printable(o.typ)+", which is not known")
 }
 
-// anthropicTools are those that the client runs, or that look at nothing but the request.
+// anthropicTools are the tools that the client runs, or that use nothing but the request.
 var anthropicTools = map[string]bool{
 	"custom": true, "bash": true, "text_editor": true, "computer": true, "memory": true, "tool_search_tool_regex": true, "tool_search_tool_bm25": true,
 }
@@ -309,7 +308,7 @@ func (s *scanner) anthropicTool(o *object) error {
 	return s.serverTool(name, o)
 }
 
-// openAITools are those that the client runs, or that look at nothing but the request.
+// openAITools are the tools that the client runs, or that use nothing but the request.
 var openAITools = map[string]bool{"function": true, "custom": true, "namespace": true, "local_shell": true, "apply_patch": true, "tool_search": true}
 
 func (s *scanner) openAITool(o *object) error {
@@ -317,7 +316,7 @@ func (s *scanner) openAITool(o *object) error {
 	switch {
 	case openAITools[name] || !o.typed && o.marks&hasSchema != 0:
 		return nil
-	case name == "shell" && o.marks&hasEnvironment != 0: // judged by it
+	case name == "shell" && o.marks&hasEnvironment != 0: // its environment is checked instead
 		return nil
 	case name == "web_search_preview":
 		name = "web_search"
@@ -341,7 +340,7 @@ func (s *scanner) environment(o *object) error {
 	return s.need("shell", "a shell in a container of the provider")
 }
 
-// input judges an element of Responses' input.
+// input checks an element of Responses' input.
 func (s *scanner) input(o *object) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
 		return s.need(egress.ProviderStored, "an item by its id")
@@ -361,7 +360,7 @@ func (s *scanner) item(o *object) error {
 	return nil
 }
 
-// undated is the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
+// undated returns the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
 func undated(typ string) string {
 	for _, form := range []string{"_dddddddd", "_dddd_dd_dd"} {
 		if n := len(typ) - len(form); n > 0 && matches(typ[n:], form) {

@@ -1,5 +1,4 @@
-// Package policy dials for a sandbox: exactly the address that was looked at and
-// found to be anybody's to reach.
+// Package policy connects to hosts for sandboxes. It connects only to addresses that it has resolved and checked to be public.
 package policy
 
 import (
@@ -14,27 +13,26 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// Resolver looks names up. *net.Resolver is one.
+// Resolver resolves names. *net.Resolver implements it.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// DialerConfig is what a Dialer needs; the zero value takes every default.
+// DialerConfig configures a Dialer. The zero value has every default.
 type DialerConfig struct {
-	Resolver Resolver                                                             // nil for the system's
-	Dial     func(ctx context.Context, network, address string) (net.Conn, error) // nil for the system's; address is always a literal one
-	Own      func() ([]netip.Addr, error)                                         // addresses of this machine, never reached; nil asks the machine
-	Closed   []netip.Prefix                                                       // more addresses that are never reached
-	Lookup   time.Duration                                                        // for a name; 0 means 10 s
-	Connect  time.Duration                                                        // for each address; 0 means 10 s
+	Resolver Resolver                                                             // nil means the system's
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error) // gets a literal IP address and a port; nil means the system's
+	Own      func() ([]netip.Addr, error)                                         // returns addresses of this machine, which are refused; nil means those of its interfaces
+	Closed   []netip.Prefix                                                       // further addresses that are refused
+	Lookup   time.Duration                                                        // limit for the resolution of a name; 0 means 10 s
+	Connect  time.Duration                                                        // limit for the connection to each address; 0 means 10 s
 }
 
-// Dialer connects to what sandboxes name. It looks a name up once, refuses it if
-// any of its addresses is not public, and connects to one of those addresses: a
-// name whose answer changes in between gains nothing.
+// Dialer connects to hosts that sandboxes name. It resolves a name once, refuses it if one of its addresses is not public, and
+// connects to one of these addresses. So a name whose addresses change between check and connection (DNS rebinding) gains nothing.
 type Dialer struct{ cfg DialerConfig }
 
-// NewDialer makes a Dialer.
+// NewDialer returns a Dialer.
 func NewDialer(cfg DialerConfig) *Dialer {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
@@ -54,7 +52,7 @@ func NewDialer(cfg DialerConfig) *Dialer {
 	return &Dialer{cfg: cfg}
 }
 
-// UnresolvedError is a name without an address.
+// UnresolvedError is returned for a name that does not resolve to an address.
 type UnresolvedError struct {
 	Host string
 	Err  error
@@ -64,15 +62,15 @@ func (e *UnresolvedError) Error() string { return fmt.Sprintf("look up %s: %v", 
 
 func (e *UnresolvedError) Unwrap() error { return e.Err }
 
-// Resolve gives the addresses of a host, all of them public. The error is an
-// *UnresolvedError, or an *egress.AddressError for the first address that is not.
+// Resolve returns the addresses of a host, all of which are public. The error is an *UnresolvedError, or an *egress.AddressError for
+// the first address that is refused.
 func (d *Dialer) Resolve(ctx context.Context, h egress.Host) ([]netip.Addr, error) {
 	addrs := []netip.Addr{h.Addr}
 	if h.Name != "" {
 		ctx, cancel := context.WithTimeout(ctx, d.cfg.Lookup)
 		defer cancel()
 		var err error
-		// The dot keeps the machine's search domains out of it.
+		// With the trailing dot the resolver does not append the machine's search domains.
 		if addrs, err = d.cfg.Resolver.LookupNetIP(ctx, "ip", h.Name+"."); err != nil {
 			return nil, &UnresolvedError{Host: h.Name, Err: err}
 		}
@@ -86,7 +84,7 @@ func (d *Dialer) Resolve(ctx context.Context, h egress.Host) ([]netip.Addr, erro
 	}
 	out := make([]netip.Addr, 0, len(addrs))
 	for _, a := range addrs {
-		// The system's resolver gives IPv4 addresses in the form of IPv6; nothing is hidden by taking that off.
+		// The system's resolver returns IPv4 addresses in their IPv6-mapped form.
 		a = a.Unmap()
 		if err := egress.CheckAddress(a); err != nil {
 			return nil, err
@@ -104,7 +102,7 @@ func (d *Dialer) Resolve(ctx context.Context, h egress.Host) ([]netip.Addr, erro
 	return out, nil
 }
 
-// Dial resolves a target and connects to the first of its addresses that answers.
+// Dial resolves a target and connects to the first of its addresses that accepts.
 func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	addrs, err := d.Resolve(ctx, t.Host)
 	if err != nil {
@@ -130,7 +128,7 @@ func (d *Dialer) connect(ctx context.Context, to netip.AddrPort) (net.Conn, erro
 	return d.cfg.Dial(ctx, "tcp", to.String())
 }
 
-// ownAddresses are those of this machine's network interfaces.
+// ownAddresses returns the addresses of this machine's network interfaces.
 func ownAddresses() ([]netip.Addr, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
