@@ -56,7 +56,7 @@ bench: ## Run the benchmarks of test/bench into docs/performance.md (ARGS="appen
 dependencies: ## Look for known vulnerabilities, where their database is reachable, and write what programs and images are made of into bin/sbom
 	@scripts/dependencies $(ARGS)
 
-record: ## Record the agents' CLIs anew for the adapters' goldens (ARGS="-run TestRecord/two-turns")
+record: ## Record the CLIs of the agents again and write their golden files (ARGS="-run TestConformance/goldens/two-turns")
 	@scripts/record $(ARGS)
 
 install: ## Put into .tools, or install, what the tests need: Postgres, the agents' CLIs, golangci-lint
