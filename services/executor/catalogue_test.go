@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
@@ -333,7 +334,7 @@ func TestServersThroughTheProxy(t *testing.T) {
 	if web := q.MCPServers[0]; web.URL != "http://127.0.0.1:7070/mcp/web" || len(web.Headers) != 0 {
 		t.Errorf("the agent is told %+v", web)
 	}
-	want := holder.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
+	want := api.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
 	told := func() (n int) {
 		b.egress.mu.Lock()
 		defer b.egress.mu.Unlock()

@@ -62,8 +62,8 @@ type Executor struct {
 	room    *storage.Watch
 	holder  *holder.Holder
 	store   *workspaces.Workspaces // nil where Deps brought its own
-	out     wayOut                 // of nobody where Deps brought its own, and where there is none
-	own     sandbox.Provider       // likewise
+	egress  egressClient           // the zero value where Deps brought its own, and where there is no proxy
+	own     sandbox.Provider       // nil where Deps brought its own
 	jobs    *jobs
 
 	publisher *bus.Publisher // of dead letters, and of jobs that are for another engine
@@ -119,15 +119,15 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 			return nil, err
 		}
 		e.own = deps.Provider
-		if e.out, err = cfg.wayOut(e.own); err != nil {
+		if e.egress, err = cfg.egressClient(e.own); err != nil {
 			return nil, err
 		}
 		if shelf, ok := e.own.(skills.Shelf); ok {
 			e.skills = skills.New(shelf)
 			deps.Skills = e.skills
 		}
-		if e.out.client != nil {
-			deps.Egress = e.out
+		if e.egress.api != nil {
+			deps.Egress = e.egress
 		}
 	}
 	pool, err := cfg.pool()
@@ -254,7 +254,7 @@ func (e *Executor) open(ctx context.Context) error {
 	if err := e.await(ctx, e.openBuckets); err != nil {
 		return err
 	}
-	if err := e.out.open(ctx, e.deps.Logger); err != nil {
+	if err := e.egress.open(ctx, e.deps.Logger); err != nil {
 		return err
 	}
 	if err := e.chooseDiskLimit(ctx); err != nil {
@@ -303,7 +303,7 @@ func (e *Executor) openBuckets(ctx context.Context) error {
 
 // hangUp closes the connections to the engine and to the egress proxy.
 func (e *Executor) hangUp() error {
-	e.out.close()
+	e.egress.close()
 	if c, ok := e.own.(io.Closer); ok {
 		return c.Close()
 	}

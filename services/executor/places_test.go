@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/holder"
 )
 
@@ -223,10 +224,16 @@ func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FileP
 	return box.Files().Put(ctx, f.Path, bytes.NewReader([]byte(f.Object)))
 }
 
+// grant is a registration of a sandbox.
+type grant struct {
+	Sandbox string
+	api.Registration
+}
+
 // fakeEgress is a proxy's journal in memory.
 type fakeEgress struct {
 	mu       sync.Mutex
-	grants   []holder.Grant
+	grants   []grant
 	released []string
 	open     int
 	away     time.Time // until when it does not answer
@@ -238,16 +245,16 @@ type fakeEgress struct {
 	gone      map[string]bool // sandboxes that it has forgotten
 }
 
-func (e *fakeEgress) Register(_ context.Context, g holder.Grant) (string, error) {
+func (e *fakeEgress) Register(_ context.Context, id string, r api.Registration) (string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if time.Now().Before(e.away) {
 		return "", &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
 	}
-	if g.Token == "" && e.gone[g.Sandbox] {
+	if r.Token == "" && e.gone[id] {
 		return "", holder.ErrUnknownSandbox
 	}
-	e.grants = append(e.grants, g)
+	e.grants = append(e.grants, grant{id, r})
 	return e.authority, nil
 }
 

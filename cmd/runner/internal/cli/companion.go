@@ -19,15 +19,15 @@ type words []string
 func (w *words) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
 type mcpServeCommand struct {
-	Socket     string   `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
-	Entrypoint words    `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
-	Cmd        words    `help:"Further arguments where a connection brings none, as a JSON list." default:"[]"`
-	Scratch    []string `help:"Folders that are emptied when nothing is connected any more." sep:","`
-	Egress     wayOut   `embed:"" prefix:"egress-"`
+	Socket     string      `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
+	Entrypoint words       `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
+	Cmd        words       `help:"Further arguments where a connection brings none, as a JSON list." default:"[]"`
+	Scratch    []string    `help:"Folders that are emptied when nothing is connected any more." sep:","`
+	Egress     egressFlags `embed:"" prefix:"egress-"`
 }
 
 func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	c.Egress.hosts = true
+	c.Egress.hostsOnly = true
 	out, err := c.Egress.open(ctx, sys, log)
 	if err != nil {
 		return err

@@ -66,10 +66,10 @@ func TestServeForwardsToTheEgressProxy(t *testing.T) {
 	}
 }
 
-func TestNothingListensWithoutASocket(t *testing.T) {
+func TestServe_WithoutAnEgressProxyNothingListens(t *testing.T) {
 	t.Parallel()
 	s := serveWith(t, []string{"SPOOL_RUNNER_EGRESS_TOKEN=tok_secret"})
-	if !strings.Contains(s.log.String(), "no way out") || strings.Contains(s.log.String(), "forwarding") || strings.Contains(s.log.String(), "tok_secret") {
+	if !strings.Contains(s.log.String(), "nothing is forwarded") || strings.Contains(s.log.String(), "forwarding") || strings.Contains(s.log.String(), "tok_secret") {
 		t.Errorf("log:\n%s", s.log)
 	}
 	dir := t.TempDir()

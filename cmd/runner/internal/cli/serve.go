@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
-	"github.com/spoolhq/spool/cmd/runner/internal/egress"
 	"github.com/spoolhq/spool/cmd/runner/internal/journal"
+	"github.com/spoolhq/spool/cmd/runner/internal/loopback"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/cmd/runner/internal/serve"
 	"github.com/spoolhq/spool/cmd/runner/internal/supervisor"
@@ -117,13 +117,13 @@ func (w *works) reaping(ctx context.Context, f func(context.Context) error) erro
 }
 
 type serveCommand struct {
-	Socket    string `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
-	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
-	State     string `required:"" help:"Folder for the agents' own files, outside the workspace." env:"SPOOL_RUNNER_STATE"`
-	DiskLimit int64  `help:"Bytes that the workspace and the agents' own files may take on disk; at the limit the agent is ended. 0 for no limit." default:"0" env:"SPOOL_RUNNER_DISK_LIMIT"`
-	Shared    bool   `help:"The workspace is a folder of a person's: it is not measured." env:"SPOOL_RUNNER_SHARED"`
-	Egress    wayOut `embed:"" prefix:"egress-"`
-	Limits    limits `embed:""`
+	Socket    string      `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
+	Workspace string      `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
+	State     string      `required:"" help:"Folder for the agents' own files, outside the workspace." env:"SPOOL_RUNNER_STATE"`
+	DiskLimit int64       `help:"Bytes that the workspace and the agents' own files may take on disk; at the limit the agent is ended. 0 for no limit." default:"0" env:"SPOOL_RUNNER_DISK_LIMIT"`
+	Shared    bool        `help:"The workspace is a folder of a person's: it is not measured." env:"SPOOL_RUNNER_SHARED"`
+	Egress    egressFlags `embed:"" prefix:"egress-"`
+	Limits    limits      `embed:""`
 }
 
 func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
@@ -170,21 +170,21 @@ func unshaken() (undo func()) {
 	return func() { signal.Stop(dropped) }
 }
 
-// wayOut is how a sandbox without a network reaches the egress proxy.
-type wayOut struct {
+// egressFlags are the flags of the forwarder to the egress proxy.
+type egressFlags struct {
 	Socket    string `help:"Path of the egress proxy's Unix socket; without it and without a server nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
 	Server    string `help:"Address (host:port) at which the egress proxy speaks TLS, in place of its socket." env:"SPOOL_RUNNER_EGRESS_SERVER"`
 	Authority string `help:"Certificates in PEM form: the server's has to be signed by one of them." env:"SPOOL_RUNNER_EGRESS_AUTHORITY"`
-	Address   string `help:"Loopback address that is joined to the proxy." default:"${egress}" env:"SPOOL_RUNNER_EGRESS_ADDRESS"`
+	Address   string `help:"Loopback address whose connections are forwarded to the proxy." default:"${egress}" env:"SPOOL_RUNNER_EGRESS_ADDRESS"`
 
-	hosts bool // to hosts alone
+	hostsOnly bool // see loopback.Config.HostsOnly
 }
 
 // tokenVariable has no flag: arguments can be read by every process.
 const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
-// open takes the port, nil without a socket and a server. The token is taken out of the environment.
-func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egress.Forwarder, error) {
+// open listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.
+func (o egressFlags) open(ctx context.Context, sys *System, log *slog.Logger) (*loopback.Forwarder, error) {
 	token := sys.Getenv(tokenVariable)
 	if token != "" {
 		if err := sys.Unsetenv(tokenVariable); err != nil {
@@ -193,14 +193,14 @@ func (o wayOut) open(ctx context.Context, sys *System, log *slog.Logger) (*egres
 	}
 	if o.Socket == "" && o.Server == "" {
 		if token != "" {
-			log.Warn("an egress token, but no socket and no server of a proxy: there is no way out", "variable", tokenVariable)
+			log.Warn("an egress token, but no socket and no server of a proxy: nothing is forwarded", "variable", tokenVariable)
 		}
-		return nil, nil //nolint:nilnil // no way out is no error
+		return nil, nil //nolint:nilnil // a runner without a proxy is valid
 	}
 	if token == "" {
-		return nil, fmt.Errorf("egress-socket, egress-server: they need the sandbox's token in %s", tokenVariable)
+		return nil, fmt.Errorf("egress-socket, egress-server: need the sandbox's token in %s", tokenVariable)
 	}
-	f, err := egress.Listen(ctx, egress.Config{Socket: o.Socket, Server: o.Server, Authority: o.Authority, Token: token, Address: o.Address, HostsOnly: o.hosts, Log: log})
+	f, err := loopback.Listen(ctx, loopback.Config{Socket: o.Socket, Server: o.Server, Authority: o.Authority, Token: token, Address: o.Address, HostsOnly: o.hostsOnly, Log: log})
 	if err == nil {
 		log.Info("forwarding to the egress proxy", "address", f.Addr(), "proxy", cmp.Or(o.Server, o.Socket))
 	}

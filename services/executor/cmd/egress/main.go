@@ -1,4 +1,4 @@
-// Command egress is the way out of an engine's sandboxes.
+// Command egress is the egress proxy of an engine's sandboxes.
 package main
 
 import (

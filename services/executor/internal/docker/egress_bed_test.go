@@ -20,7 +20,7 @@ import (
 
 	"github.com/docker/docker/api/types/image"
 
-	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 var buildEgress = sync.OnceValues(func() ([]byte, error) {
@@ -131,11 +131,11 @@ func (l *logged) take() string {
 }
 
 // reach is a client by a proxy's Dial, which counts.
-func reach(t testing.TB, e *EgressProxy) (*egress.Client, func() int) {
+func reach(t testing.TB, e *EgressProxy) (*api.Client, func() int) {
 	t.Helper()
 	var mu sync.Mutex
 	n := 0
-	c := egress.NewClient(func(ctx context.Context) (net.Conn, error) {
+	c := api.NewClient(func(ctx context.Context) (net.Conn, error) {
 		mu.Lock()
 		n++
 		mu.Unlock()

@@ -20,7 +20,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
-	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // Several executors start the proxy at once; it is one. A sandbox reaches a model
@@ -53,7 +53,7 @@ func TestEgressProxy(t *testing.T) {
 	client, dials := reach(t, e)
 	spec := newSpec(t)
 	spec.Labels.Engine, spec.EgressToken = bed.cfg.Engine, "token-of-the-sandbox"
-	if s, err := client.Register(t.Context(), spec.ID, egress.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Execution: newID(t, events.KindExecution), Allow: []string{}}); err != nil || s.Epoch != 1 {
+	if s, err := client.Register(t.Context(), spec.ID, api.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Execution: newID(t, events.KindExecution), Allow: []string{}}); err != nil || s.Epoch != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	b := create(t, p, spec)
@@ -152,7 +152,7 @@ func poll(t testing.TB, what string, f func() error) {
 	}
 }
 
-func waitLines(t *testing.T, c *egress.Client, id string, want int) {
+func waitLines(t *testing.T, c *api.Client, id string, want int) {
 	t.Helper()
 	poll(t, "lines", func() error {
 		lines, err := c.Lines(t.Context(), id, "", 0, false)

@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
@@ -42,7 +43,7 @@ type layerBed struct {
 	cfg      Config
 	registry *dependencytest.Registry
 	other    func() int // how often the other host was reached
-	egress   *egress.Client
+	egress   *api.Client
 	log      *logged
 }
 
@@ -125,7 +126,7 @@ func (b *layerBed) startEgress(servers map[string]string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	b.egress = egress.NewClient(egress.DialSocket(cfg.ListenAdmin))
+	b.egress = api.NewClient(api.DialSocket(cfg.ListenAdmin))
 	b.t.Cleanup(func() {
 		b.egress.Close()
 		cancel()
@@ -151,11 +152,11 @@ func (b *layerBed) workshop(p *Provider, begun func()) sandbox.Workshop {
 	return sandbox.Workshop{Begun: begun, Build: func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
 		spec.ID, spec.EgressToken = newID(b.t, events.KindSandbox), rand.Text()
 		spec.Labels = sandbox.Labels{Engine: p.cfg.Engine, Executor: newID(b.t, events.KindExecutor)}
-		if _, err := b.egress.Register(ctx, spec.ID, egress.Registration{Token: spec.EgressToken, Epoch: 1, Allow: []string{registryHost + ":80"}, Routes: &[]string{}}); err != nil {
+		if _, err := b.egress.Register(ctx, spec.ID, api.Registration{Token: spec.EgressToken, Epoch: 1, Allow: []string{registryHost + ":80"}, Routes: &[]string{}}); err != nil {
 			return err
 		}
 		defer func() {
-			_, rerr := b.egress.Release(context.WithoutCancel(ctx), spec.ID, 1)
+			_, rerr := b.egress.Release(context.WithoutCancel(ctx), spec.ID)
 			err = errors.Join(err, p.Terminate(context.WithoutCancel(ctx), spec.ID, true), rerr)
 		}()
 		box, err := p.Create(ctx, spec)

@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 )
 
@@ -69,7 +70,7 @@ func site(t *testing.T) (oneHost, *x509.CertPool) {
 }
 
 // egressHere runs a proxy in this process; sockets is the folder that sandboxes see.
-func egressHere(t *testing.T) (client *egress.Client, sockets string) {
+func egressHere(t *testing.T) (client *api.Client, sockets string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "egr") //nolint:usetesting // short: the path of a socket has its limit
 	if err != nil {
@@ -85,7 +86,7 @@ func egressHere(t *testing.T) (client *egress.Client, sockets string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	client = egress.NewClient(egress.DialSocket(cfg.ListenAdmin))
+	client = api.NewClient(api.DialSocket(cfg.ListenAdmin))
 	t.Cleanup(func() {
 		client.Close()
 		cancel()
@@ -150,7 +151,7 @@ func TestTrust(t *testing.T) {
 	}
 	spec := newSpec(t)
 	spec.Image, spec.EgressToken = fullImage, "token-of-the-sandbox"
-	state, err := client.Register(t.Context(), spec.ID, egress.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Allow: []string{"GET,HEAD ok.example"}})
+	state, err := client.Register(t.Context(), spec.ID, api.Registration{Token: spec.EgressToken, Tenant: "default", Epoch: 1, Allow: []string{"GET,HEAD ok.example"}})
 	if err != nil || state.Authority == "" {
 		t.Fatalf("%+v, %v", state, err)
 	}

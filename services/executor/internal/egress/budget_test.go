@@ -10,6 +10,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // counted is a model whose every answer takes ten tokens.
@@ -50,7 +51,7 @@ func TestBudget(t *testing.T) {
 			w := newWorld(t, change)
 			b := w.box()
 			b.reg.Token = ""
-			b.reg.Budgets = []egress.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.Spent{Tokens: c.spent}}}
+			b.reg.Budgets = []api.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.Spent{Tokens: c.spent}}}
 			if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 				t.Fatal(err)
 			}
@@ -99,11 +100,11 @@ func TestSharedAccount(t *testing.T) {
 	t.Parallel()
 	change, calls := counted(t, priced)
 	w := newWorld(t, change)
-	of := func(account string, limit uint64, spent uint64) egress.Budget {
-		return egress.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.Spent{Tokens: spent}}
+	of := func(account string, limit uint64, spent uint64) api.Budget {
+		return api.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.Spent{Tokens: spent}}
 	}
 	boxes := []*box{w.box(), w.box()}
-	register := func(b *box, list ...egress.Budget) {
+	register := func(b *box, list ...api.Budget) {
 		t.Helper()
 		b.reg.Token, b.reg.Budgets = "", list
 		if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
@@ -144,9 +145,9 @@ func TestSharedAccount(t *testing.T) {
 		t.Errorf("the model was called %d times", n)
 	}
 	b := boxes[0]
-	for field, bad := range map[string]egress.Budget{"budgets[0].account": of("", 1, 0), "budgets[0].limit.costUsd": {Account: "a", Limit: events.Budget{CostUSD: -1}}} {
-		b.reg.Budgets = []egress.Budget{bad}
-		var refused *egress.Error
+	for field, bad := range map[string]api.Budget{"budgets[0].account": of("", 1, 0), "budgets[0].limit.costUsd": {Account: "a", Limit: events.Budget{CostUSD: -1}}} {
+		b.reg.Budgets = []api.Budget{bad}
+		var refused *api.Error
 		if _, err := b.client.Register(t.Context(), b.id, b.reg); !errors.As(err, &refused) || refused.Field != field {
 			t.Errorf("%s: %v", field, err)
 		}
@@ -166,7 +167,7 @@ func TestSettledLines(t *testing.T) {
 			t.Fatalf("after %d calls there are %d lines, %v", i+1, len(list), err)
 		}
 	}
-	b.reg.Token, b.reg.Budgets = "", []egress.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.Spent{Tokens: 1}}}
+	b.reg.Token, b.reg.Budgets = "", []api.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.Spent{Tokens: 1}}}
 	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 		t.Fatal(err)
 	}

@@ -13,32 +13,34 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Settings are the process's settings.
+// Settings are the settings of the egress program.
 type Settings struct {
 	Config
 	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
 }
 
-// cli is the command line.
+// cli is the command line of the egress program.
 type cli struct {
 	Settings
 
-	Serve  struct{} `cmd:"" default:"1" help:"Serve sandboxes and their holders (the default)."`
-	Health struct{} `cmd:"" help:"Exit with 0 if the proxy of the admin socket is well, else with 1."`
-	Dial   struct{} `cmd:"" help:"Join stdin and stdout to the admin socket."`
+	Serve  struct{} `cmd:"" default:"1" help:"Serve sandboxes and executors (the default)."`
+	Health struct{} `cmd:"" help:"Exit with 0 if the proxy at the admin socket is healthy, else with 1."`
+	Dial   struct{} `cmd:"" help:"Connect stdin and stdout to the admin socket."`
 }
 
 // healthWithin bounds a health check.
 const healthWithin = 5 * time.Second
 
-// Main runs the command line, and gives the exit code: 0, 1 for a failure, 2 for wrong usage.
+// Main runs the command line, and returns the exit code: 0, 1 for a failure, 2 for wrong usage.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	const name = "egress"
 	var c cli
 	code := -1
-	parser, err := kong.New(&c, kong.Name(name), kong.Description("The way out of sandboxes: credentials, allowlist, metering."),
+	parser, err := kong.New(&c, kong.Name(name), kong.Description("The egress proxy of sandboxes: credentials, allowlist, metering."),
 		kong.Writers(stdout, stderr), kong.Exit(func(n int) { code = n }))
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", name, err)
@@ -69,27 +71,27 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// serve runs the proxy until a signal; a second one ends it without waiting.
+// serve runs the proxy until a signal. A second signal ends it without waiting for open requests.
 func serve(c cli, stderr io.Writer) error {
 	log := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: c.LogLevel})).With("service", "egress")
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	now, signals := make(chan struct{}), make(chan os.Signal, 2)
+	kill, signals := make(chan struct{}), make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(signals)
-	over := make(chan struct{})
-	defer close(over)
+	returned := make(chan struct{})
+	defer close(returned)
 	go func() {
-		for _, act := range []func(){stop, func() { close(now) }} {
+		for _, act := range []func(){stop, func() { close(kill) }} {
 			select {
 			case <-signals:
 				act()
-			case <-over:
+			case <-returned:
 				return
 			}
 		}
 	}()
-	s, err := New(c.Config, Deps{Logger: log, Now: now})
+	s, err := New(c.Config, Deps{Logger: log, Kill: kill})
 	if err != nil {
 		return err
 	}
@@ -99,25 +101,25 @@ func serve(c cli, stderr io.Writer) error {
 func health(c Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), healthWithin)
 	defer cancel()
-	client := NewClient(DialSocket(c.ListenAdmin))
+	client := api.NewClient(api.DialSocket(c.ListenAdmin))
 	defer client.Close()
 	return client.Health(ctx)
 }
 
-// dial joins the streams to the admin socket, until that ends.
+// dial copies between the streams and the admin socket, until the socket's connection ends.
 func dial(c Config, in io.Reader, out io.Writer) error {
 	conn, err := net.Dial("unix", c.ListenAdmin)
 	if err != nil {
 		return fmt.Errorf("listen-admin: %w", err)
 	}
-	defer conn.Close() //nolint:errcheck // it is over
+	defer conn.Close() //nolint:errcheck // both directions have ended
 	go func() {
 		_, err := io.Copy(conn, in)
 		if half, ok := conn.(*net.UnixConn); ok && err == nil {
 			err = half.CloseWrite()
 		}
 		if err != nil {
-			conn.Close() //nolint:errcheck // which ends the other way
+			conn.Close() //nolint:errcheck // it ends the other direction
 		}
 	}()
 	if _, err := io.Copy(out, conn); err != nil && !errors.Is(err, net.ErrClosed) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // The command: it serves, says that it is well, joins a stream to its admin
@@ -53,7 +54,7 @@ func TestCommand(t *testing.T) {
 	poll(t, "health", func() bool { return command(t.Context(), "health").Run() == nil })
 
 	// An executor reaches a remote engine's proxy by `egress dial`.
-	client := egress.NewClient(func(ctx context.Context) (net.Conn, error) {
+	client := api.NewClient(func(ctx context.Context) (net.Conn, error) {
 		here, there := net.Pipe()
 		c := command(context.WithoutCancel(ctx), "dial")
 		c.Stdin, c.Stdout = there, there
@@ -67,7 +68,7 @@ func TestCommand(t *testing.T) {
 		return here, nil
 	})
 	id := mint(t, events.KindSandbox)
-	if s, err := client.Register(t.Context(), id, egress.Registration{Token: "a-token-of-some-length", Epoch: 3}); err != nil || s.Epoch != 3 {
+	if s, err := client.Register(t.Context(), id, api.Registration{Token: "a-token-of-some-length", Epoch: 3}); err != nil || s.Epoch != 3 {
 		t.Errorf("%+v, %v", s, err)
 	}
 	client.Close()

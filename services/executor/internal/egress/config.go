@@ -1,8 +1,8 @@
-// Package egress is the way out of sandboxes, which have no network: one process
-// for each engine, that outlives executors. It takes sandboxes' connections off a
-// Unix socket and, where it is set, a TLS port, puts the real credentials into requests to models, lets other
-// requests past an allowlist, meters, and journals what it denied and what models
-// were asked. Holders speak to it by Client. docs/adr/0013-egress.md has the protocol.
+// Package egress is the egress proxy, the program cmd/egress. Sandboxes have no network: all their requests go through the
+// proxy, one process for each engine, which outlives executors. The proxy serves a Unix socket and, if it is configured, a TLS
+// port. It sets the credentials of requests to models, forwards other requests if an allowlist allows them, meters model calls,
+// and journals model calls and denials. Executors use its admin API with package api. docs/adr/0013-egress.md describes both
+// protocols.
 package egress
 
 import (
@@ -23,39 +23,39 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
-// Config is the proxy's settings. The zero value takes every default.
+// Config has the settings of the proxy. The zero value has every default.
 type Config struct {
-	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket that sandboxes reach; its folder is what is shared with them."`
-	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the holders of sandboxes; in another folder, which no sandbox sees."`
-	ListenTLS       string `default:"" env:"SPOOL_EGRESS_LISTEN_TLS" help:"Address (host:port) at which sandboxes that share no Unix socket with the proxy connect by TLS 1.3; empty for none. Anybody who reaches it is let in by a sandbox's token alone."`
-	TLSCert         string `name:"tls-cert" default:"" env:"SPOOL_EGRESS_TLS_CERTIFICATE" help:"PEM file of the certificate of listen-tls, with those between it and its authority. It is read again when it changes."`
+	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket for sandboxes; its folder is shared with them."`
+	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the admin API for executors; in another folder, which no sandbox sees."`
+	ListenTLS       string `default:"" env:"SPOOL_EGRESS_LISTEN_TLS" help:"Address (host:port) at which sandboxes that share no Unix socket with the proxy connect by TLS 1.3; empty for none. Everybody who reaches it gets in with a sandbox's token alone."`
+	TLSCert         string `name:"tls-cert" default:"" env:"SPOOL_EGRESS_TLS_CERTIFICATE" help:"PEM file of the certificate of listen-tls, with its intermediate certificates. It is read again when it changes."`
 	TLSKey          string `name:"tls-key" default:"" env:"SPOOL_EGRESS_TLS_KEY" help:"PEM file of its private key."`
-	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz besides; empty for none."`
+	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz as well; empty for none."`
 	Data            string `default:"/var/lib/spool/egress" env:"SPOOL_EGRESS_DATA" help:"Folder of registrations, journals and the key of the certificate authority."`
 
-	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key that is put into requests to Anthropic's models."`
-	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Where Anthropic's API is, without /v1; empty means Anthropic itself."`
-	OpenAIKey        string `name:"openai-api-key" default:"" env:"OPENAI_API_KEY" help:"Key that is put into requests to OpenAI's models."`
-	OpenAIBaseURL    string `name:"openai-base-url" default:"" env:"SPOOL_OPENAI_BASE_URL" help:"Where OpenAI's API is, with /v1; empty means OpenAI itself."`
-	NVIDIAKey        string `name:"nvidia-api-key" default:"" env:"NVIDIA_API_KEY" help:"Key that is put into requests to NVIDIA's models."`
-	NVIDIABaseURL    string `name:"nvidia-base-url" default:"" env:"SPOOL_NVIDIA_BASE_URL" help:"Where NVIDIA's API is, with /v1; empty means NVIDIA itself."`
-	AllPaths         bool   `default:"false" env:"SPOOL_EGRESS_ALL_PATHS" help:"Let sandboxes reach every path of these APIs, not only those by which models are called. Files and batches are then everybody's who has the key."`
+	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key of requests to Anthropic's models."`
+	AnthropicBaseURL string `name:"anthropic-base-url" default:"" env:"SPOOL_ANTHROPIC_BASE_URL" help:"Base URL of Anthropic's API, without /v1; empty means Anthropic itself."`
+	OpenAIKey        string `name:"openai-api-key" default:"" env:"OPENAI_API_KEY" help:"Key of requests to OpenAI's models."`
+	OpenAIBaseURL    string `name:"openai-base-url" default:"" env:"SPOOL_OPENAI_BASE_URL" help:"Base URL of OpenAI's API, with /v1; empty means OpenAI itself."`
+	NVIDIAKey        string `name:"nvidia-api-key" default:"" env:"NVIDIA_API_KEY" help:"Key of requests to NVIDIA's models."`
+	NVIDIABaseURL    string `name:"nvidia-base-url" default:"" env:"SPOOL_NVIDIA_BASE_URL" help:"Base URL of NVIDIA's API, with /v1; empty means NVIDIA itself."`
+	AllPaths         bool   `default:"false" env:"SPOOL_EGRESS_ALL_PATHS" help:"Let sandboxes reach every path of these APIs, not only those of model calls. All tenants then share the files and batches of the key's account."`
 
-	Hosts  string   `default:"" env:"SPOOL_EGRESS_HOSTS" help:"File (YAML or JSON) of further hosts with routes and credentials of their own."`
-	Prices string   `default:"" env:"SPOOL_EGRESS_PRICES" help:"File (YAML or JSON) of prices, in place of those that the program has."`
-	Open   []string `default:"" env:"SPOOL_EGRESS_OPEN" help:"Hosts with ports (mcp.internal:8080) of MCP servers that agents may name although their addresses are not public."`
-	Closed []string `default:"" env:"SPOOL_EGRESS_CLOSED" help:"Networks (10.0.0.0/8) that no sandbox reaches, besides those that are not public."`
+	Hosts  string   `default:"" env:"SPOOL_EGRESS_HOSTS" help:"File (YAML or JSON) of further hosts, each with a route and a credential."`
+	Prices string   `default:"" env:"SPOOL_EGRESS_PRICES" help:"File (YAML or JSON) of prices; empty means the built-in prices."`
+	Open   []string `default:"" env:"SPOOL_EGRESS_OPEN" help:"Hosts with ports (mcp.internal:8080) of MCP servers that agents may use although their addresses are not public."`
+	Closed []string `default:"" env:"SPOOL_EGRESS_CLOSED" help:"Networks (10.0.0.0/8) that no sandbox reaches, in addition to those that are not public."`
 
-	Connections           int           `default:"64" env:"SPOOL_EGRESS_CONNECTIONS" help:"Connections that each sandbox may have open."`
-	TLSConnections        int           `name:"tls-connections" default:"4096" env:"SPOOL_EGRESS_TLS_CONNECTIONS" help:"Connections of all sandboxes at listen-tls."`
-	TLSAddressConnections int           `name:"tls-address-connections" default:"128" env:"SPOOL_EGRESS_TLS_ADDRESS_CONNECTIONS" help:"Connections of one address (IPv6: of one /64 network) to listen-tls that have not named a registered sandbox yet; a further one closes the oldest of them."`
+	Connections           int           `default:"64" env:"SPOOL_EGRESS_CONNECTIONS" help:"Limit of open connections of each sandbox."`
+	TLSConnections        int           `name:"tls-connections" default:"4096" env:"SPOOL_EGRESS_TLS_CONNECTIONS" help:"Limit of connections of all sandboxes at listen-tls."`
+	TLSAddressConnections int           `name:"tls-address-connections" default:"128" env:"SPOOL_EGRESS_TLS_ADDRESS_CONNECTIONS" help:"Limit of connections of one address (IPv6: of one /64 network) to listen-tls that have not named a registered sandbox yet; one more closes the oldest of them."`
 	TLSHandshake          time.Duration `name:"tls-handshake" default:"10s" env:"SPOOL_EGRESS_TLS_HANDSHAKE" help:"How long a connection to listen-tls may take until it has named a registered sandbox."`
 
-	Idle       time.Duration `default:"10m" env:"SPOOL_EGRESS_IDLE" help:"How long a tunnel, or a connection between two requests, may be silent, and a sandbox may leave unread what it is sent."`
+	Idle       time.Duration `default:"10m" env:"SPOOL_EGRESS_IDLE" help:"How long a tunnel, or a connection between two requests, may have no traffic, and how long a write to a sandbox may take."`
 	ModelIdle  time.Duration `default:"15m" env:"SPOOL_EGRESS_MODEL_IDLE" help:"How long a model may send nothing."`
-	JournalMax int64         `default:"67108864" env:"SPOOL_EGRESS_JOURNAL_MAX" help:"Bytes of journal, of each sandbox, that may wait to be taken; beyond it no model is called."`
-	KeepFor    time.Duration `default:"24h" env:"SPOOL_EGRESS_KEEP_FOR" help:"How long the journal of a released sandbox is kept for a holder that does not come."`
-	Drain      time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may go on once the process is told to end; a second signal ends it at once."`
+	JournalMax int64         `default:"67108864" env:"SPOOL_EGRESS_JOURNAL_MAX" help:"Limit of the bytes in each sandbox's journal that no executor has acknowledged; above it model calls are refused."`
+	KeepFor    time.Duration `default:"24h" env:"SPOOL_EGRESS_KEEP_FOR" help:"How long the journal of a released sandbox is kept if no executor acknowledges it."`
+	Drain      time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may continue after the signal to end; a second signal ends the process at once."`
 }
 
 // The public endpoints.
@@ -65,7 +65,7 @@ const (
 	nvidiaURL    = "https://integrate.api.nvidia.com/v1"
 )
 
-// withDefaults is the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with its defaults set, or an error that names the invalid setting.
 func (c Config) withDefaults() (Config, error) {
 	unset := func(s *string, value string) {
 		if *s == "" {
@@ -124,7 +124,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.checkSockets()
 }
 
-// checkTLS checks that the settings of the TLS listener are all there, or none.
+// checkTLS checks that the settings of the TLS listener are all set, or none of them.
 func (c Config) checkTLS() error {
 	named, err := certificate.CheckPair(c.TLSCert, c.TLSKey)
 	switch {
@@ -143,7 +143,7 @@ func (c Config) checkTLS() error {
 	return nil
 }
 
-// Check tells what is wrong with the settings, by their names, as far as no file is needed for it.
+// Check validates the settings as far as it can without reading files. The error names the setting.
 func (c Config) Check() error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -154,7 +154,7 @@ func (c Config) Check() error {
 	return err
 }
 
-// checkSockets keeps the admin socket, and what is stored, out of the folder that sandboxes see.
+// checkSockets checks that the admin socket and the data are not in the folder that sandboxes see.
 func (c Config) checkSockets() error {
 	shared, err := filepath.Abs(filepath.Dir(c.ListenSandboxes))
 	if err != nil {
@@ -166,26 +166,26 @@ func (c Config) checkSockets() error {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 		if rel, err := filepath.Rel(shared, abs); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
-			return fmt.Errorf("%s: %s lies in the folder of listen-sandboxes, which sandboxes see: choose another", p.name, p.path)
+			return fmt.Errorf("%s: %s is in the folder of listen-sandboxes, which sandboxes see: choose another", p.name, p.path)
 		}
 	}
 	return nil
 }
 
-// closed reads the networks.
+// closed returns the parsed setting Closed.
 func (c Config) closed() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return nil, fmt.Errorf("closed: %q is no network like 10.0.0.0/8", s)
+			return nil, fmt.Errorf("closed: %q is not a network like 10.0.0.0/8", s)
 		}
 		out = append(out, p.Masked())
 	}
 	return out, nil
 }
 
-// open are the MCP servers that may have private addresses.
+// open returns the parsed setting Open.
 func (c Config) open() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
@@ -201,7 +201,7 @@ func (c Config) open() ([]egress.Target, error) {
 	return out, nil
 }
 
-// prices reads the price table.
+// prices returns the price table.
 func (c Config) prices() (meter.Prices, error) {
 	if c.Prices == "" {
 		return meter.DefaultPrices()
@@ -217,7 +217,7 @@ func (c Config) prices() (meter.Prices, error) {
 	return p, nil
 }
 
-// routes are the providers' and those of the file.
+// routes returns the routes of the model providers and those of the file.
 func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 	bearer := func(name, key, keyName, base, baseName, public string) (proxy.Route, error) {
 		u, err := baseURL(base, public)
@@ -226,7 +226,7 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 		}
 		rt := proxy.Route{Name: name, Kind: proxy.OpenAI, Base: u, Header: "Authorization", Scheme: "Bearer", Secret: key, All: c.AllPaths}
 		if key == "" && base == "" {
-			rt.Unset = "the egress proxy has no key for " + u.Host + ": whoever runs it sets " + keyName
+			rt.Unset = "the egress proxy has no key for " + u.Host + ": its operator sets " + keyName
 		}
 		return rt, checkSecret(keyName, key)
 	}
@@ -235,7 +235,7 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 		return nil, err
 	}
 	if strings.HasSuffix(strings.TrimSuffix(anthropic.Base.Path, "/"), "/v1") {
-		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, the clients put it there")
+		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, clients append it")
 	}
 	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.Anthropic, "X-Api-Key", ""
 	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", openAIURL)
@@ -263,12 +263,12 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 
 func checkSecret(name, value string) error {
 	if strings.TrimFunc(value, func(r rune) bool { return r > ' ' && r <= '~' }) != "" || strings.ContainsAny(value, " \t\r\n") {
-		return fmt.Errorf("%s: it has a character that no key has: a space or a line's end, for one", name)
+		return fmt.Errorf("%s: it has a character that no key has, such as a space or a newline", name)
 	}
 	return nil
 }
 
-// baseURL reads the address of an endpoint.
+// baseURL parses the base URL of an endpoint.
 func baseURL(s, unset string) (*url.URL, error) {
 	if s == "" {
 		s = unset
@@ -276,15 +276,15 @@ func baseURL(s, unset string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return nil, errors.New("it is no URL") // the parser's error repeats it, and there may be a password in it
+		return nil, errors.New("it is not a URL") // the parser's error repeats the text, which may have a password
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, errors.New("it does not begin with http:// or https://")
 	case u.Hostname() == "":
 		return nil, errors.New("it names no host")
 	case u.User != nil:
-		return nil, errors.New("it names a user: credentials have settings of their own")
+		return nil, errors.New("it has a user: set credentials in their own settings")
 	case u.RawQuery != "" || u.Fragment != "":
-		return nil, errors.New("it has a query or a fragment: give the address that paths are put behind")
+		return nil, errors.New("it has a query or a fragment: set the address that paths are appended to")
 	}
 	return u, nil
 }

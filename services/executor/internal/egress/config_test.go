@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func TestSettingsThatAreRefused(t *testing.T) {
@@ -181,11 +182,11 @@ func TestKeepFor(t *testing.T) {
 	b := w.box()
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://evil.example/", nil)
 	b.do(req)
-	if _, err := w.client.Release(t.Context(), b.id, 1); err != nil {
+	if _, err := w.client.Release(t.Context(), b.id); err != nil {
 		t.Fatal(err)
 	}
 	poll(t, "it is forgotten", func() bool {
-		_, err := w.client.Release(t.Context(), b.id, 1) // which tidies as the minute does
-		return code(err) == egress.CodeNotFound
+		_, err := w.client.Release(t.Context(), b.id) // which tidies as the minute does
+		return code(err) == api.CodeNotFound
 	})
 }

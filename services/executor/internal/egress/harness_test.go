@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -26,6 +27,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func TestMain(m *testing.M) {
@@ -43,7 +45,7 @@ type world struct {
 	t      *testing.T
 	cfg    egress.Config
 	deps   egress.Deps
-	client *egress.Client
+	client *api.Client
 	issuer *issuer // of the certificate of the TLS listener, by which dialWith connects; nil for the Unix socket
 	log    *safeBuffer
 	stop   func() // ends the proxy, and waits
@@ -124,7 +126,7 @@ func newWorld(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 		change(&w.cfg, &w.deps)
 	}
 	w.start()
-	w.client = egress.NewClient(egress.DialSocket(w.cfg.ListenAdmin))
+	w.client = api.NewClient(api.DialSocket(w.cfg.ListenAdmin))
 	t.Cleanup(func() {
 		w.client.Close()
 		w.stop()
@@ -192,14 +194,14 @@ func (w *world) of(t *testing.T) *world {
 type box struct {
 	*world
 	id, token string
-	reg       egress.Registration
+	reg       api.Registration
 	http      *http.Client // speaks through a proxy where it is given an absolute address
 }
 
 func (w *world) box(allow ...string) *box {
 	w.t.Helper()
 	b := &box{world: w, id: mint(w.t, events.KindSandbox), token: "token-of-a-sandbox-" + rand.Text()}
-	b.reg = egress.Registration{
+	b.reg = api.Registration{
 		Token: b.token, Tenant: "acme", Session: mint(w.t, events.KindSession), Execution: mint(w.t, events.KindExecution), Epoch: 1, Allow: allow,
 	}
 	if _, err := w.client.Register(w.t.Context(), b.id, b.reg); err != nil {
@@ -285,34 +287,31 @@ func (b *box) do(req *http.Request) (int, http.Header, string) {
 	return res.StatusCode, res.Header, string(raw)
 }
 
-// lines follows the journal until n lines after a number are there.
-func (b *box) lines(after uint64, n int) []egress.Line {
+// lines blocks until the journal has n lines after a number, and returns these.
+func (b *box) lines(after uint64, n int) []api.Line {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), within)
-	defer cancel()
-	var out []egress.Line
-	for l, err := range b.client.Follow(ctx, b.id, "", after, b.reg.Epoch) {
-		if err != nil {
-			b.t.Fatalf("after %d of %d lines: %v", len(out), n, err)
+	var out []api.Line
+	poll(b.t, fmt.Sprintf("the journal of %s has %d lines after %d", b.id, n, after), func() bool {
+		var err error
+		if out, err = b.client.Lines(b.t.Context(), b.id, "", after, false); err != nil {
+			b.t.Fatalf("read the journal: %v", err)
 		}
-		if out = append(out, l); len(out) == n {
-			break
-		}
-	}
-	return out
+		return len(out) >= n
+	})
+	return out[:n]
 }
 
-func (b *box) called(l egress.Line) (m events.ModelCalled) {
+func (b *box) called(l api.Line) (m events.ModelCalled) {
 	b.t.Helper()
 	return decode[events.ModelCalled](b.t, l, "model_called")
 }
 
-func (b *box) denied(l egress.Line) (m events.EgressDenied) {
+func (b *box) denied(l api.Line) (m events.EgressDenied) {
 	b.t.Helper()
 	return decode[events.EgressDenied](b.t, l, "egress_denied")
 }
 
-func decode[T any](t *testing.T, l egress.Line, kind events.Type) (v T) {
+func decode[T any](t *testing.T, l api.Line, kind events.Type) (v T) {
 	t.Helper()
 	if l.Type != kind {
 		t.Fatalf("line %d is of type %s, not %s: %s", l.N, l.Type, kind, l.Data)

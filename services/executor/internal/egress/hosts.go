@@ -14,14 +14,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
-// host is an entry of the file that SPOOL_EGRESS_HOSTS names.
+// host is an entry of the file in SPOOL_EGRESS_HOSTS.
 type host struct {
 	Name   string  `yaml:"name"`   // of the route, the first element of its path
-	URL    string  `yaml:"url"`    // that the rest of a path is put behind
-	Header *string `yaml:"header"` // that the credential goes into; absent means Authorization
+	URL    string  `yaml:"url"`    // that the rest of a path is appended to
+	Header *string `yaml:"header"` // of the credential; absent means Authorization
 	Scheme *string `yaml:"scheme"` // before the credential; absent means Bearer in Authorization, and nothing elsewhere
 	Env    string  `yaml:"env"`    // name of the variable that holds the credential; absent means there is none
-	Kind   string  `yaml:"kind"`   // anthropic or openai, for a host that speaks their protocol and is to be metered
+	Kind   string  `yaml:"kind"`   // anthropic or openai, the protocol of a host that is metered
 }
 
 var (
@@ -30,7 +30,7 @@ var (
 	schemeName = regexp.MustCompile(`^[A-Za-z0-9-]{0,32}$`)
 )
 
-// parseHosts reads the file: `hosts:` and a list. An error names the entry and its field.
+// parseHosts parses the file, which has a list `hosts:`. An error names the entry and its field.
 func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Route, error) {
 	var doc struct {
 		Hosts []host `yaml:"hosts"`
@@ -45,7 +45,7 @@ func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Ro
 	for i, h := range doc.Hosts {
 		rt, err := h.route(getenv)
 		if err == nil && taken[h.Name] {
-			err = errors.New("name: there is a route of that name already")
+			err = errors.New("name: another route has this name already")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: hosts[%d] (%s): %w", file, i, h.Name, err)
@@ -61,7 +61,7 @@ func (h host) route(getenv func(string) string) (proxy.Route, error) {
 		return proxy.Route{}, errors.New("name: it is not 1 to 32 of a-z, 0-9 and -")
 	}
 	if h.Name == "mcp" {
-		return proxy.Route{}, errors.New("name: mcp is where MCP servers are reached")
+		return proxy.Route{}, errors.New("name: mcp is the route of MCP servers")
 	}
 	if h.URL == "" {
 		return proxy.Route{}, errors.New("url: it is absent")
@@ -79,7 +79,7 @@ func (h host) route(getenv func(string) string) (proxy.Route, error) {
 	if h.Header != nil {
 		rt.Header = http.CanonicalHeaderKey(*h.Header)
 		if !headerName.MatchString(rt.Header) {
-			return proxy.Route{}, fmt.Errorf("header: %q is no name of a header", *h.Header)
+			return proxy.Route{}, fmt.Errorf("header: %q is not a header name", *h.Header)
 		}
 	}
 	if rt.Header == "Authorization" {
@@ -88,7 +88,7 @@ func (h host) route(getenv func(string) string) (proxy.Route, error) {
 	if h.Scheme != nil {
 		rt.Scheme = *h.Scheme
 		if !schemeName.MatchString(rt.Scheme) {
-			return proxy.Route{}, fmt.Errorf("scheme: %q is no authentication scheme", *h.Scheme)
+			return proxy.Route{}, fmt.Errorf("scheme: %q is not an authentication scheme", *h.Scheme)
 		}
 	}
 	if h.Env == "" {

@@ -423,7 +423,7 @@ func TestConnectionsOfATunnel(t *testing.T) {
 		t.Errorf("%d, %v", status, s.public.seen())
 	}
 	// A release cuts what is open.
-	if _, err := b.client.Release(t.Context(), b.id, b.reg.Epoch); err != nil {
+	if _, err := b.client.Release(t.Context(), b.id); err != nil {
 		t.Error(err)
 	}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://ok.example/", nil)

@@ -16,14 +16,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 func socket(path string) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, _, _ string) (net.Conn, error) { return egress.DialSocket(path)(ctx) }
+	return func(ctx context.Context, _, _ string) (net.Conn, error) { return api.DialSocket(path)(ctx) }
 }
 
 func code(err error) string {
-	var e *egress.Error
+	var e *api.Error
 	if errors.As(err, &e) {
 		return e.Code
 	}
@@ -52,20 +53,8 @@ func TestRestart(t *testing.T) {
 	}
 	first := b.lines(0, 1)[0]
 
-	followed := make(chan egress.Line, 10)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { // it follows on, over the restart
-		for l, err := range w.client.Follow(ctx, b.id, before.Journal, 0, 7) {
-			if err != nil {
-				ended <- err
-				return
-			}
-			followed <- l
-		}
-	}()
-	if l := <-followed; l.N != 1 {
-		t.Fatalf("%+v", l)
+	if first.N != 1 || b.denied(first).Journal != before.Journal {
+		t.Fatalf("%+v of journal %s", first, before.Journal)
 	}
 	w.stop()
 	w.start()
@@ -79,17 +68,8 @@ func TestRestart(t *testing.T) {
 	if get("http://ok.example/") != http.StatusOK || get("http://evil2.example/") != http.StatusForbidden {
 		t.Error("the allowlist is another after the restart")
 	}
-	select {
-	case l := <-followed:
-		if l.N != 2 || b.denied(l).Host != "evil2.example" || b.denied(l).Journal != b.denied(first).Journal {
-			t.Errorf("%+v", l)
-		}
-	case <-time.After(within):
-		t.Error("the follower does not come back")
-	}
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("Follow ends with %v", err)
+	if l := b.lines(1, 1)[0]; l.N != 2 || b.denied(l).Host != "evil2.example" || b.denied(l).Journal != before.Journal {
+		t.Errorf("after the restart: %+v", l)
 	}
 	raw, err := os.ReadFile(w.cfg.Data + "/sandboxes/" + b.id + "/registration.json")
 	if err != nil || strings.Contains(string(raw), b.token) || !strings.Contains(string(raw), "tokenSha256") {
@@ -101,38 +81,25 @@ func TestEpochs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
 	b := w.box()
-	state, err := w.client.State(t.Context(), b.id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() {
-		for _, err := range w.client.Follow(t.Context(), b.id, "", 0, 1) {
-			ended <- err
-		}
-	}()
 	next := b.reg
 	next.Epoch, next.Token, next.Execution = 2, "", mint(t, events.KindExecution)
 	if _, err := w.client.Register(t.Context(), b.id, next); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case err := <-ended:
-		if code(err) != egress.CodeFenced {
-			t.Errorf("the former holder's follower: %v", err)
-		}
-	case <-time.After(within):
-		t.Error("the former holder follows on")
-	}
-	_, put := w.client.Register(t.Context(), b.id, b.reg)
-	_, release := w.client.Release(t.Context(), b.id, 1)
-	for what, err := range map[string]error{"put": put, "release": release, "ack": w.client.Ack(t.Context(), b.id, state.Journal, 0, 1)} {
-		if code(err) != egress.CodeFenced {
-			t.Errorf("%s with a lower epoch: %v", what, err)
-		}
+	if _, err := w.client.Register(t.Context(), b.id, b.reg); code(err) != api.CodeFenced {
+		t.Errorf("a registration with a lower epoch: %v", err)
 	}
 	if s, err := w.client.State(t.Context(), b.id); err != nil || s.Epoch != 2 || s.Execution != next.Execution {
 		t.Errorf("%+v, %v", s, err)
+	}
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://denied.example/", nil)
+	b.do(req) // its line is not acknowledged, so that the released sandbox is not forgotten
+	if s, err := w.client.Release(t.Context(), b.id); err != nil || !s.Released || s.Last != 1 {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	next.Epoch, next.Token = 3, b.token
+	if _, err := w.client.Register(t.Context(), b.id, next); code(err) != api.CodeFenced {
+		t.Errorf("a registration of a released sandbox: %v", err)
 	}
 }
 
@@ -156,18 +123,15 @@ func TestRelease(t *testing.T) {
 	defer res.Body.Close()
 	<-started
 	_, _ = io.ReadFull(res.Body, make([]byte, len(startEvent)))
-	state, err := w.client.Release(t.Context(), b.id, 1)
+	state, err := w.client.Release(t.Context(), b.id)
 	if err != nil || state.Last != 1 || !state.Released || state.OpenModelRequests != 0 {
 		t.Fatalf("%+v, %v", state, err)
 	}
 	<-gone
 	// What was used is told, though the call was cut.
-	var lines []egress.Line
-	for l, err := range w.client.Follow(t.Context(), b.id, state.Journal, 0, 1) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		lines = append(lines, l)
+	lines, err := w.client.Lines(t.Context(), b.id, state.Journal, 0, false)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if len(lines) != 1 || b.called(lines[0]).Usage.InputTokens != 40 {
 		t.Errorf("%+v", lines)
@@ -183,19 +147,17 @@ func TestRelease(t *testing.T) {
 	} else if answer, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || answer.StatusCode != http.StatusProxyAuthRequired {
 		t.Errorf("with the void token: %v, %v", answer, err)
 	}
-	if err := w.client.Ack(t.Context(), b.id, state.Journal, 1, 1); err != nil {
+	if err := w.client.Ack(t.Context(), b.id, state.Journal, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.State(t.Context(), b.id); code(err) != egress.CodeNotFound {
+	if _, err := w.client.State(t.Context(), b.id); code(err) != api.CodeNotFound {
 		t.Errorf("when all is acknowledged: %v", err)
 	}
 	if _, err := os.Stat(w.cfg.Data + "/sandboxes/" + b.id); !os.IsNotExist(err) {
 		t.Errorf("its folder: %v", err)
 	}
-	for _, err := range w.client.Follow(t.Context(), b.id, "", 0, 1) {
-		if code(err) != egress.CodeNotFound {
-			t.Errorf("Follow of a forgotten one: %v", err)
-		}
+	if _, err := w.client.Lines(t.Context(), b.id, "", 0, false); code(err) != api.CodeNotFound {
+		t.Errorf("the journal of a forgotten sandbox: %v", err)
 	}
 }
 
@@ -236,8 +198,8 @@ func TestTokens(t *testing.T) {
 	if !strings.Contains(metrics, `spool_egress_denials_total{code="BAD_TOKEN"} 4`) || !strings.Contains(metrics, `spool_egress_denials_total{code="MALFORMED"} 3`) {
 		t.Errorf("%s", metrics)
 	}
-	other := egress.Registration{Token: b.token, Epoch: 1}
-	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != egress.CodeTokenTaken {
+	other := api.Registration{Token: b.token, Epoch: 1}
+	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != api.CodeTokenTaken {
 		t.Errorf("a token twice: %v", err)
 	}
 	// A new token voids the old one, and cuts what came in with it.
@@ -284,28 +246,26 @@ func TestRegistrationsThatAreRefused(t *testing.T) {
 	good := "a-token-of-some-length"
 	for _, c := range []struct {
 		name, id, field string
-		reg             egress.Registration
+		reg             api.Registration
 	}{
-		{"no id", "sbx_1", "sandbox", egress.Registration{Token: good}},
-		{"an id that climbs", "../..", "sandbox", egress.Registration{Token: good}},
-		{"a short token", "", "token", egress.Registration{Token: "short"}},
-		{"a token with a space", "", "token", egress.Registration{Token: "a token of some length"}},
-		{"a token with a line's end", "", "token", egress.Registration{Token: "a-token-of-some\nlength"}},
-		{"two tokens", "", "token", egress.Registration{Token: good, TokenSHA256: strings.Repeat("0", 64)}},
-		{"no hash", "", "tokenSha256", egress.Registration{TokenSHA256: "xyz"}},
-		{"a session that is none", "", "session", egress.Registration{Token: good, Session: "ses_*"}},
-		{"an execution that is none", "", "execution", egress.Registration{Token: good, Execution: "exe"}},
-		{"a long tenant", "", "tenant", egress.Registration{Token: good, Tenant: strings.Repeat("t", 200)}},
-		{"an allowlist entry that does not parse", "", "allow", egress.Registration{Token: good, Allow: []string{"ok.example", "http://evil"}}},
-		{"methods in lower case", "", "allow", egress.Registration{Token: good, Allow: []string{"GET ok.example", "get http://evil"}}},
+		{"no id", "sbx_1", "sandbox", api.Registration{Token: good}},
+		{"an id that climbs", "../..", "sandbox", api.Registration{Token: good}},
+		{"a short token", "", "token", api.Registration{Token: "short"}},
+		{"a token with a space", "", "token", api.Registration{Token: "a token of some length"}},
+		{"a token with a line's end", "", "token", api.Registration{Token: "a-token-of-some\nlength"}},
+		{"a session that is none", "", "session", api.Registration{Token: good, Session: "ses_*"}},
+		{"an execution that is none", "", "execution", api.Registration{Token: good, Execution: "exe"}},
+		{"a long tenant", "", "tenant", api.Registration{Token: good, Tenant: strings.Repeat("t", 200)}},
+		{"an allowlist entry that does not parse", "", "allow", api.Registration{Token: good, Allow: []string{"ok.example", "http://evil"}}},
+		{"methods in lower case", "", "allow", api.Registration{Token: good, Allow: []string{"GET ok.example", "get http://evil"}}},
 	} {
 		id := c.id
 		if id == "" {
 			id = mint(t, events.KindSandbox)
 		}
 		_, err := w.client.Register(t.Context(), id, c.reg)
-		var e *egress.Error
-		if !errors.As(err, &e) || e.Code != egress.CodeInvalid || e.Field != c.field {
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.CodeInvalid || e.Field != c.field {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if c.field == "allow" && !strings.Contains(err.Error(), `allow[1]: "`+c.reg.Allow[1]+`"`) {
@@ -339,21 +299,18 @@ func TestAckAndAfter(t *testing.T) {
 	if got := b.lines(1, 2); got[0].N != 2 {
 		t.Errorf("after 1: %+v", got)
 	}
-	if err := w.client.Ack(t.Context(), b.id, name, 4, 1); code(err) != egress.CodeInvalid {
+	if err := w.client.Ack(t.Context(), b.id, name, 4); code(err) != api.CodeInvalid {
 		t.Errorf("ahead: %v", err)
 	}
 	// Of another journal nothing is forgotten, and all is sent.
 	other := mint(t, events.KindJournal)
-	if err := w.client.Ack(t.Context(), b.id, other, 2, 1); err != nil {
+	if err := w.client.Ack(t.Context(), b.id, other, 2); err != nil {
 		t.Error(err)
 	}
-	for l, err := range w.client.Follow(t.Context(), b.id, other, 2, 1) {
-		if err != nil || l.N != 1 {
-			t.Errorf("%+v, %v", l, err)
-		}
-		break
+	if list, err := w.client.Lines(t.Context(), b.id, other, 2, false); err != nil || len(list) != 3 || list[0].N != 1 {
+		t.Errorf("after line 2 of another journal: %+v, %v", list, err)
 	}
-	if err := w.client.Ack(t.Context(), b.id, name, 2, 1); err != nil {
+	if err := w.client.Ack(t.Context(), b.id, name, 2); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := w.client.State(t.Context(), b.id); err != nil || s.First != 3 || s.Last != 3 {
@@ -432,7 +389,7 @@ func TestDrainIsBounded(t *testing.T) {
 			change(c, d)
 			c.Drain = drain
 			if drain == time.Hour {
-				d.Now = now
+				d.Kill = now
 			}
 		})
 		b := w.box()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 const credential = "Bearer key-of-the-mcp-server"
@@ -27,7 +28,7 @@ func tells(w http.ResponseWriter, r *http.Request) {
 		r.Header.Get("Cookie"), r.Header.Get("Authorization") == credential, r.Header.Get("Authorization"), body)
 }
 
-func (b *box) register(upstreams ...egress.Upstream) {
+func (b *box) register(upstreams ...api.Upstream) {
 	b.t.Helper()
 	b.reg.Token, b.reg.Upstreams = "", upstreams
 	if _, err := b.client.Register(b.t.Context(), b.id, b.reg); err != nil {
@@ -60,8 +61,8 @@ func TestServers(t *testing.T) {
 	b := w.box()
 	headers, secrets := map[string]string{"Authorization": credential, "X-Plain": "auth-ok="}, []string{strings.TrimPrefix(credential, "Bearer ")}
 	b.register(
-		egress.Upstream{Name: "docs", URL: "http://ok.example/mcp?tenant=1", Headers: headers, Secrets: secrets},
-		egress.Upstream{Name: "ours", URL: internal.URL + "/v1/mcp", Headers: headers, Secrets: secrets},
+		api.Upstream{Name: "docs", URL: "http://ok.example/mcp?tenant=1", Headers: headers, Secrets: secrets},
+		api.Upstream{Name: "ours", URL: internal.URL + "/v1/mcp", Headers: headers, Secrets: secrets},
 	)
 	for _, c := range []struct{ method, path, want string }{
 		{"POST", "/mcp/docs", "POST /mcp?tenant=1 host=ok.example session=m-1"},
@@ -126,7 +127,7 @@ func TestServersOfThePrivate(t *testing.T) {
 	change, _, p := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	b := newWorld(t, change).box()
 	for i, host := range []string{"loopback.example", "169.254.169.254", "mixed.example", "127.0.0.1:8080"} {
-		b.register(egress.Upstream{Name: "m", URL: "http://" + host + "/mcp"})
+		b.register(api.Upstream{Name: "m", URL: "http://" + host + "/mcp"})
 		if status, _, body := b.ask("POST", "/mcp/m"); status != http.StatusForbidden {
 			t.Errorf("%s: %d %s", host, status, body)
 		}
@@ -143,24 +144,24 @@ func TestServersOfThePrivate(t *testing.T) {
 func TestServersRefused(t *testing.T) {
 	t.Parallel()
 	b := newWorld(t, nil).box()
-	many := make([]egress.Upstream, 65)
+	many := make([]api.Upstream, 65)
 	for name, c := range map[string]struct {
-		list  []egress.Upstream
+		list  []api.Upstream
 		field string
 	}{
 		"too many":     {many, "upstreams"},
-		"a name":       {[]egress.Upstream{{Name: "a/b", URL: "http://ok.example"}}, "upstreams[0].name"},
-		"twice":        {[]egress.Upstream{{Name: "a", URL: "http://ok.example"}, {Name: "a", URL: "http://ok.example"}}, "upstreams[1].name"},
-		"a scheme":     {[]egress.Upstream{{Name: "a", URL: "file:///etc/passwd"}}, "upstreams[0].url"},
-		"a user":       {[]egress.Upstream{{Name: "a", URL: "http://u:secret-value@ok.example"}}, "upstreams[0].url"},
-		"a host":       {[]egress.Upstream{{Name: "a", URL: "http://127.1/"}}, "upstreams[0].url"},
-		"a header":     {[]egress.Upstream{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A b": "secret-value"}}}, "upstreams[0].headers"},
-		"a line break": {[]egress.Upstream{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A": "secret-value\r\nX: y"}}}, "upstreams[0].headers"},
+		"a name":       {[]api.Upstream{{Name: "a/b", URL: "http://ok.example"}}, "upstreams[0].name"},
+		"twice":        {[]api.Upstream{{Name: "a", URL: "http://ok.example"}, {Name: "a", URL: "http://ok.example"}}, "upstreams[1].name"},
+		"a scheme":     {[]api.Upstream{{Name: "a", URL: "file:///etc/passwd"}}, "upstreams[0].url"},
+		"a user":       {[]api.Upstream{{Name: "a", URL: "http://u:secret-value@ok.example"}}, "upstreams[0].url"},
+		"a host":       {[]api.Upstream{{Name: "a", URL: "http://127.1/"}}, "upstreams[0].url"},
+		"a header":     {[]api.Upstream{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A b": "secret-value"}}}, "upstreams[0].headers"},
+		"a line break": {[]api.Upstream{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A": "secret-value\r\nX: y"}}}, "upstreams[0].headers"},
 	} {
 		g := b.reg
 		g.Token, g.Upstreams = "", c.list
 		_, err := b.client.Register(t.Context(), b.id, g)
-		var refused *egress.Error
+		var refused *api.Error
 		if !errors.As(err, &refused) || refused.Field != c.field || strings.Contains(err.Error(), "secret-value") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -173,7 +174,7 @@ func TestServersAfterRestart(t *testing.T) {
 	change, _, _ := around(t, tells)
 	w := newWorld(t, change)
 	b := w.box()
-	server := egress.Upstream{Name: "docs", URL: "http://ok.example/mcp"}
+	server := api.Upstream{Name: "docs", URL: "http://ok.example/mcp"}
 	b.register(server)
 	w.stop()
 	w.start()
@@ -195,7 +196,7 @@ func TestHostsAlone(t *testing.T) {
 	change, _, p := around(t, tells)
 	w := newWorld(t, change)
 	b := w.box("ok.example")
-	b.register(egress.Upstream{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})
+	b.register(api.Upstream{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})
 	b.http = w.clientOf(b.token + runner.EgressHosts)
 	for _, path := range []string{"/mcp/docs", "/anthropic/v1/messages", "/openai/v1/models", "/"} {
 		if status, _, body := b.ask("POST", path); status != http.StatusForbidden || !strings.Contains(body, "NOT_ALLOWED") {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // programsDir is removed when the tests end.
@@ -47,7 +48,7 @@ type remote struct {
 	t      *testing.T
 	issuer *issuer
 	cfg    egress.Config
-	client *egress.Client
+	client *api.Client
 	env    []string
 	log    *safeBuffer
 	pid    int
@@ -74,7 +75,7 @@ func newRemote(t *testing.T, model http.HandlerFunc, env ...string) *remote {
 		"SPOOL_EGRESS_LISTEN_TLS="+r.cfg.ListenTLS, "SPOOL_EGRESS_TLS_CERTIFICATE="+r.cfg.TLSCert, "SPOOL_EGRESS_TLS_KEY="+r.cfg.TLSKey, "SPOOL_EGRESS_DRAIN=1s",
 		"ANTHROPIC_API_KEY="+anthropicKey, "SPOOL_ANTHROPIC_BASE_URL="+srv.URL)
 	r.env = append(r.env, env...)
-	r.client = egress.NewClient(egress.DialSocket(r.cfg.ListenAdmin))
+	r.client = api.NewClient(api.DialSocket(r.cfg.ListenAdmin))
 	r.start()
 	t.Cleanup(func() {
 		r.client.Close()
@@ -140,7 +141,7 @@ func (r *remote) sandbox(server, authority string) *sandbox {
 	r.t.Helper()
 	s := &sandbox{t: r.t, id: mint(r.t, events.KindSandbox), log: new(safeBuffer)}
 	token := "token-of-" + s.id
-	if _, err := r.client.Register(r.t.Context(), s.id, egress.Registration{
+	if _, err := r.client.Register(r.t.Context(), s.id, api.Registration{
 		Token: token, Tenant: "acme", Session: mint(r.t, events.KindSession), Execution: mint(r.t, events.KindExecution), Epoch: 1,
 	}); err != nil {
 		r.t.Fatal(err)

@@ -29,35 +29,35 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
 )
 
-// Deps is what a Service is handed; all of it may be absent.
+// Deps are the dependencies of a Service. Each may be nil.
 type Deps struct {
 	Logger   *slog.Logger
-	Resolver policy.Resolver                                                      // the system's when nil
-	Dial     func(ctx context.Context, network, address string) (net.Conn, error) // to hosts of allowlists, by address; the system's when nil
-	Roots    *x509.CertPool                                                       // that hosts of allowlists are verified against; the system's when nil
-	Own      func() ([]netip.Addr, error)                                         // addresses of this machine; asked of it when nil
-	Getenv   func(string) string                                                  // for credentials of custom hosts; the process's when nil
-	Now      <-chan struct{}                                                      // closed to end at once, without waiting for open requests
+	Resolver policy.Resolver                                                      // nil means the system's
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error) // connects to addresses of allowed hosts; nil means the system's
+	Roots    *x509.CertPool                                                       // that certificates of allowed hosts are verified against; nil means the system's
+	Own      func() ([]netip.Addr, error)                                         // returns the addresses of this machine; nil means those of its interfaces
+	Getenv   func(string) string                                                  // reads the credentials of custom hosts; nil means os.Getenv
+	Kill     <-chan struct{}                                                      // when it is closed, Run ends without waiting for open requests
 }
 
 // Service is the proxy.
 type Service struct {
-	cfg      Config
-	log      *slog.Logger
-	now      <-chan struct{}
-	lock     *os.File
-	journals *journal.Store
-	registry *registry.Registry
-	metrics  *telemetry.Metrics
-	proxy    *proxy.Server
-	vouches  *authority.Authority
-	pair     *certificate.Pair     // of the TLS listener; nil without one
-	unwell   atomic.Pointer[error] // why journals are not written
-	draining atomic.Bool
+	cfg       Config
+	log       *slog.Logger
+	kill      <-chan struct{}
+	lock      *os.File
+	journals  *journal.Store
+	registry  *registry.Registry
+	metrics   *telemetry.Metrics
+	proxy     *proxy.Server
+	authority *authority.Authority
+	pair      *certificate.Pair     // of the TLS listener; nil without one
+	writeErr  atomic.Pointer[error] // of the last write of journals; nil if it succeeded
+	draining  atomic.Bool
 }
 
-// New checks the settings and opens the data folder, which no other proxy may
-// have open. Run has to follow.
+// New returns a Service. It validates the settings and locks the data folder: it fails if another proxy uses the folder. The
+// caller must call Run, which releases the lock.
 func New(cfg Config, deps Deps) (*Service, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -85,7 +85,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{cfg: cfg, log: deps.Logger, now: deps.Now}
+	s := &Service{cfg: cfg, log: deps.Logger, kill: deps.Kill}
 	if cfg.ListenTLS != "" {
 		if s.pair, err = certificate.OpenPair(cfg.TLSCert, cfg.TLSKey, s.log); err != nil {
 			return nil, err
@@ -94,34 +94,34 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if s.lock, err = lockData(cfg.Data); err != nil {
 		return nil, fmt.Errorf("data: %w", err)
 	}
-	s.journals = journal.NewStore(journal.Config{MaxBytes: cfg.JournalMax, Logger: s.log, Failed: s.wrote, Denied: s.tell})
+	s.journals = journal.NewStore(journal.Config{MaxBytes: cfg.JournalMax, Logger: s.log, Failed: s.setWriteError, Denied: s.logDenial})
 	s.registry, err = registry.Open(registry.Config{
 		Dir: filepath.Join(cfg.Data, "sandboxes"), Journals: s.journals, Connections: cfg.Connections, KeepFor: cfg.KeepFor, Logger: s.log,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
 	}
-	vouches, fresh, err := authority.Open(cfg.Data, nil)
+	ca, created, err := authority.Open(cfg.Data, nil)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
 	}
-	if fresh {
-		s.log.Info("made a certificate authority: sandboxes with methods in their allowlist trust it from their next turn on")
+	if created {
+		s.log.Info("created a certificate authority: sandboxes with methods in their allowlist trust it from their next turn on")
 	}
-	s.vouches = vouches
+	s.authority = ca
 	s.metrics = telemetry.New(s.registry.Count, nil)
 	if s.pair != nil {
 		s.metrics.Certificate.Watch(s.pair.Expiry)
 	}
 	s.proxy = proxy.New(proxy.Config{
 		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Open: open, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
-		Authority: vouches, Roots: deps.Roots,
+		Authority: ca, Roots: deps.Roots,
 		Dialer: policy.NewDialer(policy.DialerConfig{Resolver: deps.Resolver, Dial: deps.Dial, Own: deps.Own, Closed: closed}),
 	})
 	return s, nil
 }
 
-// lockData makes the folder and locks it for as long as the file is open.
+// lockData creates the folder if it does not exist, and locks it until the returned file is closed.
 func lockData(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -136,33 +136,33 @@ func lockData(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// wrote is told how writes of journals went.
-func (s *Service) wrote(err error) {
+// setWriteError records the result of a write of journals.
+func (s *Service) setWriteError(err error) {
 	if err == nil {
-		s.unwell.Store(nil)
+		s.writeErr.Store(nil)
 		return
 	}
-	s.metrics.Unwritten()
-	s.unwell.Store(&err)
+	s.metrics.JournalWriteFailed()
+	s.writeErr.Store(&err)
 }
 
-// tell logs a denial's line; the journal has bounded how many there are.
-func (s *Service) tell(d journal.Denial) {
+// logDenial logs the line of a denial. The journal limits the rate of these lines.
+func (s *Service) logDenial(d journal.Denial) {
 	s.log.Warn("egress denied", "sandbox", d.Sandbox, "tenant", d.Tenant, "session", d.Session, "execution", d.Execution, "line", d.Data.Line, "host", d.Data.Host, "port", d.Data.Port,
 		"method", d.Data.Method, "address", d.Data.Address, "code", d.Data.Code, "reason", d.Data.Message, "count", d.Data.Count)
 }
 
 func (s *Service) health() error {
-	if err := s.unwell.Load(); err != nil {
+	if err := s.writeErr.Load(); err != nil {
 		return fmt.Errorf("journals are not written: %w", *err)
 	}
 	if s.draining.Load() {
-		return errors.New("it is about to end")
+		return errors.New("the proxy is about to end")
 	}
 	return s.certificateHealth()
 }
 
-// certificateHealth returns why sandboxes will refuse the certificate of the TLS listener, or why its changed files are not served.
+// certificateHealth returns an error if sandboxes will refuse the certificate of the TLS listener, or if its changed files cannot be loaded.
 func (s *Service) certificateHealth() error {
 	if s.pair == nil {
 		return nil
@@ -174,7 +174,7 @@ func (s *Service) certificateHealth() error {
 	return err
 }
 
-// listen opens the sockets of sandboxes.
+// listen opens the listeners for sandboxes.
 func (s *Service) listen() ([]proxy.Listener, error) {
 	local, err := listenUnix(s.cfg.ListenSandboxes, 0o755, 0o666)
 	if err != nil {
@@ -195,10 +195,10 @@ func (s *Service) listen() ([]proxy.Listener, error) {
 	}}), nil
 }
 
-// Run serves until ctx ends, lets open requests finish for as long as the
-// settings say, and then writes what is left to write. It gives nil for a deliberate stop.
+// Run serves until ctx ends. Then it waits for open requests up to Config.Drain, and writes all journals. It returns nil if ctx
+// ended it.
 func (s *Service) Run(ctx context.Context) error {
-	defer s.lock.Close() //nolint:errcheck // nothing is in it
+	defer s.lock.Close() //nolint:errcheck // nothing was written to it
 	sandboxes, err := s.listen()
 	if err != nil {
 		return err
@@ -206,18 +206,17 @@ func (s *Service) Run(ctx context.Context) error {
 	for _, l := range sandboxes {
 		defer l.Close() //nolint:errcheck // closed below already
 	}
-	holders, err := listenUnix(s.cfg.ListenAdmin, 0o700, 0o600)
+	adminListener, err := listenUnix(s.cfg.ListenAdmin, 0o700, 0o600)
 	if err != nil {
 		return fmt.Errorf("listen-admin: %w", err)
 	}
-	defer holders.Close() //nolint:errcheck // closed below already
+	defer adminListener.Close() //nolint:errcheck // closed below already
 
-	followers := make(chan struct{})
-	api := &http.Server{
-		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.vouches.Trust, Done: followers, Logger: s.log}),
+	adminServer := &http.Server{
+		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.authority.Trust, Logger: s.log}),
 		ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	servers := []*http.Server{api}
+	servers := []*http.Server{adminServer}
 	g, failed := errgroup.WithContext(ctx)
 	if s.cfg.ListenMetrics != "" {
 		l, err := net.Listen("tcp", s.cfg.ListenMetrics)
@@ -226,27 +225,26 @@ func (s *Service) Run(ctx context.Context) error {
 		}
 		m := s.metricsServer()
 		servers = append(servers, m)
-		g.Go(func() error { return stopped(m.Serve(l)) })
+		g.Go(func() error { return ignoreClosed(m.Serve(l)) })
 	}
-	// What writes and tidies outlives what serves.
-	keep, stopKeeping := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopKeeping()
-	kept, _ := errgroup.WithContext(keep)
-	kept.Go(func() error { return s.journals.Run(keep) })
-	kept.Go(func() error { return s.registry.Run(keep) })
+	// Journals and registry run until the last request has ended.
+	storage, stopStorage := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopStorage()
+	stores, _ := errgroup.WithContext(storage)
+	stores.Go(func() error { return s.journals.Run(storage) })
+	stores.Go(func() error { return s.registry.Run(storage) })
 	g.Go(func() error { return s.proxy.Serve(sandboxes...) })
-	g.Go(func() error { return stopped(api.Serve(holders)) })
+	g.Go(func() error { return ignoreClosed(adminServer.Serve(adminListener)) })
 	s.log.Info("ready", "sandboxes", s.cfg.ListenSandboxes, "tls", s.cfg.ListenTLS, "admin", s.cfg.ListenAdmin, "registered", s.registry.Count())
 
 	<-failed.Done()
 	s.drain(sandboxes)
-	close(followers)
 	for _, srv := range servers {
-		err = errors.Join(err, shut(srv))
+		err = errors.Join(err, shutdown(srv))
 	}
 	err = errors.Join(err, g.Wait())
-	stopKeeping()
-	return errors.Join(err, kept.Wait())
+	stopStorage()
+	return errors.Join(err, stores.Wait())
 }
 
 func (s *Service) metricsServer() *http.Server {
@@ -256,40 +254,41 @@ func (s *Service) metricsServer() *http.Server {
 	return &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 }
 
-// drain takes no more connections and waits for open requests.
+// drain accepts no more connections and waits for open requests, up to Config.Drain.
 func (s *Service) drain(listeners []proxy.Listener) {
 	s.draining.Store(true)
 	s.log.Info("stopping", "drain", s.cfg.Drain)
 	for _, l := range listeners {
 		if err := l.Close(); err != nil {
-			s.log.Warn("close the sandboxes' socket", "address", l.Addr(), "error", err)
+			s.log.Warn("close a listener for sandboxes", "address", l.Addr(), "error", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Drain)
 	defer cancel()
-	if s.now != nil {
+	if s.kill != nil {
 		go func() {
 			select {
-			case <-s.now:
+			case <-s.kill:
 				cancel()
 			case <-ctx.Done():
 			}
 		}()
 	}
 	if err := s.proxy.Shutdown(ctx); err != nil {
-		s.log.Warn("requests were cut off", "reason", err)
+		s.log.Warn("open requests were canceled", "reason", err)
 	}
 }
 
-func stopped(err error) error {
+// ignoreClosed returns nil for http.ErrServerClosed, and other errors as they are.
+func ignoreClosed(err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
 	return err
 }
 
-// shut ends a server whose requests are short.
-func shut(srv *http.Server) error {
+// shutdown ends a server whose requests are short.
+func shutdown(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := srv.Shutdown(ctx); err != nil {
@@ -298,7 +297,7 @@ func shut(srv *http.Server) error {
 	return nil
 }
 
-// listenUnix listens on a socket, in place of one that nobody answers at any more.
+// listenUnix listens on a Unix socket. It replaces a socket file on which no process listens any more.
 func listenUnix(path string, folder, mode fs.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), folder); err != nil {
 		return nil, err
@@ -308,7 +307,7 @@ func listenUnix(path string, folder, mode fs.FileMode) (net.Listener, error) {
 	}
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode().Type() != fs.ModeSocket {
-			return nil, fmt.Errorf("%s: there is something else than a socket", path)
+			return nil, fmt.Errorf("%s: the file is not a socket", path)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err

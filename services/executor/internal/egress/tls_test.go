@@ -178,7 +178,7 @@ func TestAttack_EgressTLS_UnknownTokensAreCutWithoutAnAnswer(t *testing.T) {
 	w := overTLS(t, nil)
 	b := w.box()
 	released := w.box()
-	if _, err := w.client.Release(t.Context(), released.id, 1); err != nil {
+	if _, err := w.client.Release(t.Context(), released.id); err != nil {
 		t.Fatal(err)
 	}
 	request := "\nGET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -352,7 +352,7 @@ func TestAttack_EgressTLS_TokenAfterRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if _, err := w.client.Release(t.Context(), b.id, 1); err != nil {
+	if _, err := w.client.Release(t.Context(), b.id); err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took > within/2 {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	proxy "github.com/spoolhq/spool/services/executor/internal/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 )
 
@@ -159,7 +159,7 @@ func TestDataIsLost(t *testing.T) {
 	t.Cleanup(s.stop)
 	again := b.reg
 	again.Token = ""
-	if _, err := b.client.Register(t.Context(), b.id, again); code(err) != proxy.CodeNotFound {
+	if _, err := b.client.Register(t.Context(), b.id, again); code(err) != api.CodeNotFound {
 		t.Errorf("without a token: %v", err)
 	}
 	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {

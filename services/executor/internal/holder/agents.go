@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
@@ -297,8 +298,8 @@ func (h *Holder) make(ctx context.Context, spec *sandbox.Spec, allow []string, r
 	if h.d.Egress != nil {
 		spec.EgressToken = rand.Text()
 		err := h.patiently(ctx, spec.ID, func() error {
-			_, err := h.d.Egress.Register(ctx, Grant{
-				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
+			_, err := h.d.Egress.Register(ctx, spec.ID, api.Registration{
+				Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
 			})
 			return err
 		})

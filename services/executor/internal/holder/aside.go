@@ -69,13 +69,13 @@ func (a *aside) begin(f *follower) {
 	if sync {
 		a.syncedAt = now
 	}
-	lnk, grant, told := f.agent.link, f.regrant(), f.bounds
+	id, lnk, grant, told := f.agent.sandbox, f.agent.link, f.regrant(), f.bounds
 	granting := make(chan struct{})
 	a.granting = granting
 	f.waiting.Go(func() {
 		r := round{synced: sync}
 		if grant != nil {
-			if _, r.err = h.d.Egress.Register(f.base, *grant); r.err == nil {
+			if _, r.err = h.d.Egress.Register(f.base, id, *grant); r.err == nil {
 				r.told = &told
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // Budgets tells what tenants may take in all of their sessions, and have taken.
@@ -17,14 +18,6 @@ type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 	// Limits returns a tenant's own limits, as far as they are known. It does not block.
 	Limits(tenant string) events.TenantLimits
-}
-
-// Budget is what an execution is charged to: its own, its session's, its tenant's.
-type Budget struct {
-	Account string        // who has it; one account is charged by all that have it
-	Whose   string        // the same in a sentence
-	Limit   events.Budget // of turns those of an execution alone: requests to models. Of the others this one runs
-	Spent   events.Spent  // by now, as far as is known
 }
 
 // bounds are the limits of a turn, and what others took of them.
@@ -52,11 +45,11 @@ type share struct {
 }
 
 // budgets lists what the turn is charged to, by a state of its run.
-func (t *turn) budgets(b bounds, s run.State, now time.Time) []Budget {
-	var out []Budget
+func (t *turn) budgets(b bounds, s run.State, now time.Time) []api.Budget {
+	var out []api.Budget
 	add := func(account, whose string, limit events.Budget, spent events.Spent) {
 		if limit != (events.Budget{}) {
-			out = append(out, Budget{account, whose, limit, spent})
+			out = append(out, api.Budget{Account: account, Whose: whose, Limit: limit, Spent: spent})
 		}
 	}
 	own := s.Spent()
@@ -140,10 +133,10 @@ func (f *follower) rebound(ctx context.Context) {
 
 // regrant is what the egress proxy is to be told when others took of the tenant's
 // budget, or a budget was changed; nil if it knows.
-func (f *follower) regrant() *Grant {
+func (f *follower) regrant() *api.Registration {
 	if f.h.d.Egress == nil || f.granted.session == f.bounds.session && reflect.DeepEqual(f.granted.tenant.Budgets, f.bounds.tenant.Budgets) {
 		return nil
 	}
-	g := f.grants()
-	return &g
+	r := f.registration()
+	return &r
 }

@@ -11,15 +11,16 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
 // Egress is the way out of sandboxes without a network.
 type Egress interface {
-	// Register lets a sandbox out under a policy; a later one replaces the former,
-	// an empty token keeps it. It returns the certificate, in PEM, that verifies the proxy's
-	// certificates of the hosts that have methods in the policy, "" if there are none. ErrUnknownSandbox and link.ErrFenced are its special errors.
-	Register(ctx context.Context, g Grant) (authority string, err error)
+	// Register registers a sandbox, or replaces its registration; an empty token keeps the registered one. It returns
+	// the certificate, in PEM, that verifies the proxy's certificates of the hosts with methods in r.Allow, "" if there
+	// are none. It returns ErrUnknownSandbox for an unknown sandbox without a token, and link.ErrFenced for a low epoch.
+	Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error)
 	// Release shuts the way out; one that is unknown is no error.
 	Release(ctx context.Context, sandbox string) error
 	// Open is how many requests to models are under way.
@@ -32,28 +33,6 @@ type Egress interface {
 
 // ErrUnknownSandbox is a sandbox whose token the proxy does not know, and that it was not told.
 var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
-
-// Grant is what a sandbox may do at the egress proxy, and for whom.
-type Grant struct {
-	Sandbox   string
-	Token     string
-	Tenant    string
-	Session   string
-	Execution string
-	Epoch     uint64
-	Allow     []string
-	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
-	Budgets   []Budget   // that its requests to models are charged to
-	Routes    *[]string  // the only routes of the proxy that it reaches; nil for all
-}
-
-// Upstream is an MCP server, with headers that the sandbox does not see.
-type Upstream struct {
-	Name    string
-	URL     string
-	Headers map[string]string
-	Secrets []string // what of URL and Headers no answer may tell
-}
 
 // EgressLine is a line of the proxy's journal.
 type EgressLine struct {
@@ -73,7 +52,7 @@ func (t *turn) grant(ctx context.Context) error {
 	}
 	t.bounds = b
 	err = t.h.patiently(ctx, t.agent.sandbox, func() (err error) {
-		t.authority, err = t.h.d.Egress.Register(ctx, t.grants())
+		t.authority, err = t.h.d.Egress.Register(ctx, t.agent.sandbox, t.registration())
 		return err
 	})
 	switch {
@@ -97,16 +76,16 @@ func (t *turn) withdraw(ctx context.Context) {
 	if t.h.d.Egress == nil || t.withdrawn || sb.ID == "" || sb.Engine != t.h.cfg.Engine {
 		return
 	}
-	g := Grant{
-		Sandbox: sb.ID, Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
+	r := api.Registration{
+		Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
 		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.h.d.Now()),
 	}
 	if t.is != nil {
-		g.Allow = t.is.allow()
+		r.Allow = t.is.allow()
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
-	switch _, err := t.h.d.Egress.Register(ctx, g); {
+	switch _, err := t.h.d.Egress.Register(ctx, sb.ID, r); {
 	case err == nil:
 		t.withdrawn = true
 	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or another executor's
@@ -115,23 +94,23 @@ func (t *turn) withdraw(ctx context.Context) {
 	}
 }
 
-// grants is what the turn's sandbox may do.
-func (t *turn) grants() Grant {
-	return Grant{
-		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.is.allow(),
+// registration returns what the turn's sandbox may do at the egress proxy.
+func (t *turn) registration() api.Registration {
+	return api.Registration{
+		Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.is.allow(),
 		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.h.d.Now()),
 	}
 }
 
 // upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
-func (t *turn) upstreams() []Upstream {
+func (t *turn) upstreams() []api.Upstream {
 	if t.is == nil || t.h.d.Egress == nil {
 		return nil
 	}
-	var out []Upstream
+	var out []api.Upstream
 	for _, m := range t.is.agent.MCPServers {
 		if m.Type == events.MCPHTTP {
-			u := Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers}
+			u := api.Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers}
 			said := strings.Join(slices.Collect(maps.Values(m.Headers)), "\n") + "\n" + m.URL
 			for _, s := range t.is.secrets {
 				if strings.Contains(said, s) {
@@ -152,7 +131,7 @@ func (t *turn) forgotten(lines []EgressLine) bool {
 	servers := t.upstreams()
 	return slices.ContainsFunc(lines, func(l EgressLine) bool {
 		d, ok := l.Data.(events.EgressDenied)
-		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u Upstream) bool { return d.Host == "mcp/"+u.Name })
+		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.Upstream) bool { return d.Host == "mcp/"+u.Name })
 	})
 }
 

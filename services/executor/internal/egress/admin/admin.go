@@ -1,6 +1,5 @@
-// Package admin is the proxy's other side, for the holders of sandboxes: they
-// register sandboxes, follow what was journaled of them and acknowledge it. It
-// is HTTP and JSON over a Unix socket that no sandbox can reach.
+// Package admin serves the admin API of the egress proxy, with which executors register sandboxes, and read and acknowledge
+// their journals. Package api has its types and its client.
 package admin
 
 import (
@@ -8,111 +7,79 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// Config of the API.
+// Config configures the handler.
 type Config struct {
 	Registry *registry.Registry
 	Metrics  http.Handler
-	Health   func() error                                 // nil, or what is wrong with the proxy
+	Health   func() error                                 // returns nil if the proxy is healthy
 	Trust    func(allow []string) (pem string, err error) // returns the certificate that a sandbox with the allowlist trusts, "" for none
-	Done     <-chan struct{}                              // closed when followers have to go
 	Logger   *slog.Logger
 }
 
-// Problem is an error's body, application/problem+json.
-type Problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail"`
-	Code   string `json:"code"` // of registry.Error, or INTERNAL, UNHEALTHY
-	Field  string `json:"field,omitempty"`
-}
-
-// Ack is the body of an acknowledgement.
-type Ack struct {
-	Journal string `json:"journal"` // that the line is of; of another than the sandbox's it changes nothing
-	Line    uint64 `json:"line"`    // lines up to it may be forgotten
-	Epoch   uint64 `json:"epoch"`
-}
-
-// End is the last line that a follower gets, in place of a journal line.
-type End struct {
-	End string `json:"end"`
-}
-
-// Why a follower's stream ends.
-const (
-	EndReleased = "released" // the sandbox is released, and all its lines were sent
-	EndFenced   = "fenced"   // a higher epoch holds the sandbox
-)
-
-// Beat is how often a follower gets an empty line while there is nothing else.
-const Beat = 15 * time.Second
-
-// maxBody bounds a request's body in bytes.
+// maxBody bounds a request's body, in bytes.
 const maxBody = 1 << 20
 
 var statuses = map[string]int{
-	registry.CodeInvalid: http.StatusBadRequest, registry.CodeNotFound: http.StatusNotFound,
-	registry.CodeFenced: http.StatusConflict, registry.CodeTokenTaken: http.StatusConflict,
+	api.CodeInvalid: http.StatusBadRequest, api.CodeNotFound: http.StatusNotFound,
+	api.CodeFenced: http.StatusConflict, api.CodeTokenTaken: http.StatusConflict,
 }
 
-type api struct{ Config }
+type handler struct{ Config }
 
-// New makes the handler.
+// New returns the handler of the API.
 func New(cfg Config) http.Handler {
-	a := api{cfg}
+	h := handler{cfg}
 	mux := http.NewServeMux()
-	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", a.answer(a.put))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", a.answer(a.get))
-	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", a.answer(a.release))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", a.follow)
-	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", a.answer(a.ack))
+	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", h.answer(h.put))
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", h.answer(h.get))
+	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", h.answer(h.release))
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", h.lines)
+	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", h.answer(h.ack))
 	mux.Handle("GET /healthz", Health(cfg.Health))
 	mux.Handle("GET /metrics", cfg.Metrics)
 	return mux
 }
 
-// Health answers 200, or 503 and what is wrong.
+// Health returns a handler that answers 200 if check returns nil, else 503 and the error.
 func Health(check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if err := check(); err != nil {
-			write(w, http.StatusServiceUnavailable, Problem{Type: "about:blank", Title: "Unhealthy", Status: http.StatusServiceUnavailable, Code: "UNHEALTHY", Detail: err.Error()})
+			write(w, http.StatusServiceUnavailable, api.Problem{Type: "about:blank", Title: "Unhealthy", Status: http.StatusServiceUnavailable, Code: "UNHEALTHY", Detail: err.Error()})
 			return
 		}
 		write(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
 }
 
-func (a api) answer(h func(*http.Request) (any, error)) http.HandlerFunc {
+func (h handler) answer(serve func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		v, err := h(r)
+		v, err := serve(r)
 		if err != nil {
-			a.fail(w, err)
+			h.fail(w, err)
 			return
 		}
 		write(w, http.StatusOK, v)
 	}
 }
 
-func (a api) fail(w http.ResponseWriter, err error) {
-	p := Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "INTERNAL", Detail: err.Error()}
-	var refused *registry.Error
+func (h handler) fail(w http.ResponseWriter, err error) {
+	p := api.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "INTERNAL", Detail: err.Error()}
+	var refused *api.Error
 	if errors.As(err, &refused) {
 		p.Status, p.Code, p.Detail, p.Field = statuses[refused.Code], refused.Code, refused.Detail, refused.Field
 	} else {
-		a.Logger.Error("admin request", "error", err)
+		h.Logger.Error("admin request", "error", err)
 	}
 	p.Title = http.StatusText(p.Status)
 	write(w, p.Status, p)
@@ -120,32 +87,28 @@ func (a api) fail(w http.ResponseWriter, err error) {
 
 func write(w http.ResponseWriter, status int, v any) {
 	kind := "application/json"
-	if _, ok := v.(Problem); ok {
+	if _, ok := v.(api.Problem); ok {
 		kind = "application/problem+json"
 	}
 	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(v) //nolint:errcheck // whoever asked is gone
-}
-
-func invalid(field, format string, args ...any) error {
-	return &registry.Error{Code: registry.CodeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
+	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client is gone
 }
 
 func decode(r *http.Request, v any) error {
 	raw, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
 	if err != nil {
-		return invalid("", "the body: %v", err)
+		return api.Invalid("", "body: %v", err)
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
-		return invalid("", "the body: %v", err)
+		return api.Invalid("", "body: %v", err)
 	}
 	return nil
 }
 
-// number reads a number of the query; absent it is 0.
+// number returns a number of the query, 0 if it is absent.
 func number(r *http.Request, name string) (uint64, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
@@ -153,58 +116,51 @@ func number(r *http.Request, name string) (uint64, error) {
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return 0, invalid(name, "%s: %q is not a number from 0 upward", name, s)
+		return 0, api.Invalid(name, "%s: %q is not a number from 0 upward", name, s)
 	}
 	return n, nil
 }
 
-func (a api) put(r *http.Request) (any, error) {
-	var g registry.Registration
+func (h handler) put(r *http.Request) (any, error) {
+	var g api.Registration
 	if err := decode(r, &g); err != nil {
 		return nil, err
 	}
-	state, err := a.Registry.Put(r.PathValue("sandbox"), g)
+	state, err := h.Registry.Register(r.PathValue("sandbox"), g)
 	if err != nil {
 		return nil, err
 	}
-	a.Logger.Info("sandbox registered", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "execution", state.Execution, "epoch", state.Epoch, "allow", len(state.Allow))
-	state.Authority, err = a.Trust(state.Allow)
+	h.Logger.Info("sandbox registered", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "execution", state.Execution, "epoch", state.Epoch, "allow", len(state.Allow))
+	state.Authority, err = h.Trust(state.Allow)
 	return state, err
 }
 
-func (a api) get(r *http.Request) (any, error) {
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+func (h handler) get(r *http.Request) (any, error) {
+	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
 	}
 	state := sb.State()
-	state.Authority, err = a.Trust(state.Allow)
+	state.Authority, err = h.Trust(state.Allow)
 	return state, err
 }
 
-func (a api) release(r *http.Request) (any, error) {
-	epoch, err := number(r, "epoch")
+func (h handler) release(r *http.Request) (any, error) {
+	state, err := h.Registry.Release(r.Context(), r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
 	}
-	state, err := a.Registry.Release(r.Context(), r.PathValue("sandbox"), epoch)
-	if err != nil {
-		return nil, err
-	}
-	a.Logger.Info("sandbox released", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "epoch", epoch, "last", state.Last)
+	h.Logger.Info("sandbox released", "sandbox", state.Sandbox, "tenant", state.Tenant, "session", state.Session, "last", state.Last)
 	return state, nil
 }
 
-func (a api) ack(r *http.Request) (any, error) {
-	var ack Ack
+func (h handler) ack(r *http.Request) (any, error) {
+	var ack api.Ack
 	if err := decode(r, &ack); err != nil {
 		return nil, err
 	}
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
-		return nil, err
-	}
-	if err := sb.Fence(ack.Epoch); err != nil {
 		return nil, err
 	}
 	if ack.Journal != sb.Journal.Name() {
@@ -213,93 +169,59 @@ func (a api) ack(r *http.Request) (any, error) {
 	if err := sb.Journal.Ack(ack.Line); err != nil {
 		var ahead *journal.AheadError
 		if errors.As(err, &ahead) {
-			return nil, invalid("line", "line: %s", err)
+			return nil, api.Invalid("line", "line: %s", err)
 		}
 		return nil, err
 	}
 	state := sb.State()
-	return state, a.Registry.Tidy(sb)
+	return state, h.Registry.ForgetIfDone(sb)
 }
 
-// settleWithin bounds how long a question for settled lines waits.
+// settleWithin bounds how long a request with settle=1 waits for open model requests.
 const settleWithin = 200 * time.Millisecond
 
-// follow sends journal lines after a number, and with follow=1 those to come;
-// with settle=1 it waits a little first, for requests to models that end just now. A
-// follower that knows another journal than the sandbox's gets it from its first line.
-func (a api) follow(w http.ResponseWriter, r *http.Request) {
-	sb, err := a.Registry.Get(r.PathValue("sandbox"))
+// lines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin
+// for model requests that are about to end, so that their lines are included. A client that names another journal than the
+// sandbox's gets all lines: its number counts lines of a journal that is gone.
+func (h handler) lines(w http.ResponseWriter, r *http.Request) {
+	sb, after, err := h.position(r)
 	if err != nil {
-		a.fail(w, err)
+		h.fail(w, err)
 		return
 	}
-	after, err := number(r, "after")
-	if err == nil {
-		var epoch uint64
-		if epoch, err = number(r, "epoch"); err == nil {
-			if err = sb.Fence(epoch); err == nil {
-				if known := r.URL.Query().Get("journal"); known != "" && known != sb.Journal.Name() {
-					after = 0
-				}
-				if r.URL.Query().Get("settle") == "1" {
-					ctx, cancel := context.WithTimeout(r.Context(), settleWithin)
-					_ = sb.Settle(ctx) // what goes on for longer is told later
-					cancel()
-				}
-				w.Header().Set("Content-Type", "application/x-ndjson")
-				a.send(w, r, sb, after, epoch, r.URL.Query().Get("follow") == "1")
-				return
-			}
-		}
+	if r.URL.Query().Get("settle") == "1" {
+		ctx, cancel := context.WithTimeout(r.Context(), settleWithin)
+		_ = sb.Settle(ctx) // a request that runs for longer is in a later answer
+		cancel()
 	}
-	a.fail(w, err)
-}
-
-func (a api) send(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, after, epoch uint64, stay bool) {
-	out := http.NewResponseController(w)
-	beat := time.NewTicker(Beat)
-	defer beat.Stop()
+	w.Header().Set("Content-Type", "application/x-ndjson")
 	for {
-		more := sb.Journal.Changed()
-		holds, released, gone, changed := sb.Watch()
-		if holds > epoch {
-			a.end(w, EndFenced)
+		raw, last, err := sb.Journal.Read(after)
+		if err != nil {
+			if _, gone := h.Registry.Get(sb.ID()); gone == nil {
+				h.Logger.Error("read a journal", "sandbox", sb.ID(), "error", err)
+			}
 			return
 		}
-		raw, last, err := sb.Journal.Read(after)
-		if err != nil && !gone {
-			a.Logger.Error("follow a journal", "sandbox", sb.ID(), "error", err)
+		if _, err := w.Write(raw); err != nil || len(raw) == 0 {
 			return
 		}
 		after = last
-		if _, err := w.Write(raw); err != nil {
-			return // the follower is gone
-		}
-		if len(raw) > 0 {
-			continue
-		}
-		if released || gone {
-			a.end(w, EndReleased)
-			return
-		}
-		if !stay || out.Flush() != nil {
-			return
-		}
-		select {
-		case <-more:
-		case <-changed:
-		case <-beat.C:
-			if _, err := io.WriteString(w, "\n"); err != nil {
-				return
-			}
-		case <-r.Context().Done():
-			return
-		case <-a.Done:
-			return
-		}
 	}
 }
 
-func (a api) end(w http.ResponseWriter, why string) {
-	json.NewEncoder(w).Encode(End{End: why}) //nolint:errcheck // the follower is gone
+// position returns the sandbox whose journal is read, and the number of the line before the first one to send.
+func (h handler) position(r *http.Request) (*registry.Sandbox, uint64, error) {
+	sb, err := h.Registry.Get(r.PathValue("sandbox"))
+	if err != nil {
+		return nil, 0, err
+	}
+	after, err := number(r, "after")
+	if err != nil {
+		return nil, 0, err
+	}
+	if known := r.URL.Query().Get("journal"); known != "" && known != sb.Journal.Name() {
+		after = 0
+	}
+	return sb, after, nil
 }

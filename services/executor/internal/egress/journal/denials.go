@@ -8,145 +8,147 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Bounds of what denials may write, of each journal.
+// Limits of the lines that denials add to a journal.
 const (
-	foldFor    = time.Second // denials alike within it become one line
-	foldMost   = 256         // different ones that are told apart within it
-	linesEach  = 10          // lines a second, lasting
-	linesBurst = 50          // lines at once
+	countFor       = time.Second // equal denials within it are counted in one line
+	maxWindows     = 256         // different denials that are counted within it
+	linesPerSecond = 10
+	linesBurst     = 50
 )
 
-// Denial is a line of a denial, for whoever logs it.
+// Denial is a line of a denial, for the log.
 type Denial struct {
-	Who
+	Owner
 	Data events.EgressDenied
 }
 
-// Who is whose a denial is.
-type Who struct{ Sandbox, Tenant, Session, Execution string }
+// Owner is the sandbox that was denied something, and what it belongs to.
+type Owner struct{ Sandbox, Tenant, Session, Execution string }
 
-// alike is what makes two denials the same.
-type alike struct {
-	who                         Who
+// denialKey has the fields in which equal denials agree.
+type denialKey struct {
+	owner                       Owner
 	host, method, address, code string
 	port                        uint32
 }
 
-// window counts denials alike after the first, which has its line.
+// window counts equal denials after the first one, which has a line already.
 type window struct {
 	ends time.Time
 	more uint32
 	data events.EgressDenied
 }
 
-// folds is what a journal knows of the last second's denials.
-type folds struct {
-	open     map[alike]*window
-	tokens   float64
-	filled   time.Time
-	over     uint32 // denials that no line stands for yet, beyond the rate
-	overData events.EgressDenied
-	overWho  Who
+// denials are the denials of the last second, and the rate limit of their lines.
+type denials struct {
+	windows map[denialKey]*window
+	tokens  float64 // of the rate limit
+	filled  time.Time
+
+	excess      uint32 // denials beyond the rate, which have no line yet
+	excessData  events.EgressDenied
+	excessOwner Owner
 }
 
-// Denied adds a line for a denial, or counts it to one that is to come: those
-// alike within a second share a line, and beyond ten lines a second so do all others.
-func (j *Journal) Denied(at time.Time, who Who, d events.EgressDenied) error {
+// Denied adds a line for a denial, or counts the denial: equal denials within a second share one line, and so do all denials
+// beyond ten lines a second.
+func (j *Journal) Denied(at time.Time, owner Owner, d events.EgressDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	f := &j.folds
-	key := alike{who: who, host: d.Host, method: d.Method, address: d.Address, code: d.Code, port: d.Port}
-	if w := f.open[key]; w != nil {
-		w.more = saturate(w.more, 1)
+	n := &j.denials
+	key := denialKey{owner: owner, host: d.Host, method: d.Method, address: d.Address, code: d.Code, port: d.Port}
+	if w := n.windows[key]; w != nil {
+		w.more = addSaturating(w.more, 1)
 		return nil
 	}
-	j.store.folds(j)
-	if len(f.open) >= foldMost || !j.mayDeny(at) {
-		f.over, f.overData, f.overWho = saturate(f.over, 1), d, who
+	j.store.markCounting(j)
+	if len(n.windows) >= maxWindows || !j.takeToken(at) {
+		n.excess, n.excessData, n.excessOwner = addSaturating(n.excess, 1), d, owner
 		return nil
 	}
-	if f.open == nil {
-		f.open = map[alike]*window{}
+	if n.windows == nil {
+		n.windows = map[denialKey]*window{}
 	}
-	f.open[key] = &window{ends: at.Add(foldFor), data: d}
+	n.windows[key] = &window{ends: at.Add(countFor), data: d}
 	d.Count = 1
-	return j.deny(at, who, d)
+	return j.addDenial(at, owner, d)
 }
 
-// mayDeny takes from the rate, and looks at how much waits already; with j.mu held.
-func (j *Journal) mayDeny(at time.Time) bool {
-	f := &j.folds
-	if f.filled.IsZero() {
-		f.tokens = linesBurst
+// takeToken takes a token of the rate limit. It returns false if there is none, or if half of the journal's limit is
+// unacknowledged already. j.mu is held.
+func (j *Journal) takeToken(at time.Time) bool {
+	n := &j.denials
+	if n.filled.IsZero() {
+		n.tokens = linesBurst
 	} else {
-		f.tokens = math.Min(linesBurst, f.tokens+max(at.Sub(f.filled), 0).Seconds()*linesEach)
+		n.tokens = math.Min(linesBurst, n.tokens+max(at.Sub(n.filled), 0).Seconds()*linesPerSecond)
 	}
-	f.filled = at
-	if f.tokens < 1 || j.size() > j.store.maxBytes/2 {
+	n.filled = at
+	if n.tokens < 1 || j.size() > j.store.maxBytes/2 {
 		return false
 	}
-	f.tokens--
+	n.tokens--
 	return true
 }
 
-// deny adds the line, with j.mu held.
-func (j *Journal) deny(at time.Time, who Who, d events.EgressDenied) error {
+// addDenial adds the line of a denial. j.mu is held.
+func (j *Journal) addDenial(at time.Time, owner Owner, d events.EgressDenied) error {
 	d.Journal, d.Line = j.head.Journal, j.last+1
-	if err := j.add(at, who.Execution, d); err != nil {
+	if err := j.add(at, owner.Execution, d); err != nil {
 		return err
 	}
-	j.store.denied(Denial{Who: who, Data: d})
+	j.store.denied(Denial{Owner: owner, Data: d})
 	return nil
 }
 
-// fold adds the lines of windows that are over, or of all.
-func (j *Journal) fold(now time.Time, all bool) {
+// addCounted adds the lines of the windows that have ended, or of all windows.
+func (j *Journal) addCounted(now time.Time, all bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	f := &j.folds
-	for key, w := range f.open {
+	n := &j.denials
+	for key, w := range n.windows {
 		if !all && now.Before(w.ends) {
 			continue
 		}
 		if w.more == 0 {
-			delete(f.open, key)
+			delete(n.windows, key)
 			continue
 		}
-		if !all && !j.mayDeny(now) {
-			f.over, f.overData, f.overWho = saturate(f.over, w.more), w.data, key.who
-			delete(f.open, key)
+		if !all && !j.takeToken(now) {
+			n.excess, n.excessData, n.excessOwner = addSaturating(n.excess, w.more), w.data, key.owner
+			delete(n.windows, key)
 			continue
 		}
 		d := w.data
 		d.Count = w.more
-		w.more, w.ends = 0, now.Add(foldFor)
-		if err := j.deny(now, key.who, d); err != nil {
+		w.more, w.ends = 0, now.Add(countFor)
+		if err := j.addDenial(now, key.owner, d); err != nil {
 			j.store.log.Error("a denial is not journaled", "error", err)
 		}
 	}
-	if f.over > 0 && (all || j.mayDeny(now)) {
-		d := f.overData
-		d.Count, f.over = f.over, 0
+	if n.excess > 0 && (all || j.takeToken(now)) {
+		d := n.excessData
+		d.Count, n.excess = n.excess, 0
 		d.Message = fmt.Sprintf("Too many were denied to list each; this stands for %d, and the last of them was: %s", d.Count, d.Message)
-		if err := j.deny(now, f.overWho, d); err != nil {
+		if err := j.addDenial(now, n.excessOwner, d); err != nil {
 			j.store.log.Error("a denial is not journaled", "error", err)
 		}
 	}
-	if len(f.open) == 0 && f.over == 0 {
-		j.store.folded(j)
+	if len(n.windows) == 0 && n.excess == 0 {
+		j.store.unmarkCounting(j)
 	}
 }
 
-// Settle adds the lines of all denials that are only counted so far, and gives
-// the number of the last line, which Changed tells to be on disk.
-func (j *Journal) Settle() uint64 {
-	j.fold(time.Now(), true)
+// FlushDenials adds the lines of all denials that are counted so far, and returns the number of the last line. The line is on
+// disk when Span says so; Changed signals it.
+func (j *Journal) FlushDenials() uint64 {
+	j.addCounted(time.Now(), true)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.last
 }
 
-func saturate(a, b uint32) uint32 {
+func addSaturating(a, b uint32) uint32 {
 	if a > math.MaxUint32-b {
 		return math.MaxUint32
 	}

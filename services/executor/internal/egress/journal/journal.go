@@ -1,6 +1,5 @@
-// Package journal keeps what the proxy saw of a sandbox until its holder has it
-// in the log: numbered lines in a file of their own, shown to nobody before they
-// are on disk, so that a number never means two things.
+// Package journal stores what the proxy saw of a sandbox until the executor has it in the log. A journal is a file of numbered
+// lines. No line is read before it is on disk, so a number never stands for two lines.
 package journal
 
 import (
@@ -17,16 +16,8 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
-
-// Line is a line of a journal.
-type Line struct {
-	N         uint64          `json:"n"` // 1, 2, 3, … without a gap
-	Type      events.Type     `json:"type"`
-	Time      time.Time       `json:"time"`
-	Execution string          `json:"execution,omitempty"`
-	Data      json.RawMessage `json:"data"`
-}
 
 // Files in a journal's folder.
 const (
@@ -35,44 +26,44 @@ const (
 	damagedFile = "journal.damaged"
 )
 
-// trimAt is how many bytes of acknowledged lines are let lie before the file is made shorter.
+// trimAt is the number of bytes of acknowledged lines at which the file is shortened.
 const trimAt = 64 << 10
 
-// readMost bounds a Read in bytes, a single longer line apart.
-const readMost = 256 << 10
+// maxRead bounds the result of Read in bytes; a single longer line is returned whole.
+const maxRead = 256 << 10
 
-// head is what outlives the lines.
+// head is the content of headFile, which outlives the lines.
 type head struct {
 	Journal string `json:"journal"`
-	Base    uint64 `json:"base"` // lines up to it are forgotten
+	Base    uint64 `json:"base"` // number of the last line that was deleted
 }
 
-// Journal is one sandbox's. Safe for concurrent use.
+// Journal is the journal of one sandbox. It is safe for concurrent use.
 type Journal struct {
 	dir   string
 	store *Store
 
-	file sync.Mutex // held while the file is read, written or trimmed; taken before mu
+	file sync.Mutex // held while the file is read, written or trimmed; locked before mu
 
 	mu      sync.Mutex
 	head    head
 	acked   uint64
 	durable uint64  // the last line on disk
 	last    uint64  // the last line that has a number
-	ends    []int64 // where line head.Base+1+i ends in the file
+	ends    []int64 // offset of the end of line head.Base+1+i in the file
 	pending []byte  // lines after durable
-	lengths []int   // of each of them
+	lengths []int   // of each pending line
 	changed chan struct{}
-	folds   folds
+	denials denials
 }
 
-// open reads a journal's folder, or begins a journal in it.
+// open opens the journal in a folder, or creates one.
 func open(dir string, store *Store) (*Journal, error) {
 	j := &Journal{dir: dir, store: store, changed: make(chan struct{})}
 	raw, err := os.ReadFile(filepath.Join(dir, headFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = j.begin()
+		err = j.create()
 	case err == nil:
 		if err = json.Unmarshal(raw, &j.head); err == nil {
 			err = events.CheckID("journal", events.KindJournal, j.head.Journal)
@@ -87,8 +78,8 @@ func open(dir string, store *Store) (*Journal, error) {
 	return j, nil
 }
 
-// begin gives the journal a new name.
-func (j *Journal) begin() error {
+// create gives the journal a new name and writes its head.
+func (j *Journal) create() error {
 	name, err := events.NewID(events.KindJournal, time.Now(), rand.Reader)
 	if err != nil {
 		return err
@@ -105,9 +96,8 @@ func (j *Journal) writeHead() error {
 	return WriteFile(filepath.Join(j.dir, headFile), raw)
 }
 
-// load finds the lines. A last line without its end was shown to nobody, and is
-// cut off. Damage before it makes the numbers doubtful: the file is put aside and
-// a journal with another name begins.
+// load reads the lines. It cuts off a last line without a newline, which nobody has read. If another line is damaged, the
+// numbers cannot be trusted: load renames the file, and a journal with another name begins.
 func (j *Journal) load() error {
 	path := filepath.Join(j.dir, linesFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -126,12 +116,12 @@ func (j *Journal) load() error {
 		if err != nil {
 			return err
 		}
-		var l Line
+		var l api.Line
 		if json.Unmarshal(raw, &l) != nil || l.N > next || l.N < next && next > j.head.Base+1 {
-			return j.putAside(path)
+			return j.replaceDamaged(path)
 		}
 		at += int64(len(raw))
-		if l.N <= j.head.Base { // the head was written, the file not yet made shorter
+		if l.N <= j.head.Base { // the head was written, but the file not shortened yet
 			skip = at
 			continue
 		}
@@ -152,47 +142,48 @@ func (j *Journal) load() error {
 	return f.Sync()
 }
 
-func (j *Journal) putAside(path string) error {
+// replaceDamaged renames the file of lines to damagedFile, and begins a journal with another name.
+func (j *Journal) replaceDamaged(path string) error {
 	if err := os.Rename(path, filepath.Join(j.dir, damagedFile)); err != nil {
 		return err
 	}
 	old := j.head.Journal
-	if err := j.begin(); err != nil {
+	if err := j.create(); err != nil {
 		return err
 	}
-	j.store.log.Error("a journal is damaged: it is put aside, and another begins", "folder", j.dir, "journal", old, "next", j.head.Journal)
+	j.store.log.Error("a journal is damaged: its file was renamed, and a new journal begins", "folder", j.dir, "journal", old, "next", j.head.Journal)
 	return j.load()
 }
 
-// Name is the journal's id, jnl_….
+// Name returns the journal's id, jnl_….
 func (j *Journal) Name() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.head.Journal
 }
 
-// Span gives the first line that is kept (last + 1 if none) and the last one on disk.
+// Span returns the number of the first line that is kept (last + 1 if none is), and of the last line on disk.
 func (j *Journal) Span() (first, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.acked + 1, j.durable
 }
 
-// Changed is closed when more lines are on disk.
+// Changed returns a channel that is closed when more lines are on disk.
 func (j *Journal) Changed() <-chan struct{} {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.changed
 }
 
-// Full tells whether so much waits to be acknowledged that nothing more should be begun.
+// Full reports whether the unacknowledged lines take more than the limit. No request that adds a line should begin then.
 func (j *Journal) Full() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.size() > j.store.maxBytes
 }
 
-// size is how many bytes wait to be acknowledged, with j.mu held.
+// size returns the number of unacknowledged bytes. j.mu is held.
 func (j *Journal) size() int64 {
 	n := int64(len(j.pending))
 	if len(j.ends) > 0 {
@@ -204,7 +195,7 @@ func (j *Journal) size() int64 {
 	return n
 }
 
-// ModelCalled adds a line; journal and number are filled in.
+// ModelCalled adds a line, and sets the journal and the number in data.
 func (j *Journal) ModelCalled(at time.Time, execution string, data events.ModelCalled) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -212,24 +203,24 @@ func (j *Journal) ModelCalled(at time.Time, execution string, data events.ModelC
 	return j.add(at, execution, data)
 }
 
-// add numbers a line and hands it to the store's loop, with j.mu held.
+// add numbers a line and leaves it to the store's loop to write. j.mu is held.
 func (j *Journal) add(at time.Time, execution string, data events.Payload) error {
 	raw, err := json.Marshal(data)
 	if err != nil {
 		return fmt.Errorf("journal line: %w", err)
 	}
-	raw, err = json.Marshal(Line{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
+	raw, err = json.Marshal(api.Line{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
 	if err != nil {
 		return fmt.Errorf("journal line: %w", err)
 	}
 	j.last++
 	j.pending = append(append(j.pending, raw...), '\n')
 	j.lengths = append(j.lengths, len(raw)+1)
-	j.store.dirty(j)
+	j.store.markDirty(j)
 	return nil
 }
 
-// flush writes what is pending, and syncs.
+// flush writes the pending lines and syncs the file.
 func (j *Journal) flush() error {
 	j.file.Lock()
 	defer j.file.Unlock()
@@ -256,7 +247,7 @@ func (j *Journal) flush() error {
 	return nil
 }
 
-// end is where the file ends, with j.mu held.
+// end returns the offset of the end of the file. j.mu is held.
 func (j *Journal) end() int64 {
 	if len(j.ends) == 0 {
 		return 0
@@ -264,7 +255,7 @@ func (j *Journal) end() int64 {
 	return j.ends[len(j.ends)-1]
 }
 
-// writeAt writes over what a write before, that failed, may have left.
+// writeAt writes at an offset and syncs the file. A failed write before may have left bytes there.
 func (j *Journal) writeAt(buf []byte, at int64) error {
 	f, err := os.OpenFile(filepath.Join(j.dir, linesFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -277,8 +268,8 @@ func (j *Journal) writeAt(buf []byte, at int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// Read gives lines after a number, each with its newline, and the number of the
-// last of them; nothing when there are none on disk yet.
+// Read returns lines after a number, each with its newline, and the number of the last one. It returns no lines if none are on
+// disk yet.
 func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
 	j.file.Lock()
 	defer j.file.Unlock()
@@ -294,7 +285,7 @@ func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
 		from = j.ends[i-1]
 	}
 	to := j.ends[i]
-	for i++; i < len(j.ends) && j.ends[i]-from <= readMost; i++ {
+	for i++; i < len(j.ends) && j.ends[i]-from <= maxRead; i++ {
 		to = j.ends[i]
 	}
 	last := j.head.Base + uint64(i) //nolint:gosec // an index
@@ -312,15 +303,14 @@ func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
 	return buf, last, nil
 }
 
-// AheadError is an acknowledgement of a line that nobody was shown.
+// AheadError is returned for an acknowledgement of a line that is not on disk.
 type AheadError struct{ Line, Last uint64 }
 
 func (e *AheadError) Error() string {
 	return fmt.Sprintf("line %d is acknowledged, but the last one is %d", e.Line, e.Last)
 }
 
-// Ack forgets lines up to a number; a lower one than before changes nothing. The
-// error is an *AheadError, or the disk's.
+// Ack deletes the lines up to a number. A lower number than before changes nothing. The error is an *AheadError, or the disk's.
 func (j *Journal) Ack(n uint64) error {
 	j.file.Lock()
 	defer j.file.Unlock()
@@ -341,8 +331,8 @@ func (j *Journal) Ack(n uint64) error {
 	return j.trim(k, cut)
 }
 
-// trim takes the first k lines, cut bytes, out of the file; with both locks held.
-// The head goes first, so that no number is ever given twice.
+// trim removes the first k lines, which have cut bytes, from the file. Both locks are held. It writes the head first, so that
+// no number is used twice.
 func (j *Journal) trim(k int, cut int64) error {
 	path := filepath.Join(j.dir, linesFile)
 	raw, err := os.ReadFile(path)
@@ -363,14 +353,14 @@ func (j *Journal) trim(k int, cut int64) error {
 		rest = append(rest, e-cut)
 	}
 	if err := WriteFile(path, raw[cut:j.end()]); err != nil {
-		j.head.Base = old // the file is as it was, and the head on disk tells what to skip
+		j.head.Base = old // the file is unchanged, and the head on disk says how many lines to skip
 		return fmt.Errorf("trim journal: %w", err)
 	}
 	j.ends = rest
 	return nil
 }
 
-// WriteFile replaces a file in one step that is on disk when it returns.
+// WriteFile replaces a file atomically. The file is on disk when WriteFile returns.
 func WriteFile(path string, data []byte) error {
 	dir := filepath.Dir(path)
 	tmp, err := os.CreateTemp(dir, ".tmp-")
@@ -390,7 +380,7 @@ func WriteFile(path string, data []byte) error {
 	return SyncDir(dir)
 }
 
-// SyncDir puts a folder's entries on disk.
+// SyncDir syncs the entries of a folder to disk.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

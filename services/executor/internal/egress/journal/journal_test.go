@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
@@ -66,7 +67,7 @@ func (r running) until(t *testing.T, n uint64) {
 	}
 }
 
-func (r running) lines(t *testing.T, after uint64) (out []journal.Line) {
+func (r running) lines(t *testing.T, after uint64) (out []api.Line) {
 	t.Helper()
 	for {
 		raw, last, err := r.Read(after)
@@ -78,7 +79,7 @@ func (r running) lines(t *testing.T, after uint64) (out []journal.Line) {
 		}
 		after = last
 		for line := range bytes.Lines(raw) {
-			var l journal.Line
+			var l api.Line
 			if err := json.Unmarshal(line, &l); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +268,7 @@ func denial(host string) events.EgressDenied {
 }
 
 // counts sums what lines of denials stand for.
-func counts(t *testing.T, lines []journal.Line) (sum uint32) {
+func counts(t *testing.T, lines []api.Line) (sum uint32) {
 	t.Helper()
 	for _, l := range lines {
 		var d events.EgressDenied
@@ -285,7 +286,7 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, dir, journal.Config{})
 		for range 1000 {
-			if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
+			if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -301,7 +302,7 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 		if got := r.lines(t, 2); len(got) != 0 {
 			t.Errorf("later: %d more lines", len(got))
 		}
-		if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
+		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -321,14 +322,14 @@ func TestDenialsAreBounded(t *testing.T) {
 		const seconds, each = 20, 500
 		for s := range seconds {
 			for i := range each {
-				if err := r.Denied(time.Now(), journal.Who{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
+				if err := r.Denied(time.Now(), journal.Owner{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
 					t.Fatal(err)
 				}
 			}
 			time.Sleep(time.Second)
 		}
 		time.Sleep(5 * time.Second)
-		last := r.Settle()
+		last := r.FlushDenials()
 		r.until(t, last)
 		got := r.lines(t, 0)
 		if len(got) > 50+11*(seconds+5) {
@@ -352,7 +353,7 @@ func TestFull(t *testing.T) {
 		}
 	}
 	for range 20 { // what waits already leaves no room for denials, which are counted on
-		if err := r.Denied(time.Now(), journal.Who{}, denial("evil.example")); err != nil {
+		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -363,7 +364,7 @@ func TestFull(t *testing.T) {
 	if r.Full() {
 		t.Error("it is full although all is acknowledged")
 	}
-	r.until(t, r.Settle())
+	r.until(t, r.FlushDenials())
 	if got := r.lines(t, n); counts(t, got) != 20 {
 		t.Errorf("%d denials", counts(t, got))
 	}

@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Config of a Store; the zero value takes every default.
+// Config configures a Store. The zero value has every default.
 type Config struct {
-	Batch    time.Duration // how long lines wait for others before they are synced together; 0 means 10 ms
-	MaxBytes int64         // what may wait to be acknowledged, of each journal; 0 means 64 MiB
+	Batch    time.Duration // how long a line waits for others, to be synced together with them; 0 means 10 ms
+	MaxBytes int64         // limit of the unacknowledged bytes of each journal; 0 means 64 MiB
 	Logger   *slog.Logger  // nil logs nothing
-	Failed   func(error)   // called when lines could not be written (they are kept, and tried again), and with nil when they are
-	Denied   func(Denial)  // called for each line of a denial that is added
+	Failed   func(error)   // called after each write: with the error, when lines are kept to be written again, or with nil
+	Denied   func(Denial)  // called for each line of a denial; it must not block
 }
 
-// Store writes journals. Run has to run for lines to reach the disk.
+// Store writes journals. Lines reach the disk while Run runs.
 type Store struct {
 	batch    time.Duration
 	maxBytes int64
@@ -26,19 +26,19 @@ type Store struct {
 
 	wake chan struct{}
 
-	mu      sync.Mutex // taken after a journal's
-	todo    map[*Journal]bool
-	folding map[*Journal]bool
+	mu       sync.Mutex        // locked after a journal's mutex
+	dirty    map[*Journal]bool // with pending lines
+	counting map[*Journal]bool // with counted denials that have no line yet
 }
 
 // retryAfter is the pause after a failed write.
 const retryAfter = time.Second
 
-// NewStore makes a Store.
+// NewStore returns a Store.
 func NewStore(cfg Config) *Store {
 	s := &Store{
 		batch: cfg.Batch, maxBytes: cfg.MaxBytes, log: cfg.Logger, failed: cfg.Failed, denied: cfg.Denied,
-		wake: make(chan struct{}, 1), todo: map[*Journal]bool{}, folding: map[*Journal]bool{},
+		wake: make(chan struct{}, 1), dirty: map[*Journal]bool{}, counting: map[*Journal]bool{},
 	}
 	if s.batch == 0 {
 		s.batch = 10 * time.Millisecond
@@ -58,30 +58,32 @@ func NewStore(cfg Config) *Store {
 	return s
 }
 
-// Open reads the journal in a folder, or begins one.
+// Open opens the journal in a folder, or creates one.
 func (s *Store) Open(dir string) (*Journal, error) { return open(dir, s) }
 
-// Forget says that a journal's folder is going.
+// Forget removes a journal from the store, before its folder is deleted.
 func (s *Store) Forget(j *Journal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.todo, j)
-	delete(s.folding, j)
+	delete(s.dirty, j)
+	delete(s.counting, j)
 }
 
-func (s *Store) dirty(j *Journal) {
+// markDirty makes Run write the journal's pending lines.
+func (s *Store) markDirty(j *Journal) {
 	s.mu.Lock()
-	s.todo[j] = true
+	s.dirty[j] = true
 	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
-	default: // it is awake already
+	default: // a wake-up is pending already
 	}
 }
 
-func (s *Store) folds(j *Journal) {
+// markCounting makes Run add the lines of the journal's counted denials.
+func (s *Store) markCounting(j *Journal) {
 	s.mu.Lock()
-	s.folding[j] = true
+	s.counting[j] = true
 	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
@@ -89,28 +91,28 @@ func (s *Store) folds(j *Journal) {
 	}
 }
 
-func (s *Store) folded(j *Journal) {
+func (s *Store) unmarkCounting(j *Journal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.folding, j)
+	delete(s.counting, j)
 }
 
-// Run writes lines until ctx ends, and what is pending then before it returns.
+// Run writes lines until ctx ends. Before it returns it writes all pending lines, and those of counted denials.
 func (s *Store) Run(ctx context.Context) error {
 	for {
 		s.mu.Lock()
-		folding, todo := len(s.folding) > 0, len(s.todo) > 0
+		counting, dirty := len(s.counting) > 0, len(s.dirty) > 0
 		s.mu.Unlock()
 		var tick <-chan time.Time
 		switch {
-		case todo: // only after a failure: everything else is flushed below
+		case dirty: // only after a failed write: otherwise all lines are flushed below
 			tick = time.After(retryAfter)
-		case folding:
-			tick = time.After(foldFor / 4)
+		case counting:
+			tick = time.After(countFor / 4)
 		}
 		select {
 		case <-ctx.Done():
-			s.fold(true)
+			s.addCounted(true)
 			return s.flush()
 		case <-tick:
 		case <-s.wake:
@@ -119,44 +121,44 @@ func (s *Store) Run(ctx context.Context) error {
 			case <-time.After(s.batch):
 			}
 		}
-		s.fold(false)
+		s.addCounted(false)
 		if err := s.flush(); err != nil {
 			s.log.Error("journal lines are not written yet", "error", err)
 		}
 	}
 }
 
-// fold adds the lines of denials whose second is over.
-func (s *Store) fold(all bool) {
+// addCounted adds the lines of denials whose window has ended, or of all counted denials.
+func (s *Store) addCounted(all bool) {
 	s.mu.Lock()
-	list := make([]*Journal, 0, len(s.folding))
-	for j := range s.folding {
+	list := make([]*Journal, 0, len(s.counting))
+	for j := range s.counting {
 		list = append(list, j)
 	}
 	s.mu.Unlock()
 	for _, j := range list {
-		j.fold(time.Now(), all)
+		j.addCounted(time.Now(), all)
 	}
 }
 
-// flush writes all journals that have something to write; the error is the first one.
+// flush writes the pending lines of all journals, and returns the first error.
 func (s *Store) flush() error {
 	s.mu.Lock()
-	todo := s.todo
-	s.todo = map[*Journal]bool{}
+	dirty := s.dirty
+	s.dirty = map[*Journal]bool{}
 	s.mu.Unlock()
 	var first error
-	for j := range todo {
+	for j := range dirty {
 		if err := j.flush(); err != nil {
 			s.mu.Lock()
-			s.todo[j] = true
+			s.dirty[j] = true
 			s.mu.Unlock()
 			if first == nil {
 				first = err
 			}
 		}
 	}
-	if len(todo) > 0 {
+	if len(dirty) > 0 {
 		s.failed(first)
 	}
 	return first

@@ -6,14 +6,14 @@ import (
 	"strconv"
 )
 
-// failure is a refusal, as a sandbox is told.
+// failure is an error answer of the proxy to a sandbox.
 type failure struct {
 	status  int
 	code    string // of events.EgressDenied, or one of those below
 	message string
 }
 
-// Codes of failures that are no denials.
+// Codes of failures that are not journaled as denials.
 const (
 	codeNoCredential = "NO_CREDENTIAL"
 	codeUpstream     = "UPSTREAM"
@@ -24,13 +24,13 @@ const (
 	codeBodies       = "BODIES_FULL"
 )
 
-// types are the names that Anthropic and OpenAI have for what a status means.
+// types are the error types that Anthropic and OpenAI use for a status.
 var types = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
 	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 }
 
-// body is an error in a form that both Anthropic's and OpenAI's clients read.
+// body returns the error in a form that both Anthropic's and OpenAI's clients read.
 func (f failure) body() []byte {
 	kind := types[f.status]
 	if kind == "" {
@@ -46,7 +46,7 @@ func (f failure) body() []byte {
 	return append(raw, '\n')
 }
 
-// CodeHeader is the header of an answer that is the proxy's own; its value is the code.
+// CodeHeader is a header that only answers of the proxy itself have. Its value is the failure's code.
 const CodeHeader = "Spool-Egress"
 
 func (f failure) write(w http.ResponseWriter) {
@@ -55,13 +55,13 @@ func (f failure) write(w http.ResponseWriter) {
 	h.Set("Content-Length", strconv.Itoa(len(f.body())))
 	h.Set(CodeHeader, f.code)
 	if f.status == http.StatusForbidden || f.status == http.StatusUnauthorized {
-		h.Set("X-Should-Retry", "false") // both providers' clients heed it
+		h.Set("X-Should-Retry", "false") // the clients of both providers follow it
 	}
 	w.WriteHeader(f.status)
 	w.Write(f.body()) //nolint:errcheck // the sandbox is gone
 }
 
-// raw is the failure as a whole answer, for a connection that is served no further.
+// raw returns the failure as a whole HTTP response, for a connection without an HTTP server.
 func (f failure) raw() []byte {
 	b := f.body()
 	return append([]byte("HTTP/1.1 "+strconv.Itoa(f.status)+" "+http.StatusText(f.status)+

@@ -15,41 +15,40 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// ending is a request's body whose end stays its end. A transport looks for the
-// end once more after the last byte. By then the server may have closed the body,
-// because the answer to a fast endpoint's is on its way: read again, that would be
-// an error, for which the transport gives up the connection, and the answer with it.
-type ending struct {
+// stickyEOF is a request's body that returns io.EOF after the first io.EOF. A transport reads once more after the last byte. By
+// then the server may have closed the body, because a fast endpoint has answered already. A read error would then make the
+// transport close the connection, and lose the answer.
+type stickyEOF struct {
 	io.ReadCloser
-	over bool
+	ended bool
 }
 
-func (e *ending) Read(p []byte) (int, error) {
-	if e.over {
+func (e *stickyEOF) Read(p []byte) (int, error) {
+	if e.ended {
 		return 0, io.EOF
 	}
 	n, err := e.ReadCloser.Read(p)
-	e.over = errors.Is(err, io.EOF)
+	e.ended = errors.Is(err, io.EOF)
 	return n, err
 }
 
-// Bounds of the bodies of requests to models, which are in memory until the provider has them.
+// Limits of the bodies of model requests, which are in memory until the provider has them.
 const (
-	maxModelBody    = 32 << 20 // of one, as Anthropic's
+	maxModelBody    = 32 << 20 // of one request; Anthropic has the same limit
 	maxModelBodies  = 64 << 20 // of a sandbox
 	maxAllBodies    = 256 << 20
 	modelBodyWithin = 30 * time.Second // from the first byte to the last
-	modelBodyFirst  = 16 << 10         // bytes of a buffer at its beginning
+	modelBodyFirst  = 16 << 10         // first size of the buffer
 )
 
-// memory bounds the bytes that are held for all sandboxes together, and for each. It refuses at once, and nobody waits.
+// memory limits the bytes that are held for all sandboxes together, and for each. It refuses at once and never blocks.
 type memory struct {
 	mu   sync.Mutex
 	all  int
 	each map[*registry.Sandbox]int
 }
 
-// take adds n bytes to what is held for a sandbox; false when that is too much. A negative n gives bytes back.
+// take reserves n bytes for a sandbox. It returns false if that is above a limit. A negative n releases bytes.
 func (m *memory) take(sb *registry.Sandbox, n int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,35 +68,35 @@ var (
 	errBodyTooLong = fmt.Errorf("the body is not shorter than %d MiB", maxModelBody>>20)
 )
 
-// held is a body in memory.
-type held struct {
-	raw  []byte
-	give func() // gives the memory back; it may be called twice
+// bufferedBody is a body in memory.
+type bufferedBody struct {
+	raw     []byte
+	release func() // releases the memory; it may be called twice
 }
 
-// hold reads a request's whole body. The caller must call give unless there is an error.
-func (s *Server) hold(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) (held, error) {
+// buffer reads a request's whole body. The caller must call release unless there is an error.
+func (s *Server) buffer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) (bufferedBody, error) {
 	if r.ContentLength > maxModelBody {
-		return held{}, errBodyTooLong
+		return bufferedBody{}, errBodyTooLong
 	}
-	// Who sends a body slowly would hold memory for as long as it likes.
+	// Without a deadline a client could hold memory by sending slowly.
 	control := http.NewResponseController(w)
 	if err := control.SetReadDeadline(time.Now().Add(modelBodyWithin)); err != nil {
-		return held{}, err
+		return bufferedBody{}, err
 	}
 	raw, taken, err := s.grow(r.Body, sb)
-	give := sync.OnceFunc(func() { s.bodies.take(sb, -taken) })
+	release := sync.OnceFunc(func() { s.bodies.take(sb, -taken) })
 	if err == nil {
 		err = control.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
-		give()
-		return held{}, err
+		release()
+		return bufferedBody{}, err
 	}
-	return held{raw, give}, nil
+	return bufferedBody{raw, release}, nil
 }
 
-// grow reads a body into a buffer that doubles, and returns what it took of the memory, also with an error.
+// grow reads a body into a buffer that doubles in size. It returns the number of bytes that it reserved, also with an error.
 func (s *Server) grow(body io.Reader, sb *registry.Sandbox) (raw []byte, taken int, err error) {
 	if body == nil || body == http.NoBody {
 		return nil, 0, nil
@@ -122,27 +121,27 @@ func (s *Server) grow(body io.Reader, sb *registry.Sandbox) (raw []byte, taken i
 	return nil, taken, errBodyTooLong
 }
 
-// check reads and checks the body of a request to a model. It answers the request itself, and returns false, unless the body may be sent on.
-func (s *Server) check(w http.ResponseWriter, r *http.Request, c *call, d events.EgressDenied) (body held, ok bool) {
+// check reads and checks the body of a model request. If the body may not be forwarded, check answers the request and returns false.
+func (s *Server) check(w http.ResponseWriter, r *http.Request, c *call, d events.EgressDenied) (body bufferedBody, ok bool) {
 	for _, line := range r.Header.Values("Content-Encoding") {
 		if line != "identity" {
 			d.Code, d.Message = UnreadableBody, "the body is in encoding "+egress.Printable(line)+": requests to models are sent without one, so that they can be read"
 			s.deny(w, c.sb, http.StatusForbidden, d)
-			return held{}, false
+			return bufferedBody{}, false
 		}
 	}
-	body, err := s.hold(w, r, c.sb)
+	body, err := s.buffer(w, r, c.sb)
 	switch {
 	case errors.Is(err, errBodyTooLong):
 		d.Code, d.Message = UnreadableBody, err.Error()
 		s.deny(w, c.sb, http.StatusForbidden, d)
-		return held{}, false
+		return bufferedBody{}, false
 	case errors.Is(err, errBodiesFull):
 		failure{http.StatusServiceUnavailable, codeBodies, err.Error()}.write(w)
-		return held{}, false
+		return bufferedBody{}, false
 	case err != nil:
 		failure{http.StatusBadRequest, codeMalformed, "the body did not come to its end: " + err.Error()}.write(w)
-		return held{}, false
+		return bufferedBody{}, false
 	}
 	if len(body.raw) == 0 {
 		return body, true
@@ -157,25 +156,25 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, c *call, d events
 	default:
 		d.Code = UnreadableBody
 	}
-	body.give()
+	body.release()
 	d.Message = err.Error()
 	s.deny(w, c.sb, http.StatusForbidden, d)
-	return held{}, false
+	return bufferedBody{}, false
 }
 
-// sent is a held body on its way to the provider.
-type sent struct {
+// bodyReader is the body of a forwarded request. It calls progress on each read, and release when it is closed.
+type bodyReader struct {
 	*bytes.Reader
-	move func()
-	give func()
+	progress func()
+	release  func()
 }
 
-func (b *sent) Read(p []byte) (int, error) {
-	b.move()
+func (b *bodyReader) Read(p []byte) (int, error) {
+	b.progress()
 	return b.Reader.Read(p)
 }
 
-func (b *sent) Close() error {
-	b.give()
+func (b *bodyReader) Close() error {
+	b.release()
 	return nil
 }

@@ -27,12 +27,12 @@ func (c *closable) Read(p []byte) (int, error) {
 
 func (c *closable) Close() error { c.closed = true; return nil }
 
-// TestEndStays: a body that was closed after its end still has it, and one that
-// was closed before says so.
-func TestEndStays(t *testing.T) {
+// TestStickyEOF_SurvivesClose: a body that is closed after its end still returns io.EOF. One that is
+// closed before its end returns the error of the closed body.
+func TestStickyEOF_SurvivesClose(t *testing.T) {
 	t.Parallel()
 	b := &closable{Reader: strings.NewReader("all of it")}
-	e := &ending{ReadCloser: b}
+	e := &stickyEOF{ReadCloser: b}
 	got, err := io.ReadAll(e)
 	if err != nil || string(got) != "all of it" {
 		t.Fatalf("%q, %v", got, err)
@@ -44,7 +44,7 @@ func TestEndStays(t *testing.T) {
 		t.Errorf("after the end: %d, %v", n, err)
 	}
 	b = &closable{Reader: strings.NewReader("never read"), closed: true}
-	if _, err := (&ending{ReadCloser: b}).Read(make([]byte, 1)); !errors.Is(err, http.ErrBodyReadAfterClose) {
+	if _, err := (&stickyEOF{ReadCloser: b}).Read(make([]byte, 1)); !errors.Is(err, http.ErrBodyReadAfterClose) {
 		t.Errorf("closed too early: %v", err)
 	}
 }

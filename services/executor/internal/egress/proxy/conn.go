@@ -10,39 +10,38 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// maxLine is how much of a request's first line is remembered.
+// maxLine bounds the recorded part of a request's first line, in bytes.
 const maxLine = 2 << 10
 
-// conn is a sandbox's connection, after its first line. It gives each write a
-// deadline, and remembers the first line of a request that the server refused
-// before anyone could look at it.
+// conn is an identified connection of a sandbox. It sets a deadline for each write, and records the first line of a request, so
+// that a request which the HTTP server refuses before any handler sees it can be journaled.
 type conn struct {
 	net.Conn
-	sandbox *registry.Sandbox
-	hosts   bool // reaches hosts of the allowlist alone
-	stall   time.Duration
-	left    func() // called once, when it is closed
-	once    sync.Once
-	inside  *inside // of a tunnel whose requests are judged; nil for a connection that is no tunnel
+	sandbox     *registry.Sandbox
+	hostsOnly   bool // reaches hosts of the allowlist only
+	writeWithin time.Duration
+	onClose     func() // called once
+	once        sync.Once
+	tunnel      *inspectedTunnel // nil for a connection that is no tunnel
 
-	mu      sync.Mutex
-	line    []byte
-	whole   bool // line is a whole one
-	handled bool // the request got to a handler
-	told    bool // something was written since the last request
+	mu       sync.Mutex
+	line     []byte
+	complete bool // line has the whole first line
+	handled  bool // a handler has the request
+	answered bool // something was written since the last request
 }
 
 func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.handled || c.whole || len(c.line) >= maxLine {
+	if c.handled || c.complete || len(c.line) >= maxLine {
 		return n, err
 	}
 	seen := p[:n]
 	for i, b := range seen {
 		if b == '\n' {
-			seen, c.whole = seen[:i], true
+			seen, c.complete = seen[:i], true
 			break
 		}
 	}
@@ -52,41 +51,41 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) Write(p []byte) (int, error) {
 	c.mu.Lock()
-	c.told = true
+	c.answered = true
 	c.mu.Unlock()
-	if err := c.SetWriteDeadline(time.Now().Add(c.stall)); err != nil {
+	if err := c.SetWriteDeadline(time.Now().Add(c.writeWithin)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)
 }
 
-// CloseWrite says that nothing more comes.
+// CloseWrite closes the write direction.
 func (c *conn) CloseWrite() error { return closeWrite(c.Conn) }
 
 func (c *conn) Close() error {
-	c.once.Do(c.left)
+	c.once.Do(c.onClose)
 	return c.Conn.Close()
 }
 
-// idle says that the next request's first line is to be remembered.
-func (c *conn) idle() {
+// expectRequest makes the connection record the next request's first line.
+func (c *conn) expectRequest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.line, c.whole, c.handled, c.told = nil, false, false, false
+	c.line, c.complete, c.handled, c.answered = nil, false, false, false
 }
 
-func (c *conn) handle() {
+// setHandled records that a handler has the request.
+func (c *conn) setHandled() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.handled = true
 }
 
-// unhandled gives method and target of a request whose first line is no HTTP;
-// false if there was none.
-func (c *conn) unhandled() (method, target string, ok bool) {
+// unparsed returns method and target of a request whose first line is not valid HTTP. ok is false if there was none.
+func (c *conn) unparsed() (method, target string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.handled || !c.whole {
+	if c.handled || !c.complete {
 		return "", "", false
 	}
 	line := strings.TrimSuffix(string(c.line), "\r")
@@ -101,20 +100,20 @@ func (c *conn) unhandled() (method, target string, ok bool) {
 	}
 	_, err := url.ParseRequestURI(address)
 	if err == nil && !strings.Contains(target, " ") && strings.HasPrefix(version, "HTTP/") {
-		return "", "", false // something else was wrong with it
+		return "", "", false // the first line is valid: something else is wrong with the request
 	}
 	return method, target, true
 }
 
-// refused tells whether the server answered a request without a handler, and what it began with.
+// refused reports whether the HTTP server answered a request without a handler, and returns the first word of the request.
 func (c *conn) refused() (method string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	method, _, _ = strings.Cut(strings.TrimSuffix(string(c.line), "\r"), " ")
-	return method, c.told && !c.handled
+	return method, c.answered && !c.handled
 }
 
-// closeWrite ends one direction of a connection, both where it cannot.
+// closeWrite closes the write direction of a connection, or the whole connection if it has no CloseWrite.
 func closeWrite(c net.Conn) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// dialAllowed connects to a host of the allowlist, after a look at its addresses.
+// dialAllowed connects to a host of the allowlist, after a check of its addresses.
 func (s *Server) dialAllowed(ctx context.Context, _, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
@@ -46,30 +46,30 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
 	}
-	t, access, why := s.judge(sb, r.Method, r.URL.Host, assume)
-	if why == nil {
-		why = permit(t, access, r)
+	t, access, denial := s.checkAllowed(sb, r.Method, r.URL.Host, assume)
+	if denial == nil {
+		denial = checkMethod(t, access, r)
 	}
-	if why != nil {
-		s.deny(w, sb, statusOf(why), *why)
+	if denial != nil {
+		s.deny(w, sb, statusOf(denial), *denial)
 		return
 	}
-	s.pass(w, r, sb, way{route: "forward", target: t, scheme: r.URL.Scheme, by: s.others})
+	s.pass(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
 }
 
-// way is how a request that may be sent on gets to its host.
-type way struct {
-	route  string // as it is counted
-	target egress.Target
-	scheme string
-	by     http.RoundTripper
+// destination is where an allowed request is forwarded to.
+type destination struct {
+	route     string // label of the metrics
+	target    egress.Target
+	scheme    string
+	transport http.RoundTripper
 }
 
-// pass sends a request on to a target that may be named.
-func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to way) {
+// pass forwards an allowed request.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to destination) {
 	t := to.target
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin(to.route)
-	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin(to.route)
+	ctx, progress, stop := watch(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {
 		stop()
@@ -81,40 +81,40 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			pr.Out.URL.Scheme, pr.Out.URL.Host, pr.Out.Host = to.scheme, t.String(), t.String()
 			if t.Host.Name != "" && (t.Port == 80 && to.scheme == "http" || t.Port == 443 && to.scheme == "https") {
-				pr.Out.Host = t.Host.Name // a default port is not named
+				pr.Out.Host = t.Host.Name // browsers and SDKs leave a default port out
 			}
 			pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 		},
-		Transport: to.by, FlushInterval: -1,
+		Transport: to.transport, FlushInterval: -1,
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
-			if both, ok := res.Body.(io.ReadWriteCloser); ok { // the protocol was changed
-				res.Body = &movingBoth{ReadWriteCloser: both, move: move}
+			if both, ok := res.Body.(io.ReadWriteCloser); ok { // after an upgrade of the protocol
+				res.Body = &progressReadWriter{ReadWriteCloser: both, progress: progress}
 			} else {
-				res.Body = &moving{ReadCloser: res.Body, move: move}
+				res.Body = &progressReader{ReadCloser: res.Body, progress: progress}
 			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if why := refusal(t, r.Method, err); why != nil {
-				status = statusOf(why)
-				s.deny(w, sb, status, *why)
+			if denial := dialDenial(t, r.Method, err); denial != nil {
+				status = statusOf(denial)
+				s.deny(w, sb, status, *denial)
 				return
 			}
 			status = s.unreached(w, r, t, err)
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
-	// Otherwise the answer would wait for the end of the request. It fails for HTTP/2 alone, which is not spoken here.
+	// Otherwise the answer would wait for the end of the request. It fails only for HTTP/2, which the proxy does not serve.
 	_ = http.NewResponseController(w).EnableFullDuplex()
 	r = r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
+		r.Body = &progressReader{ReadCloser: &stickyEOF{ReadCloser: r.Body}, progress: progress}
 	}
 	p.ServeHTTP(w, r)
 }
 
-// unreached tells the sandbox that a host did not answer, and gives the status.
+// unreached answers that a host does not respond, and returns the status, 0 if the sandbox closed the connection.
 func (s *Server) unreached(w http.ResponseWriter, r *http.Request, t egress.Target, err error) int {
 	f := failure{http.StatusBadGateway, codeUpstream, fmt.Sprintf("%s is not reached: %v", t, err)}
 	switch {
@@ -127,47 +127,47 @@ func (s *Server) unreached(w http.ResponseWriter, r *http.Request, t egress.Targ
 	return f.status
 }
 
-// moving tells of each read.
-type moving struct {
+// progressReader calls progress after each read.
+type progressReader struct {
 	io.ReadCloser
-	move func()
+	progress func()
 }
 
-func (m *moving) Read(p []byte) (int, error) {
+func (m *progressReader) Read(p []byte) (int, error) {
 	n, err := m.ReadCloser.Read(p)
-	m.move()
+	m.progress()
 	return n, err
 }
 
-// movingBoth tells of each read and write.
-type movingBoth struct {
+// progressReadWriter calls progress on each read and write.
+type progressReadWriter struct {
 	io.ReadWriteCloser
-	move func()
+	progress func()
 }
 
-func (m *movingBoth) Read(p []byte) (int, error) {
+func (m *progressReadWriter) Read(p []byte) (int, error) {
 	n, err := m.ReadWriteCloser.Read(p)
-	m.move()
+	m.progress()
 	return n, err
 }
 
-func (m *movingBoth) Write(p []byte) (int, error) {
-	m.move()
+func (m *progressReadWriter) Write(p []byte) (int, error) {
+	m.progress()
 	return m.ReadWriteCloser.Write(p)
 }
 
 // tunnel serves CONNECT.
 func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
-	t, access, why := s.judge(sb, r.Method, r.RequestURI, 0)
-	if why != nil {
-		s.deny(w, sb, statusOf(why), *why)
+	t, access, denial := s.checkAllowed(sb, r.Method, r.RequestURI, 0)
+	if denial != nil {
+		s.deny(w, sb, statusOf(denial), *denial)
 		return
 	}
 	if !access.All() {
 		s.inspect(w, r, sb, t)
 		return
 	}
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("connect")
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("connect")
 	status := 0
 	defer func() {
 		counted(status)
@@ -176,30 +176,30 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 	}()
 	there, err := s.cfg.Dialer.Dial(r.Context(), t)
 	if err != nil {
-		if why := refusal(t, r.Method, err); why != nil {
-			status = statusOf(why)
-			s.deny(w, sb, status, *why)
+		if denial := dialDenial(t, r.Method, err); denial != nil {
+			status = statusOf(denial)
+			s.deny(w, sb, status, *denial)
 			return
 		}
 		status = s.unreached(w, r, t, err)
 		return
 	}
-	defer there.Close() //nolint:errcheck // both ways are over
+	defer there.Close() //nolint:errcheck // both directions have ended
 	here, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		sb.Log(s.cfg.Logger).Error("take over a connection", "error", err)
 		return
 	}
-	defer here.Close() //nolint:errcheck // both ways are over
+	defer here.Close() //nolint:errcheck // both directions have ended
 	if !s.enter(here) {
 		return
 	}
 	defer s.leave(here)
-	end, still := sb.Tunnel(here, t)
-	if !still { // another policy came while it was dialed
+	remove, ok := sb.AddTunnel(here, t)
+	if !ok { // the registration was replaced during the dial
 		return
 	}
-	defer end()
+	defer remove()
 	status = http.StatusOK
 	if _, err := io.WriteString(here, "HTTP/1.1 200 Connection Established\r\n\r\n"); err != nil {
 		return
@@ -209,7 +209,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 		return
 	}
 	checked := newHelloChecker(here, early, t.Host)
-	s.join(here, checked, there)
+	s.copyTunnel(here, checked, there)
 	if checked.err != nil {
 		d := about(t, r.Method)
 		d.Code, d.Message = BadHost, clip(checked.err.Error())
@@ -217,7 +217,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 	}
 }
 
-// enter counts a tunnel, which Close cuts; false once it has.
+// enter records a tunnel, which Close closes. It returns false if the server shuts down.
 func (s *Server) enter(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,16 +234,16 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.tunnels, c)
 }
 
-// join copies both ways until both have ended, or nothing moves for too long. sent is what is read of here.
-func (s *Server) join(here net.Conn, sent io.Reader, there net.Conn) {
-	cut := func() {
-		here.Close()  //nolint:errcheck // what matters is that it ends
+// copyTunnel copies in both directions until both have ended, or until no byte came for the idle time. sent reads from here.
+func (s *Server) copyTunnel(here net.Conn, sent io.Reader, there net.Conn) {
+	closeBoth := func() {
+		here.Close()  //nolint:errcheck // a connection that fails to close is broken
 		there.Close() //nolint:errcheck // the same
 	}
-	timer := time.AfterFunc(s.cfg.Idle, cut)
+	timer := time.AfterFunc(s.cfg.Idle, closeBoth)
 	defer timer.Stop()
 	var both sync.WaitGroup
-	way := func(to net.Conn, from io.Reader, direction string) {
+	direct := func(to net.Conn, from io.Reader, direction string) {
 		buf := make([]byte, 32<<10)
 		for {
 			n, err := from.Read(buf)
@@ -251,23 +251,23 @@ func (s *Server) join(here net.Conn, sent io.Reader, there net.Conn) {
 			if n > 0 {
 				s.cfg.Metrics.Tunnelled(direction, n)
 				if _, err := to.Write(buf[:n]); err != nil {
-					cut()
+					closeBoth()
 					return
 				}
 			}
 			if errors.Is(err, io.EOF) {
 				if closeWrite(to) != nil {
-					cut()
+					closeBoth()
 				}
 				return
 			}
 			if err != nil {
-				cut()
+				closeBoth()
 				return
 			}
 		}
 	}
-	both.Go(func() { way(there, sent, "out") })
-	both.Go(func() { way(here, there, "in") })
+	both.Go(func() { direct(there, sent, "out") })
+	both.Go(func() { direct(here, there, "in") })
 	both.Wait()
 }

@@ -22,38 +22,38 @@ const (
 	Unresolved       = "UNRESOLVED"
 	BadToken         = "BAD_TOKEN"
 	MethodNotAllowed = "METHOD_NOT_ALLOWED"
-	// BudgetExhausted is a model that is not called, because the execution has used up what it may.
+	// BudgetExhausted is a model call that is refused because a budget is used up.
 	BudgetExhausted = "BUDGET_EXHAUSTED"
-	// Untrusted is a client in the sandbox that does not trust the proxy's certificate.
+	// Untrusted is a tunnel whose client does not trust the proxy's certificate.
 	Untrusted = "UNTRUSTED"
-	// UnknownServer is an MCP server that the proxy was not told of, or no more: it keeps them in memory alone.
+	// UnknownServer is a request for an MCP server that is not registered, or not since the proxy's restart.
 	UnknownServer = "UNKNOWN_SERVER"
-	// ProviderSide is a request that has a model's provider fetch, run or look up what the allowlist does not let it.
+	// ProviderSide is a model request that makes the provider fetch, run or look up something that the allowlist does not allow.
 	ProviderSide = "PROVIDER_SIDE"
-	// UnreadableBody is a request to a model that the proxy cannot check: what it says depends on who reads it.
+	// UnreadableBody is a model request that the proxy cannot check, because two parsers could read it differently.
 	UnreadableBody = "UNREADABLE_BODY"
-	// NoExecution is a model that is called while no execution of the sandbox runs.
+	// NoExecution is a model call while no execution of the sandbox runs.
 	NoExecution = "NO_EXECUTION"
 )
 
-// errSilent is the cause of a request that ended because nothing moved.
+// errSilent is the cancellation cause of a request without a byte for the idle time.
 var errSilent = errors.New("nothing was sent for too long")
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*conn)
-	c.handle()
+	c.setHandled()
 	if !s.begin() {
-		panic(http.ErrAbortHandler) // the proxy ends
+		panic(http.ErrAbortHandler) // the proxy shuts down
 	}
 	defer s.end()
 	switch {
-	case c.inside != nil:
-		s.judged(w, r, c)
+	case c.tunnel != nil:
+		s.tunneled(w, r, c)
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
 		s.tunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
 		s.forward(w, r, c.sandbox)
-	case c.hosts:
+	case c.hostsOnly:
 		s.deny(w, c.sandbox, http.StatusForbidden, events.EgressDenied{Host: r.URL.Path, Method: r.Method, Code: NotAllowed, Message: "an MCP server's container reaches hosts of the allowlist, and no models and no other MCP servers"})
 	case strings.HasPrefix(r.URL.Path, mcpPath):
 		s.mcp(w, r, c.sandbox)
@@ -65,20 +65,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // denied journals and counts a denial.
 func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.Denied(d.Code)
-	if err := sb.Journal.Denied(time.Now(), sb.Who(), d); err != nil {
+	if err := sb.Journal.Denied(time.Now(), sb.Owner(), d); err != nil {
 		s.cfg.Logger.Error("a denial is not journaled", "sandbox", sb.ID(), "error", err)
 	}
 }
 
-// deny is denied, and tells the sandbox.
+// deny journals and counts a denial, and answers the sandbox with it.
 func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
 	d.Host, d.Method, d.Message = clip(d.Host), clip(d.Method), clip(d.Message)
 	s.denied(sb, d)
 	failure{status, d.Code, d.Message}.write(w)
 }
 
-// judge tells whether a sandbox may name a target, and what it may do there; otherwise why not.
-func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, egress.Access, *events.EgressDenied) {
+// checkAllowed returns the target of a request and what the allowlist allows there, or a denial if the allowlist does not name it.
+func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, egress.Access, *events.EgressDenied) {
 	t, err := egress.ParseTarget(authority, assume)
 	if err != nil {
 		return t, egress.Access{}, &events.EgressDenied{Host: authority, Method: method, Code: BadHost, Message: err.Error()}
@@ -98,7 +98,7 @@ func (s *Server) judge(sb *registry.Sandbox, method, authority string, assume ui
 	return t, access, nil
 }
 
-// about is a denial of a request to a target.
+// about returns a denial of a request to a target, without code and message.
 func about(t egress.Target, method string) *events.EgressDenied {
 	return &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
 }
@@ -107,8 +107,8 @@ func unnamed(t egress.Target) string {
 	return t.String() + " is not in the session's allowlist; models are reached at their routes, without an entry"
 }
 
-// refusal is the denial that a failed dial is, nil if it is none.
-func refusal(t egress.Target, method string, err error) *events.EgressDenied {
+// dialDenial returns the denial for an error of a dial, nil if the error is not a denial.
+func dialDenial(t egress.Target, method string, err error) *events.EgressDenied {
 	d := about(t, method)
 	var address *egress.AddressError
 	var unresolved *policy.UnresolvedError
@@ -133,8 +133,8 @@ func statusOf(d *events.EgressDenied) int {
 	return http.StatusForbidden
 }
 
-// watch ends a request in which nothing moves; move says that something did.
-func watch(ctx context.Context, idle time.Duration) (_ context.Context, move func(), stop func()) {
+// watch returns a context that is canceled with errSilent when progress is not called for the idle time. The caller must call stop.
+func watch(ctx context.Context, idle time.Duration) (_ context.Context, progress func(), stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(idle, func() { cancel(errSilent) })
 	return ctx, func() { timer.Reset(idle) }, func() {
@@ -143,7 +143,12 @@ func watch(ctx context.Context, idle time.Duration) (_ context.Context, move fun
 	}
 }
 
-// clip bounds what a sandbox may have written into a line.
+// sinceMs returns the milliseconds since a time, within 32 bits.
+func sinceMs(t time.Time) uint32 {
+	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
+}
+
+// clip bounds a text that a sandbox may have chosen.
 func clip(s string) string {
 	const most = 500
 	if len(s) > most {

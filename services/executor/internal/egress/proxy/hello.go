@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// handshakeRecord is the type of the record that TLS begins with.
+// handshakeRecord is the type of the first record of a TLS connection.
 const handshakeRecord = 22
 
 var (
@@ -35,40 +35,40 @@ func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 	return nil
 }
 
-// helloChecker reads what a sandbox sends through a tunnel. If that begins with TLS, it
-// reads the ClientHello first, and no byte of one with another server name is returned.
+// helloChecker reads what a sandbox sends through a tunnel. If it is TLS, helloChecker reads the ClientHello first, and returns
+// no byte if that has another server name than the tunnel.
 type helloChecker struct {
-	conn   net.Conn // of the sandbox
-	host   egress.Host
-	from   io.Reader
-	err    error // why the tunnel is refused; to be read once the tunnel has ended
-	looked bool
+	conn    net.Conn // of the sandbox
+	host    egress.Host
+	from    io.Reader
+	err     error // why the tunnel is refused; valid after the tunnel has ended
+	checked bool
 }
 
-// newHelloChecker takes the sandbox's connection and what was read from it already.
+// newHelloChecker returns a helloChecker for the sandbox's connection. early has the bytes that were read from it already.
 func newHelloChecker(conn net.Conn, early []byte, host egress.Host) *helloChecker {
 	return &helloChecker{conn: conn, host: host, from: io.MultiReader(bytes.NewReader(early), conn)}
 }
 
 func (h *helloChecker) Read(p []byte) (int, error) {
-	if !h.looked {
-		h.looked = true
-		if err := h.look(); err != nil {
+	if !h.checked {
+		h.checked = true
+		if err := h.check(); err != nil {
 			return 0, err
 		}
 	}
 	return h.from.Read(p)
 }
 
-// look waits for the first byte as long as it takes: in some protocols the server begins.
-func (h *helloChecker) look() error {
+// check checks the ClientHello. It waits for the first byte without a deadline: in some protocols the server sends first.
+func (h *helloChecker) check() error {
 	peeked := bufio.NewReader(h.from)
 	h.from = peeked
 	first, err := peeked.Peek(1)
 	if err != nil || first[0] != handshakeRecord {
 		return err
 	}
-	if err := h.conn.SetReadDeadline(time.Now().Add(speakWithin)); err != nil {
+	if err := h.conn.SetReadDeadline(time.Now().Add(handshakeWithin)); err != nil {
 		return err
 	}
 	var read bytes.Buffer
@@ -84,11 +84,11 @@ func (h *helloChecker) look() error {
 	return h.conn.SetReadDeadline(time.Time{})
 }
 
-// readHello returns the ClientHello that a stream begins with.
+// readHello returns the ClientHello at the beginning of a stream.
 func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	errEnough := errors.New("the ClientHello is read")
 	c := tls.Server(readOnly{from: from}, &tls.Config{
-		MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated: the handshake ends here
+		MinVersion: tls.VersionTLS10, //nolint:gosec // the handshake ends before anything is negotiated
 		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
 			hello = info
 			return nil, errEnough
@@ -100,7 +100,7 @@ func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	return hello, nil
 }
 
-// readOnly is a connection from which is only read: alerts go nowhere.
+// readOnly is a connection that discards writes, such as TLS alerts.
 type readOnly struct {
 	net.Conn
 	from io.Reader

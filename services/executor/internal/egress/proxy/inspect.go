@@ -18,28 +18,27 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// A tunnel hides methods. Where the allowlist names some, the proxy is the end of
-// it: inside TLS, which it ends with a certificate of its own, or in plain HTTP, it reads
-// requests as it reads those outside of tunnels, judges each, and sends on what may
-// pass. What it sends on it writes anew, so that nobody reads another request out of it.
+// A tunnel hides methods. If the allowlist names methods for a host, the proxy terminates the tunnel: it ends TLS with a
+// certificate of its own, or reads plain HTTP, and checks and forwards each request as it does outside of tunnels. It writes
+// forwarded requests anew, so that the host cannot read other requests in them.
 
-// inside is what is known of a tunnel whose requests are judged.
-type inside struct {
-	target egress.Target
-	scheme string          // http or https: what the sandbox speaks, the host is spoken to in
-	by     *http.Transport // connections to the host, of this tunnel alone
-	over   atomic.Bool     // the tunnel's end is closed
+// inspectedTunnel is a tunnel whose requests are inspected.
+type inspectedTunnel struct {
+	target    egress.Target
+	scheme    string          // http or https: of the sandbox's requests, and of those to the host
+	transport *http.Transport // connections to the host, of this tunnel only
+	closed    atomic.Bool     // the sandbox's connection is closed
 }
 
-func (i *inside) end() {
-	i.over.Store(true)
-	i.by.CloseIdleConnections()
+func (t *inspectedTunnel) close() {
+	t.closed.Store(true)
+	t.transport.CloseIdleConnections()
 }
 
-// speakWithin bounds how long a client may take for its first byte and the TLS handshake.
-const speakWithin = 15 * time.Second
+// handshakeWithin bounds how long a client may take for its first byte and the TLS handshake.
+const handshakeWithin = 15 * time.Second
 
-// inspect serves CONNECT to a host of which not all methods are allowed.
+// inspect serves CONNECT to a host for which not all methods are allowed.
 func (s *Server) inspect(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
 	counted := s.cfg.Metrics.Begin("connect")
 	status := 0
@@ -50,7 +49,7 @@ func (s *Server) inspect(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 		return
 	}
 	if !s.enter(here) {
-		here.Close() //nolint:errcheck // the proxy ends
+		here.Close() //nolint:errcheck // the proxy shuts down
 		return
 	}
 	defer s.leave(here)
@@ -64,21 +63,21 @@ func (s *Server) inspect(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 		return
 	}
 	status = http.StatusOK
-	inner, scheme, err := s.listen(r.Context(), here, early, t)
+	inner, scheme, err := s.terminate(r.Context(), here, early, t)
 	if err != nil {
-		here.Close() //nolint:errcheck // nobody is understood there
-		s.unheard(sb, t, err)
+		here.Close() //nolint:errcheck // no request can be read from it
+		s.journalUnreadable(sb, t, err)
 		return
 	}
-	by := s.others.Clone()
-	by.DisableKeepAlives, by.IdleConnTimeout = false, s.cfg.Idle
-	in := &inside{target: t, scheme: scheme, by: by}
-	s.conns.give(&conn{Conn: inner, sandbox: sb, stall: s.cfg.Idle, left: in.end, inside: in})
+	transport := s.others.Clone()
+	transport.DisableKeepAlives, transport.IdleConnTimeout = false, s.cfg.Idle
+	tunnel := &inspectedTunnel{target: t, scheme: scheme, transport: transport}
+	s.conns.add(&conn{Conn: inner, sandbox: sb, writeWithin: s.cfg.Idle, onClose: tunnel.close, tunnel: tunnel})
 }
 
-// listen gives a tunnel's stream of HTTP and its scheme. early is what came with the request for the tunnel.
-func (s *Server) listen(ctx context.Context, here net.Conn, early []byte, t egress.Target) (net.Conn, string, error) {
-	if err := here.SetReadDeadline(time.Now().Add(speakWithin)); err != nil {
+// terminate returns the HTTP stream inside a tunnel, and its scheme. early has the bytes that came with the CONNECT request.
+func (s *Server) terminate(ctx context.Context, here net.Conn, early []byte, t egress.Target) (net.Conn, string, error) {
+	if err := here.SetReadDeadline(time.Now().Add(handshakeWithin)); err != nil {
 		return nil, "", err
 	}
 	peeked := bufio.NewReader(io.MultiReader(bytes.NewReader(early), here))
@@ -86,10 +85,10 @@ func (s *Server) listen(ctx context.Context, here net.Conn, early []byte, t egre
 	if err != nil {
 		return nil, "", err
 	}
-	stream := &replayed{Conn: here, from: peeked}
+	stream := &bufferedConn{Conn: here, from: peeked}
 	switch c := first[0]; {
 	case c == handshakeRecord:
-		inner, err := s.vouch(ctx, stream, t)
+		inner, err := s.terminateTLS(ctx, stream, t)
 		if err != nil {
 			return nil, "", err
 		}
@@ -100,8 +99,8 @@ func (s *Server) listen(ctx context.Context, here net.Conn, early []byte, t egre
 	return nil, "", errors.New("what is sent is neither TLS nor HTTP")
 }
 
-// vouch ends TLS in the name of the host.
-func (s *Server) vouch(ctx context.Context, stream net.Conn, t egress.Target) (net.Conn, error) {
+// terminateTLS makes the TLS handshake with a certificate for the host.
+func (s *Server) terminateTLS(ctx context.Context, stream net.Conn, t egress.Target) (net.Conn, error) {
 	cert, err := s.cfg.Authority.Certificate(t.Host)
 	if err != nil {
 		return nil, err
@@ -109,10 +108,10 @@ func (s *Server) vouch(ctx context.Context, stream net.Conn, t egress.Target) (n
 	c := tls.Server(stream, &tls.Config{
 		Certificates: []tls.Certificate{*cert}, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			return nil, checkServerName(hello, t.Host) // without an error, the config that there is
+			return nil, checkServerName(hello, t.Host) // a nil config means the one above
 		},
 	})
-	ctx, cancel := context.WithTimeout(ctx, speakWithin)
+	ctx, cancel := context.WithTimeout(ctx, handshakeWithin)
 	defer cancel()
 	if err := c.HandshakeContext(ctx); err != nil {
 		return nil, err
@@ -120,8 +119,8 @@ func (s *Server) vouch(ctx context.Context, stream net.Conn, t egress.Target) (n
 	return c, nil
 }
 
-// unheard journals why nothing in a tunnel could be judged. A client that only went away is no denial.
-func (s *Server) unheard(sb *registry.Sandbox, t egress.Target, err error) {
+// journalUnreadable journals why no request in a tunnel could be read. A client that only closed the connection is not journaled.
+func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err error) {
 	d := about(t, http.MethodConnect)
 	var remote *net.OpError
 	var stalled net.Error
@@ -140,46 +139,46 @@ func (s *Server) unheard(sb *registry.Sandbox, t egress.Target, err error) {
 	s.denied(sb, *d)
 }
 
-// unjudged journals a request in a tunnel that was refused before anyone could look at it.
-func (s *Server) unjudged(c *conn) {
+// journalUnparsed journals a request in a tunnel that the HTTP server refused before any handler saw it.
+func (s *Server) journalUnparsed(c *conn) {
 	method, ok := c.refused()
 	if !ok {
 		return
 	}
-	t := c.inside.target
+	t := c.tunnel.target
 	d := about(t, clip(method))
 	d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and what was sent is no request of HTTP/1.1 that could be judged by them"
 	s.denied(c.sandbox, *d)
 }
 
-// judged serves a request inside a tunnel, by the policy as it is now.
-func (s *Server) judged(w http.ResponseWriter, r *http.Request, c *conn) {
-	t := c.inside.target
-	why := permit(t, c.sandbox.Access(t), r)
-	if why == nil {
-		why = addressed(c.inside, r)
+// tunneled serves a request inside a tunnel, by the current policy.
+func (s *Server) tunneled(w http.ResponseWriter, r *http.Request, c *conn) {
+	t := c.tunnel.target
+	denial := checkMethod(t, c.sandbox.Access(t), r)
+	if denial == nil {
+		denial = checkTarget(c.tunnel, r)
 	}
-	if why != nil {
-		s.deny(w, c.sandbox, statusOf(why), *why)
+	if denial != nil {
+		s.deny(w, c.sandbox, statusOf(denial), *denial)
 		return
 	}
-	s.pass(w, r, c.sandbox, way{route: "judged", target: t, scheme: c.inside.scheme, by: c.inside.by})
-	if c.inside.over.Load() { // the connection to the host came back after the others were closed
-		c.inside.by.CloseIdleConnections()
+	s.pass(w, r, c.sandbox, destination{route: "judged", target: t, scheme: c.tunnel.scheme, transport: c.tunnel.transport})
+	if c.tunnel.closed.Load() { // this request's connection became idle after close
+		c.tunnel.transport.CloseIdleConnections()
 	}
 }
 
-// addressed is why a request does not belong into its tunnel; nil if it does.
-func addressed(in *inside, r *http.Request) *events.EgressDenied {
-	d := about(in.target, r.Method)
+// checkTarget returns the denial of a request whose target is not the tunnel's, nil for the tunnel's.
+func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied {
+	d := about(tunnel.target, r.Method)
 	d.Code = BadHost
 	assume := uint16(80)
-	if in.scheme == "https" {
+	if tunnel.scheme == "https" {
 		assume = 443
 	}
 	switch named, err := egress.ParseTarget(r.Host, assume); {
-	case err != nil || named != in.target:
-		d.Message = "the request is for " + egress.Printable(r.Host) + ", and the tunnel was opened to " + in.target.String()
+	case err != nil || named != tunnel.target:
+		d.Message = "the request is for " + egress.Printable(r.Host) + ", and the tunnel was opened to " + tunnel.target.String()
 	case !strings.HasPrefix(r.RequestURI, "/"):
 		d.Message = "in a tunnel a request names a path, not " + egress.Printable(r.RequestURI)
 	default:
@@ -188,13 +187,13 @@ func addressed(in *inside, r *http.Request) *events.EgressDenied {
 	return d
 }
 
-// overrides are headers by which frameworks take another method for the request's own.
+// overrides are headers that make frameworks use another method than the request's.
 var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
-// permit is why a request may not be sent to a target by what it does there; nil
-// if it may. Where not all methods are allowed, it takes an offer to go on in HTTP/2 out of the request, and
-// refuses any other change of protocol: what follows has no methods, or hides them.
-func permit(t egress.Target, a egress.Access, r *http.Request) *events.EgressDenied {
+// checkMethod returns the denial of a request whose method the allowlist does not allow for a target, nil if it does. If not all
+// methods are allowed, checkMethod removes an offer to upgrade to HTTP/2 from the request, and denies any other upgrade: after
+// it there are no methods to check, or they are hidden.
+func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.EgressDenied {
 	d := about(t, r.Method)
 	d.Code = MethodNotAllowed
 	switch {
@@ -233,13 +232,13 @@ func notAmong(method string, t egress.Target, a egress.Access) string {
 	return egress.Printable(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
 }
 
-// replayed is a connection of which something was read already.
-type replayed struct {
+// bufferedConn is a connection with bytes that were read ahead.
+type bufferedConn struct {
 	net.Conn
 	from *bufio.Reader
 }
 
-func (r *replayed) Read(p []byte) (int, error) { return r.from.Read(p) }
+func (r *bufferedConn) Read(p []byte) (int, error) { return r.from.Read(p) }
 
-// CloseWrite says that nothing more comes.
-func (r *replayed) CloseWrite() error { return closeWrite(r.Conn) }
+// CloseWrite closes the write direction.
+func (r *bufferedConn) CloseWrite() error { return closeWrite(r.Conn) }

@@ -18,10 +18,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// Bounds of connections that have not said yet whose they are.
+// Limits of connections that have not identified their sandbox yet.
 const (
-	introduceWithin = 5 * time.Second
-	introduceMost   = 1024 // of each listener
+	identifyWithin  = 5 * time.Second
+	maxUnidentified = 1024 // of each listener
 	lingerFor       = time.Second
 	maxPreamble     = 512
 )
@@ -29,48 +29,48 @@ const (
 // Listener is a socket at which sandboxes connect.
 type Listener struct {
 	net.Listener
-	TLS *TLS // nil for a socket that only sandboxes of this machine reach
+	TLS *TLS // nil for a Unix socket, which only sandboxes of this machine reach
 }
 
-// TLS is how a listener that anybody may reach serves. A connection that does not name a registered sandbox is closed without an answer.
+// TLS configures a listener that is reachable from other machines. A connection that does not name a registered sandbox is closed without an answer.
 type TLS struct {
 	Config      *tls.Config
 	Within      time.Duration // for the handshake and the first line together
-	Connections int           // of all sandboxes at once
-	PerAddress  int           // connections of an address that have not named a sandbox; the oldest gives way
+	Connections int           // limit of identified connections of all sandboxes
+	PerAddress  int           // limit of unidentified connections of an address; one more closes the oldest
 }
 
-// Reasons for which a connection over TLS is closed, as the metric names them.
+// Reasons for closing a connection over TLS, as the metric names them.
 const (
 	refusedHandshake = "handshake" // not TLS 1.3, or too slow
-	refusedPreamble  = "preamble"  // the first line is none, too long or too slow
-	refusedToken     = "token"     // it names no registered sandbox
-	refusedCrowd     = "crowd"     // too many wait to say whose they are, of its address or of all
-	refusedLimit     = "limit"     // too many connections of sandboxes
+	refusedPreamble  = "preamble"  // the first line is not a preamble, too long or too slow
+	refusedToken     = "token"     // the token belongs to no registered sandbox
+	refusedEvicted   = "crowd"     // too many unidentified connections, of its address or of all
+	refusedLimit     = "limit"     // too many identified connections
 )
 
-// arrivals are the connections of one listener that have not said yet whose they are.
-type arrivals struct {
+// pendingConns are the unidentified connections of one listener.
+type pendingConns struct {
 	perAddress int // 0 for no limit
 
-	mu      sync.Mutex
-	waiting *list.List // of *arrival, oldest first
-	from    map[netip.Addr]int
-	done    sync.WaitGroup // their goroutines
+	mu     sync.Mutex
+	list   *list.List         // of *pendingConn, oldest first
+	counts map[netip.Addr]int // by address
+	done   sync.WaitGroup     // of the goroutines that identify them
 }
 
-type arrival struct {
+type pendingConn struct {
 	net.Conn
 	address netip.Addr
-	evicted bool // guarded by the lock of arrivals
+	evicted bool // guarded by the lock of pendingConns
 }
 
-func newArrivals(perAddress int) *arrivals {
-	return &arrivals{perAddress: perAddress, waiting: list.New(), from: map[netip.Addr]int{}}
+func newPendingConns(perAddress int) *pendingConns {
+	return &pendingConns{perAddress: perAddress, list: list.New(), counts: map[netip.Addr]int{}}
 }
 
-// addressOf returns what connections are counted by: an IPv4 address, or the first 64 bits of an IPv6 one, as one host may have all of
-// those; the zero address for a Unix socket.
+// addressOf returns the address by which a connection is counted: an IPv4 address, or the /64 network of an IPv6 address, since one host
+// may have all addresses of it. For a Unix socket it returns the zero address.
 func addressOf(c net.Conn) netip.Addr {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -87,141 +87,142 @@ func addressOf(c net.Conn) netip.Addr {
 	return network.Addr()
 }
 
-// add counts a connection, and evicts the oldest one where there are too many; who says at once whose it is, is never the oldest.
-func (a *arrivals) add(c net.Conn) (at *list.Element, evicted bool) {
+// add adds a connection, and evicts the oldest one if there are too many. A connection that identifies its sandbox at once is
+// never the oldest.
+func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	mine := &arrival{Conn: c, address: addressOf(c)}
-	at = a.waiting.PushBack(mine)
-	a.from[mine.address]++
-	oldest := a.waiting.Front()
+	mine := &pendingConn{Conn: c, address: addressOf(c)}
+	element = a.list.PushBack(mine)
+	a.counts[mine.address]++
+	oldest := a.list.Front()
 	switch {
-	case a.perAddress > 0 && a.from[mine.address] > a.perAddress:
-		for oldest.Value.(*arrival).address != mine.address {
+	case a.perAddress > 0 && a.counts[mine.address] > a.perAddress:
+		for oldest.Value.(*pendingConn).address != mine.address {
 			oldest = oldest.Next()
 		}
-	case a.waiting.Len() <= introduceMost:
-		return at, false
+	case a.list.Len() <= maxUnidentified:
+		return element, false
 	}
-	victim := oldest.Value.(*arrival)
+	victim := oldest.Value.(*pendingConn)
 	victim.evicted = true
 	a.forget(oldest)
-	victim.Close() //nolint:errcheck // its own goroutine sees it
-	return at, true
+	victim.Close() //nolint:errcheck // its goroutine sees the error
+	return element, true
 }
 
-// forget takes a connection off the list. The lock is held.
-func (a *arrivals) forget(at *list.Element) {
-	gone := a.waiting.Remove(at).(*arrival)
-	if a.from[gone.address]--; a.from[gone.address] == 0 {
-		delete(a.from, gone.address)
+// forget removes a connection from the list. The lock is held.
+func (a *pendingConns) forget(element *list.Element) {
+	gone := a.list.Remove(element).(*pendingConn)
+	if a.counts[gone.address]--; a.counts[gone.address] == 0 {
+		delete(a.counts, gone.address)
 	}
 }
 
-// remove is called when a connection has said whose it is, or failed to. It reports whether the connection was evicted before.
-func (a *arrivals) remove(at *list.Element) (evicted bool) {
+// remove removes a connection that was identified, or refused. It reports whether the connection was evicted before.
+func (a *pendingConns) remove(element *list.Element) (evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	mine := at.Value.(*arrival)
+	mine := element.Value.(*pendingConn)
 	if !mine.evicted {
-		a.forget(at)
+		a.forget(element)
 	}
 	return mine.evicted
 }
 
-// close closes what still waits, and returns when its goroutines have ended.
-func (a *arrivals) close() {
+// close closes all connections of the list, and returns when their goroutines have ended.
+func (a *pendingConns) close() {
 	a.mu.Lock()
-	for e := a.waiting.Front(); e != nil; e = e.Next() {
-		e.Value.(*arrival).Close() //nolint:errcheck // it has said nothing yet
+	for e := a.list.Front(); e != nil; e = e.Next() {
+		e.Value.(*pendingConn).Close() //nolint:errcheck // it has sent no request
 	}
 	a.mu.Unlock()
 	a.done.Wait()
 }
 
-// accept takes connections off a listener until that is closed.
+// accept accepts connections until the listener is closed.
 func (s *Server) accept(l Listener) {
 	perAddress := 0
 	if l.TLS != nil {
 		perAddress = l.TLS.PerAddress
 	}
-	fresh := newArrivals(perAddress)
-	defer fresh.close()
+	pending := newPendingConns(perAddress)
+	defer pending.close()
 	for pause := time.Duration(0); ; {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of file descriptors: it passes
+		if err != nil { // most likely out of file descriptors, which passes
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			s.cfg.Logger.Error("accept a sandbox's connection", "error", err, "again", pause)
 			time.Sleep(pause)
 			continue
 		}
 		pause = 0
-		at, evicted := fresh.add(c)
+		element, evicted := pending.add(c)
 		if evicted && l.TLS != nil {
-			s.cfg.Metrics.RefusedTLS(refusedCrowd)
+			s.cfg.Metrics.RefusedTLS(refusedEvicted)
 		}
-		fresh.done.Go(func() { s.introduce(l, fresh, at) })
+		pending.done.Go(func() { s.handle(l, pending, element) })
 	}
 }
 
-// introduction is what a connection says first.
-type introduction struct {
-	sandbox *registry.Sandbox
-	hosts   bool // it is to reach hosts of the allowlist alone
+// identity is the content of a connection's first line.
+type identity struct {
+	sandbox   *registry.Sandbox
+	hostsOnly bool // the connection reaches hosts of the allowlist only
 }
 
-// introduce learns whose a connection is, and hands the connection over to be served.
-func (s *Server) introduce(l Listener, fresh *arrivals, at *list.Element) {
-	raw := at.Value.(*arrival).Conn
-	c, who, fail := s.meet(l, raw)
-	if evicted := fresh.remove(at); evicted {
+// handle identifies the sandbox of a connection, and passes the connection on to be served.
+func (s *Server) handle(l Listener, pending *pendingConns, element *list.Element) {
+	raw := element.Value.(*pendingConn).Conn
+	c, id, fail := s.handshake(l, raw)
+	if evicted := pending.remove(element); evicted {
 		return
 	}
 	if fail != nil {
 		s.refuse(l, c, *fail)
 		return
 	}
-	mine := &conn{Conn: c, sandbox: who.sandbox, hosts: who.hosts, stall: s.cfg.Idle}
-	mine.left = func() { // before it joins: it may be cut at once
-		who.sandbox.Leave(mine)
+	mine := &conn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle}
+	mine.onClose = func() { // set before AddConn: a release may close the connection at once
+		id.sandbox.RemoveConn(mine)
 		s.dismiss(l)
 	}
 	switch {
 	case !s.admit(l):
 		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "the egress proxy has too many connections open: try again"})
-	case !who.sandbox.Join(mine):
+	case !id.sandbox.AddConn(mine):
 		s.dismiss(l)
 		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
 	default:
-		s.conns.give(mine)
+		s.conns.add(mine)
 	}
 }
 
-// meet makes the handshake, where there is one, and reads the first line. The connection that it returns is to be used from then on.
-func (s *Server) meet(l Listener, c net.Conn) (net.Conn, introduction, *failure) {
-	within := introduceWithin
+// handshake makes the TLS handshake, if the listener has TLS, and reads the first line. The caller uses the returned connection.
+func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure) {
+	within := identifyWithin
 	if l.TLS != nil {
 		within = l.TLS.Within
 	}
 	if err := c.SetDeadline(time.Now().Add(within)); err != nil {
-		return c, introduction{}, &failure{code: refusedHandshake}
+		return c, identity{}, &failure{code: refusedHandshake}
 	}
 	if l.TLS == nil {
-		who, fail := s.identify(c)
-		return c, who, fail
+		id, fail := s.identify(c)
+		return c, id, fail
 	}
 	secure, err := tlsconn.Server(context.Background(), c, l.TLS.Config)
 	if err != nil {
-		return c, introduction{}, &failure{code: refusedHandshake, message: err.Error()}
+		return c, identity{}, &failure{code: refusedHandshake, message: err.Error()}
 	}
-	who, fail := s.identify(secure)
-	return secure, who, fail
+	id, fail := s.identify(secure)
+	return secure, id, fail
 }
 
-// admit counts a connection that has said whose it is; false when there are too many over TLS.
+// admit counts an identified connection. It returns false if there are too many over TLS.
 func (s *Server) admit(l Listener) bool {
 	if l.TLS != nil && s.remote.Add(1) > int64(l.TLS.Connections) {
 		s.remote.Add(-1)
@@ -231,7 +232,7 @@ func (s *Server) admit(l Listener) bool {
 	return true
 }
 
-// dismiss counts the end of a connection that was admitted. It takes no lock: connections are closed under several.
+// dismiss counts the end of an admitted connection. It takes no lock, since connections are closed with locks held.
 func (s *Server) dismiss(l Listener) {
 	if l.TLS != nil {
 		s.remote.Add(-1)
@@ -239,52 +240,52 @@ func (s *Server) dismiss(l Listener) {
 	s.cfg.Metrics.Connected(-1)
 }
 
-// identify reads the first line, within the deadline of the connection, and takes the deadline away.
-func (s *Server) identify(c net.Conn) (introduction, *failure) {
+// identify reads the first line within the connection's deadline, and then removes the deadline.
+func (s *Server) identify(c net.Conn) (identity, *failure) {
 	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with " + strings.TrimSpace(runner.EgressPreamble) + ", a token and the end of the line"}
 	line := make([]byte, 0, 128)
-	for one := [1]byte{}; ; { // by bytes: what follows is the server's to read
+	for one := [1]byte{}; ; { // byte by byte, since the HTTP server reads the bytes after the line
 		if _, err := io.ReadFull(c, one[:]); err != nil {
-			return introduction{}, bad
+			return identity{}, bad
 		}
 		if one[0] == '\n' {
 			break
 		}
 		if line = append(line, one[0]); len(line) > maxPreamble {
-			return introduction{}, bad
+			return identity{}, bad
 		}
 	}
-	// A connection that is never written to still has a deadline for what TLS itself writes.
+	// TLS itself writes to a connection that has no answer, so the write deadline is set here as well.
 	if err := errors.Join(c.SetDeadline(time.Time{}), c.SetWriteDeadline(time.Now().Add(s.cfg.Idle))); err != nil {
-		return introduction{}, bad
+		return identity{}, bad
 	}
 	token, ok := strings.CutPrefix(strings.TrimSuffix(string(line), "\r"), runner.EgressPreamble)
 	if !ok {
-		return introduction{}, bad
+		return identity{}, bad
 	}
-	token, hosts := strings.CutSuffix(token, runner.EgressHosts)
+	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
-		return introduction{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
+		return identity{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
 	}
-	return introduction{sb, hosts}, nil
+	return identity{sb, hostsOnly}, nil
 }
 
-// refuse ends a connection that is not served. A sandbox is told why; over TLS only one that has named itself by its token.
+// refuse closes a connection that is not served, after an answer with the reason. Over TLS only an identified sandbox gets an answer.
 func (s *Server) refuse(l Listener, c net.Conn, f failure) {
-	defer c.Close() //nolint:errcheck // nothing is lost with it
+	defer c.Close() //nolint:errcheck // a connection that fails to close is broken
 	if l.TLS != nil {
-		reason, known := refusalOverTLS(f)
+		reason, identified := refusalOverTLS(f)
 		s.cfg.Metrics.RefusedTLS(reason)
-		if n, ok := s.quiet.allow(time.Now()); ok {
+		if n, ok := s.logs.allow(time.Now()); ok {
 			s.cfg.Logger.Warn("a connection over TLS is refused", "reason", reason, "error", f.message, "address", c.RemoteAddr().String(), "since_last", n)
 		}
-		if !known {
+		if !identified {
 			return
 		}
 	} else {
 		s.cfg.Metrics.Denied(f.code)
-		if n, ok := s.quiet.allow(time.Now()); ok {
+		if n, ok := s.logs.allow(time.Now()); ok {
 			s.cfg.Logger.Warn("a connection is refused", "code", f.code, "reason", f.message, "since_last", n)
 		}
 	}
@@ -294,12 +295,12 @@ func (s *Server) refuse(l Listener, c net.Conn, f failure) {
 	if _, err := c.Write(f.raw()); err != nil || closeWrite(c) != nil {
 		return
 	}
-	// What it sends on is read, or the answer could be thrown away with it.
+	// Closing with unread bytes would reset the connection, and the sandbox would lose the answer.
 	_, _ = io.CopyN(io.Discard, c, maxHeader)
 }
 
-// refusalOverTLS returns the reason that the metric names, and whether the connection has named a registered sandbox.
-func refusalOverTLS(f failure) (reason string, known bool) {
+// refusalOverTLS returns the reason that the metric names, and whether the connection is identified.
+func refusalOverTLS(f failure) (reason string, identified bool) {
 	switch f.code {
 	case refusedHandshake:
 		return refusedHandshake, false

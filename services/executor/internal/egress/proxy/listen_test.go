@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// from is a connection of which only the address counts, and whether it was closed.
+// from is a connection with an address that records its close.
 type from struct {
 	net.Conn
 	address string
@@ -26,7 +26,7 @@ func (f *from) Close() error {
 	return nil
 }
 
-func TestArrivals_CloseTheOldestOfAnAddressThatHasTooMany(t *testing.T) {
+func TestPendingConns_CloseTheOldestOfAnAddressWithTooMany(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		addresses []string
@@ -38,7 +38,7 @@ func TestArrivals_CloseTheOldestOfAnAddressThatHasTooMany(t *testing.T) {
 		"IPv6 networks":               {[]string{"[2001:db8:0:1::1]:1", "[2001:db8:0:2::1]:1", "[2001:db8:0:3::1]:1"}, nil},
 		"an IPv4 address in two ways": {[]string{"192.0.2.1:1", "[::ffff:192.0.2.1]:2", "192.0.2.1:3"}, []int{0}},
 	} {
-		a := newArrivals(2)
+		a := newPendingConns(2)
 		var conns []*from
 		for _, address := range c.addresses {
 			conns = append(conns, &from{address: address})
@@ -56,19 +56,19 @@ func TestArrivals_CloseTheOldestOfAnAddressThatHasTooMany(t *testing.T) {
 	}
 }
 
-func TestArrivals_CloseTheOldestOfAllThatAreTooMany(t *testing.T) {
+func TestPendingConns_CloseTheOldestOfTooMany(t *testing.T) {
 	t.Parallel()
-	a := newArrivals(0)
+	a := newPendingConns(0)
 	first, second := &from{address: "/a"}, &from{address: "/b"}
 	gone, _ := a.add(first)
 	at, _ := a.add(second)
 	if a.remove(at) {
 		t.Error("one that has said whose it is was evicted")
 	}
-	for range introduceMost {
+	for range maxUnidentified {
 		a.add(&from{address: "/c"})
 	}
-	if !first.closed || second.closed || !a.remove(gone) || a.waiting.Len() != introduceMost {
-		t.Errorf("%v, %v, %d wait", first.closed, second.closed, a.waiting.Len())
+	if !first.closed || second.closed || !a.remove(gone) || a.list.Len() != maxUnidentified {
+		t.Errorf("%v, %v, %d pending", first.closed, second.closed, a.list.Len())
 	}
 }

@@ -19,13 +19,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// mcpPath is what requests to MCP servers begin with.
+// mcpPath is the prefix of paths to MCP servers.
 const mcpPath = runner.EgressMCP
 
-// mcpMethods are those of MCP's streamable HTTP.
+// mcpMethods are the methods of MCP's streamable HTTP.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
 
-// dialServer connects to an MCP server, after a look at its addresses unless the operator opened it.
+// dialServer connects to an MCP server, after a check of its addresses unless the operator opened it.
 func (s *Server) dialServer(ctx context.Context, network, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
@@ -37,8 +37,7 @@ func (s *Server) dialServer(ctx context.Context, network, address string) (net.C
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// mcp serves a request to an MCP server of the sandbox: what the sandbox says of
-// itself is dropped, the server's headers are put in.
+// mcp serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
 func (s *Server) mcp(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
 	server := sb.Server(name)
@@ -62,8 +61,8 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request, sb *registry.Sandbo
 	s.passServer(w, r, sb, server)
 }
 
-// below is a path beneath an MCP server's own.
-func below(server *registry.Server, in *url.URL) *url.URL {
+// serverURL returns the URL of a request to an MCP server: the path after the server's name is appended to the server's own.
+func serverURL(server *registry.Server, in *url.URL) *url.URL {
 	out := *server.URL
 	if rest := in.EscapedPath()[len(mcpPath)+len(server.Name):]; strings.Trim(rest, "/") != "" {
 		out = *server.URL.JoinPath(rest)
@@ -77,8 +76,8 @@ func below(server *registry.Server, in *url.URL) *url.URL {
 }
 
 func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server) {
-	done, counted := sb.Begin(false), s.cfg.Metrics.Begin("mcp")
-	ctx, move, stop := watch(r.Context(), s.cfg.Idle)
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("mcp")
+	ctx, progress, stop := watch(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {
 		stop()
@@ -90,14 +89,14 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 	p := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
-			out.URL, out.Host = below(server, pr.In.URL), server.URL.Host
+			out.URL, out.Host = serverURL(server, pr.In.URL), server.URL.Host
 			for _, name := range credentials {
 				out.Header.Del(name)
 			}
 			for name, values := range server.Header {
 				out.Header[name] = values
 			}
-			out.Header.Set("Accept-Encoding", "identity") // what comes back is read
+			out.Header.Set("Accept-Encoding", "identity") // answers are searched for secrets
 		},
 		Transport: s.mcps, FlushInterval: -1,
 		ModifyResponse: func(res *http.Response) error {
@@ -114,10 +113,10 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 					}
 				}
 			}
-			res.Body = &moving{ReadCloser: struct {
+			res.Body = &progressReader{ReadCloser: struct {
 				io.Reader
 				io.Closer
-			}{body, res.Body}, move: move}
+			}{body, res.Body}, progress: progress}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -127,16 +126,16 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 	}
 	r = r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
+		r.Body = &progressReader{ReadCloser: &stickyEOF{ReadCloser: r.Body}, progress: progress}
 	}
 	p.ServeHTTP(w, r)
 }
 
-// unreachedServer tells the sandbox that an MCP server did not answer, or may not be reached, and gives the status.
+// unreachedServer answers that an MCP server does not respond, or may not be reached, and returns the status.
 func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
-	if why := refusal(server.Target, r.Method, err); why != nil {
-		s.deny(w, sb, statusOf(why), *why)
-		return statusOf(why)
+	if denial := dialDenial(server.Target, r.Method, err); denial != nil {
+		s.deny(w, sb, statusOf(denial), *denial)
+		return statusOf(denial)
 	}
 	detail := err.Error()
 	for _, secret := range secrets {

@@ -29,9 +29,9 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 	}
 	d := events.EgressDenied{Host: rt.Base.Host, Method: r.Method}
 	switch {
-	case !sb.Reaches(name):
+	case !sb.AllowsRoute(name):
 		d.Code, d.Message = NotAllowed, "this sandbox does not reach the route "+name
-	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE tells back what was put in
+	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE would return the credential
 		d.Code, d.Message = MethodNotAllowed, r.Method+" does not go through a route"
 	case r.Header.Get("Upgrade") != "":
 		d.Code, d.Message = MethodNotAllowed, "a route does not change protocols: use plain requests and server-sent events"
@@ -52,19 +52,19 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		failure{http.StatusServiceUnavailable, codeFull, "nobody has taken what this sandbox used so far: no more is begun"}.write(w)
 		return
 	}
-	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), bill: sb.Bill(), dialect: rt.dialect(r.Method, rest)}
-	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI that warms up may look whether somebody is there
+	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
+	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI in the warm pool may test the connection
 		d.Code, d.Message = NoExecution, "no execution of the session runs: models are called in executions alone"
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
 	}
 	if c.dialect != meter.None {
-		end, why, err := c.bill.Begin(r.Context())
+		end, reason, err := c.charges.Begin(r.Context())
 		switch {
 		case err != nil:
-			return // the sandbox went away
-		case why != "":
-			d.Code, d.Message = BudgetExhausted, why
+			return // the sandbox closed the connection
+		case reason != "":
+			d.Code, d.Message = BudgetExhausted, reason
 			s.deny(w, sb, http.StatusPaymentRequired, d)
 			return
 		}
@@ -75,13 +75,13 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		if !ok {
 			return
 		}
-		defer body.give()
+		defer body.release()
 		c.body = &body
 	}
 	c.serve(w, r)
 }
 
-// call is one request on its way through a route.
+// call is a request through a route.
 type call struct {
 	s         *Server
 	sb        *registry.Sandbox
@@ -89,26 +89,26 @@ type call struct {
 	dialect   meter.Dialect
 	began     time.Time
 	execution string
-	bill      registry.Bill
+	charges   registry.Charges
 
-	body  *held  // of a request that is checked; nil for one that passes as it comes
-	model string // that the body names
+	body  *bufferedBody // of a request that is checked; nil for one that is streamed
+	model string        // that the body names
 
-	move   func()
-	answer *meter.Response // nil until there is one
-	status int
-	first  time.Time
-	whole  bool // the answer came to its end
-	spent  bool // what it took is charged
-	failed error
+	progress  func()
+	answer    *meter.Response // nil before the answer's head
+	status    int
+	firstByte time.Time
+	complete  bool // the answer was read to its end
+	charged   bool // the usage is charged
+	failed    error
 }
 
 func (c *call) serve(w http.ResponseWriter, r *http.Request) {
-	done, counted := c.sb.Begin(true), c.s.cfg.Metrics.Begin(c.rt.Name)
+	done, counted := c.sb.BeginRequest(true), c.s.cfg.Metrics.Begin(c.rt.Name)
 	sandbox := r.Context()
-	ctx, move, stop := watch(sandbox, c.s.cfg.ModelIdle)
-	c.move = move
-	defer func() { // also when the answer broke off, which ends the handler by a panic
+	ctx, progress, stop := watch(sandbox, c.s.cfg.ModelIdle)
+	c.progress = progress
+	defer func() { // a broken answer ends the handler with a panic
 		gone := sandbox.Err() != nil
 		stop()
 		c.end(ctx, r, gone)
@@ -130,19 +130,19 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 	case c.body != nil:
 		r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, int64(len(c.body.raw)), nil, nil
 		if len(c.body.raw) > 0 {
-			r.Body = &sent{bytes.NewReader(c.body.raw), move, c.body.give}
+			r.Body = &bodyReader{bytes.NewReader(c.body.raw), progress, c.body.release}
 		}
 	case r.Body != nil && r.Body != http.NoBody:
-		r.Body = &moving{ReadCloser: &ending{ReadCloser: r.Body}, move: move}
+		r.Body = &progressReader{ReadCloser: &stickyEOF{ReadCloser: r.Body}, progress: progress}
 	}
 	p.ServeHTTP(w, r)
 }
 
-// answered takes the answer's head.
+// answered handles the answer's head.
 func (c *call) answered(res *http.Response) error {
 	c.status = res.StatusCode
-	c.move()
-	res.Header.Del("Set-Cookie") // of the operator's account, not the sandbox's
+	c.progress()
+	res.Header.Del("Set-Cookie") // it belongs to the operator's account
 	for name, values := range res.Header {
 		for i, v := range values {
 			res.Header[name][i] = redactText(v, c.rt.Secret)
@@ -164,14 +164,14 @@ func (c *call) answered(res *http.Response) error {
 	return nil
 }
 
-// gunzip reads what an endpoint compressed although it was asked not to.
+// gunzip decompresses an answer that an endpoint compressed although the request asked for none.
 type gunzip struct {
 	r  io.Reader
 	zr *gzip.Reader
 }
 
 func (g *gunzip) Read(p []byte) (int, error) {
-	if g.zr == nil { // not earlier: it waits for the first bytes
+	if g.zr == nil { // NewReader blocks until the first bytes
 		zr, err := gzip.NewReader(g.r)
 		if err != nil {
 			return 0, err
@@ -181,7 +181,7 @@ func (g *gunzip) Read(p []byte) (int, error) {
 	return g.zr.Read(p)
 }
 
-// answerBody looks at what passes.
+// answerBody meters the answer while it is copied to the sandbox.
 type answerBody struct {
 	io.Reader
 	io.Closer
@@ -191,31 +191,31 @@ type answerBody struct {
 func (b *answerBody) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	c := b.c
-	c.move()
-	if n > 0 && c.first.IsZero() {
-		c.first = time.Now()
+	c.progress()
+	if n > 0 && c.firstByte.IsZero() {
+		c.firstByte = time.Now()
 	}
 	if c.dialect != meter.None {
 		c.answer.Write(p[:n]) //nolint:errcheck // it never fails
 	}
 	switch {
 	case errors.Is(err, io.EOF):
-		c.whole = true
-		c.spend() // before the sandbox knows that it may ask again
+		c.complete = true
+		c.spend() // before the sandbox sees the end and sends its next request
 	case err != nil:
 		c.failed = err
 	}
 	return n, err
 }
 
-// unanswered tells the sandbox that no answer came.
+// unanswered answers that the model does not respond.
 func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
 	c.failed = err
 	switch cause := context.Cause(r.Context()); {
 	case errors.Is(cause, errSilent):
 		c.status = http.StatusGatewayTimeout
 		failure{c.status, codeSilent, fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)}.write(w)
-	case r.Context().Err() != nil: // the sandbox went away
+	case r.Context().Err() != nil: // the sandbox closed the connection
 	default:
 		c.status = http.StatusBadGateway
 		failure{c.status, codeUpstream, "the model is not reached: " + redactText(err.Error(), c.rt.Secret)}.write(w)
@@ -226,7 +226,7 @@ func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
 func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	log := c.sb.Log(c.s.cfg.Logger)
 	if c.dialect == meter.None {
-		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", registry.Since(c.began))
+		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", sinceMs(c.began))
 		return
 	}
 	var got meter.Result
@@ -235,12 +235,12 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m := events.ModelCalled{
 		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.model), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
-		Usage: got.Usage, DurationMs: registry.Since(c.began), Error: clip(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
+		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: clip(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
 		Betas: betas(r.Header),
 	}
 	m.FirstByteMs = m.DurationMs
-	if !c.first.IsZero() {
-		m.FirstByteMs = uint32(min(max(c.first.Sub(c.began).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
+	if !c.firstByte.IsZero() {
+		m.FirstByteMs = uint32(min(max(c.firstByte.Sub(c.began).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
 	}
 	m.CostUSD, m.Prices = c.s.cfg.Prices.Cost(c.rt.Name, m.Model, got)
 	priced, _ := c.s.cfg.Prices.Known(c.rt.Name, m.Model)
@@ -257,7 +257,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
 }
 
-// betas are those that a request names, which pass whatever they are: a new version of a CLI has new ones.
+// betas returns the provider's beta features that a request names. The proxy forwards all of them, since new versions of CLIs use new ones.
 func betas(h http.Header) []string {
 	const most, longest = 32, 100
 	var out []string
@@ -273,38 +273,38 @@ func betas(h http.Header) []string {
 	return out
 }
 
-// spend charges what the call took, once.
+// spend charges the usage of the call, once.
 func (c *call) spend() {
-	if c.spent || c.dialect == meter.None || c.answer == nil {
+	if c.charged || c.dialect == meter.None || c.answer == nil {
 		return
 	}
-	c.spent = true
+	c.charged = true
 	got := c.answer.Result()
 	model := redactText(cmp.Or(got.Model, c.model), c.rt.Secret)
 	cost, prices := c.s.cfg.Prices.Cost(c.rt.Name, model, got)
-	took := events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}
+	usage := events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}
 	if c.status < http.StatusBadRequest {
-		took.Turns = 1
+		usage.Turns = 1
 	}
-	c.bill.Spend(model, took, prices != "")
+	c.charges.Spend(model, usage, prices != "")
 }
 
-// problem says in a sentence what went wrong, "" if nothing did.
+// problem returns what went wrong, in a sentence, "" if nothing did.
 func (c *call) problem(ctx context.Context, gone bool, got meter.Result) string {
 	switch {
 	case errors.Is(context.Cause(ctx), errSilent):
 		return fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)
-	case !c.whole && gone:
+	case !c.complete && gone:
 		return "the sandbox went away before the end of the answer"
 	case c.answer == nil && c.failed != nil:
 		return c.failed.Error()
-	case !c.whole && c.failed != nil:
+	case !c.complete && c.failed != nil:
 		return "the answer broke off: " + c.failed.Error()
 	case got.Error != "":
 		return got.Error
 	case c.status >= http.StatusBadRequest:
 		return http.StatusText(c.status)
-	case !c.whole && c.answer != nil:
+	case !c.complete && c.answer != nil:
 		return "the sandbox went away before the end of the answer"
 	}
 	return ""

@@ -6,34 +6,33 @@ import (
 	"strings"
 )
 
-// shortest is the length in bytes below which a credential is not looked for: it
-// would be found in what has nothing to do with it.
-const shortest = 8
+// minSecret is the length in bytes from which a credential is redacted. A shorter one would match unrelated text.
+const minSecret = 8
 
-// redactor is a reader that puts stars for a credential in what it reads: an
-// endpoint may tell a key back, in an error for one. It holds back nothing but an
-// end that may be the beginning of the credential.
+// redactor is a reader that replaces a credential with stars. An endpoint may repeat a key, for example in an error. The redactor
+// holds back only an end that may be the beginning of the credential.
 type redactor struct {
 	r      io.Reader
 	secret []byte
 	held   []byte
 }
 
+// redact returns a reader of r that replaces a credential with stars.
 func redact(r io.Reader, secret string) io.Reader {
-	if len(secret) < shortest {
+	if len(secret) < minSecret {
 		return r
 	}
 	return &redactor{r: r, secret: []byte(secret)}
 }
 
 func (x *redactor) Read(p []byte) (int, error) {
-	if len(p) <= len(x.held) { // too little room to look ahead in
+	if len(p) <= len(x.held) { // p is too small to look ahead
 		buf := make([]byte, len(x.held)+len(x.secret))
 		n, err := x.Read(buf)
 		c := copy(p, buf[:n])
 		if c < n {
 			x.held = append(bytes.Clone(buf[c:n]), x.held...)
-			err = nil // it comes again
+			err = nil // the next Read returns it
 		}
 		return c, err
 	}
@@ -67,7 +66,7 @@ func (x *redactor) mask(p []byte) {
 	}
 }
 
-// overlap is the length of the longest end of p that the credential begins with.
+// overlap returns the length of the longest suffix of p that is a prefix of the credential.
 func (x *redactor) overlap(p []byte) int {
 	for n := min(len(p), len(x.secret)-1); n > 0; n-- {
 		if bytes.HasSuffix(p, x.secret[:n]) {
@@ -77,9 +76,9 @@ func (x *redactor) overlap(p []byte) int {
 	return 0
 }
 
-// redactText is redact for a text.
+// redactText replaces a credential in a text with stars.
 func redactText(s, secret string) string {
-	if len(secret) < shortest {
+	if len(secret) < minSecret {
 		return s
 	}
 	return strings.ReplaceAll(s, secret, strings.Repeat("*", len(secret)))

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/modelbody"
 )
 
-// Kind is whose protocol a route speaks.
+// Kind is the protocol of a route.
 type Kind string
 
 // The kinds.
@@ -20,24 +20,23 @@ const (
 	Plain     Kind = "" // not metered
 )
 
-// Route leads from the first path element of a sandbox's request to a host that
-// the operator named. Its address may be private, unlike those that sandboxes name.
+// Route maps the first path element of a sandbox's request to a host that the operator configured. The host's address may be
+// private, unlike those of hosts that sandboxes name.
 type Route struct {
 	Name   string
 	Kind   Kind
 	Base   *url.URL // without /v1 for Anthropic, with it for OpenAI
-	Header string   // that the credential goes into; "" for none
+	Header string   // of the credential; "" for none
 	Scheme string   // before the credential: Bearer; "" for none
 	Secret string   // the credential; "" when there is none
-	Unset  string   // what the operator has to set, where the route cannot serve without a credential and has none; "" otherwise
+	Unset  string   // the answer if the route needs a credential and has none: what the operator has to set; "" otherwise
 	All    bool     // serves every path, not only those by which models are called
 }
 
-// credentials are the headers by which a sandbox could name itself to a host;
-// none of them passes a route.
+// credentials are headers that authenticate a client. A route removes them from the sandbox's requests.
 var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
-// authorize takes the sandbox's credentials off and puts the real one in.
+// authorize removes the sandbox's credentials from a request and sets the route's.
 func (rt *Route) authorize(h http.Header, u *url.URL) {
 	for _, name := range credentials {
 		h.Del(name)
@@ -61,22 +60,21 @@ func (rt *Route) authorize(h http.Header, u *url.URL) {
 	}
 }
 
-// target is where a request to path goes. Escapes stay as they are.
+// target returns the URL to forward a request to. Escapes stay as they are.
 func (rt *Route) target(in *url.URL) *url.URL {
 	out := *rt.Base
 	cut := len("/" + rt.Name)
 	out.Path = strings.TrimSuffix(rt.Base.Path, "/") + in.Path[cut:]
 	out.RawPath = ""
-	if in.RawPath != "" { // the name has nothing to escape, so both begin alike
+	if in.RawPath != "" { // a route's name needs no escapes, so cut is right for both forms
 		out.RawPath = strings.TrimSuffix(rt.Base.EscapedPath(), "/") + in.EscapedPath()[cut:]
 	}
 	out.RawQuery = in.RawQuery
 	return &out
 }
 
-// inference are the paths by which models are called, below a base URL. The
-// credential opens more than them, of other sandboxes' too: files, batches,
-// stored answers.
+// inference are the paths of model calls, below a base URL. The credential would give access to more, including other tenants'
+// files, batches and stored answers.
 var inference = map[Kind]map[string][]string{
 	Anthropic: {
 		http.MethodPost: {"/v1/messages", "/v1/messages/count_tokens"},
@@ -88,7 +86,7 @@ var inference = map[Kind]map[string][]string{
 	},
 }
 
-// serves tells whether a request below the route's name is one that the route passes on.
+// serves reports whether the route forwards requests with a method to a path below the route's name.
 func (rt *Route) serves(method, path string) bool {
 	if rt.All || rt.Kind == Plain {
 		return true
@@ -104,7 +102,7 @@ func (rt *Route) serves(method, path string) bool {
 	})
 }
 
-// protocol is what the bodies of the route's requests are written in.
+// protocol returns the protocol of the route's request bodies.
 func (rt *Route) protocol() modelbody.Protocol {
 	if rt.Kind == Anthropic {
 		return modelbody.Anthropic
@@ -112,13 +110,13 @@ func (rt *Route) protocol() modelbody.Protocol {
 	return modelbody.OpenAI
 }
 
-// checks reports whether the body of a request is read before it is sent on. With All, what lies at other paths than
-// those by which models are called passes unread, as the operator wants.
+// checks reports whether the body of a request is checked before the request is forwarded. With All, requests to other paths
+// than those of model calls are forwarded unchecked, as the operator wants.
 func (rt *Route) checks(method, path string) bool {
 	if rt.Kind == Plain || method != http.MethodPost {
 		return false
 	}
-	var elements []string // a server may take a path with empty elements for the one without
+	var elements []string // a server may ignore empty path elements
 	for _, e := range strings.Split(strings.ToLower(path), "/") {
 		if e != "" {
 			elements = append(elements, e)
@@ -128,7 +126,7 @@ func (rt *Route) checks(method, path string) bool {
 	return slices.Contains(inference[rt.Kind][method], path) || meter.DialectOf(path) != meter.None
 }
 
-// dialect is how the answer to a request tells its usage; none for what is no call of a model.
+// dialect returns the form in which the answer to a request reports usage, meter.None if the request is not a model call.
 func (rt *Route) dialect(method, path string) meter.Dialect {
 	if rt.Kind == Plain || method != http.MethodPost {
 		return meter.None
@@ -136,7 +134,7 @@ func (rt *Route) dialect(method, path string) meter.Dialect {
 	return meter.DialectOf(path)
 }
 
-// split takes a path apart into the route's name and the rest, which is "" or begins with a slash.
+// split returns the route's name in a path and the rest, which is "" or begins with a slash.
 func split(path string) (name, rest string) {
 	name = strings.TrimPrefix(path, "/")
 	if i := strings.IndexByte(name, '/'); i >= 0 {
@@ -145,7 +143,7 @@ func split(path string) (name, rest string) {
 	return name, ""
 }
 
-// climbs tells whether a path has an element that a server could take to lead upward.
+// climbs reports whether a path has an element that a server could read as "..".
 func climbs(path string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\\' }), func(e string) bool {
 		e, _, _ = strings.Cut(e, ";")

@@ -1,6 +1,5 @@
-// Package proxy is what sandboxes talk to: it takes their connections off a Unix
-// socket and a TLS port, leads requests to models through routes that put the credentials in,
-// and requests to other hosts past the allowlist.
+// Package proxy serves the connections of sandboxes, from a Unix socket and a TLS port. It forwards requests to models through
+// routes, which set the credentials, requests to MCP servers, and requests to other hosts as far as the allowlist allows them.
 package proxy
 
 import (
@@ -25,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
 )
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
 	Routes   []Route
 	Registry *registry.Registry
@@ -34,17 +33,17 @@ type Config struct {
 	Metrics  *telemetry.Metrics
 	Logger   *slog.Logger
 
-	Authority *authority.Authority // of hosts whose requests are looked into
-	Roots     *x509.CertPool       // that hosts of allowlists are verified against; nil for the system's
+	Authority *authority.Authority // signs the certificates of hosts whose requests are inspected
+	Roots     *x509.CertPool       // that certificates of allowed hosts are verified against; nil means the system's
 
-	// Open are hosts and ports of MCP servers that may have addresses which are not public.
+	// Open are hosts and ports of MCP servers whose addresses need not be public.
 	Open []egress.Target
 
-	Idle      time.Duration // without a byte on a tunnel or a connection between requests, and for each write to a sandbox; 0 means 10 min
-	ModelIdle time.Duration // without a byte of a request or its answer; 0 means 15 min
+	Idle      time.Duration // limit of the time without a byte on a tunnel or between requests, and of each write to a sandbox; 0 means 10 min
+	ModelIdle time.Duration // limit of the time without a byte of a model request or its answer; 0 means 15 min
 }
 
-// Bounds of requests and their heads.
+// Limits of request heads.
 const (
 	maxHeader    = 128 << 10
 	headerWithin = 30 * time.Second
@@ -58,20 +57,20 @@ type Server struct {
 	models http.RoundTripper // to routes
 	others *http.Transport   // to hosts of the allowlist
 	mcps   *http.Transport   // to MCP servers
-	conns  *handover
-	quiet  limiter
+	conns  *connQueue
+	logs   logLimiter
 	bodies memory             // of requests to models
-	cut    context.CancelFunc // ends every request
-	remote atomic.Int64       // connections over TLS that have said whose they are
+	cancel context.CancelFunc // cancels every request
+	remote atomic.Int64       // identified connections over TLS
 
 	mu       sync.Mutex
 	open     int           // requests
-	calm     chan struct{} // closed when open falls to 0
+	noneOpen chan struct{} // closed when open falls to 0
 	tunnels  map[net.Conn]bool
 	draining bool
 }
 
-// New makes a Server.
+// New returns a Server.
 func New(cfg Config) *Server {
 	if cfg.Idle == 0 {
 		cfg.Idle = 10 * time.Minute
@@ -79,7 +78,7 @@ func New(cfg Config) *Server {
 	if cfg.ModelIdle == 0 {
 		cfg.ModelIdle = 15 * time.Minute
 	}
-	s := &Server{cfg: cfg, routes: map[string]*Route{}, calm: make(chan struct{}), conns: newHandover(), tunnels: map[net.Conn]bool{}, bodies: memory{each: map[*registry.Sandbox]int{}}}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, noneOpen: make(chan struct{}), conns: newConnQueue(), tunnels: map[net.Conn]bool{}, bodies: memory{each: map[*registry.Sandbox]int{}}}
 	for i := range cfg.Routes {
 		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
 	}
@@ -90,14 +89,14 @@ func New(cfg Config) *Server {
 	}
 	s.others = &http.Transport{
 		DialContext: s.dialAllowed, TLSHandshakeTimeout: 15 * time.Second, DisableCompression: true,
-		// A connection is one sandbox's: what it has proved to the host is not the next one's.
+		// A connection must not be shared by sandboxes: the host may have authenticated one of them on it.
 		DisableKeepAlives: true, ExpectContinueTimeout: time.Second,
 		TLSClientConfig: &tls.Config{RootCAs: cfg.Roots, MinVersion: tls.VersionTLS12},
 	}
 	s.mcps = s.others.Clone()
 	s.mcps.DialContext = s.dialServer
-	ctx, cut := context.WithCancel(context.Background())
-	s.cut = cut
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
 	s.http = &http.Server{
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Handler:     http.HandlerFunc(s.serve), ReadHeaderTimeout: headerWithin, IdleTimeout: cfg.Idle, MaxHeaderBytes: maxHeader,
@@ -113,7 +112,7 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// Serve takes connections off the listeners until Shutdown or Close, or until all of them are closed, then returns nil. It is called once.
+// Serve accepts connections from the listeners until Shutdown or Close, or until all listeners are closed. Then it returns nil. It may be called once.
 func (s *Server) Serve(listeners ...Listener) error {
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(s.conns) }()
@@ -129,63 +128,63 @@ func (s *Server) Serve(listeners ...Listener) error {
 	return nil
 }
 
-// limiter lets one of many messages a second through.
-type limiter struct {
-	mu   sync.Mutex
-	last time.Time
-	held int
+// logLimiter allows one log message a second.
+type logLimiter struct {
+	mu      sync.Mutex
+	last    time.Time
+	skipped int
 }
 
-func (l *limiter) allow(now time.Time) (held int, ok bool) {
+// allow reports whether a message may be logged, and returns how many were not since the last one.
+func (l *logLimiter) allow(now time.Time) (skipped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.last) < time.Second {
-		l.held++
+		l.skipped++
 		return 0, false
 	}
-	held, l.held, l.last = l.held, 0, now
-	return held, true
+	skipped, l.skipped, l.last = l.skipped, 0, now
+	return skipped, true
 }
 
 func (s *Server) connState(c net.Conn, state http.ConnState) {
 	mine := c.(*conn)
 	switch state {
 	case http.StateIdle:
-		mine.idle()
+		mine.expectRequest()
 	case http.StateClosed:
-		if mine.inside != nil {
-			s.unjudged(mine)
-		} else if method, target, ok := mine.unhandled(); ok {
+		if mine.tunnel != nil {
+			s.journalUnparsed(mine)
+		} else if method, target, ok := mine.unparsed(); ok {
 			s.denied(mine.sandbox, events.EgressDenied{Host: clip(target), Method: clip(method), Code: BadHost, Message: "the request names no host that could be one"})
 		}
-		mine.Close() //nolint:errcheck // it is closed; this counts it
+		mine.Close() //nolint:errcheck // it is closed already; this calls its onClose
 	}
 }
 
-// endWithin bounds how long requests that were cut may take to end.
+// endWithin bounds how long canceled requests may take to end.
 const endWithin = 5 * time.Second
 
-// Shutdown takes no more connections, and waits for open requests until ctx
-// ends; tunnels are cut when no request is open any more. What is left is cut.
-// When it returns, all that was used is journaled.
+// Shutdown accepts no more connections, and blocks until no request is open or ctx ends. Then it closes all tunnels and
+// connections. When it returns, the usage of all requests is journaled.
 func (s *Server) Shutdown(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	s.Close()
 	s.mu.Lock()
-	open, calm := s.open, s.calm
+	open, noneOpen := s.open, s.noneOpen
 	s.mu.Unlock()
 	if open == 0 {
 		return err
 	}
 	select {
-	case <-calm:
+	case <-noneOpen:
 		return err
 	case <-time.After(endWithin):
 		return errors.Join(err, fmt.Errorf("%d requests do not end", open))
 	}
 }
 
-// begin counts a request; false when none is to begin any more.
+// begin counts an open request. It returns false if the server shuts down.
 func (s *Server) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,58 +199,59 @@ func (s *Server) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open--; s.open == 0 {
-		close(s.calm)
-		s.calm = make(chan struct{})
+		close(s.noneOpen)
+		s.noneOpen = make(chan struct{})
 	}
 }
 
-// Close cuts everything.
+// Close cancels all requests and closes all connections.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.draining = true
 	s.mu.Unlock()
-	s.cut()
+	s.cancel()
 	s.http.Close() //nolint:errcheck // listeners are closed already
 	s.mu.Lock()
 	for c := range s.tunnels {
-		c.Close() //nolint:errcheck // what matters is that it ends
+		c.Close() //nolint:errcheck // a connection that fails to close is broken
 	}
 	s.mu.Unlock()
 	s.models.(*http.Transport).CloseIdleConnections()
 }
 
-// handover is a listener whose connections are given to it.
-type handover struct {
+// connQueue is a net.Listener for connections that were accepted and identified elsewhere.
+type connQueue struct {
 	c    chan net.Conn
 	done chan struct{}
 	once sync.Once
 }
 
-func newHandover() *handover {
-	return &handover{c: make(chan net.Conn), done: make(chan struct{})}
+func newConnQueue() *connQueue {
+	return &connQueue{c: make(chan net.Conn), done: make(chan struct{})}
 }
 
-func (h *handover) give(c net.Conn) {
+// add passes a connection to the server, or closes it if the queue is closed.
+func (q *connQueue) add(c net.Conn) {
 	select {
-	case h.c <- c:
-	case <-h.done:
-		c.Close() //nolint:errcheck // nobody serves it
+	case q.c <- c:
+	case <-q.done:
+		c.Close() //nolint:errcheck // it is not served
 	}
 }
 
-func (h *handover) Accept() (net.Conn, error) {
+func (q *connQueue) Accept() (net.Conn, error) {
 	select {
-	case c := <-h.c:
+	case c := <-q.c:
 		return c, nil
-	case <-h.done:
+	case <-q.done:
 		return nil, net.ErrClosed
 	}
 }
 
-func (h *handover) Close() error {
-	h.once.Do(func() { close(h.done) })
+func (q *connQueue) Close() error {
+	q.once.Do(func() { close(q.done) })
 	return nil
 }
 
 // Addr returns an address of no network: the connections come from several listeners.
-func (h *handover) Addr() net.Addr { return &net.UnixAddr{Name: "sandboxes", Net: "unix"} }
+func (q *connQueue) Addr() net.Addr { return &net.UnixAddr{Name: "sandboxes", Net: "unix"} }

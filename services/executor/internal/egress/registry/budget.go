@@ -7,58 +7,50 @@ import (
 	"sync"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Budget is what somebody may take of models: an execution, a session, a tenant
-// in a month. Of the limit tokens and dollars count here, and as turns requests that were answered.
-type Budget struct {
-	Account string        `json:"account"` // who has it: what any sandbox takes on an account counts for all
-	Whose   string        `json:"whose"`   // the same in a sentence: "the execution"
-	Limit   events.Budget `json:"limit"`
-	Spent   events.Spent  `json:"spent,omitzero"` // as the holder knows
-}
-
-// maxBudgets bounds those of a registration.
+// maxBudgets bounds the budgets of a registration.
 const maxBudgets = 16
 
-func checkBudgets(list []Budget) error {
+func checkBudgets(list []api.Budget) error {
 	if len(list) > maxBudgets {
-		return invalid("budgets", "budgets: there are %d; at most %d are taken", len(list), maxBudgets)
+		return api.Invalid("budgets", "budgets: there are %d, the limit is %d", len(list), maxBudgets)
 	}
 	for i, b := range list {
 		field := fmt.Sprintf("budgets[%d]", i)
 		switch {
 		case b.Account == "" || len(b.Account) > 256:
-			return invalid(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
+			return api.Invalid(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
 		case b.Limit.CostUSD < 0 || math.IsNaN(b.Limit.CostUSD) || math.IsInf(b.Limit.CostUSD, 0):
-			return invalid(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 on", field)
+			return api.Invalid(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 upward", field)
 		}
 	}
 	return nil
 }
 
-// account is what was taken on one, as far as the proxy and whoever registers know.
+// account is what was spent on the budgets of one owner, as far as the proxy and the executors know.
 type account struct {
-	refs int // guarded by the registry
+	refs int // charges that use it; guarded by the registry
 
 	mu      sync.Mutex
 	spent   events.Spent
-	running uint32        // requests that count as a turn if they are answered
-	ended   chan struct{} // closed when one of them ends; nil while none runs
+	running uint32        // open requests that count as a turn if they are answered
+	ended   chan struct{} // closed when one of them ends; nil while none is open
 }
 
-// enter counts a request that runs, unless no turn is left for it. Then it returns what is closed when one that runs ends, or at once if
-// none runs: the budget was used up a moment ago.
-func (a *account) enter(turns uint32) (wait <-chan struct{}) {
+// beginTurn counts an open request, unless no turn is left for it. In that case it returns a channel to wait for: the channel
+// is closed when an open request ends. It is closed already if none is open, because the budget was used up a moment ago.
+func (a *account) beginTurn(turns uint32) (wait <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.spent.Turns+a.running >= turns {
 		if a.running > 0 {
 			return a.ended
 		}
-		now := make(chan struct{})
-		close(now)
-		return now
+		closed := make(chan struct{})
+		close(closed)
+		return closed
 	}
 	if a.running++; a.ended == nil {
 		a.ended = make(chan struct{})
@@ -66,7 +58,8 @@ func (a *account) enter(turns uint32) (wait <-chan struct{}) {
 	return nil
 }
 
-func (a *account) leave() {
+// endTurn counts the end of a request that beginTurn counted.
+func (a *account) endTurn() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	close(a.ended)
@@ -76,8 +69,8 @@ func (a *account) leave() {
 	}
 }
 
-// report takes what somebody else knows, which may be more, or lag.
-func (a *account) report(s events.Spent) {
+// raise raises what was spent to what an executor reports, which includes other engines and may be older than what is known.
+func (a *account) raise(s events.Spent) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Max(s)
@@ -89,65 +82,70 @@ func (a *account) add(s events.Spent) {
 	a.spent = a.spent.Plus(s)
 }
 
-func (a *account) now() events.Spent {
+func (a *account) total() events.Spent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.spent
 }
 
-// charge is a budget of a sandbox with its account.
+// charge is a budget of a sandbox, with the account that its calls are charged to.
 type charge struct {
-	Budget
+	api.Budget
 	account *account
 }
 
-// Bill is what a sandbox's calls are charged to: its budgets at one time.
-type Bill struct {
-	charges  []charge
-	unpriced *unpriced
+// Charges are the budgets that a model call is charged to: those of the sandbox when the call began.
+type Charges struct {
+	list     []charge
+	unpriced *unpricedModel
 }
 
-// unpriced is a model without a price that an execution has called.
-type unpriced struct {
-	mu    sync.Mutex
-	model string
+// unpricedModel is the name of a model without a price that the execution called, "" for none.
+type unpricedModel struct {
+	mu   sync.Mutex
+	name string
 }
 
-func (u *unpriced) get() string {
+func (u *unpricedModel) get() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.model
+	return u.name
 }
 
-// Spend charges what a call took. A model without a price cannot be counted in dollars.
-func (b Bill) Spend(model string, took events.Spent, priced bool) {
-	for _, c := range b.charges {
-		c.account.add(took)
+func (u *unpricedModel) set(name string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.name = name
+}
+
+// Spend charges the usage of a call. It records a model without a price, since its usage cannot be counted in dollars.
+func (c Charges) Spend(model string, usage events.Spent, priced bool) {
+	for _, x := range c.list {
+		x.account.add(usage)
 	}
-	if !priced && took.Tokens > 0 && b.unpriced != nil {
-		b.unpriced.mu.Lock()
-		b.unpriced.model = model
-		b.unpriced.mu.Unlock()
+	if !priced && usage.Tokens > 0 && c.unpriced != nil {
+		c.unpriced.set(model)
 	}
 }
 
-// Begin blocks while requests that run would, once they are answered, use up a limit of turns; so requests that are made at once cannot pass
-// a limit together. It returns a function that the caller calls after Spend, or why nothing more may be spent. The error is ctx's.
-func (b Bill) Begin(ctx context.Context) (end func(), why string, err error) {
+// Begin reserves a turn of each budget with a limit of turns. It blocks while the open requests would use up a limit once they
+// are answered, so that concurrent requests cannot pass a limit together. It returns a function that the caller calls after
+// Spend, or the reason why nothing more may be spent. The error is ctx's.
+func (c Charges) Begin(ctx context.Context) (end func(), reason string, err error) {
 	for {
-		if why := b.Exhausted(); why != "" {
-			return nil, why, nil
+		if reason := c.Exhausted(); reason != "" {
+			return nil, reason, nil
 		}
-		entered, wait := b.enter()
-		leave := func() {
-			for _, a := range entered {
-				a.leave()
+		reserved, wait := c.reserve()
+		end := func() {
+			for _, a := range reserved {
+				a.endTurn()
 			}
 		}
 		if wait == nil {
-			return leave, "", nil
+			return end, "", nil
 		}
-		leave()
+		end()
 		select {
 		case <-wait:
 		case <-ctx.Done():
@@ -156,37 +154,37 @@ func (b Bill) Begin(ctx context.Context) (end func(), why string, err error) {
 	}
 }
 
-// enter counts a request on each account whose turns are limited, up to the first that has no room.
-func (b Bill) enter() (entered []*account, wait <-chan struct{}) {
-	for _, c := range b.charges {
-		if c.Limit.Turns == 0 {
+// reserve reserves a turn of each account with a limit of turns, up to the first account without one left.
+func (c Charges) reserve() (reserved []*account, wait <-chan struct{}) {
+	for _, x := range c.list {
+		if x.Limit.Turns == 0 {
 			continue
 		}
-		if wait := c.account.enter(c.Limit.Turns); wait != nil {
-			return entered, wait
+		if wait := x.account.beginTurn(x.Limit.Turns); wait != nil {
+			return reserved, wait
 		}
-		entered = append(entered, c.account)
+		reserved = append(reserved, x.account)
 	}
-	return entered, nil
+	return reserved, nil
 }
 
-// Exhausted says what of which budget is used up, "" for nothing.
-func (b Bill) Exhausted() string {
-	for _, c := range b.charges {
-		limit := c.Limit
+// Exhausted returns which budget is used up, in a sentence, "" if none is.
+func (c Charges) Exhausted() string {
+	for _, x := range c.list {
+		limit := x.Limit
 		limit.TimeMs = 0
-		if why := limit.Exceeded(c.account.now(), c.Whose); why != "" {
-			return why
+		if reason := limit.Exceeded(x.account.total(), x.Whose); reason != "" {
+			return reason
 		}
-		if limit.CostUSD > 0 && b.unpriced.get() != "" {
-			return fmt.Sprintf("%s has a budget of $%.4f, and the price table has no price for model %.100s", c.Whose, limit.CostUSD, b.unpriced.get())
+		if limit.CostUSD > 0 && c.unpriced.get() != "" {
+			return fmt.Sprintf("%s has a budget of $%.4f, and the price table has no price for model %.100s", x.Whose, limit.CostUSD, c.unpriced.get())
 		}
 	}
 	return ""
 }
 
-// charges opens the accounts of budgets. The registry's lock is held.
-func (r *Registry) charges(list []Budget) []charge {
+// openAccounts returns charges for budgets, with the accounts of all sandboxes that share them. The registry's lock is held.
+func (r *Registry) openAccounts(list []api.Budget) []charge {
 	out := make([]charge, 0, len(list))
 	for _, b := range list {
 		a := r.accounts[b.Account]
@@ -195,14 +193,14 @@ func (r *Registry) charges(list []Budget) []charge {
 			r.accounts[b.Account] = a
 		}
 		a.refs++
-		a.report(b.Spent)
+		a.raise(b.Spent)
 		out = append(out, charge{b, a})
 	}
 	return out
 }
 
-// settled closes accounts that no sandbox has any more. The registry's lock is held.
-func (r *Registry) settled(list []charge) {
+// closeAccounts removes the accounts that no sandbox has any more. The registry's lock is held.
+func (r *Registry) closeAccounts(list []charge) {
 	for _, c := range list {
 		if c.account.refs--; c.account.refs == 0 {
 			delete(r.accounts, c.Account)

@@ -9,25 +9,26 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-func billOf(turns ...uint32) Bill {
-	b := Bill{unpriced: &unpriced{}}
+func chargesOf(turns ...uint32) Charges {
+	c := Charges{unpriced: &unpricedModel{}}
 	for _, n := range turns {
-		b.charges = append(b.charges, charge{Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &account{}})
+		c.list = append(c.list, charge{api.Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &account{}})
 	}
-	return b
+	return c
 }
 
-// Requests that are made at once do not pass a limit of turns together, and one that is not answered leaves its turn to another.
-func TestBillBegin_HoldsTheLimitOfTurns(t *testing.T) {
+// Concurrent requests do not pass a limit of turns together, and a request that is not answered leaves its turn to another one.
+func TestChargesBegin_HoldsTheLimitOfTurns(t *testing.T) {
 	t.Parallel()
-	b := billOf(5, 3, 0)
+	c := chargesOf(5, 3, 0)
 	var asked, answered, refused atomic.Int32
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			end, why, err := b.Begin(t.Context())
+			end, why, err := c.Begin(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
@@ -41,7 +42,7 @@ func TestBillBegin_HoldsTheLimitOfTurns(t *testing.T) {
 			}
 			if asked.Add(1)%2 == 0 { // every second request is answered
 				answered.Add(1)
-				b.Spend("m", events.Spent{Turns: 1}, true)
+				c.Spend("m", events.Spent{Turns: 1}, true)
 			}
 			end()
 		})
@@ -52,21 +53,21 @@ func TestBillBegin_HoldsTheLimitOfTurns(t *testing.T) {
 	}
 }
 
-// A request that waits for its turn ends with its sandbox.
-func TestBillBegin_EndsWithItsContext(t *testing.T) {
+// A request that waits for its turn ends when its context does.
+func TestChargesBegin_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	b := billOf(1)
-	end, why, err := b.Begin(t.Context())
+	c := chargesOf(1)
+	end, why, err := c.Begin(t.Context())
 	if err != nil || why != "" {
 		t.Fatal(why, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, why, err := b.Begin(ctx); !errors.Is(err, context.Canceled) {
+	if _, why, err := c.Begin(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("%q, %v", why, err)
 	}
 	end()
-	if end, why, err = b.Begin(t.Context()); err != nil || why != "" {
+	if end, why, err = c.Begin(t.Context()); err != nil || why != "" {
 		t.Fatal(why, err)
 	}
 	end()

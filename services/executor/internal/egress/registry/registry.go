@@ -1,6 +1,5 @@
-// Package registry knows the sandboxes of an engine: the token that each names
-// itself by, what it may reach, whose it is, and its journal. All of it survives
-// a restart of the proxy; of a token only the hash is kept.
+// Package registry holds the registered sandboxes of an engine: each one's token, allowlist, owner, budgets and journal.
+// Registrations survive a restart of the proxy, except MCP servers. Of a token only the hash is stored.
 package registry
 
 import (
@@ -13,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/url"
 	"os"
@@ -26,92 +26,48 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Registration is what a holder says of a sandbox.
-type Registration struct {
-	Token       string   `json:"token,omitempty"`       // what the sandbox names itself by; 16 to 256 printable characters without a space
-	TokenSHA256 string   `json:"tokenSha256,omitempty"` // hex, instead of the token; neither of them keeps what is registered
-	Tenant      string   `json:"tenant,omitempty"`
-	Session     string   `json:"session,omitempty"`   // "" while the sandbox is nobody's yet
-	Execution   string   `json:"execution,omitempty"` // that journal lines are about from now on
-	Epoch       uint64   `json:"epoch"`               // lower than what is registered: refused with FENCED
-	Allow       []string `json:"allow"`               // host, host:port or *.host, after methods and a space where not all are allowed; empty allows nothing
-
-	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>, with headers that it does not see. They are kept in
-	// memory alone: who restarts the proxy registers them again.
-	Upstreams []Upstream `json:"upstreams,omitempty"`
-
-	Budgets []Budget `json:"budgets,omitempty"` // each of which the sandbox's calls are charged to
-
-	Routes *[]string `json:"routes,omitempty"` // the only ones that the sandbox reaches, by name; nil means all
-}
-
-// Upstream is an MCP server.
-type Upstream struct {
-	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
-	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
-	Headers map[string]string `json:"headers,omitempty"`
-	Secrets []string          `json:"secrets,omitempty"` // what of URL and headers no answer may tell the sandbox
-}
-
-// State is what is known of a sandbox.
-type State struct {
-	Sandbox           string   `json:"sandbox"`
-	Tenant            string   `json:"tenant,omitempty"`
-	Session           string   `json:"session,omitempty"`
-	Execution         string   `json:"execution,omitempty"`
-	Epoch             uint64   `json:"epoch"`
-	Allow             []string `json:"allow"`
-	Journal           string   `json:"journal"`
-	First             uint64   `json:"first"` // the first line that is kept, Last+1 if none
-	Last              uint64   `json:"last"`
-	OpenModelRequests int      `json:"openModelRequests"`
-	OpenConnections   int      `json:"openConnections"`
-	Upstreams         []string `json:"upstreams,omitempty"` // names of MCP servers
-	Released          bool     `json:"released,omitempty"`  // its token is void; it is forgotten when all lines are acknowledged
-	Authority         string   `json:"authority,omitempty"` // PEM: the certificate for the sandbox to trust, which is good for the hosts with methods in Allow; "" if there are none
-}
-
 // Config of a Registry.
 type Config struct {
-	Dir         string // made if it is not there
+	Dir         string // created if it does not exist
 	Journals    *journal.Store
-	Connections int           // at most, of each sandbox; 0 means 64
-	KeepFor     time.Duration // a released sandbox with lines that nobody acknowledges; 0 means 24 h
+	Connections int           // limit of open connections of each sandbox; 0 means 64
+	KeepFor     time.Duration // how long a released sandbox with unacknowledged lines is kept; 0 means 24 h
 	Logger      *slog.Logger
 }
 
-// Registry is safe for concurrent use.
+// Registry holds the registered sandboxes. It is safe for concurrent use.
 type Registry struct {
 	cfg Config
 
-	mu      sync.Mutex // taken before a sandbox's
+	mu      sync.Mutex // locked before a sandbox's mutex
 	byID    map[string]*Sandbox
 	byToken map[[sha256.Size]byte]*Sandbox
 
-	accounts map[string]*account
+	accounts map[string]*account // by Budget.Account
 }
 
-// registrationFile is in the sandbox's folder, beside its journal.
+// registrationFile is a file in the sandbox's folder, which has its journal as well.
 const registrationFile = "registration.json"
 
-// stored is the form of the file.
+// stored is the content of registrationFile.
 type stored struct {
-	TokenSHA256 string    `json:"tokenSha256"`
-	Tenant      string    `json:"tenant,omitempty"`
-	Session     string    `json:"session,omitempty"`
-	Execution   string    `json:"execution,omitempty"`
-	Epoch       uint64    `json:"epoch"`
-	Allow       []string  `json:"allow,omitempty"`
-	Released    time.Time `json:"released,omitzero"`
-	Budgets     []Budget  `json:"budgets,omitempty"`
-	Routes      *[]string `json:"routes,omitempty"`
+	TokenSHA256 string       `json:"tokenSha256"`
+	Tenant      string       `json:"tenant,omitempty"`
+	Session     string       `json:"session,omitempty"`
+	Execution   string       `json:"execution,omitempty"`
+	Epoch       uint64       `json:"epoch"`
+	Allow       []string     `json:"allow,omitempty"`
+	Released    time.Time    `json:"released,omitzero"`
+	Budgets     []api.Budget `json:"budgets,omitempty"`
+	Routes      *[]string    `json:"routes,omitempty"`
 }
 
-// Open reads what is registered. A folder that cannot be read is an error that
-// names it: what a sandbox may reach is not to be guessed.
+// Open returns the registry of a folder. It fails, naming the sandbox's folder, if a registration cannot be read: the proxy
+// must not guess what a sandbox may reach.
 func Open(cfg Config) (*Registry, error) {
 	if cfg.Connections == 0 {
 		cfg.Connections = 64
@@ -141,7 +97,7 @@ func (r *Registry) load(id string) error {
 	}
 	dir := filepath.Join(r.cfg.Dir, id)
 	raw, err := os.ReadFile(filepath.Join(dir, registrationFile))
-	if errors.Is(err, fs.ErrNotExist) { // it died before the registration was written, or while it was forgotten
+	if errors.Is(err, fs.ErrNotExist) { // the proxy ended before it wrote the registration, or while it forgot the sandbox
 		return os.RemoveAll(dir)
 	}
 	if err != nil {
@@ -165,7 +121,7 @@ func (r *Registry) load(id string) error {
 	}
 	sb := newSandbox(id, r.cfg.Connections, j)
 	sb.reg, sb.allow, sb.hash = reg, allow, hash
-	sb.bill = Bill{r.charges(reg.Budgets), &unpriced{}}
+	sb.charges = Charges{r.openAccounts(reg.Budgets), &unpricedModel{}}
 	r.byID[id] = sb
 	if reg.Released.IsZero() {
 		r.byToken[hash] = sb
@@ -176,38 +132,32 @@ func (r *Registry) load(id string) error {
 func parseHash(s string) (h [sha256.Size]byte, err error) {
 	raw, err := hex.DecodeString(s)
 	if err != nil || len(raw) != sha256.Size {
-		return h, invalid("tokenSha256", "tokenSha256: it is not 64 hexadecimal digits")
+		return h, errors.New("tokenSha256: it is not 64 hexadecimal digits")
 	}
 	return [sha256.Size]byte(raw), nil
 }
 
-// Bounds of a token in bytes.
+// Limits of a token in bytes.
 const (
 	minToken = 16
 	maxToken = 256
 )
 
-func (g Registration) hash() (h [sha256.Size]byte, given bool, err error) {
-	switch {
-	case g.Token != "" && g.TokenSHA256 != "":
-		return h, false, invalid("token", "token and tokenSha256: give one of them")
-	case g.TokenSHA256 != "":
-		h, err = parseHash(g.TokenSHA256)
-		return h, true, err
-	case g.Token == "":
-		return h, false, nil
-	case len(g.Token) < minToken || len(g.Token) > maxToken:
-		return h, false, invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
+// hashToken checks a token and returns its hash.
+func hashToken(token string) (h [sha256.Size]byte, err error) {
+	if len(token) < minToken || len(token) > maxToken {
+		return h, api.Invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
 	}
-	for i := range len(g.Token) {
-		if c := g.Token[i]; c <= ' ' || c > '~' {
-			return h, false, invalid("token", "token: it has a character that is not printable ASCII")
+	for i := range len(token) {
+		if c := token[i]; c <= ' ' || c > '~' {
+			return h, api.Invalid("token", "token: it has a character that is not printable ASCII")
 		}
 	}
-	return sha256.Sum256([]byte(g.Token)), true, nil
+	return sha256.Sum256([]byte(token)), nil
 }
 
-func (g Registration) check() (egress.Allowlist, error) {
+// check validates a registration, except its token and MCP servers, and returns its parsed allowlist.
+func check(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
 		kind  events.Kind
@@ -217,16 +167,16 @@ func (g Registration) check() (egress.Allowlist, error) {
 			continue
 		}
 		if err := events.CheckID(f.field, f.kind, f.value); err != nil {
-			return egress.Allowlist{}, invalid(f.field, "%s", err)
+			return egress.Allowlist{}, api.Invalid(f.field, "%s", err)
 		}
 	}
 	const maxTenant = 128
 	if len(g.Tenant) > maxTenant {
-		return egress.Allowlist{}, invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
+		return egress.Allowlist{}, api.Invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
 	}
 	allow, err := egress.ParseAllowlist(g.Allow)
 	if err != nil {
-		return egress.Allowlist{}, invalid("allow", "%s", err)
+		return egress.Allowlist{}, api.Invalid("allow", "%s", err)
 	}
 	return allow, checkBudgets(g.Budgets)
 }
@@ -234,20 +184,20 @@ func (g Registration) check() (egress.Allowlist, error) {
 // maxUpstreams bounds the MCP servers of a sandbox.
 const maxUpstreams = 64
 
-// upstreams checks and parses the MCP servers. Its errors show no header's value.
-func (g Registration) upstreams() (map[string]*Server, error) {
+// parseServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
+func parseServers(g api.Registration) (map[string]*Server, error) {
 	if len(g.Upstreams) > maxUpstreams {
-		return nil, invalid("upstreams", "upstreams: there are %d; at most %d are taken", len(g.Upstreams), maxUpstreams)
+		return nil, api.Invalid("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxUpstreams)
 	}
 	out := map[string]*Server{}
 	for i, u := range g.Upstreams {
 		field := fmt.Sprintf("upstreams[%d]", i)
 		if topology.CheckToken("name", u.Name) != nil || out[u.Name] != nil {
-			return nil, invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or stands twice", field)
+			return nil, api.Invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or is there twice", field)
 		}
 		at, err := url.Parse(u.URL)
 		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
-			return nil, invalid(field+".url", "%s.url: it is no http or https address without a user", field)
+			return nil, api.Invalid(field+".url", "%s.url: it is not an http or https URL without a user", field)
 		}
 		assume := uint16(80)
 		if at.Scheme == "https" {
@@ -255,11 +205,11 @@ func (g Registration) upstreams() (map[string]*Server, error) {
 		}
 		s := &Server{Name: u.Name, URL: at, Header: http.Header{}}
 		if s.Target, err = egress.ParseTarget(at.Host, assume); err != nil {
-			return nil, invalid(field+".url", "%s.url: %s", field, err)
+			return nil, api.Invalid(field+".url", "%s.url: %s", field, err)
 		}
 		for name, value := range u.Headers {
 			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-				return nil, invalid(field+".headers", "%s.headers: %s is no header, or its value is none", field, egress.Printable(name))
+				return nil, api.Invalid(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
 			}
 			s.Header.Set(name, value)
 		}
@@ -269,68 +219,70 @@ func (g Registration) upstreams() (map[string]*Server, error) {
 	return out, nil
 }
 
-// Server is an MCP server that a sandbox reaches.
+// Server is an MCP server of a sandbox.
 type Server struct {
 	Name   string
 	URL    *url.URL
 	Target egress.Target
-	Header http.Header // put into every request
-	// Secrets are what no answer may tell, the longest first.
+	Header http.Header // set in every request
+	// Secrets are removed from answers, the longest first.
 	Secrets []string
 }
 
-// Put registers a sandbox, or changes what is registered of it. It is on disk
-// when Put returns. A refusal is an *Error.
-func (r *Registry) Put(id string, g Registration) (State, error) {
+// Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
+// is an *api.Error.
+func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
-		return State{}, invalid("sandbox", "%s", err)
+		return api.State{}, api.Invalid("sandbox", "%s", err)
 	}
-	allow, err := g.check()
+	allow, err := check(g)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
-	hash, given, err := g.hash()
-	if err != nil {
-		return State{}, err
+	var hash [sha256.Size]byte
+	if g.Token != "" {
+		if hash, err = hashToken(g.Token); err != nil {
+			return api.State{}, err
+		}
 	}
-	servers, err := g.upstreams()
+	servers, err := parseServers(g)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sb := r.byID[id]
-	if sb == nil && !given {
-		return State{}, &Error{Code: CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token or tokenSha256"}
+	if sb == nil && g.Token == "" {
+		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
 		if err := sb.fence(g.Epoch); err != nil {
-			return State{}, err
+			return api.State{}, err
 		}
-		if !given {
+		if g.Token == "" {
 			hash = sb.hash
 		}
 	}
 	if other := r.byToken[hash]; other != nil && other.id != id {
-		return State{}, &Error{Code: CodeTokenTaken, Field: "token", Detail: "token: it is another sandbox's: make a random one for each"}
+		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
 	}
 	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
-		return State{}, fmt.Errorf("register %s: %w", id, err)
+		return api.State{}, fmt.Errorf("register %s: %w", id, err)
 	}
 	if sb == nil {
 		j, err := r.cfg.Journals.Open(r.dir(id))
 		if err != nil {
-			return State{}, fmt.Errorf("register %s: %w", id, err)
+			return api.State{}, fmt.Errorf("register %s: %w", id, err)
 		}
 		sb = newSandbox(id, r.cfg.Connections, j)
 		r.byID[id] = sb
 	} else if sb.hash != hash {
 		delete(r.byToken, sb.hash)
-		sb.cut() // they came in with a token that is void now
+		sb.closeConns() // they were opened with a token that is void now
 	}
 	r.byToken[hash] = sb
-	r.settled(sb.set(reg, allow, hash, servers, r.charges(g.Budgets)))
+	r.closeAccounts(sb.set(reg, allow, hash, servers, r.openAccounts(g.Budgets)))
 	return sb.State(), nil
 }
 
@@ -351,25 +303,25 @@ func (r *Registry) write(id string, reg stored) error {
 	return journal.SyncDir(r.cfg.Dir)
 }
 
-// Get gives a sandbox, an *Error if it is not registered.
+// Get returns a sandbox, or an *api.Error if it is not registered.
 func (r *Registry) Get(id string) (*Sandbox, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if sb := r.byID[id]; sb != nil {
 		return sb, nil
 	}
-	return nil, &Error{Code: CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
+	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
 }
 
-// Count gives the number of sandboxes whose tokens are good.
+// Count returns the number of sandboxes that are not released.
 func (r *Registry) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.byToken)
 }
 
-// ByToken gives the sandbox that a token names. The look-up is by the token's
-// hash, so its time tells nothing of other tokens.
+// ByToken returns the sandbox with a token. It looks the token up by hash, so that the time it takes tells nothing about
+// other tokens.
 func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	hash := sha256.Sum256([]byte(token))
 	r.mu.Lock()
@@ -381,68 +333,65 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleWithin bounds how long a release waits for requests that it cut.
+// settleWithin bounds how long a release waits for the requests whose connections it closed.
 const settleWithin = 5 * time.Second
 
-// Release voids a sandbox's token, cuts its connections, and waits until the
-// lines of what was cut are on disk. The state's Last is then the journal's
-// last line; when it is acknowledged, the sandbox is forgotten. A refusal is an *Error.
-func (r *Registry) Release(ctx context.Context, id string, epoch uint64) (State, error) {
-	sb, err := r.release(id, epoch)
+// Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
+// the state's Last is then the journal's last line. When that line is acknowledged, the sandbox is forgotten. A refusal is
+// an *api.Error.
+func (r *Registry) Release(ctx context.Context, id string) (api.State, error) {
+	sb, err := r.release(id)
 	if err != nil {
-		return State{}, err
+		return api.State{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleWithin)
 	defer cancel()
-	sb.cut()
-	if err := sb.settle(ctx); err != nil {
-		return State{}, fmt.Errorf("release %s: %w", id, err)
+	sb.closeConns()
+	if err := sb.settleAll(ctx); err != nil {
+		return api.State{}, fmt.Errorf("release %s: %w", id, err)
 	}
 	state := sb.State()
-	return state, r.Tidy(sb)
+	return state, r.ForgetIfDone(sb)
 }
 
-func (r *Registry) release(id string, epoch uint64) (*Sandbox, error) {
+func (r *Registry) release(id string) (*Sandbox, error) {
 	sb, err := r.Get(id)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := sb.fence(epoch); err != nil {
-		return nil, err
-	}
 	reg := sb.registration()
 	if reg.Released.IsZero() {
 		reg.Released = time.Now().UTC()
 	}
-	reg.Epoch = epoch
+	reg.Epoch = math.MaxInt64 // fences every later registration
 	if err := r.write(id, reg); err != nil {
 		return nil, fmt.Errorf("release %s: %w", id, err)
 	}
 	if r.byToken[sb.hash] == sb {
 		delete(r.byToken, sb.hash)
 	}
-	r.settled(sb.release(reg))
+	r.closeAccounts(sb.release(reg))
 	return sb, nil
 }
 
-// Tidy forgets a sandbox that is released and whose lines are all acknowledged, or too old.
-func (r *Registry) Tidy(sb *Sandbox) error {
+// ForgetIfDone forgets a sandbox that is released and has no open request, once all of its lines are acknowledged or it was
+// released Config.KeepFor ago.
+func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reg := sb.registration()
 	first, last := sb.Journal.Span()
-	if reg.Released.IsZero() || r.byID[sb.id] != sb || !sb.quiet() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
+	if reg.Released.IsZero() || r.byID[sb.id] != sb || sb.hasOpenRequests() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
 		return nil
 	}
 	if first <= last {
-		r.cfg.Logger.Warn("journal lines of a released sandbox are forgotten: nobody asked for them", "sandbox", sb.id, "session", reg.Session, "lines", last-first+1)
+		r.cfg.Logger.Warn("journal lines of a released sandbox are deleted: no executor acknowledged them", "sandbox", sb.id, "session", reg.Session, "lines", last-first+1)
 	}
 	r.cfg.Journals.Forget(sb.Journal)
 	delete(r.byID, sb.id)
-	sb.forget()
-	// The registration goes first: a folder without one is removed at the next start.
+	// The registration is removed first: Open removes a folder without one.
 	if err := os.Remove(filepath.Join(r.dir(sb.id), registrationFile)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)
 	}
@@ -452,12 +401,12 @@ func (r *Registry) Tidy(sb *Sandbox) error {
 	return nil
 }
 
-// tidyEvery is how often old journals are looked for.
-const tidyEvery = time.Minute
+// sweepEvery is the interval of Run's sweeps.
+const sweepEvery = time.Minute
 
-// Run forgets journals that nobody asks for, until ctx ends.
+// Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.
 func (r *Registry) Run(ctx context.Context) error {
-	tick := time.NewTicker(tidyEvery)
+	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -472,8 +421,8 @@ func (r *Registry) Run(ctx context.Context) error {
 		}
 		r.mu.Unlock()
 		for _, sb := range list {
-			if err := r.Tidy(sb); err != nil {
-				r.cfg.Logger.Error("tidy", "error", err)
+			if err := r.ForgetIfDone(sb); err != nil {
+				r.cfg.Logger.Error("forget a released sandbox", "sandbox", sb.id, "error", err)
 			}
 		}
 	}

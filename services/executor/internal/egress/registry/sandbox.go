@@ -9,78 +9,61 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Sandbox is a registered one. Safe for concurrent use.
+// Sandbox is a registered sandbox. It is safe for concurrent use.
 type Sandbox struct {
 	Journal *journal.Journal
 
-	id      string
-	most    int               // connections
-	hash    [sha256.Size]byte // guarded by the registry
-	mu      sync.Mutex
-	reg     stored
-	allow   egress.Allowlist
-	servers map[string]*Server // MCP servers by name
-	bill    Bill
-	conns   map[net.Conn]bool
-	blind   map[net.Conn]egress.Target // tunnels that nobody looks into
-	model   int                        // open requests to models
-	busy    int                        // open requests of all kinds
-	changed chan struct{}              // closed when epoch or release change, and when it is forgotten
-	calm    chan struct{}              // closed when busy falls to 0
-	silent  chan struct{}              // closed when model falls to 0
-	gone    bool
+	id       string
+	maxConns int
+	hash     [sha256.Size]byte // of the token; guarded by the registry
+
+	mu         sync.Mutex
+	reg        stored
+	allow      egress.Allowlist
+	servers    map[string]*Server // MCP servers by name
+	charges    Charges
+	conns      map[net.Conn]bool
+	tunnels    map[net.Conn]egress.Target // those whose requests the proxy does not see
+	openModels int                        // open requests to models
+	open       int                        // open requests of all kinds
+	noneOpen   chan struct{}              // closed when open falls to 0
+	noModels   chan struct{}              // closed when openModels falls to 0
 }
 
-func newSandbox(id string, most int, j *journal.Journal) *Sandbox {
-	return &Sandbox{id: id, most: most, Journal: j, conns: map[net.Conn]bool{}, blind: map[net.Conn]egress.Target{}, changed: make(chan struct{}), calm: make(chan struct{}), silent: make(chan struct{})}
+func newSandbox(id string, maxConns int, j *journal.Journal) *Sandbox {
+	return &Sandbox{id: id, maxConns: maxConns, Journal: j, conns: map[net.Conn]bool{}, tunnels: map[net.Conn]egress.Target{}, noneOpen: make(chan struct{}), noModels: make(chan struct{})}
 }
 
-// ID is sbx_….
+// ID returns the sandbox's id, sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-// set puts what is registered in the place of the former, and gives the former's charges.
+// set replaces the registration, and returns the charges of the former one. Of tunnels it closes those that the new allowlist
+// does not allow.
 func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
-	defer s.recall()
+	defer s.closeTunnels()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	higher := reg.Epoch != s.reg.Epoch || !s.reg.Released.IsZero()
-	if reg.Execution != s.reg.Execution || s.bill.unpriced == nil {
-		s.bill.unpriced = &unpriced{}
+	if reg.Execution != s.reg.Execution || s.charges.unpriced == nil {
+		s.charges.unpriced = &unpricedModel{}
 	}
-	former, s.bill.charges = s.bill.charges, charges
+	former, s.charges.list = s.charges.list, charges
 	s.reg, s.allow, s.hash, s.servers = reg, allow, hash, servers
-	if higher {
-		s.tell()
-	}
 	return former
 }
 
-// release gives the charges that end with it.
+// release sets the registration of a released sandbox, and returns the charges that end with it.
 func (s *Sandbox) release(reg stored) (former []charge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reg = reg
-	former, s.bill.charges = s.bill.charges, nil
-	s.tell()
+	former, s.charges.list = s.charges.list, nil
 	return former
-}
-
-func (s *Sandbox) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.gone = true
-	s.tell()
-}
-
-func (s *Sandbox) tell() {
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 func (s *Sandbox) registration() stored {
@@ -89,26 +72,16 @@ func (s *Sandbox) registration() stored {
 	return s.reg
 }
 
-// Fence is an *Error unless the epoch is what is registered, or higher.
-func (s *Sandbox) Fence(epoch uint64) error { return s.fence(epoch) }
-
+// fence returns an *api.Error if the epoch is lower than the registered one.
 func (s *Sandbox) fence(epoch uint64) error {
 	if have := s.registration().Epoch; epoch < have {
-		return &Error{Code: CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than %d, which holds the sandbox", epoch, have)}
+		return &api.Error{Code: api.CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than the registered %d", epoch, have)}
 	}
 	return nil
 }
 
-// Watch tells the epoch, whether the sandbox is released, and whether it is
-// forgotten; the channel is closed when that changes.
-func (s *Sandbox) Watch() (epoch uint64, released, gone bool, changed <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reg.Epoch, !s.reg.Released.IsZero(), s.gone, s.changed
-}
-
-// State is what is known of it now.
-func (s *Sandbox) State() State {
+// State returns the sandbox's state, without the authority.
+func (s *Sandbox) State() api.State {
 	first, last := s.Journal.Span()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,42 +89,42 @@ func (s *Sandbox) State() State {
 	if allow == nil {
 		allow = []string{}
 	}
-	return State{
+	return api.State{
 		Sandbox: s.id, Tenant: s.reg.Tenant, Session: s.reg.Session, Execution: s.reg.Execution, Epoch: s.reg.Epoch, Allow: allow,
-		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.model, OpenConnections: len(s.conns), Upstreams: slices.Sorted(maps.Keys(s.servers)), Released: !s.reg.Released.IsZero(),
+		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.openModels, OpenConnections: len(s.conns), Upstreams: slices.Sorted(maps.Keys(s.servers)), Released: !s.reg.Released.IsZero(),
 	}
 }
 
-// Execution is the one that lines are about now.
+// Execution returns the registered execution, "" for none.
 func (s *Sandbox) Execution() string { return s.registration().Execution }
 
-// Who is whose the sandbox is now.
-func (s *Sandbox) Who() journal.Who {
+// Owner returns the registered owner.
+func (s *Sandbox) Owner() journal.Owner {
 	reg := s.registration()
-	return journal.Who{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
+	return journal.Owner{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
 }
 
-// Log is a logger that names whose the sandbox is.
+// Log returns a logger with the sandbox and its owner as attributes.
 func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
 	reg := s.registration()
 	return l.With("sandbox", s.id, "tenant", reg.Tenant, "session", reg.Session, "execution", reg.Execution)
 }
 
-// Server is an MCP server of the sandbox, nil if there is none of the name.
+// Server returns the sandbox's MCP server of a name, nil if it has none.
 func (s *Sandbox) Server(name string) *Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.servers[name]
 }
 
-// Bill is what a call that begins now is charged to.
-func (s *Sandbox) Bill() Bill {
+// Charges returns the budgets that a call is charged to if it begins now.
+func (s *Sandbox) Charges() Charges {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.bill
+	return s.charges
 }
 
-// Access tells what the allowlist allows of a target.
+// Access returns what the allowlist allows for a target.
 func (s *Sandbox) Access(t egress.Target) egress.Access {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,114 +138,114 @@ func (s *Sandbox) AllowsProvider(feature string) bool {
 	return s.allow.AllowsProvider(feature)
 }
 
-// Tunnel counts a tunnel that nobody looks into, until end is called. It is cut
-// when the allowlist has not all methods of its target any more; false when that is so already.
-func (s *Sandbox) Tunnel(c net.Conn, t egress.Target) (end func(), ok bool) {
+// AddTunnel records a tunnel whose requests the proxy does not see, until the caller calls remove. The tunnel is closed when a
+// new registration does not allow all methods of its target any more. ok is false if that is already so.
+func (s *Sandbox) AddTunnel(c net.Conn, t egress.Target) (remove func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.allow.Access(t).All() {
 		return nil, false
 	}
-	s.blind[c] = t
+	s.tunnels[c] = t
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.blind, c)
+		delete(s.tunnels, c)
 	}, true
 }
 
-// recall cuts tunnels that were opened under an allowlist which let them be.
-func (s *Sandbox) recall() {
+// closeTunnels closes the tunnels that the allowlist does not allow any more.
+func (s *Sandbox) closeTunnels() {
 	s.mu.Lock()
 	var list []net.Conn
-	for c, t := range s.blind {
+	for c, t := range s.tunnels {
 		if !s.allow.Access(t).All() {
 			list = append(list, c)
 		}
 	}
 	s.mu.Unlock()
-	for _, c := range list { // each of them leaves, which takes the lock
-		c.Close() //nolint:errcheck // what matters is that it ends
+	for _, c := range list { // without the lock, which a closed connection takes in RemoveConn
+		c.Close() //nolint:errcheck // a connection that fails to close is broken
 	}
 }
 
-// Reaches tells whether the sandbox may use a route.
-func (s *Sandbox) Reaches(route string) bool {
+// AllowsRoute reports whether the sandbox may use a route.
+func (s *Sandbox) AllowsRoute(route string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.reg.Routes == nil || slices.Contains(*s.reg.Routes, route)
 }
 
-// Join counts a connection, which a release cuts; false when there are too many, or the sandbox is released.
-func (s *Sandbox) Join(c net.Conn) bool {
+// AddConn records a connection, which a release closes. It returns false if the sandbox has too many, or is released.
+func (s *Sandbox) AddConn(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= s.most || !s.reg.Released.IsZero() {
+	if len(s.conns) >= s.maxConns || !s.reg.Released.IsZero() {
 		return false
 	}
 	s.conns[c] = true
 	return true
 }
 
-// Leave counts a connection's end.
-func (s *Sandbox) Leave(c net.Conn) {
+// RemoveConn removes a connection that has ended.
+func (s *Sandbox) RemoveConn(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
 }
 
-// Begin counts a request; the function that it gives counts its end.
-func (s *Sandbox) Begin(model bool) (done func()) {
+// BeginRequest counts an open request, until the caller calls done. model is set for a request to a model.
+func (s *Sandbox) BeginRequest(model bool) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.busy++
+	s.open++
 	if model {
-		s.model++
+		s.openModels++
 	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if model {
-			if s.model--; s.model == 0 {
-				close(s.silent)
-				s.silent = make(chan struct{})
+			if s.openModels--; s.openModels == 0 {
+				close(s.noModels)
+				s.noModels = make(chan struct{})
 			}
 		}
-		if s.busy--; s.busy == 0 {
-			close(s.calm)
-			s.calm = make(chan struct{})
+		if s.open--; s.open == 0 {
+			close(s.noneOpen)
+			s.noneOpen = make(chan struct{})
 		}
 	}
 }
 
-func (s *Sandbox) quiet() bool {
+func (s *Sandbox) hasOpenRequests() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.busy == 0
+	return s.open > 0
 }
 
-// cut closes the connections.
-func (s *Sandbox) cut() {
+// closeConns closes all connections.
+func (s *Sandbox) closeConns() {
 	s.mu.Lock()
 	list := slices.Collect(maps.Keys(s.conns))
 	s.mu.Unlock()
-	for _, c := range list { // each of them leaves, which takes the lock
-		c.Close() //nolint:errcheck // what matters is that it ends
+	for _, c := range list { // without the lock, which a closed connection takes in RemoveConn
+		c.Close() //nolint:errcheck // a connection that fails to close is broken
 	}
 }
 
-// settle waits until no request is open and all lines are on disk.
-func (s *Sandbox) settle(ctx context.Context) error {
-	return s.settled(ctx, func() (int, <-chan struct{}) { return s.busy, s.calm })
+// settleAll blocks until no request is open and all journal lines are on disk.
+func (s *Sandbox) settleAll(ctx context.Context) error {
+	return s.settle(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
 }
 
-// Settle waits until no request to a model is open and all lines are on disk.
+// Settle blocks until no request to a model is open and all journal lines are on disk.
 func (s *Sandbox) Settle(ctx context.Context) error {
-	return s.settled(ctx, func() (int, <-chan struct{}) { return s.model, s.silent })
+	return s.settle(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
 }
 
-// settled waits until none of what is counted is open; count is called with the lock held.
-func (s *Sandbox) settled(ctx context.Context, count func() (open int, none <-chan struct{})) error {
+// settle blocks until count returns 0 open requests and all journal lines are on disk. It calls count with the lock held.
+func (s *Sandbox) settle(ctx context.Context, count func() (open int, none <-chan struct{})) error {
 	for {
 		s.mu.Lock()
 		open, none := count()
@@ -286,7 +259,7 @@ func (s *Sandbox) settled(ctx context.Context, count func() (open int, none <-ch
 			return fmt.Errorf("%d requests do not end: %w", open, ctx.Err())
 		}
 	}
-	last := s.Journal.Settle()
+	last := s.Journal.FlushDenials()
 	for {
 		changed := s.Journal.Changed()
 		if _, durable := s.Journal.Span(); durable >= last {
@@ -298,9 +271,4 @@ func (s *Sandbox) settled(ctx context.Context, count func() (open int, none <-ch
 			return fmt.Errorf("journal lines do not reach the disk: %w", ctx.Err())
 		}
 	}
-}
-
-// Since is how long ago a time was in whole milliseconds, within 32 bits.
-func Since(t time.Time) uint32 {
-	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
 }

@@ -1,4 +1,4 @@
-package egress_test
+package loopback_test
 
 import (
 	"bufio"
@@ -18,7 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/spoolhq/spool/cmd/runner/internal/egress"
+	"github.com/spoolhq/spool/cmd/runner/internal/loopback"
 	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/tlsconn"
@@ -29,20 +29,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// proxy stands for the egress proxy: the test takes connections from it. In tests whose name begins with TestOverTLS it speaks TLS.
+// proxy stands in for the egress proxy: the test accepts its connections. In tests whose name begins with TestOverTLS it speaks TLS.
 type proxy struct {
 	t       *testing.T
-	cfg     egress.Config // how a forwarder reaches it
+	cfg     loopback.Config // of a forwarder to it
 	network string
 	address string
 	tls     *tls.Config // nil for a Unix socket
 	l       net.Listener
 }
 
-// deadliner is a listener whose Accept can end.
+// deadliner is a listener whose Accept has a deadline.
 type deadliner interface{ SetDeadline(time.Time) error }
 
-// conn is a connection of which each direction ends for itself.
+// conn is a connection whose directions can be closed one by one.
 type conn interface {
 	net.Conn
 	CloseWrite() error
@@ -57,7 +57,7 @@ func newProxy(t *testing.T) *proxy {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	if !strings.HasPrefix(t.Name(), "TestOverTLS") {
 		socket := filepath.Join(dir, "p")
-		return &proxy{t: t, cfg: egress.Config{Socket: socket}, network: "unix", address: socket}
+		return &proxy{t: t, cfg: loopback.Config{Socket: socket}, network: "unix", address: socket}
 	}
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
 	if err == nil {
@@ -75,11 +75,11 @@ func newProxy(t *testing.T) *proxy {
 		t.Fatal(err)
 	}
 	server := settingstest.FreeAddrs(t, 1)[0]
-	return &proxy{t: t, cfg: egress.Config{Server: server, Authority: string(text)}, network: "tcp", address: server, tls: pair.TLS()}
+	return &proxy{t: t, cfg: loopback.Config{Server: server, Authority: string(text)}, network: "tcp", address: server, tls: pair.TLS()}
 }
 
-// with returns how a forwarder reaches it, with a change.
-func (p *proxy) with(change func(*egress.Config)) egress.Config {
+// with returns the configuration of a forwarder to the proxy, changed.
+func (p *proxy) with(change func(*loopback.Config)) loopback.Config {
 	cfg := p.cfg
 	change(&cfg)
 	return cfg
@@ -95,7 +95,7 @@ func (p *proxy) up() {
 	p.t.Cleanup(func() { _ = l.Close() })
 }
 
-// accept takes a connection and its preamble.
+// accept accepts a connection and reads its preamble.
 func (p *proxy) accept() (conn, *bufio.Reader) {
 	p.t.Helper()
 	if err := p.l.(deadliner).SetDeadline(time.Now().Add(patience)); err != nil {
@@ -126,8 +126,8 @@ func (p *proxy) accept() (conn, *bufio.Reader) {
 func TestOverTLS_ConnectionsAreForwardedAsToTheSocket(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
-		"half-close": TestBothDirectionsEndForThemselves, "much data": TestMuchDataArrivesWhole, "a proxy that is away": TestAProxyThatIsAwayIsSaidAndComesBack,
-		"a proxy that dies": TestAProxyThatDiesBeforeItsAnswer, "idle connections": TestIdleConnectionsEnd, "many connections": TestConnectionsAreBounded,
+		"half-close": TestDirectionsEndIndependently, "large bodies": TestLargeBodiesAreForwardedWhole, "unreachable proxy": TestUnreachableProxy_ClientsAreAnswered,
+		"proxy closes": TestProxyClosesBeforeItsAnswer_ClientIsAnswered, "idle connections": TestIdleConnectionsAreClosed, "many connections": TestConnectionsAreLimited,
 	} {
 		t.Run(name, test)
 	}
@@ -142,7 +142,7 @@ func TestOverTLS_SessionsAreResumed(t *testing.T) {
 	for i := range 3 {
 		client := dial(t, address)
 		upstream, _ := p.accept()
-		send(t, upstream, "x") // behind the ticket
+		send(t, upstream, "x") // after the session ticket
 		if _, err := client.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
@@ -152,12 +152,12 @@ func TestOverTLS_SessionsAreResumed(t *testing.T) {
 	}
 }
 
-// forward runs a forwarder until the test ends, and gives its address and log.
-func forward(t *testing.T, cfg egress.Config) (address string, log *buffer) {
+// forward runs a forwarder until the test ends, and returns its address and log.
+func forward(t *testing.T, cfg loopback.Config) (address string, log *buffer) {
 	t.Helper()
 	log = &buffer{}
 	cfg.Address, cfg.Token, cfg.Log = "127.0.0.1:0", "tok_1", slog.New(slog.NewTextHandler(log, nil))
-	f, err := egress.Listen(t.Context(), cfg)
+	f, err := loopback.Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func send(t *testing.T, w io.Writer, s string) {
 	}
 }
 
-func TestBothDirectionsEndForThemselves(t *testing.T) {
+func TestDirectionsEndIndependently(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
@@ -224,7 +224,7 @@ func TestBothDirectionsEndForThemselves(t *testing.T) {
 	if got, err := io.ReadAll(in); err != nil || string(got) != "question" {
 		t.Fatalf("the proxy read %q, %v", got, err)
 	}
-	// The client has ended its direction; the other is open still.
+	// The client has closed its direction; the other one is still open.
 	send(t, upstream, "answer")
 	if err := upstream.Close(); err != nil {
 		t.Fatal(err)
@@ -233,7 +233,7 @@ func TestBothDirectionsEndForThemselves(t *testing.T) {
 		t.Fatalf("the client read %q, %v", got, err)
 	}
 
-	// And the other way round.
+	// The proxy closes its direction first.
 	client = dial(t, address)
 	upstream, in = p.accept()
 	send(t, upstream, "hello")
@@ -252,7 +252,7 @@ func TestBothDirectionsEndForThemselves(t *testing.T) {
 	}
 }
 
-func TestMuchDataArrivesWhole(t *testing.T) {
+func TestLargeBodiesAreForwardedWhole(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
@@ -281,7 +281,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// get asks by HTTP through the forwarder, as an agent's SDK does.
+// get sends an HTTP request through the forwarder, as an agent's SDK does.
 func get(t *testing.T, address string) (int, string, error) {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
@@ -295,7 +295,7 @@ func get(t *testing.T, address string) (int, string, error) {
 	return resp.StatusCode, string(got), err
 }
 
-func TestAProxyThatIsAwayIsSaidAndComesBack(t *testing.T) {
+func TestUnreachableProxy_ClientsAreAnswered(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	address, log := forward(t, p.cfg)
@@ -306,9 +306,9 @@ func TestAProxyThatIsAwayIsSaidAndComesBack(t *testing.T) {
 		}
 	}
 	if n := strings.Count(log.String(), "cannot be reached"); n != 1 {
-		t.Errorf("said %d times in the log:\n%s", n, log)
+		t.Errorf("logged %d times:\n%s", n, log)
 	}
-	// CONNECT, as for a tunnel, gets the same answer.
+	// CONNECT gets the same answer.
 	client := dial(t, address)
 	send(t, client, "CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n")
 	if resp, err := http.ReadResponse(bufio.NewReader(client), nil); err != nil || resp.StatusCode != http.StatusBadGateway {
@@ -322,11 +322,11 @@ func TestAProxyThatIsAwayIsSaidAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(log.String(), "is back") {
-		t.Errorf("the return is not in the log:\n%s", log)
+		t.Errorf("the log does not say that the proxy is back:\n%s", log)
 	}
 }
 
-func TestAProxyThatDiesBeforeItsAnswer(t *testing.T) {
+func TestProxyClosesBeforeItsAnswer_ClientIsAnswered(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
@@ -349,7 +349,7 @@ func TestAProxyThatDiesBeforeItsAnswer(t *testing.T) {
 	if r := <-done; r.err != nil || r.code != http.StatusBadGateway || !strings.Contains(r.body, "without an answer") {
 		t.Errorf("%+v", r)
 	}
-	// Also when it has gone before the client says anything.
+	// The proxy closes before the client sends anything.
 	client := dial(t, address)
 	upstream, _ = p.accept()
 	_ = upstream.Close()
@@ -357,7 +357,7 @@ func TestAProxyThatDiesBeforeItsAnswer(t *testing.T) {
 	if resp, err := http.ReadResponse(bufio.NewReader(client), nil); err != nil || resp.StatusCode != http.StatusBadGateway {
 		t.Errorf("%v, %v", resp, err)
 	}
-	// In the middle of an answer there is nothing to be said but that it broke off.
+	// The proxy closes within an answer: the connection breaks off, without an error answer.
 	client = dial(t, address)
 	send(t, client, "question")
 	upstream, in = p.accept()
@@ -372,11 +372,11 @@ func TestAProxyThatDiesBeforeItsAnswer(t *testing.T) {
 	}
 }
 
-func TestIdleConnectionsEnd(t *testing.T) {
+func TestIdleConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, p.with(func(c *egress.Config) { c.Idle = 50 * time.Millisecond }))
+	address, _ := forward(t, p.with(func(c *loopback.Config) { c.Idle = 50 * time.Millisecond }))
 	client := dial(t, address)
 	_, in := p.accept()
 	if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
@@ -387,21 +387,21 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	}
 }
 
-func TestConnectionsAreBounded(t *testing.T) {
+func TestConnectionsAreLimited(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	p.up()
-	address, _ := forward(t, p.with(func(c *egress.Config) { c.Connections = 2 }))
+	address, _ := forward(t, p.with(func(c *loopback.Config) { c.Connections = 2 }))
 	one, two := dial(t, address), dial(t, address)
 	p.accept()
 	upstream, _ := p.accept()
-	three := dial(t, address) // the kernel takes it, the forwarder not yet
+	three := dial(t, address) // the kernel accepts it, the forwarder does not yet
 	send(t, three, "q")
-	if err := p.l.(deadliner).SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil { // only bounds how long we look
+	if err := p.l.(deadliner).SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil { // only bounds the wait
 		t.Fatal(err)
 	}
 	if c, err := p.l.Accept(); err == nil {
-		t.Error("a third connection was joined")
+		t.Error("a third connection was forwarded")
 		_ = c.Close()
 	}
 	_ = upstream.Close()
@@ -413,9 +413,9 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-func TestSettings(t *testing.T) {
+func TestListen_RefusesInvalidConfig(t *testing.T) {
 	t.Parallel()
-	for says, cfg := range map[string]egress.Config{
+	for says, cfg := range map[string]loopback.Config{
 		"socket":                     {Token: "t"},
 		"shorter":                    {Token: "t", Socket: "/" + strings.Repeat("s", 120)},
 		"token":                      {Socket: "/s"},
@@ -427,7 +427,7 @@ func TestSettings(t *testing.T) {
 		"no certificate in PEM form": {Token: "t", Server: "proxy.example.com:7443"},
 		"listen on":                  {Socket: "/s", Token: "t", Address: "127.0.0.1:99999"},
 	} {
-		if _, err := egress.Listen(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := loopback.Listen(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package egress is the way out of a sandbox without a network: a loopback port
-// whose connections are joined to the egress proxy, by its Unix socket or by TLS.
-package egress
+// Package loopback forwards connections from a loopback port of a sandbox to the egress proxy, over the proxy's Unix socket
+// or over TLS. A sandbox has no other network.
+package loopback
 
 import (
 	"cmp"
@@ -22,28 +22,28 @@ import (
 
 // The defaults.
 const (
-	// DefaultConnections is how many connections are joined at a time; further ones wait to be accepted.
+	// DefaultConnections is the number of connections that are forwarded at a time; further ones wait to be accepted.
 	DefaultConnections = 256
-	// DefaultIdle is after how long without a byte in either direction a connection is closed.
+	// DefaultIdle is how long a connection may have no byte in either direction before it is closed.
 	DefaultIdle = 15 * time.Minute
 	// dialWithin is how long the proxy may take to accept a connection.
 	dialWithin = 5 * time.Second
-	// dialServerWithin is the same for a proxy that is reached by TLS: several round trips, and lost packets.
+	// dialServerWithin is the same over TLS, which takes several round trips and may lose packets.
 	dialServerWithin = 15 * time.Second
-	// acceptPause is how long the forwarder rests when it cannot take a connection.
+	// acceptPause is the pause after a failed accept.
 	acceptPause = 100 * time.Millisecond
-	// maxSocketPath is what Unix sockets allow, in bytes.
+	// maxSocketPath is the longest path of a Unix socket, in bytes.
 	maxSocketPath = 107
 )
 
-// Config is what a forwarder is made from.
+// Config configures a Forwarder.
 type Config struct {
 	Socket      string        // path of the proxy's Unix socket, which need not exist yet; "" with Server
 	Server      string        // host:port at which the proxy speaks TLS; "" with Socket
-	Authority   string        // certificates in PEM form that Server is verified against, and no others
+	Authority   string        // certificates in PEM form, the only ones that Server is verified against
 	Token       string        // names the sandbox at the proxy
 	Address     string        // "" for runner.EgressAddress
-	HostsOnly   bool          // models and MCP servers are not reached
+	HostsOnly   bool          // the proxy serves hosts of the allowlist only, no models and MCP servers
 	Connections int           // 0 for DefaultConnections
 	Idle        time.Duration // 0 for DefaultIdle
 	Log         *slog.Logger  // nil for none
@@ -58,7 +58,7 @@ func (c *Config) validate() error {
 	case len(c.Socket) > maxSocketPath:
 		return fmt.Errorf("egress socket: its path has %d bytes, a Unix socket allows %d: choose a shorter one", len(c.Socket), maxSocketPath)
 	case c.Token == "":
-		return errors.New("egress token: is empty; the proxy lets nobody out without one")
+		return errors.New("egress token: is empty: the proxy serves no connection without one")
 	case strings.ContainsAny(c.Token, " \t\r\n"):
 		return errors.New("egress token: has a space or a newline")
 	case c.Connections < 0:
@@ -75,18 +75,18 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Forwarder joins connections to the proxy.
+// Forwarder forwards connections to the proxy.
 type Forwarder struct {
 	cfg      Config
 	tls      *tls.Config // nil for a Unix socket
 	listener *net.TCPListener
 
-	mu   sync.Mutex
-	away bool // the proxy did not answer when it was last dialled
-	wg   sync.WaitGroup
+	mu          sync.Mutex
+	unreachable bool // the last dial of the proxy failed
+	handlers    sync.WaitGroup
 }
 
-// Listen takes the loopback port.
+// Listen listens on the loopback port. Run has to follow.
 func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -102,15 +102,15 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	}
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("egress: %s is no TCP address", cfg.Address), l.Close())
+		return nil, errors.Join(fmt.Errorf("egress: %s is not a TCP address", cfg.Address), l.Close())
 	}
 	return &Forwarder{cfg: cfg, tls: secure, listener: tcp}, nil
 }
 
-// sessions is how many TLS sessions are kept, so that further connections to the proxy need no certificates.
+// sessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
 const sessions = 8
 
-// tls returns how a server is dialled, nil for a Unix socket.
+// tls returns the TLS configuration for Server, nil for a Unix socket.
 func (c *Config) tls() (*tls.Config, error) {
 	if c.Server == "" {
 		return nil, nil //nolint:nilnil // a Unix socket needs none
@@ -121,17 +121,17 @@ func (c *Config) tls() (*tls.Config, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(c.Authority)) {
-		return nil, errors.New("egress authority: it has no certificate in PEM form")
+		return nil, errors.New("egress authority: has no certificate in PEM form")
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(sessions)}, nil
 }
 
-// Addr is where it listens.
+// Addr returns the listening address.
 func (f *Forwarder) Addr() net.Addr { return f.listener.Addr() }
 
-// Run forwards until ctx ends; then it closes every connection and returns.
+// Run forwards connections until ctx ends, then closes all of them and returns nil, or the error of closing the listener.
 func (f *Forwarder) Run(ctx context.Context) error {
-	defer f.wg.Wait()
+	defer f.handlers.Wait()
 	var closeErr error
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { defer close(closed); closeErr = f.listener.Close() })
@@ -146,7 +146,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		}
 		c, err := f.listener.AcceptTCP()
 		if err == nil {
-			f.wg.Go(func() {
+			f.handlers.Go(func() {
 				defer func() { <-slots }()
 				f.handle(ctx, c)
 			})
@@ -157,7 +157,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 			<-closed
 			return closeErr
 		}
-		// Out of descriptors, most likely: it passes.
+		// Most likely the process is out of file descriptors, which passes.
 		f.cfg.Log.Error("egress: accept a connection", "err", err)
 		pause := time.NewTimer(acceptPause)
 		select {
@@ -168,27 +168,27 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 }
 
-// handle joins one connection to the proxy.
+// handle forwards one connection.
 func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 	defer closeQuietly(client)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { closeQuietly(client) })()
 	proxy, err := f.dial(ctx)
-	f.tell(ctx, err)
+	f.logReachability(ctx, err)
 	if err != nil {
-		apologize(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
+		refuse(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
 		return
 	}
 	defer closeQuietly(proxy)
 	defer context.AfterFunc(ctx, func() { closeQuietly(proxy) })()
-	j := &joint{client: client, proxy: proxy, idle: f.cfg.Idle}
-	if j.run(); j.unanswered() && ctx.Err() == nil {
+	p := &pipe{client: client, proxy: proxy, idle: f.cfg.Idle}
+	if p.run(); p.unanswered() && ctx.Err() == nil {
 		answer(client, "the egress proxy closed the connection without an answer; try again in a moment")
 	}
 }
 
-// dial connects to the proxy and says whose connection it is.
+// dial connects to the proxy and sends the preamble, which names the sandbox.
 func (f *Forwarder) dial(ctx context.Context) (conn, error) {
 	proxy, err := f.connect(ctx)
 	if err != nil {
@@ -222,26 +222,26 @@ func (f *Forwarder) connect(ctx context.Context) (conn, error) {
 	}
 	proxy, ok := c.(conn)
 	if !ok {
-		return nil, errors.Join(errors.New("it is not a Unix socket"), c.Close())
+		return nil, errors.Join(errors.New("the address is not a Unix socket"), c.Close())
 	}
 	return proxy, nil
 }
 
-// tell logs when the proxy goes away and when it is back.
-func (f *Forwarder) tell(ctx context.Context, err error) {
+// logReachability logs when the proxy becomes unreachable, and when it is reachable again. err is the result of a dial.
+func (f *Forwarder) logReachability(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	switch away := err != nil; {
-	case away && !f.away:
+	switch {
+	case err != nil && !f.unreachable:
 		f.cfg.Log.Warn("the egress proxy cannot be reached", "proxy", cmp.Or(f.cfg.Server, f.cfg.Socket), "err", err)
-	case !away && f.away:
+	case err == nil && f.unreachable:
 		f.cfg.Log.Info("the egress proxy is back", "proxy", cmp.Or(f.cfg.Server, f.cfg.Socket))
 	}
-	f.away = err != nil
+	f.unreachable = err != nil
 }
 
-// closeQuietly: a connection that breaks while it is closed has ended all the same.
+// closeQuietly closes c and drops the error: a connection that breaks during its close is closed as well.
 func closeQuietly(c io.Closer) { _ = c.Close() }

@@ -1,0 +1,142 @@
+package loopback
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// requestWithin is how long a client may take to send the head of a request that is refused afterwards.
+	requestWithin = 10 * time.Second
+	// lingerFor is how long a refused client may go on sending, so that it reads the answer before the connection closes.
+	lingerFor = 2 * time.Second
+)
+
+// conn is a connection whose directions can be closed one by one.
+type conn interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// pipe copies between a client and the proxy. Each direction ends when its source ends; an error ends both.
+type pipe struct {
+	client, proxy  conn
+	idle           time.Duration
+	timer          *time.Timer
+	sent, received atomic.Int64 // bytes from the client, and from the proxy
+	closed         atomic.Bool  // both connections were closed: the client cannot be answered
+}
+
+// run copies until both directions have ended, or until no byte was copied for the idle time.
+func (p *pipe) run() {
+	p.timer = time.AfterFunc(p.idle, p.close)
+	defer p.timer.Stop()
+	var up sync.WaitGroup
+	up.Go(func() {
+		readErr, writeErr := p.copy(p.proxy, p.client, &p.sent)
+		switch {
+		case errors.Is(readErr, os.ErrDeadlineExceeded): // the deadline was set below, because the proxy is gone
+		case readErr != nil:
+			p.close()
+		case writeErr == nil:
+			_ = p.proxy.CloseWrite() // if the proxy is gone, the other direction sees it
+		}
+		// After a write error the proxy may still send an answer.
+	})
+	readErr, writeErr := p.copy(p.client, p.proxy, &p.received)
+	switch {
+	case writeErr != nil:
+		p.close()
+	case p.received.Load() == 0:
+		// The proxy closed the connection without an answer. If the client has sent a request, or soon does, it gets one from the forwarder.
+		deadline := past
+		if p.sent.Load() == 0 {
+			deadline = time.Now().Add(requestWithin)
+		}
+		_ = p.client.SetReadDeadline(deadline) // on an error the client is gone, and reads fail as well
+		closeQuietly(p.proxy)
+	case readErr != nil:
+		p.close() // the answer broke off
+	default:
+		_ = p.client.CloseWrite() // if the client is gone, the other direction sees it
+	}
+	up.Wait()
+}
+
+// past is a deadline that makes a blocked read return.
+var past = time.Unix(1, 0)
+
+// unanswered reports whether the client sent something, is still connected, and got no byte.
+func (p *pipe) unanswered() bool {
+	return p.received.Load() == 0 && p.sent.Load() > 0 && !p.closed.Load()
+}
+
+// close closes both connections.
+func (p *pipe) close() {
+	p.closed.Store(true)
+	closeQuietly(p.client)
+	closeQuietly(p.proxy)
+}
+
+// copy copies until src ends or an error. It returns the error of the side that failed, and adds the bytes read to n.
+func (p *pipe) copy(dst io.Writer, src io.Reader, n *atomic.Int64) (readErr, writeErr error) {
+	buf := make([]byte, 32<<10)
+	for {
+		k, err := src.Read(buf)
+		if k > 0 {
+			p.timer.Reset(p.idle)
+			n.Add(int64(k))
+			if _, err := dst.Write(buf[:k]); err != nil {
+				return nil, err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
+		if err != nil {
+			return err, nil
+		}
+	}
+}
+
+// refuse reads a request and answers it with an error. An answer before the request would confuse the client.
+func refuse(c *net.TCPConn, message string) {
+	if err := c.SetReadDeadline(time.Now().Add(requestWithin)); err != nil {
+		return
+	}
+	if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil && errors.Is(err, io.EOF) {
+		return // the client sent no request
+	}
+	answer(c, message)
+}
+
+// answer writes an HTTP error in the form in which clients of model APIs look for a message, and blocks until the client closes
+// the connection, at most lingerFor.
+func answer(c *net.TCPConn, message string) {
+	body, err := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": "egress_unavailable", "code": "EGRESS_UNAVAILABLE", "message": message}})
+	if err != nil {
+		return // strings always marshal
+	}
+	if err := c.SetDeadline(time.Now().Add(lingerFor)); err != nil {
+		return
+	}
+	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",
+		http.StatusBadGateway, http.StatusText(http.StatusBadGateway), len(body))
+	if _, err := c.Write(append([]byte(head), body...)); err != nil {
+		return
+	}
+	if err := c.CloseWrite(); err != nil {
+		return
+	}
+	// Closing with unread bytes would reset the connection, and the client would lose the answer.
+	_, _ = io.Copy(io.Discard, c) // ends with the client, or with the deadline
+}

@@ -1,0 +1,166 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// Dial opens a connection to a proxy's admin socket.
+type Dial func(ctx context.Context) (net.Conn, error)
+
+// DialSocket returns a Dial for a Unix socket of this machine.
+func DialSocket(path string) Dial {
+	return func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) }
+}
+
+// Client is a client of the admin API. It is safe for concurrent use.
+type Client struct {
+	http *http.Client
+	idle func()
+}
+
+// maxIdle is the number of connections that are kept for later requests. A connection through a container's command is slow
+// to open, and all executions of an executor share the client.
+const maxIdle = 16
+
+// maxLine bounds a journal line, and the body of a refusal, in bytes.
+const maxLine = 1 << 20
+
+// NewClient returns a Client whose connections dial opens. Close closes the idle ones.
+func NewClient(dial Dial) *Client {
+	t := &http.Transport{
+		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		DisableCompression: true, IdleConnTimeout: 30 * time.Second,
+		MaxIdleConnsPerHost: maxIdle,
+	}
+	return &Client{http: &http.Client{Transport: t}, idle: t.CloseIdleConnections}
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.idle() }
+
+// Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
+// is an *Error.
+func (c *Client) Register(ctx context.Context, sandbox string, r Registration) (State, error) {
+	if r.Allow == nil {
+		r.Allow = []string{} // the proxy reads null as well, but the API has a list
+	}
+	return c.state(ctx, http.MethodPut, sandbox, "", r)
+}
+
+// Release voids the sandbox's token and closes its connections. State.Last of the result is the journal's last line: the
+// proxy keeps the journal until that line is acknowledged, then it forgets the sandbox.
+func (c *Client) Release(ctx context.Context, sandbox string) (State, error) {
+	return c.state(ctx, http.MethodDelete, sandbox, "?epoch="+anyEpoch, nil)
+}
+
+// State returns what the proxy knows about a sandbox.
+func (c *Client) State(ctx context.Context, sandbox string) (State, error) {
+	return c.state(ctx, http.MethodGet, sandbox, "", nil)
+}
+
+// Ack tells the proxy that it may forget the lines of a journal up to a number.
+func (c *Client) Ack(ctx context.Context, sandbox, journal string, line uint64) error {
+	_, err := c.state(ctx, http.MethodPost, sandbox, "/journal/ack", Ack{Journal: journal, Line: line, Epoch: AnyEpoch})
+	return err
+}
+
+// Health returns nil if the proxy is healthy.
+func (c *Client) Health(ctx context.Context) error {
+	res, err := c.do(ctx, http.MethodGet, "/healthz", nil)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// Lines returns the lines of a sandbox's journal after a number, without waiting for more. journal is the name of the
+// journal that the number belongs to, "" for none: if the sandbox has another journal, Lines returns all lines. If settled
+// is set, the proxy first waits up to 200 ms for model requests that are about to end.
+func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint64, settled bool) ([]Line, error) {
+	q := url.Values{"journal": {journal}, "after": {strconv.FormatUint(after, 10)}, "epoch": {anyEpoch}}
+	if settled {
+		q.Set("settle", "1")
+	}
+	res, err := c.do(ctx, http.MethodGet, "/v1/sandboxes/"+url.PathEscape(sandbox)+"/journal?"+q.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	in := bufio.NewScanner(res.Body)
+	in.Buffer(nil, maxLine)
+	var out []Line
+	for in.Scan() {
+		var l struct {
+			Line
+			End string `json:"end"` // not a journal line: proxies of earlier releases send it after the lines of a released sandbox
+		}
+		if err := json.Unmarshal(in.Bytes(), &l); err != nil {
+			return out, fmt.Errorf("journal of %s: %w", sandbox, err)
+		}
+		if l.End != "" {
+			break
+		}
+		out = append(out, l.Line)
+	}
+	if err := in.Err(); err != nil {
+		return out, fmt.Errorf("journal of %s: %w", sandbox, err)
+	}
+	return out, nil
+}
+
+var anyEpoch = strconv.FormatUint(AnyEpoch, 10)
+
+func (c *Client) state(ctx context.Context, method, sandbox, rest string, body any) (State, error) {
+	res, err := c.do(ctx, method, "/v1/sandboxes/"+url.PathEscape(sandbox)+rest, body)
+	if err != nil {
+		return State{}, err
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	var s State
+	if err := json.NewDecoder(res.Body).Decode(&s); err != nil {
+		return State{}, fmt.Errorf("egress proxy: %w", err)
+	}
+	return s, nil
+}
+
+// do sends a request. A status of 400 or above is an error: an *Error if the proxy refused the request with a code.
+func (c *Client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	var in io.Reader
+	if body != nil {
+		raw, err := json.Marshal(body)
+		if err != nil {
+			return nil, fmt.Errorf("egress proxy: %w", err)
+		}
+		in = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://egress"+path, in)
+	if err != nil {
+		return nil, fmt.Errorf("egress proxy: %w", err)
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("egress proxy: %w", err)
+	}
+	if res.StatusCode < http.StatusBadRequest {
+		return res, nil
+	}
+	defer res.Body.Close() //nolint:errcheck // it is read
+	var p Problem
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxLine)).Decode(&p); err != nil || p.Code == "" {
+		return nil, fmt.Errorf("egress proxy: %s %s: %s", method, path, res.Status)
+	}
+	if res.StatusCode >= http.StatusInternalServerError {
+		return nil, fmt.Errorf("egress proxy: %s: %s", p.Code, p.Detail)
+	}
+	return nil, &Error{Code: p.Code, Detail: p.Detail, Field: p.Field}
+}
