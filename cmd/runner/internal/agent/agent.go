@@ -103,7 +103,7 @@ type Command struct {
 	Path  string   // absolute
 	Args  []string // without the program's name
 	Env   []string // the whole environment, KEY=value
-	Files []File   // laid down before it starts (package outfit)
+	Files []File   // laid down before it starts (package launchfiles)
 }
 
 // File is a file that a process finds when it starts, and that goes when another

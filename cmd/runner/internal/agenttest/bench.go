@@ -97,7 +97,7 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	b.Supervisor, err = supervisor.New(supervisor.Config{
 		Executable: exe,
 		Adapters:   map[string]agent.Adapter{s.Architecture: s.Adapter}, Place: b.Place, Journal: b.journal,
-		Nursery: process.NewNursery(log), Log: log, Environ: append([]string{"PATH=" + path, "HOME=" + t.TempDir()}, s.Environ...),
+		ProcessGroup: process.NewGroup(log), Log: log, Environ: append([]string{"PATH=" + path, "HOME=" + t.TempDir()}, s.Environ...),
 	})
 	if err != nil {
 		t.Fatal(err)

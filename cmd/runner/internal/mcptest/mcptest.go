@@ -21,7 +21,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/cli"
-	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcpsidecar"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -98,7 +98,7 @@ func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 			t.Errorf("mcp-serve: %v", err)
 		}
 	})
-	if err := companion.Ready(t.Context(), s.Socket, time.Minute); err != nil {
+	if err := mcpsidecar.Ready(t.Context(), s.Socket, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	return s

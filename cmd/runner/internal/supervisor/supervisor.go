@@ -25,17 +25,17 @@ import (
 
 // Config is what a supervisor is made from. Zero durations mean the defaults.
 type Config struct {
-	Adapters   map[string]agent.Adapter // by architecture
-	Place      agent.Place              // both folders absolute
-	Journal    *journal.Journal
-	Nursery    *process.Nursery
-	Environ    []string // the environment that agents inherit
-	Executable string   // the runner's own binary
-	Log        *slog.Logger
-	Now        func() time.Time // nil for time.Now
-	Watch      Watch            // nil for none
-	Disk       Disk             // nil for none
-	OOM        OOM              // nil for none
+	Adapters     map[string]agent.Adapter // by architecture
+	Place        agent.Place              // both folders absolute
+	Journal      *journal.Journal
+	ProcessGroup *process.Group
+	Environ      []string // the environment that agents inherit
+	Executable   string   // the runner's own binary
+	Log          *slog.Logger
+	Now          func() time.Time // nil for time.Now
+	Watch        Watch            // nil for none
+	Disk         Disk             // nil for none
+	OOM          OOM              // nil for none
 
 	SilenceWarn time.Duration // an agent that prints nothing for so long is reported; 2 min
 	SilenceKill time.Duration // and after so long ended; 15 min
@@ -44,8 +44,8 @@ type Config struct {
 }
 
 func (c *Config) validate() error {
-	if c.Journal == nil || c.Nursery == nil || c.Log == nil || len(c.Adapters) == 0 {
-		return errors.New("supervisor: journal, nursery, log and adapters are needed")
+	if c.Journal == nil || c.ProcessGroup == nil || c.Log == nil || len(c.Adapters) == 0 {
+		return errors.New("supervisor: journal, process group, log and adapters are required")
 	}
 	if !filepath.IsAbs(c.Place.Workspace) || !filepath.IsAbs(c.Place.State) {
 		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Place.Workspace, c.Place.State)
@@ -301,7 +301,7 @@ func (s *Supervisor) Status() runner.Status {
 	}
 	s.mu.Unlock()
 	if st.AgentPID != 0 {
-		st.MemoryBytes = s.cfg.Nursery.Memory()
+		st.MemoryBytes = s.cfg.ProcessGroup.Memory()
 	}
 	if s.cfg.Disk != nil {
 		st.DiskBytes = uint64(max(0, s.cfg.Disk.Used())) //nolint:gosec // not negative

@@ -118,7 +118,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 		r.kill()
 		return
 	}
-	if w == nil && !s.cfg.Nursery.Busy() {
+	if w == nil && !s.cfg.ProcessGroup.Busy() {
 		return // what took it is not an agent's, or is gone
 	}
 	now, cancel := context.WithCancel(context.Background())
@@ -128,7 +128,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 		s.evictNow(w)
 		return
 	}
-	if err := s.cfg.Nursery.KillAll(); err != nil {
+	if err := s.cfg.ProcessGroup.KillAll(); err != nil {
 		s.cfg.Log.Error("end what an agent left", "err", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
-	"github.com/spoolhq/spool/cmd/runner/internal/outfit"
+	"github.com/spoolhq/spool/cmd/runner/internal/launchfiles"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
@@ -209,10 +209,10 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 		}
 		command.Files = slices.Concat(command.Files, r.trusted)
 	}
-	if err := outfit.Lay(s.cfg.Place.State, command.Files); err != nil {
+	if err := launchfiles.Write(s.cfg.Place.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.Nursery.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
 	if err != nil {
 		return nil, err
 	}
