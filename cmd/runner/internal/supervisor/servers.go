@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// join puts programs that agents can start in the place of servers that run in
-// containers, so that no architecture has to know of these.
+// join replaces servers that run in containers by programs that the agent can start, so that adapters need not know
+// about containers.
 func join(q *runner.Query, executable string) *runner.Error {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {
