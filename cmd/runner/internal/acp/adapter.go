@@ -1,9 +1,8 @@
-// Package acp is the architecture acp: any agent that speaks the Agent Client
-// Protocol, version 1, on its stdin and stdout, started by the command that the
-// query names. One process takes turn after turn; when it is gone the next one
-// goes on with its session, by session/resume or session/load.
+// Package acp is the adapter of architecture acp: any agent that speaks version 1 of the Agent Client Protocol on
+// stdin and stdout. The query's command starts it. One process does all turns; when it has ended, the next process
+// resumes its session by session/resume or session/load.
 //
-// What an agent does in its own way is a Dialect; package opencode has one.
+// A Dialect describes where an agent differs from the protocol; package opencode has one.
 package acp
 
 import (
@@ -22,19 +21,19 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is its name.
+// Architecture is the name of the architecture.
 const Architecture = architecture.ACP
 
-// setup names the variable that stands for the model, the instructions and the MCP
-// servers in the command: they are sent over the protocol, and others need another process.
+// setup is a variable of the command that holds a digest of the model, the instructions and the MCP servers. They are
+// sent over the protocol, and a change of them needs another process.
 const setup = "SPOOL_AGENT_SETUP_SHA256"
 
-// Adapter drives any ACP agent.
+// Adapter runs any ACP agent.
 type Adapter struct {
 	Now func() time.Time // measures tools; nil for time.Now
 }
 
-// Command starts the launch's own command.
+// Command returns the command of the launch.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if len(l.Command) == 0 || l.Command[0] == "" {
 		return agent.Command{}, &runner.Error{
@@ -61,9 +60,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set, "XDG_")}, nil
 }
 
-// records are the folders in which an agent keeps its sessions. Where that is,
-// only the agent knows, but it is below its home: so that is where the sandbox's
-// records are, which go with the session into its next sandbox. Caches stay behind.
+// records returns the variables that name the folders in which an agent may keep its sessions. Only the agent knows
+// where they are, but they are below its home: so these folders are in the state folder, which goes with the session
+// into its next sandbox. Caches do not.
 func records(l agent.Launch) (map[string]string, error) {
 	home := filepath.Join(l.State, "acp", "home")
 	if err := os.MkdirAll(home, 0o700); err != nil {
@@ -72,19 +71,19 @@ func records(l agent.Launch) (map[string]string, error) {
 	return map[string]string{"HOME": home, "XDG_CACHE_HOME": filepath.Join(os.TempDir(), "acp-cache")}, nil
 }
 
-// Open begins the handshake.
+// Open sends the handshake.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return Open(Dialect{
 		Now: a.Now, Model: l.Model, ModelSet: l.ModelSet, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillDirs(l), Tool: plain(l),
 	}, l, in)
 }
 
-// Transcript fails: the protocol does not say where an agent keeps its sessions.
+// Transcript always fails: the protocol does not say where an agent keeps its sessions.
 func (Adapter) Transcript(agent.Place, string) (string, error) {
 	return "", fmt.Errorf("architecture %s: the agent keeps its sessions where only it knows", Architecture)
 }
 
-// Instructions are the system prompt and the memory file as one text, "" for none.
+// Instructions returns the system prompt and the memory file as one text, or "".
 func Instructions(l agent.Launch) string {
 	parts := []string{l.SystemPrompt}
 	if l.MemoryFile != "" {
@@ -93,7 +92,7 @@ func Instructions(l agent.Launch) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "\n\n")
 }
 
-// SkillDirs are the folders of the agent's skills.
+// SkillDirs returns the folders of the skills.
 func SkillDirs(l agent.Launch) []string {
 	var dirs []string
 	for _, s := range l.Skills {
@@ -102,9 +101,8 @@ func SkillDirs(l agent.Launch) []string {
 	return dirs
 }
 
-// Find gives the absolute path of an agent's program: an absolute path, or a
-// name on the PATH that the agent will have. Never one below the workspace by a
-// relative path: what an agent wrote must not be what is started.
+// Find returns the absolute path of an agent's program, which is an absolute path or a name on the PATH that the agent
+// will have. A path relative to the workspace is refused: a file that an agent wrote must not be started.
 func Find(l agent.Launch, program string) (string, error) {
 	missing := func(why string) error {
 		return &runner.Error{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
@@ -126,7 +124,7 @@ func Find(l agent.Launch, program string) (string, error) {
 	return "", missing("is not on the sandbox's PATH: install it, or give its absolute path")
 }
 
-// Variable is what the launch's environment has for a name: the query's own, else the runner's.
+// Variable returns the value of an environment variable of the launch: the query's, else the runner's.
 func Variable(l agent.Launch, name string) string {
 	if v, ok := l.Env[name]; ok {
 		return v

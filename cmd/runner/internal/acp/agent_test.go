@@ -8,18 +8,39 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
-	"github.com/spoolhq/spool/cmd/runner/internal/acp/acptest"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// newBench runs the scripted agent, of a kind.
-func newBench(t *testing.T, kind string) *acptest.Bench {
+// subject is the scripted agent of a kind.
+func subject(t *testing.T, kind string) agenttest.Subject {
 	t.Helper()
-	b := acptest.New(t, acp.Architecture, acp.Adapter{}, []string{"PATH=" + os.Getenv("PATH")})
-	b.Query.Command = []string{os.Args[0]}
-	b.Query.Env = map[string]string{asAgent: kind, "SPOOL_TEST_HOME": t.TempDir()}
-	return b
+	home := t.TempDir()
+	return agenttest.Subject{
+		Architecture: acp.Architecture, Adapter: acp.Adapter{}, Command: []string{os.Args[0]}, NoModel: true,
+		Env: func(string) map[string]string { return map[string]string{asAgent: kind, "SPOOL_TEST_HOME": home} },
+	}
+}
+
+// newBench runs the scripted agent of a kind.
+func newBench(t *testing.T, kind string) *agenttest.Bench {
+	t.Helper()
+	return agenttest.NewBench(t, subject(t, kind))
+}
+
+// TestConformance runs the suite with agents that resume sessions and that load them.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"resumes", "loads"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			agenttest.Exercise(t, subject(t, kind), agenttest.Capabilities{
+				Conversation: &agenttest.Conversation{},
+				Resume:       &agenttest.Resume{UnknownSession: "never-was"},
+			})
+		})
+	}
 }
 
 // One process takes all the turns of a session.
@@ -29,12 +50,12 @@ func TestOneProcess(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, kind)
-			first := b.Completed("one", "You said: one", nil)
-			second := b.Completed("recall", "before: one,", nil)
+			first := b.AskOK("one", "You said: one", nil)
+			second := b.AskOK("recall", "before: one,", nil)
 			if f, s := first.Started(), second.Started(); f.Warm || !s.Warm || f.PID != s.PID {
 				t.Errorf("started %+v, then %+v", f, s)
 			}
-			if w := acptest.All[events.TranscriptWritten](first, "transcript_written"); len(w) == 0 || w[0].AgentSessionID == "" {
+			if w := agenttest.All[events.TranscriptWritten](first, "transcript_written"); len(w) == 0 || w[0].AgentSessionID == "" {
 				t.Errorf("no session was told%s", first)
 			}
 		})
@@ -49,7 +70,7 @@ func TestResume(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, kind)
-			first := b.Completed("one", "You said: one", nil)
+			first := b.AskOK("one", "You said: one", nil)
 			if err := syscall.Kill(first.Started().PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +81,7 @@ func TestResume(t *testing.T) {
 			if strings.Contains(second.String(), "REPEATED") || len(second.Blocks(events.KindToolUse)) > 0 {
 				t.Errorf("journaled again%s", second)
 			}
-			lost := acptest.All[events.Error](second, "error")
+			lost := agenttest.All[events.Error](second, "error")
 			if kind == "plain" != (len(lost) == 1 && lost[0].Code == "TRANSCRIPT_LOST") {
 				t.Errorf("errors %+v", lost)
 			}
@@ -68,17 +89,9 @@ func TestResume(t *testing.T) {
 	}
 }
 
-func TestResumeOfUnknownSession(t *testing.T) {
-	t.Parallel()
-	x := newBench(t, "resumes").Completed("hello", "You said: hello", func(q *runner.Query) { q.Resume = "never-was" })
-	if e := acptest.All[events.Error](x, "error"); len(e) != 1 || e[0].Code != "TRANSCRIPT_LOST" || !strings.Contains(e[0].Message, "never-was") {
-		t.Errorf("errors %+v", e)
-	}
-}
-
 func TestPlanAndThinking(t *testing.T) {
 	t.Parallel()
-	x := newBench(t, "plain").Completed("plan", "planned", nil)
+	x := newBench(t, "plain").AskOK("plan", "planned", nil)
 	if b := x.Blocks(events.KindTodo); len(b) != 1 || !slices.Equal(b[0].Todos, []events.TodoItem{{Content: "Think", Status: "completed"}}) {
 		t.Errorf("todos %+v", b)
 	}
@@ -89,7 +102,7 @@ func TestPlanAndThinking(t *testing.T) {
 
 func TestTools(t *testing.T) {
 	t.Parallel()
-	x := newBench(t, "plain").Completed("work", "worked", nil)
+	x := newBench(t, "plain").AskOK("work", "worked", nil)
 	use, result := x.Blocks(events.KindToolUse), x.Blocks(events.KindToolResult)
 	if len(use) != 3 || len(result) != 3 {
 		t.Fatalf("blocks%s", x)
@@ -101,7 +114,7 @@ func TestTools(t *testing.T) {
 		t.Errorf("result %+v", r)
 	}
 	var flown strings.Builder
-	for _, d := range acptest.All[runner.Delta](x, events.TextDelta) {
+	for _, d := range agenttest.All[runner.Delta](x, events.TextDelta) {
 		if d.BlockID == result[0].ID {
 			flown.WriteString(d.Delta)
 		}
@@ -120,15 +133,15 @@ func TestTools(t *testing.T) {
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.Completed("usage", "used", nil)
+	x := b.AskOK("usage", "used", nil)
 	want := events.Usage{InputTokens: 7, OutputTokens: 5, CacheReadTokens: 5}
 	if e := x.Ended(); e.Usage != want || e.CostUSD != 0.75 {
 		t.Errorf("ended %+v", e)
 	}
-	if m := acptest.All[events.MetadataUpdate](x, "metadata_update"); len(m) != 3 || m[0].CostUSD != 0.5 || m[2].Usage != want {
+	if m := agenttest.All[events.MetadataUpdate](x, "metadata_update"); len(m) != 3 || m[0].CostUSD != 0.5 || m[2].Usage != want {
 		t.Errorf("metadata %+v", m)
 	}
-	if e := b.Completed("hello", "You said", nil).Ended(); e.CostUSD != 0 || e.Usage != (events.Usage{}) {
+	if e := b.AskOK("hello", "You said", nil).Ended(); e.CostUSD != 0 || e.Usage != (events.Usage{}) {
 		t.Errorf("the next turn is charged with the one before: %+v", e)
 	}
 }
@@ -144,7 +157,7 @@ func TestStopReasons(t *testing.T) {
 			t.Errorf("%s: ended %+v", reason, e)
 		}
 	}
-	b.Completed("hello", "You said: hello", nil)
+	b.AskOK("hello", "You said: hello", nil)
 }
 
 func TestPermissions(t *testing.T) {
@@ -170,7 +183,7 @@ func TestPermissions(t *testing.T) {
 		{"edit /etc/passwd allow_once", "cancelled", "outside-workspace"},
 		{"edit a.txt", "cancelled", "no-option"},
 	} {
-		x := b.Completed("permission: "+c.ask, "answered "+c.answer, nil)
+		x := b.AskOK("permission: "+c.ask, "answered "+c.answer, nil)
 		want := "deny"
 		if c.answer == "opt-allow_once" {
 			want = "allow"
@@ -191,12 +204,12 @@ func TestModelImagesAndInstructions(t *testing.T) {
 		q.Model, q.SystemPrompt = "big", "Be kind."
 		q.Content, q.Parts = "", []events.Part{{Type: "image", MediaType: "image/png", Data: "aGk="}, {Type: "text", Text: "everything"}}
 	}
-	first := b.Completed("", `texts ["# Instructions\nBe kind." "everything"] images ["image/png"] model "big"`, withImage)
-	second := b.Completed("", `texts ["everything"] images ["image/png"] model "big"`, withImage)
+	first := b.AskOK("", `texts ["# Instructions\nBe kind." "everything"] images ["image/png"] model "big"`, withImage)
+	second := b.AskOK("", `texts ["everything"] images ["image/png"] model "big"`, withImage)
 	if first.Started().PID != second.Started().PID {
 		t.Error("the same settings need no other process")
 	}
-	third := b.Completed("everything", `model ""`, nil)
+	third := b.AskOK("everything", `model ""`, nil)
 	if third.Started().PID == first.Started().PID {
 		t.Error("another model needs another process")
 	}
@@ -212,7 +225,7 @@ func TestModelImagesAndInstructions(t *testing.T) {
 func TestModelThatCannotBeChosen(t *testing.T) {
 	t.Parallel()
 	x := newBench(t, "plain").Ask("hello", func(q *runner.Query) { q.Model = "big" })
-	if l := acptest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
+	if l := agenttest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
 		t.Errorf("%s", x)
 	}
 }
@@ -225,10 +238,10 @@ func TestModelSet(t *testing.T) {
 		return func(q *runner.Query) { q.Model, q.ModelSet = model, true }
 	}
 	b := newBench(t, "images")
-	b.Completed("everything", `model "big"`, set("big"))
-	b.Completed("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
+	b.AskOK("everything", `model "big"`, set("big"))
+	b.AskOK("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
 	x := newBench(t, "plain").Ask("hello", set("big"))
-	if l := acptest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 0 {
+	if l := agenttest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 0 {
 		t.Errorf("an agent without a choice of models: %s", x)
 	}
 }
@@ -236,21 +249,21 @@ func TestModelSet(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.Begun("wait"))
+	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStart("wait", nil))
 	b.Supervisor.Interrupt()
 	x = b.End(x)
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v%s", e, x)
 	}
-	if y := b.Completed("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
+	if y := b.AskOK("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
 		t.Error("the agent did not stay warm")
 	}
-	q := b.Until("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, b.Begun("quiet"))
+	q := b.Until("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, b.MustStart("quiet", nil))
 	b.Supervisor.Interrupt()
 	if e := b.End(q).Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
-	z := b.Begun("wait")
+	z := b.MustStart("wait", nil)
 	b.Supervisor.Interrupt() // may come before the agent has the query
 	if e := b.End(z).Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
@@ -262,13 +275,13 @@ func TestInterrupt(t *testing.T) {
 func TestLateInterrupt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "late")
-	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.Begun("wait twice"))
+	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStart("wait twice", nil))
 	b.Supervisor.Interrupt()
 	if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
-	y := b.Completed("hello", "You said: hello", nil)
-	if logs := acptest.All[events.Log](y, "log"); len(logs) != 1 || !strings.Contains(logs[0].Message, "it is asked again") {
+	y := b.AskOK("hello", "You said: hello", nil)
+	if logs := agenttest.All[events.Log](y, "log"); len(logs) != 1 || !strings.Contains(logs[0].Message, "it is asked again") {
 		t.Errorf("told %+v", logs)
 	}
 	if e := b.Ask("cancelled", nil).Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" {
@@ -286,15 +299,15 @@ func TestDies(t *testing.T) {
 	if c := x.Blocks(events.KindAssistantText); len(c) != 1 || c[0].Status != events.StatusError || c[0].Content != "dying" {
 		t.Errorf("blocks %+v", c)
 	}
-	b.Completed("recall", "before: die,", nil)
+	b.AskOK("recall", "before: die,", nil)
 }
 
 // What is not of the protocol is journaled, and the turn goes on.
 func TestNoise(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.Completed("noise", "still here", nil)
-	logs, errs := acptest.All[events.Log](x, "log"), acptest.All[events.Error](x, "error")
+	x := b.AskOK("noise", "still here", nil)
+	logs, errs := agenttest.All[events.Log](x, "log"), agenttest.All[events.Error](x, "error")
 	var told strings.Builder
 	for _, l := range logs {
 		told.WriteString(l.Message + "\n")
@@ -321,7 +334,7 @@ func TestNoise(t *testing.T) {
 	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "unreadable-request" {
 		t.Errorf("decisions %+v", d)
 	}
-	b.Completed("hello", "You said: hello", nil)
+	b.AskOK("hello", "You said: hello", nil)
 }
 
 func TestHandshakeFails(t *testing.T) {

@@ -10,48 +10,44 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Dialect is what one agent does in its own way. The zero value is plain ACP;
-// every function may be nil.
+// Dialect describes where one agent differs from the protocol. The zero value is plain ACP. Every function may be nil.
 type Dialect struct {
 	Now func() time.Time // measures tools; nil for time.Now
 
-	// Version is the agent's version that was recorded; another one is said in a
-	// log event. "" for none.
+	// Version is the agent's version that was recorded, or "". Another version is reported in a log event.
 	Version string
-	// Model is the model to choose, as the agent names it; "" for the agent's own choice.
+	// Model is the model to choose, by the name that the agent uses, or "" for the agent's default.
 	Model string
-	// ModelSet reports whether the process was started with the model, by its
-	// environment or its arguments: then the model is chosen over ACP only if the
-	// agent offers it by that name.
+	// ModelSet reports whether environment or arguments of the process have the model. If so, the model is chosen over
+	// ACP only if the agent offers it by that name.
 	ModelSet bool
-	// Shown is the model's name in events; "" for Model.
+	// Shown is the name of the model in events; "" for Model.
 	Shown string
-	// Instructions go before the first query that a process gets; "" for none.
+	// Instructions are sent before the first query of a process; "" for none.
 	Instructions string
-	// MCPServers go with the session; none for an agent that learns of them in another way.
+	// MCPServers are sent with the session. Empty for an agent that is configured with them in another way.
 	MCPServers []runner.MCPServer
-	// Skills are folders outside of the workspace that may be read.
+	// Skills are folders outside of the workspace that the agent may read.
 	Skills []string
-	// AcceptWrites answers fs/write_text_file, which is not offered, as done: for
-	// an agent that only shows there what it writes itself.
+	// AcceptWrites makes the session answer fs/write_text_file with success, although it is not offered. It is for an
+	// agent that writes files itself and uses the request only to show them.
 	AcceptWrites bool
 
-	// Forks reports that the process forks the session of a launch with a Fork by
-	// itself when it starts, and sends a Notice with Forked.
+	// Forks reports whether the process itself forks the session of a launch with a Fork when it starts, and sends a
+	// Notice with Forked.
 	Forks bool
-	// Anchors reports that the id of a message is the position after it at which the
-	// process can fork.
+	// Anchors reports whether the id of a message is an anchor: the process can fork after that message.
 	Anchors bool
 
-	// Transcript is where the agent keeps a session, "" for unknown.
+	// Transcript is the path of the session, or "" if it is unknown.
 	Transcript func(session string) string
-	// Tool refines what the protocol says of a call, or gives nil.
+	// Tool returns what the agent itself says about a call, beyond the protocol, or nil.
 	Tool func(Call) *Tool
-	// Notice reads a notification that is not the protocol's, or gives nil.
+	// Notice decodes a notification that is not part of the protocol, or returns nil.
 	Notice func(method string, params json.RawMessage) *Notice
 }
 
-// Call is a tool's call, as far as it is known.
+// Call is the call of a tool, as far as it is known.
 type Call struct {
 	ID     string
 	Name   string // the first title: most agents put the tool's name there
@@ -63,7 +59,7 @@ type Call struct {
 	Asks   string          // in a permission request: the title that the request gave
 }
 
-// Notice is what an agent tells beside the protocol.
+// Notice is a notification of an agent that is not part of the protocol.
 type Notice struct {
 	Session string       // whose it is
 	Warning string       // to be journaled as a log event
@@ -81,21 +77,21 @@ type Forked struct {
 	Error   string // why there is none, "" if there is one
 }
 
-// Tool is what a dialect knows of a call.
+// Tool is what a dialect adds to a call.
 type Tool struct {
 	Name  string // "" for the call's own
 	Class Class
-	// Search tells that the call may leave out its path.
+	// Search reports whether the call may omit its path.
 	Search bool
-	// Failed tells that a call that the agent calls completed did fail.
+	// Failed reports whether a call failed that the agent reports as completed.
 	Failed bool
-	// Todos is the agent's list after the call, nil if the call is about something else.
+	// Todos is the agent's list after the call; nil if the call does not change the list.
 	Todos []events.TodoItem
-	// Subagent is set for a call that is a sub-agent.
+	// Subagent is set if the call runs a sub-agent.
 	Subagent *Subagent
 }
 
-// Subagent is a sub-agent's call.
+// Subagent is the call of a sub-agent.
 type Subagent struct {
 	Name    string
 	Prompt  string

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// prompted takes the answer to the query: the turn's end.
+// prompted handles the answer to the query, which ends the turn.
 func (s *session) prompted(m message, t *agent.Turn) error {
 	if !s.pending {
 		return nil // it had been ended before
@@ -28,7 +28,7 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	if s.cut && r.StopReason == sdk.StopReasonEndTurn {
 		r.StopReason = sdk.StopReasonMaxTokens
 	}
-	// Asked to stop before it had begun, an agent may end its turn as if it had nothing to say.
+	// An agent that is asked to stop before it has begun may end its turn as if the turn were complete.
 	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.stopped() {
 		r.StopReason, r.Usage = sdk.StopReasonCancelled, nil
 	}
@@ -47,8 +47,8 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	return nil
 }
 
-// mistaken tells, once, whether an agent ended a turn at once that nobody had asked
-// to stop, after one that had been asked more than once.
+// mistaken reports whether an agent ended this turn because of a request to stop the turn before, which it had been
+// asked to stop more than once. It returns true at most once.
 func (s *session) mistaken(r sdk.StopReason) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (s *session) mistaken(r sdk.StopReason) bool {
 	return late && !s.shown && (r == sdk.StopReasonCancelled || r == sdk.StopReasonEndTurn)
 }
 
-// whenTold ends the turn, after the sub-agents whose conversations are still being told.
+// whenTold ends the turn after the conversations of its sub-agents have been repeated.
 func (s *session) whenTold(e runner.Ended, t *agent.Turn) {
 	if len(s.subs) > 0 && e.Outcome == runner.Completed {
 		s.end = func(t *agent.Turn) { s.finish(e, t) }
@@ -91,7 +91,7 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	t.End(e)
 }
 
-// settle finishes what has no end of its own.
+// settle finishes the blocks that the agent does not finish itself.
 func (s *session) settle(t *agent.Turn) {
 	if s.todo != "" {
 		t.Complete(s.todo, nil)
@@ -103,7 +103,7 @@ func (s *session) settle(t *agent.Turn) {
 	}
 }
 
-// stop judges a stop reason.
+// stop returns the end of the turn for a stop reason.
 func (s *session) stop(r sdk.StopReason) runner.Ended {
 	fail := func(code, message string) runner.Ended {
 		return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
@@ -127,7 +127,7 @@ func (s *session) stop(r sdk.StopReason) runner.Ended {
 	}
 }
 
-// failed judges an error in the place of an answer.
+// failed returns the end of the turn for an error in place of an answer.
 func (s *session) failed(e *sdk.RequestError) runner.Ended {
 	if s.stopped() {
 		return runner.Ended{Outcome: runner.Interrupted, Message: describe(e)}
@@ -135,7 +135,8 @@ func (s *session) failed(e *sdk.RequestError) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describe(e)}
 }
 
-// code classifies an error: by the HTTP status that was told before, by the protocol, by a status that it brings.
+// code returns the code of an error: by the HTTP status that a notice had, by the protocol, or by the status in the
+// error.
 func (s *session) code(e *sdk.RequestError) string {
 	if s.status != 0 {
 		return ModelCode(s.status)
@@ -156,7 +157,7 @@ func (s *session) code(e *sdk.RequestError) string {
 	return "MODEL_ERROR"
 }
 
-// ModelCode is the code for the HTTP status that a model's API answered with, 0 for an unknown one.
+// ModelCode returns the error code for the HTTP status of a model's answer, or for 0 if the status is unknown.
 func ModelCode(status int) string {
 	switch status {
 	case 401, 403:
@@ -169,7 +170,7 @@ func ModelCode(status int) string {
 	return "MODEL_ERROR"
 }
 
-// describe is an error for people; agents hide the better half in details.
+// describe returns an error as a text. Agents put the useful part into details.
 func describe(e *sdk.RequestError) string {
 	var data struct {
 		Details string `json:"details"`

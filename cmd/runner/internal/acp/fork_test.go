@@ -112,7 +112,7 @@ func TestAnchors(t *testing.T) {
 			if strings.Join(got, " ") != c.want {
 				t.Errorf("anchors %v, want %s", got, c.want)
 			}
-			agenttest.Anchors(t, journal.Lines())
+			agenttest.CheckAnchors(t, journal.Lines())
 		})
 	}
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// initialize begins the handshake. Neither files nor terminals are offered: the
-// agent works in the sandbox itself.
+// initialize sends the first request of the handshake. It offers neither files nor terminals: the agent works in the
+// sandbox itself.
 func (s *session) initialize() {
-	// What is sent is our own and can be encoded: Send has no other error.
+	// Send fails only if a value cannot be encoded, and these can.
 	_ = s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{ //nolint:errcheck // see above
 		ProtocolVersion: sdk.ProtocolVersionNumber,
 		ClientInfo:      &sdk.Implementation{Name: "spool", Version: "1"},
 	}, s.initialized)
 }
 
-// initialized opens the session.
+// initialized handles the answer to initialize and opens the session.
 func (s *session) initialized(m message, t *agent.Turn) error {
 	if m.Error != nil {
 		s.fail(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
@@ -64,7 +64,7 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 	return s.useCopy(t)
 }
 
-// copied takes the copy of the session to fork. A process may report several, one for each part of it that starts.
+// copied handles the result of a fork. A process may report several, one for each of its parts that starts.
 func (s *session) copied(f *Forked, t *agent.Turn) error {
 	if s.fork == nil || s.forked != nil {
 		return nil
@@ -73,7 +73,7 @@ func (s *session) copied(f *Forked, t *agent.Turn) error {
 	return s.useCopy(t)
 }
 
-// useCopy goes on with the copy when both the process and the copy are there.
+// useCopy opens the copy when both the process and the copy are ready.
 func (s *session) useCopy(t *agent.Turn) error {
 	switch {
 	case !s.waits || s.forked == nil:
@@ -86,7 +86,7 @@ func (s *session) useCopy(t *agent.Turn) error {
 	return s.goOn(t)
 }
 
-// goOn opens the session of the turns before, or a new one.
+// goOn opens the earlier session, or a new one.
 func (s *session) goOn(t *agent.Turn) error {
 	switch {
 	case s.resume == "":
@@ -107,26 +107,26 @@ func (s *session) load(id sdk.SessionId) sdk.LoadSessionRequest {
 	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.servers()}
 }
 
-// start makes a new session.
+// start opens a new session.
 func (s *session) start() error {
 	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.started)
 }
 
-// lost tells that the agent begins without what was said before.
+// lost journals that the agent does not know the earlier turns.
 func (s *session) lost(t *agent.Turn, why string) {
 	s.note(t, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent is not gone on with: %s; the agent does not know the turns before", s.resume, why),
 	})
 }
 
-// opened is the answer by which there is a session.
+// opened is the answer to a request that opens a session.
 type opened struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Config    []configOption         `json:"configOptions"`
 	Models    *sdk.SessionModelState `json:"models"`
 }
 
-// configOption is a choice that the session offers; the list may be in groups.
+// configOption is an option of the session. Its values may be in groups.
 type configOption struct {
 	ID       string          `json:"id"`
 	Category string          `json:"category"`
@@ -170,7 +170,7 @@ func (s *session) resumed(m message, t *agent.Turn) error {
 	return s.choose(o, t)
 }
 
-// choose sets the model, in the way that the agent offers.
+// choose sets the model in the way that the agent offers.
 func (s *session) choose(o opened, t *agent.Turn) error {
 	s.mu.Lock()
 	s.id = o.SessionID
@@ -227,10 +227,10 @@ func (c configOption) values() []string {
 	return all
 }
 
-// maxNames is how many models a message names.
+// maxNames is how many models an error message lists.
 const maxNames = 20
 
-// set chooses the model; one that is not offered may be known to the agent all the same.
+// set sends the choice of the model. The agent may know a model that it does not offer.
 func (s *session) set(offered []string, method string, params any, t *agent.Turn) error {
 	return s.call(method, params, func(m message, t *agent.Turn) error {
 		if m.Error != nil {
@@ -244,7 +244,7 @@ func (s *session) set(offered []string, method string, params any, t *agent.Turn
 	})
 }
 
-// begun ends the handshake; a query that waits is given.
+// begun ends the handshake and sends a query that waits for it.
 func (s *session) begun(t *agent.Turn) error {
 	s.ready = true
 	s.note(t, s.written())
@@ -254,7 +254,7 @@ func (s *session) begun(t *agent.Turn) error {
 	return s.ask(t)
 }
 
-// written tells where the agent keeps its record.
+// written returns the event with the path of the transcript.
 func (s *session) written() events.TranscriptWritten {
 	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
 	if s.d.Transcript != nil {
@@ -263,7 +263,7 @@ func (s *session) written() events.TranscriptWritten {
 	return w
 }
 
-// fail ends a handshake that cannot go on: the process takes no query.
+// fail ends a handshake with an error. The process takes no query after that.
 func (s *session) fail(t *agent.Turn, code, message string) {
 	s.broken = &runner.Error{Code: code, Message: message}
 	if s.pending {
@@ -271,7 +271,7 @@ func (s *session) fail(t *agent.Turn, code, message string) {
 	}
 }
 
-// content is the query in the protocol's parts.
+// content returns the query as content blocks of the protocol.
 func (s *session) content(q runner.Query) ([]sdk.ContentBlock, error) {
 	var blocks []sdk.ContentBlock
 	if q.Content != "" {

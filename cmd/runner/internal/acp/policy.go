@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Class is what the policy takes a call for.
+// Class is the kind of a call for the policy.
 type Class string
 
 // The classes of calls.
@@ -48,14 +48,14 @@ const (
 	ruleNoOption   = "no-option"          // deny: the agent offers no answer of that kind
 )
 
-// decision is how a question is answered.
+// decision is the answer to a permission request.
 type decision struct {
 	allow  bool
 	rule   string
 	reason string
 }
 
-// classify is the class by the protocol's kinds.
+// classify returns the class for a kind of the protocol.
 func classify(k sdk.ToolKind) Tool {
 	switch k {
 	case sdk.ToolKindRead, sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
@@ -73,8 +73,8 @@ func classify(k sdk.ToolKind) Tool {
 	}
 }
 
-// decide is the policy `workspace`: allow what stays inside it, deny the rest.
-// It has no third answer, and no side effect.
+// decide applies the policy `workspace`: it allows what stays inside the workspace and denies everything else. It has
+// no side effect.
 func decide(c Call, tool Tool, root string, skills []string) decision {
 	switch tool.Class {
 	case ClassFile:
@@ -98,13 +98,13 @@ func decide(c Call, tool Tool, root string, skills []string) decision {
 	}
 }
 
-// pathKeys are the arguments by which agents name files.
+// pathKeys are the arguments in which agents name files.
 var pathKeys = []string{
 	"path", "paths", "file", "files", "filePath", "filepath", "file_path", "absolute_path", "abs_path", "notebook_path",
 	"dir", "directory", "dir_path", "parentDir", "source", "destination", "from", "to", "old_path", "new_path", "target_file",
 }
 
-// decidePaths wants every path that the agent names to be inside.
+// decidePaths allows a call if every path that it names is inside the workspace.
 func decidePaths(c Call, tool Tool, root string, skills []string) decision {
 	paths := c.Paths
 	if given(c.Input) {
@@ -131,7 +131,7 @@ func decidePaths(c Call, tool Tool, root string, skills []string) decision {
 	return decision{allow: true, rule: rule}
 }
 
-// ofSkill tells whether a path lies in a skill, links included.
+// ofSkill reports whether a path is inside the folder of a skill, with symbolic links resolved.
 func ofSkill(skills []string, path string) bool {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || !filepath.IsAbs(path) {
@@ -143,7 +143,8 @@ func ofSkill(skills []string, path string) bool {
 	})
 }
 
-// inputPaths finds the paths among a call's arguments; a pattern counts when it could leave its folder.
+// inputPaths returns the paths among the arguments of a call. A pattern is one if it could match outside of its
+// folder.
 func inputPaths(input json.RawMessage) ([]string, bool) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(input, &all) != nil {
@@ -177,14 +178,15 @@ func inputPaths(input json.RawMessage) ([]string, bool) {
 	return paths, true
 }
 
-// inside tells whether a path, absolute or relative to the workspace, stays in it, links included.
+// inside reports whether a path, absolute or relative to the workspace, is inside the workspace, with symbolic links
+// resolved.
 func inside(root, path string) bool {
 	path = strings.TrimPrefix(path, "file://")
 	if strings.HasPrefix(path, "~") {
 		return false // an agent may take it for the home folder
 	}
 	if filepath.IsAbs(path) {
-		// The names that the workspace has elsewhere would be other folders to the agent.
+		// Aliases of the workspace, such as /mnt/workspace, would be other folders for the agent.
 		real, err := filepath.EvalSymlinks(root)
 		if err != nil || !under(root, path) && !under(real, path) {
 			return false
@@ -199,14 +201,14 @@ func under(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// asked answers a permission request at once: there is nobody to wait for.
+// asked answers a permission request at once. No person is asked.
 func (s *session) asked(m message, t *agent.Turn) error {
 	answer := func(o sdk.RequestPermissionOutcome) error {
 		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: sdk.RequestPermissionResponse{Outcome: o}})
 	}
 	q, err := decode[permissionRequest](m.Params, "session/request_permission")
 	if err != nil {
-		// The id was readable: nobody has to wait for ever.
+		// The id is known, so the agent gets an answer.
 		if sendErr := answer(sdk.NewRequestPermissionOutcomeCancelled()); sendErr != nil {
 			return sendErr
 		}
@@ -228,7 +230,7 @@ func (s *session) asked(m message, t *agent.Turn) error {
 	}
 	outcome := choose(q.Options, &d)
 	if s.stopped() {
-		// The protocol asks for this answer to everything after a cancellation.
+		// The protocol demands this answer to every request after a cancellation.
 		outcome = sdk.NewRequestPermissionOutcomeCancelled()
 		d = decision{rule: d.rule, reason: "The turn was interrupted."}
 	}
@@ -243,8 +245,8 @@ func (s *session) asked(m message, t *agent.Turn) error {
 	return answer(outcome)
 }
 
-// choose gives the option that says what was decided, this once: an answer that
-// the agent remembers would let it go on unasked.
+// choose returns the option that expresses the decision for this call alone. With an option that the agent remembers,
+// it would not ask again.
 func choose(options []sdk.PermissionOption, d *decision) sdk.RequestPermissionOutcome {
 	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce, sdk.PermissionOptionKindRejectAlways}
 	if d.allow {

@@ -167,6 +167,14 @@ func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptR
 	}
 	end := func(r sdk.StopReason) (sdk.PromptResponse, error) { return sdk.PromptResponse{StopReason: r}, nil }
 	switch what, _, _ := strings.Cut(asked, ":"); what {
+	case "which number was it?":
+		_, after, _ := strings.Cut(string(said), "Remember the number ")
+		number, _, _ := strings.Cut(after, " ")
+		a.say(ctx, p.SessionId, "You asked me to remember "+number+".")
+	case "talk for ever", "talk for ever again":
+		a.say(ctx, p.SessionId, "and on and on")
+		<-ctx.Done()
+		return end(sdk.StopReasonCancelled)
 	case "recall":
 		a.say(ctx, p.SessionId, "before: "+strings.ReplaceAll(string(said), "\n", ","))
 	case "everything":
@@ -204,7 +212,7 @@ func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptR
 		a.victim.Store(true)
 		return end(sdk.StopReasonCancelled)
 	default:
-		a.say(ctx, p.SessionId, "You said: "+asked)
+		a.say(ctx, p.SessionId, "You said: "+asked+". Ça va, 世界.")
 	}
 	return end(sdk.StopReasonEndTurn)
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// servers are the MCP servers in the protocol's words, which has none for how
-// long a call may take and which tools there are.
+// servers returns the MCP servers in the form of the protocol, which cannot express timeouts and the choice of tools.
 func (s *session) servers() []sdk.McpServer {
 	out := []sdk.McpServer{}
 	for _, m := range s.d.MCPServers {
@@ -38,7 +37,7 @@ func (s *session) servers() []sdk.McpServer {
 	return out
 }
 
-// reachable tells why the agent could not reach one of the servers.
+// reachable returns an error if the agent cannot reach one of the servers.
 func (s *session) reachable() error {
 	for i, m := range s.d.MCPServers {
 		if m.Type == "http" && !s.caps.McpCapabilities.Http {
@@ -48,9 +47,8 @@ func (s *session) reachable() error {
 	return nil
 }
 
-// ofServer tells whether a call names one of the servers as a word of its own:
-// there is no common form, and mcp__desk__note, desk_note, desk/note and
-// "note (desk MCP Server)" are all in use.
+// ofServer reports whether a call names one of the servers as a separate word. Agents use different forms:
+// mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
 func ofServer(servers []runner.MCPServer, name string) bool {
 	return slices.ContainsFunc(servers, func(m runner.MCPServer) bool {
 		found, err := regexp.MatchString(`(^|[^a-z0-9])`+regexp.QuoteMeta(m.Name)+`($|[^a-z0-9])`, strings.ToLower(name))
@@ -58,7 +56,7 @@ func ofServer(servers []runner.MCPServer, name string) bool {
 	})
 }
 
-// plain is what the protocol says of a call, with the agent's MCP servers known.
+// plain returns a Dialect.Tool function that knows the MCP servers of the agent and nothing else.
 func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)

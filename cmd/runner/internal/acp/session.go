@@ -15,11 +15,11 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// ping is a method that no agent has. The protocol reserves the underscore for
-// extensions and has an agent answer that it does not know it: a sign of life.
+// ping is a method that no agent implements. The protocol reserves the underscore for extensions, and the agent
+// answers that it does not know the method, which shows that it is alive.
 const ping = "_spool/ping"
 
-// session translates for one process.
+// session is the agent.Session of one process.
 type session struct {
 	d     Dialect
 	place agent.Place
@@ -53,7 +53,7 @@ type session struct {
 	turnState
 }
 
-// turnState is forgotten when the turn ends.
+// turnState is the state of one turn.
 type turnState struct {
 	main   *flow
 	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being told
@@ -67,10 +67,10 @@ type turnState struct {
 	end    func(*agent.Turn) // waits for what is still being told
 }
 
-// handler takes the answer to a request of ours.
+// handler handles the answer to a request of the session.
 type handler func(m message, t *agent.Turn) error
 
-// Open begins the conversation with a process that speaks a dialect of ACP.
+// Open returns a session for a process that speaks a dialect of ACP, and sends the handshake.
 func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Now == nil {
 		d.Now = time.Now
@@ -89,7 +89,7 @@ func newTurn(cost float64) turnState {
 	}
 }
 
-// Begin sends the query, or keeps it until the handshake is over.
+// Begin sends the query, or keeps it until the handshake is complete.
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
@@ -109,14 +109,14 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if !s.ready {
 		return nil
 	}
-	// A warm agent that stays mute is taken for hung, and a model may think for long.
+	// A warm agent that prints nothing is considered hung, and a model may take long to answer.
 	if err := s.poke(ignored); err != nil {
 		return err
 	}
 	return s.ask(t)
 }
 
-// poke has the agent answer something, without its model.
+// sendPing makes the agent print an answer without asking its model.
 func (s *session) poke(done handler) error {
 	if s.caps.SessionCapabilities.List != nil {
 		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
@@ -124,7 +124,7 @@ func (s *session) poke(done handler) error {
 	return s.call(ping, struct{}{}, done)
 }
 
-// ask gives the agent the query, unless the turn was interrupted before.
+// ask sends the query, unless the turn was interrupted before.
 func (s *session) ask(t *agent.Turn) error {
 	s.mu.Lock()
 	stopped := s.interrupted
@@ -154,11 +154,11 @@ func (s *session) Interrupt() error {
 	return s.urge(id, rounds)
 }
 
-// rounds is how often a turn that goes on is asked again to stop.
+// rounds is how often the session repeats a request to stop a turn that goes on.
 const rounds = 3
 
-// urge asks to stop, and again when the agent has answered something that was
-// asked later: one that had not yet begun the turn forgets that it was asked.
+// urge sends a request to stop, and repeats it when the agent has answered a later request: an agent that had not
+// begun the turn yet forgets the first one.
 func (s *session) urge(id sdk.SessionId, left int) error {
 	if left < rounds {
 		s.mu.Lock()
@@ -183,8 +183,8 @@ func (s *session) cancel(id sdk.SessionId) error {
 	return s.in.Send(request{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
 }
 
-// insist asks again to stop when something new begins after it was asked: it
-// may have been asked before the agent had begun the turn.
+// insist repeats the request to stop when the agent begins something new after it: the agent may not have begun the
+// turn when it was asked first.
 func (s *session) insist() error {
 	if !s.stopped() || !s.pending {
 		return nil
@@ -198,7 +198,7 @@ func (s *session) stopped() bool {
 	return s.interrupted
 }
 
-// call sends a request whose answer goes to done.
+// call sends a request and passes the answer to done.
 func (s *session) call(method string, params any, done handler) error {
 	s.mu.Lock()
 	s.requests++
@@ -208,7 +208,7 @@ func (s *session) call(method string, params any, done handler) error {
 	return s.in.Send(request{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
-// Line takes what the agent prints.
+// Line handles a line that the agent printed.
 func (s *session) Line(raw []byte, t *agent.Turn) error {
 	m, err := decode[message](raw, "message")
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	return errors.New("the line is neither a request nor an answer of JSON-RPC")
 }
 
-// answered takes the answer to one of our requests.
+// answered handles the answer to a request of the session.
 func (s *session) answered(m message, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(m.ID))
 	s.mu.Lock()
@@ -252,7 +252,7 @@ func (s *session) asks(m message, t *agent.Turn) error {
 	return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
 }
 
-// noted takes a notification that is not the protocol's.
+// noted handles a notification that is not part of the protocol.
 func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) error {
 	var n *Notice
 	if s.d.Notice != nil {
@@ -286,7 +286,7 @@ func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) error {
 	return nil
 }
 
-// plus adds up, and stops at the counters' end.
+// plus returns the sum, limited to the largest value of the counters.
 func plus(a, b events.Usage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{
@@ -295,7 +295,7 @@ func plus(a, b events.Usage) events.Usage {
 	}
 }
 
-// note records an event in this turn, or in the next if none runs.
+// note journals an event in the running turn, or in the next one.
 func (s *session) note(t *agent.Turn, p events.Payload) {
 	if !s.pending {
 		s.notes = append(s.notes, p)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// call is a tool at work.
+// call is a call of a tool that is running.
 type call struct {
 	Call
 	flow    *flow
@@ -31,7 +31,7 @@ type call struct {
 	over   bool
 }
 
-// with adds what an update says to a call.
+// with returns the call with the fields of an update.
 func (c Call) with(u toolUpdate) Call {
 	if u.Title != nil {
 		if c.Name == "" {
@@ -69,7 +69,7 @@ func (c Call) with(u toolUpdate) Call {
 	return c
 }
 
-// tool is what the protocol says of a call, refined by the dialect.
+// tool returns what is known about a call, from the protocol and from the dialect.
 func (s *session) tool(c Call) Tool {
 	if s.d.Tool != nil {
 		if known := s.d.Tool(c); known != nil {
@@ -79,7 +79,7 @@ func (s *session) tool(c Call) Tool {
 	return classify(c.Kind)
 }
 
-// tooled takes a tool_call or an update of one.
+// tooled handles a tool_call or a tool_call_update.
 func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
 	if c == nil {
@@ -119,7 +119,7 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	return nil
 }
 
-// use shows the call, and finishes that block when the input is known.
+// use opens the block of a call, and finishes it when the input is known.
 func (s *session) use(c *call, tool Tool, t *agent.Turn) {
 	if c.use == "" {
 		name := cmp.Or(tool.Name, c.Name)
@@ -134,7 +134,7 @@ func (s *session) use(c *call, tool Tool, t *agent.Turn) {
 	})
 }
 
-// stream shows output as it comes: agents state it whole each time.
+// stream journals output as it arrives. Agents repeat the whole output in every update.
 func (s *session) stream(c *call, t *agent.Turn) {
 	text := output(c.content, nil)
 	rest, grown := strings.CutPrefix(text, c.shown)
@@ -148,7 +148,7 @@ func (s *session) stream(c *call, t *agent.Turn) {
 	c.shown = text
 }
 
-// results finishes the call.
+// results journals the result of a call.
 func (s *session) results(c *call, tool Tool, t *agent.Turn) {
 	text := output(c.content, c.Output)
 	failed := c.status == sdk.ToolCallStatusFailed || tool.Failed
@@ -160,7 +160,7 @@ func (s *session) results(c *call, tool Tool, t *agent.Turn) {
 	t.Complete(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
 }
 
-// delegated shows a sub-agent. What it said is told by the agent on request, once it is over.
+// delegated journals the call of a sub-agent. When it has ended, the agent is asked to repeat its conversation.
 func (s *session) delegated(c *call, sub Subagent, t *agent.Turn) error {
 	if c.sub == "" {
 		if !given(c.Input) && !c.over {
@@ -194,8 +194,8 @@ func (s *session) delegated(c *call, sub Subagent, t *agent.Turn) error {
 	return s.retell(sdk.SessionId(sub.Session), &flow{conv: c.ID}, finish)
 }
 
-// retell has the agent repeat a sub-agent's session, which it does not tell
-// while it runs, into a conversation of its own.
+// retell makes the agent repeat the session of a sub-agent into a conversation of its own. Agents do not report it
+// while it runs.
 func (s *session) retell(id sdk.SessionId, f *flow, finish func(*agent.Turn)) error {
 	s.subs[id] = f
 	return s.call(sdk.AgentMethodSessionLoad, s.load(id), func(m message, t *agent.Turn) error {
@@ -222,7 +222,7 @@ func (s *session) retell(id sdk.SessionId, f *flow, finish func(*agent.Turn)) er
 
 func ignored(message, *agent.Turn) error { return nil }
 
-// output is a call's result as text: its content, else what the tool gave.
+// output returns the result of a call as text: its content, else its raw output.
 func output(made []toolContent, raw json.RawMessage) string {
 	var parts []string
 	for _, c := range made {
@@ -254,7 +254,7 @@ func output(made []toolContent, raw json.RawMessage) string {
 	return string(raw)
 }
 
-// diff shows what was replaced and by what.
+// diff returns a change of a file as text.
 func diff(d toolContent) string {
 	var b strings.Builder
 	b.WriteString("--- " + d.Path + "\n+++ " + d.Path + "\n")
@@ -270,7 +270,7 @@ func diff(d toolContent) string {
 	return b.String()
 }
 
-// about says in a line what a call is about.
+// about returns a one-line description of a call.
 func about(c Call, workspace string) string {
 	var a struct {
 		Description string `json:"description"`

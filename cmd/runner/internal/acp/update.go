@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// flow is a conversation as it is told: the agent's own, or a sub-agent's.
+// flow is the state of a conversation: that of the main agent, or of a sub-agent.
 type flow struct {
 	conv    string
 	block   string // the open text, "" for none
@@ -20,7 +20,7 @@ type flow struct {
 	last    string // the last text that was finished
 }
 
-// flow finds the conversation of a session; nil for one that is not known.
+// flow returns the conversation of a session, or nil if the session is unknown.
 func (s *session) flow(id sdk.SessionId) *flow {
 	if id == s.id {
 		return s.main
@@ -28,10 +28,10 @@ func (s *session) flow(id sdk.SessionId) *flow {
 	return s.subs[id]
 }
 
-// silent are the kinds of what a person could choose, and of a title: nothing of a turn.
+// silent are the kinds of updates that are not journaled: options of the user interface, and titles.
 var silent = []string{"available_commands_update", "session_info_update", "config_option_update"}
 
-// updated takes a session/update.
+// updated handles a session/update.
 func (s *session) updated(m message, t *agent.Turn) error {
 	u, err := decode[update](m.Params, "session/update")
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *session) updated(m message, t *agent.Turn) error {
 	return s.noticed(kind.Kind, u.Update, f, t)
 }
 
-// noticed takes what is not said or done.
+// noticed handles updates other than messages and calls.
 func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
 	switch kind {
 	case "plan":
@@ -118,10 +118,10 @@ func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Tu
 	return nil
 }
 
-// spent is the turn's part of the session's cost.
+// spent returns the cost of the turn: that of the session less that of the turns before.
 func (s *session) spent() float64 { return max(0, s.cost-s.began) }
 
-// say adds to the open text, or begins another.
+// say appends to the open text, or opens another one.
 func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
 	piece := c.Content.String()
 	switch {
@@ -149,7 +149,7 @@ func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) er
 	return nil
 }
 
-// closeMessage finishes the open text, which is the last of its message.
+// closeMessage finishes the open text, which is the last one of its message.
 func (s *session) closeMessage(f *flow, t *agent.Turn) {
 	anchor := ""
 	if s.d.Anchors && f == s.main {
@@ -158,7 +158,7 @@ func (s *session) closeMessage(f *flow, t *agent.Turn) {
 	f.close(t, anchor)
 }
 
-// close finishes the open text, with its anchor.
+// close finishes the open text with its anchor.
 func (f *flow) close(t *agent.Turn, anchor string) {
 	if f.block == "" {
 		return
@@ -170,7 +170,7 @@ func (f *flow) close(t *agent.Turn, anchor string) {
 	f.block, f.said = "", nil
 }
 
-// showTodos shows the agent's list: one block a turn, that changes.
+// showTodos journals the agent's list in one block per turn, which it updates.
 func (s *session) showTodos(items []events.TodoItem, t *agent.Turn) {
 	if s.todo == "" {
 		s.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})

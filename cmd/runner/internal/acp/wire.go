@@ -9,8 +9,8 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 )
 
-// message is any JSON-RPC message. The SDK's own connection reads and writes in
-// goroutines of its own, which a session may not have: its types are used alone.
+// message is any JSON-RPC message. The connection of the SDK runs goroutines, which a session may not, so only its
+// types are used.
 type message struct {
 	ID     json.RawMessage   `json:"id"`
 	Method string            `json:"method"`
@@ -19,7 +19,7 @@ type message struct {
 	Error  *sdk.RequestError `json:"error"`
 }
 
-// request is one of ours, or a notification when it has no id.
+// request is a request of the session, or a notification if it has no id.
 type request struct {
 	JSONRPC string `json:"jsonrpc"`
 	ID      *int   `json:"id,omitempty"`
@@ -27,7 +27,7 @@ type request struct {
 	Params  any    `json:"params"`
 }
 
-// reply answers a request of the agent.
+// reply is the answer to a request of the agent.
 type reply struct {
 	JSONRPC string            `json:"jsonrpc"`
 	ID      json.RawMessage   `json:"id"`
@@ -35,8 +35,8 @@ type reply struct {
 	Error   *sdk.RequestError `json:"error,omitempty"`
 }
 
-// update is the part of a session/update that says of which kind it is. The
-// SDK's union takes an unknown kind for a known one of the same shape.
+// update is the part of a session/update that names its kind. The union type of the SDK takes an unknown kind for a
+// known one of the same shape.
 type update struct {
 	SessionID sdk.SessionId   `json:"sessionId"`
 	Update    json.RawMessage `json:"update"`
@@ -46,9 +46,8 @@ type updateKind struct {
 	Kind string `json:"sessionUpdate"`
 }
 
-// toolUpdate is a tool_call, a tool_call_update or the call of a permission
-// request. Input and output stay as they were written, and a kind of content that
-// is not known does not hide the rest, nor is taken for another.
+// toolUpdate is a tool_call, a tool_call_update, or the call in a permission request. Input and output keep their
+// bytes, and content of an unknown kind does not hide the rest.
 type toolUpdate struct {
 	ID        string                 `json:"toolCallId"`
 	Title     *string                `json:"title"`
@@ -79,7 +78,7 @@ type content struct {
 	} `json:"resource"`
 }
 
-// String is what can be read of it.
+// String returns the text of the block.
 func (c content) String() string {
 	switch c.Type {
 	case "text":
@@ -94,7 +93,7 @@ func (c content) String() string {
 	return "[" + c.Type + "]"
 }
 
-// toolContent is a piece of what a call made.
+// toolContent is a part of the content of a call.
 type toolContent struct {
 	Type       string  `json:"type"`
 	Content    content `json:"content"`
@@ -104,14 +103,14 @@ type toolContent struct {
 	TerminalID string  `json:"terminalId"`
 }
 
-// permissionRequest is the SDK's, with the call in our shape.
+// permissionRequest is that of the SDK, with the call as toolUpdate.
 type permissionRequest struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Options   []sdk.PermissionOption `json:"options"`
 	ToolCall  toolUpdate             `json:"toolCall"`
 }
 
-// decode reads a part of a line; what says which.
+// decode decodes a part of a line. What names the part in the error.
 func decode[T any](raw json.RawMessage, what string) (T, error) {
 	var v T
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -120,7 +119,7 @@ func decode[T any](raw json.RawMessage, what string) (T, error) {
 	return v, nil
 }
 
-// given tells whether an optional value says something: null and {} do not.
+// given reports whether an optional value is set: null and {} are not.
 func given(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("{}"))

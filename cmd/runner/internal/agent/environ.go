@@ -10,5 +10,5 @@ func hasPrefix(key string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(key, p) })
 }
 
-// sortedKeys makes the environment a function of its input: commands are compared.
+// sortedKeys returns the keys in order, because the supervisor compares environments.
 func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }

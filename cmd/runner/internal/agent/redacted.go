@@ -10,23 +10,21 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// What an agent says is redacted before it is cut: half of a value would not be
-// known again. So it is the Turn that cuts, and no Session.
+// The Turn redacts before it cuts, because half of a secret would not be recognised. So no Session cuts texts.
 const (
-	// maxLog is how many bytes a log event keeps.
+	// maxLog is the largest size of the message of a log event, in bytes.
 	maxLog = 16 << 10
-	// maxDescription is how many bytes a call's description keeps.
+	// maxDescription is the largest size of the description of a call, in bytes.
 	maxDescription = 200
-	// maxAnchor is how many bytes an anchor may have.
+	// maxAnchor is the largest size of an anchor, in bytes.
 	maxAnchor = 256
 )
 
-// ours are the fields in which the runner itself writes: numbers of its own, and words of its own lists.
+// ours are the fields that the runner itself fills in: numbers and words from its own lists.
 var ours = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
-// Redacted gives the data of a line without what nobody may see. Text in flight is
-// redacted as it comes; an agent's own id of its session and the place of its
-// record stay, since the host finds them by these.
+// Redacted returns the data of a line without secrets. Text deltas are redacted earlier, piece by piece. The agent's
+// own session id and the path of its record are kept, because the executor needs them to find the session.
 func Redacted(s *redact.Set, data any) any {
 	switch data.(type) {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
@@ -50,7 +48,8 @@ func Redacted(s *redact.Set, data any) any {
 	return data
 }
 
-// inConversation is the name of a conversation, which is an agent's to choose but for its own.
+// inConversation returns the redacted name of a conversation. The agent chooses the names of all conversations but the
+// main one.
 func inConversation(s *redact.Set, name string) string {
 	if name == events.MainConversation {
 		return name
@@ -58,7 +57,7 @@ func inConversation(s *redact.Set, name string) string {
 	return s.String(name)
 }
 
-// brief keeps the beginning of a description.
+// brief returns the beginning of a description.
 func brief(s string) string {
 	if len(s) <= maxDescription {
 		return s
@@ -66,7 +65,7 @@ func brief(s string) string {
 	return strings.ToValidUTF8(s[:maxDescription], "") + "…"
 }
 
-// Beginning is that of a text, as valid UTF-8, with a note if there is more.
+// Beginning returns the beginning of a text as valid UTF-8, with a note if the text is longer.
 func Beginning(s string, limit int) string {
 	if len(s) > limit {
 		for limit > 0 && !utf8.RuneStart(s[limit]) {

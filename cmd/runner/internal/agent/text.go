@@ -12,15 +12,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// errCut says that something was too long to be kept whole.
+// errCut is recorded when a value was too long and was cut.
 var errCut = errors.New("longer than a line may be; it was cut")
 
-// cutNote ends a text that was cut.
+// cutNote is appended to a text that was cut.
 const cutNote = "\n[cut by the runner: too long]"
 
-// text is a block's text: whole runes that are known, of which sent bytes are
-// journaled, and the beginning of a rune that is still to come. What is known is
-// redacted, so that offsets count what is shown.
+// text is the text of a block: the complete runes so far, of which the first sent bytes are journaled, and the
+// beginning of an incomplete rune. The text is already redacted, so offsets count redacted bytes.
 type text struct {
 	redact *redact.Stream
 	known  []byte
@@ -40,7 +39,7 @@ func (x *text) add(piece string) {
 	x.show(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
 
-// finish gives up on the rest of a rune, and holds nothing back any more.
+// finish drops an incomplete rune and releases text that was held back for redaction.
 func (x *text) finish() {
 	if len(x.half) > 0 && !x.cut {
 		x.show([]byte("\uFFFD"))
@@ -69,7 +68,7 @@ func (x *text) keep(b []byte) {
 
 func (x *text) waiting() bool { return x.sent < len(x.known) }
 
-// take gives the next piece to send, at most limit bytes of whole runes, and its offset.
+// take returns the next piece to send, at most limit bytes of whole runes, and its offset.
 func (x *text) take(limit int) (uint32, string) {
 	piece := clipBytes(x.known[x.sent:], limit)
 	offset := uint32(x.sent) //nolint:gosec // at most maxText and the note
@@ -77,14 +76,14 @@ func (x *text) take(limit int) (uint32, string) {
 	return offset, string(piece)
 }
 
-// put gives the text to the field that it is of.
+// put stores the text in the field of the block that it belongs to.
 func (x *text) put(b *events.Block) {
 	if len(x.known) == 0 {
 		return
 	}
 	switch b.Kind {
 	case events.KindToolUse:
-		// Input that never became whole JSON is not input.
+		// Input that is not complete JSON is left out.
 		if len(b.Input) == 0 && len(*x.typed) <= maxText && json.Valid(*x.typed) {
 			b.Input = bytes.Clone(*x.typed)
 		}
@@ -95,7 +94,7 @@ func (x *text) put(b *events.Block) {
 	}
 }
 
-// unfinished is the length of the incomplete rune that b ends with.
+// unfinished returns the length of the incomplete rune at the end of b.
 func unfinished(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
@@ -108,7 +107,7 @@ func unfinished(b []byte) int {
 	return 0
 }
 
-// clipBytes is the longest prefix of whole runes within limit bytes.
+// clipBytes returns the longest prefix of whole runes within limit bytes.
 func clipBytes(b []byte, limit int) []byte {
 	if len(b) <= limit {
 		return b
@@ -121,7 +120,7 @@ func clipBytes(b []byte, limit int) []byte {
 
 func clip(s string, limit int) string { return string(clipBytes([]byte(s), limit)) }
 
-// apply folds an update into the block that End would finish.
+// apply applies an update to the block that End would finish.
 func apply(b *events.Block, u events.BlockUpdates) {
 	if len(u.Input) > 0 {
 		b.Input = u.Input
@@ -138,7 +137,7 @@ func apply(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// fit encodes data as valid UTF-8 JSON that fits into a line, cutting long texts.
+// fit encodes data as valid UTF-8 JSON and cuts long texts until the result fits into a line.
 func fit(data any) (raw json.RawMessage, cut bool, err error) {
 	for _, limit := range []int{maxText + len(cutNote), maxText / 8} {
 		small, wasCut := shorten(data, limit)
@@ -155,8 +154,8 @@ func fit(data any) (raw json.RawMessage, cut bool, err error) {
 	return nil, true, errCut
 }
 
-// encode gives JSON without HTML escapes; invalid UTF-8 becomes U+FFFD, also
-// inside raw messages, where encoding/json would let it pass.
+// encode returns JSON without HTML escapes. Invalid UTF-8 becomes U+FFFD, also inside raw messages, which
+// encoding/json does not check.
 func encode(data any) (json.RawMessage, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -167,7 +166,7 @@ func encode(data any) (json.RawMessage, error) {
 	return bytes.ToValidUTF8(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), []byte("\uFFFD")), nil
 }
 
-// shorten cuts the fields whose length an agent decides.
+// shorten cuts the fields whose length the agent decides.
 func shorten(data any, limit int) (any, bool) {
 	cut := false
 	long := func(fields ...*string) {
@@ -232,8 +231,8 @@ func shorten(data any, limit int) (any, bool) {
 	return data, cut
 }
 
-// cleanJSON gives a value that every reader accepts: halves of surrogate pairs,
-// which JSON can write and UTF-8 cannot, become U+FFFD. What is no JSON is left out.
+// cleanJSON returns a value that every JSON reader accepts: unpaired surrogates become U+FFFD. It returns false for a
+// value that is not JSON.
 func cleanJSON(m json.RawMessage) (json.RawMessage, bool) {
 	if len(m) == 0 {
 		return nil, true

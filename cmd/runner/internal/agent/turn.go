@@ -14,25 +14,25 @@ import (
 
 // Limits of what one block carries; see fit for lines.
 const (
-	// DefaultCoalesce is the least time between two pieces of text: what comes earlier waits, to be joined.
+	// DefaultCoalesce is the least time between two text deltas of a block. Text that arrives earlier is joined.
 	DefaultCoalesce = 20 * time.Millisecond
-	// maxText is how many bytes of text one field keeps: escaped at worst it still fits in a line.
+	// maxText is the largest size of a text field in bytes. With every byte escaped it still fits into a line.
 	maxText = 1 << 20
-	// maxDelta is how many bytes one text_delta carries: it has to fit in a message of the bus.
+	// maxDelta is the largest size of the text of a text_delta in bytes, so that it fits into a message of the bus.
 	maxDelta = 64 << 10
 )
 
-// Journal takes lines in order and numbers them.
+// Journal stores lines in order and numbers them.
 type Journal interface {
-	// Append waits while the journal is full, until ctx ends: then the line is
-	// taken all the same, so that a turn can always be ended.
+	// Append blocks while the journal is full, until ctx ends. Then the line is stored all the same, so that a turn
+	// can always be ended.
 	Append(ctx context.Context, l runner.Line)
-	// NewBlockID is unique within the journal.
+	// NewBlockID returns an id that is unique within the journal.
 	NewBlockID() string
 }
 
-// TurnConfig is what a turn is made from. A nil Journal makes a turn that drops
-// everything and logs it for debugging: it stands between turns.
+// TurnConfig configures a turn. A turn with a nil Journal drops everything and logs it at debug level; it is used
+// between turns.
 type TurnConfig struct {
 	Journal     Journal
 	ExecutionID string
@@ -44,10 +44,9 @@ type TurnConfig struct {
 	BeforeEnd   func()           // called once, before the line that ends the turn is journaled; nil for nothing
 }
 
-// Turn is one turn's record as a Session tells it: blocks, text, events, end.
-// It keeps the journal's promises: ids and UTF-8 offsets, no rune split, text
-// before any line that follows it, every block finished before the end, one end.
-// Its methods block while the journal is full. Safe for concurrent use.
+// Turn writes one turn to the journal: blocks, text, events, and the end. It guarantees valid ids and UTF-8 offsets,
+// whole runes, text before any line that follows it, that every block is finished before the end, and exactly one end.
+// Its methods block while the journal is full. They are safe for concurrent use.
 type Turn struct {
 	ctx context.Context // ends when the turn is killed: back-pressure ends with it
 	cfg TurnConfig
@@ -61,14 +60,14 @@ type Turn struct {
 	agent string        // its own session id, as last told
 }
 
-// openBlock is a block that is not finished.
+// openBlock is a block that has been started and not finished.
 type openBlock struct {
 	block        events.Block
 	conversation string
 	text         text
 }
 
-// NewTurn begins a turn. The context ends its waiting, not the turn.
+// NewTurn returns a new turn. The end of ctx ends waiting for the journal; it does not end the turn.
 func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -82,14 +81,14 @@ func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	return &Turn{ctx: ctx, cfg: cfg}
 }
 
-// AgentSession is the agent's own session id as its last TranscriptWritten told it, "" for none.
+// AgentSession returns the agent's own session id from the last TranscriptWritten, or "".
 func (t *Turn) AgentSession() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.agent
 }
 
-// Ended is how the turn ended, nil while it goes on.
+// Ended returns the end of the turn, or nil while the turn goes on.
 func (t *Turn) Ended() *runner.Ended {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,7 +107,7 @@ func (t *Turn) Start(s runner.Started) {
 	}
 }
 
-// append gives a line to the journal, or keeps it until Start.
+// append writes a line to the journal, or holds it until Start is called.
 func (t *Turn) append(line runner.Line) {
 	if t.cfg.Hold {
 		t.held = append(t.held, line)
@@ -117,8 +116,8 @@ func (t *Turn) append(line runner.Line) {
 	t.cfg.Journal.Append(t.ctx, line)
 }
 
-// Open opens a block in a conversation (events.MainConversation for the agent's
-// own) and gives its id. Id, status, time and execution are the turn's to set.
+// Open starts a block in a conversation (events.MainConversation for the main agent's) and returns its id. The turn
+// sets id, status, time and execution.
 func (t *Turn) Open(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -134,7 +133,7 @@ func (t *Turn) Open(conversation string, b events.Block) string {
 	return b.ID
 }
 
-// Whole states a block that is complete at once; an error status is kept.
+// Whole writes a block that is complete at once. A status of error is kept.
 func (t *Turn) Whole(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,9 +146,8 @@ func (t *Turn) Whole(conversation string, b events.Block) string {
 	return b.ID
 }
 
-// Text adds to an open block's text: the content of assistant_text and
-// thinking, the input of tool_use as it is typed, the output of tool_result and
-// subagent. Pieces may end in the middle of a rune.
+// Text appends to the text of an open block: the content of assistant_text and thinking, the input of tool_use, the
+// output of tool_result and subagent. A piece may end in the middle of a rune.
 func (t *Turn) Text(id, piece string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -162,7 +160,7 @@ func (t *Turn) Text(id, piece string) {
 	if t.timer != nil || !b.text.waiting() {
 		return
 	}
-	// What comes soon after other text waits to be joined; the first goes at once.
+	// The first piece is sent at once. Text that follows soon is held, to be joined.
 	if wait := t.cfg.Coalesce - t.cfg.Now().Sub(t.sent); wait > 0 {
 		t.timer = time.AfterFunc(wait, t.flushLate)
 	} else {
@@ -183,9 +181,9 @@ func (t *Turn) Update(id string, u events.BlockUpdates) {
 	t.write(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
 }
 
-// Complete finishes a block with the text it was given. A non-nil change sees
-// the finished block and may correct it, text included: what the agent says at
-// the end is the truth. It may set status error.
+// Complete finishes a block. If change is not nil, it is called with the finished block and may correct every field
+// but the identity, text included: what the agent states at the end replaces what it streamed. It may set status
+// error.
 func (t *Turn) Complete(id string, change func(*events.Block)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,7 +195,7 @@ func (t *Turn) Complete(id string, change func(*events.Block)) {
 	t.finish(b, events.StatusComplete, change)
 }
 
-// Emit journals an event that is no block.
+// Emit journals an event that is not a block.
 func (t *Turn) Emit(conversation string, p events.Payload) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -207,8 +205,8 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 	t.write(p.EventType(), conversation, p)
 }
 
-// End ends the turn. Blocks that are still open are finished with status error
-// and the text they have. A second end, and anything after it, changes nothing.
+// End ends the turn. Blocks that are still open are finished with status error and the text so far. Further calls of
+// End and of all other methods have no effect.
 func (t *Turn) End(e runner.Ended) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -226,7 +224,7 @@ func (t *Turn) End(e runner.Ended) {
 	if t.cfg.BeforeEnd != nil {
 		t.cfg.BeforeEnd()
 	}
-	// The last line waits for nobody: what was released must not be held up by a full journal.
+	// The end of a turn does not wait for a full journal: what the turn held has been released.
 	ctx, cancel := context.WithCancel(t.ctx)
 	cancel()
 	t.ctx = ctx
@@ -238,7 +236,7 @@ func (t *Turn) End(e runner.Ended) {
 	}
 }
 
-// dress sets what is the turn's to set.
+// dress sets the fields of a block that the turn decides.
 func (t *Turn) dress(conversation string, b events.Block, s events.BlockStatus) events.Block {
 	if t.cfg.Journal != nil {
 		b.ID = t.cfg.Journal.NewBlockID()
@@ -255,7 +253,7 @@ func (t *Turn) find(id string) *openBlock {
 	return t.open[i]
 }
 
-// unknown records that an agent spoke of a block that is not open.
+// unknown journals that the agent named a block that is not open.
 func (t *Turn) unknown(what, id string) {
 	if t.cfg.Journal == nil || t.end != nil {
 		return
@@ -265,7 +263,7 @@ func (t *Turn) unknown(what, id string) {
 	})
 }
 
-// finish writes the whole block and forgets it.
+// finish writes the finished block and removes it from the open ones.
 func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Block)) {
 	b.text.finish()
 	t.flush()
@@ -276,7 +274,7 @@ func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Bl
 	if change != nil {
 		change(&whole)
 	}
-	// A session may correct the content, never the identity.
+	// A session may correct the content of a block, but not its identity.
 	whole.ID, whole.Kind, whole.Time, whole.ExecutionID, whole.ConversationID = b.block.ID, b.block.Kind, b.block.Time, b.block.ExecutionID, b.conversation
 	if whole.Status != events.StatusError {
 		whole.Status = events.StatusComplete
@@ -284,7 +282,7 @@ func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Bl
 	t.write(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
-// flushLate is the coalescing timer.
+// flushLate is called by the coalescing timer.
 func (t *Turn) flushLate() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -294,7 +292,7 @@ func (t *Turn) flushLate() {
 	}
 }
 
-// flush journals the text that waits, in the order of the blocks.
+// flush journals all held text, in the order of the blocks.
 func (t *Turn) flush() {
 	if t.timer != nil {
 		t.timer.Stop()
@@ -312,7 +310,7 @@ func (t *Turn) flush() {
 	}
 }
 
-// write journals a line, after the text that came before it.
+// write journals a line, and first the text that came before it.
 func (t *Turn) write(typ events.Type, conversation string, data any) {
 	t.flush()
 	t.put(typ, conversation, data)
@@ -326,7 +324,7 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 	raw, cut, err := fit(Redacted(t.cfg.Redact, data))
 	conversation = inConversation(t.cfg.Redact, conversation)
 	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
-	// The note comes first: the end of a turn is its last line.
+	// The note comes before the line, because the end of a turn is its last line.
 	if err != nil {
 		t.note(line, "INTERNAL", err)
 		return
@@ -337,7 +335,7 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 	t.append(line)
 }
 
-// note journals what happened to a line.
+// note journals that a line was changed or dropped.
 func (t *Turn) note(line runner.Line, code string, err error) {
 	raw, _, encErr := fit(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
 	if encErr != nil {

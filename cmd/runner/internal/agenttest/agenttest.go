@@ -1,150 +1,73 @@
-// Package agenttest replays an agent's recorded lines into a Session and gives
-// what the runner would journal, with fixed times and block ids: for goldens.
+// Package agenttest is the suite that the adapter of every agent passes.
+//
+// Exercise runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
+// compares the journal with golden files, and it runs the CLI itself under the real supervisor against a scripted
+// model. A test of something that one agent alone has uses the parts directly: Bench, Replay, Journal.
 package agenttest
 
 import (
-	"context"
-	"encoding/json"
-	"fmt"
-	"os"
-	"slices"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
-	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Journal keeps lines in memory; it is never full.
-type Journal struct {
-	mu     sync.Mutex
-	lines  []runner.Line
-	blocks int
+// Subject is the agent under test.
+type Subject struct {
+	Architecture string
+	Adapter      agent.Adapter
+
+	// Program is the name of the agent's CLI. Tests that run the CLI are skipped when it is not on the PATH.
+	// "" means that the test binary itself is the agent; see Command.
+	Program string
+	// Install is the shell command that installs Program. The error AGENT_NOT_FOUND has to contain it.
+	Install string
+	// Command is the command of every query, for architecture acp.
+	Command []string
+	// Environ are variables, KEY=value, that the supervisor's process has in addition to PATH and HOME.
+	Environ []string
+	// Env returns the environment of every query for a scripted model at the URL, which has no path.
+	Env func(modelURL string) map[string]string
+	// NoModel means that the agent needs no scripted model; Env is called with "".
+	NoModel bool
+	// Model is the model of every query; "" for the CLI's default.
+	Model string
 }
 
-// Append numbers and keeps the line.
-func (j *Journal) Append(_ context.Context, l runner.Line) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	l.N = uint64(len(j.lines) + 1)
-	j.lines = append(j.lines, l)
+// Capabilities describe what the suite can ask of an agent. A nil field is a capability that the agent does not have.
+type Capabilities struct {
+	Goldens      *Goldens
+	Conversation *Conversation
+	Confinement  *Confinement
+	Resume       *Resume
+	Settings     *WorkspaceSettings
+	Fork         *Fork
+	Provided     *Provided
 }
 
-// NewBlockID is b1, b2, …
-func (j *Journal) NewBlockID() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.blocks++
-	return fmt.Sprintf("b%d", j.blocks)
-}
-
-// Lines so far.
-func (j *Journal) Lines() []runner.Line {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return append([]runner.Line(nil), j.lines...)
-}
-
-// Stdin records what a Session sends, one JSON value each.
-type Stdin struct {
-	mu   sync.Mutex
-	sent []json.RawMessage
-}
-
-// Send records v.
-func (s *Stdin) Send(v any) error {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sent = append(s.sent, raw)
-	return nil
-}
-
-// Sent so far.
-func (s *Stdin) Sent() []json.RawMessage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]json.RawMessage(nil), s.sent...)
-}
-
-// NewTurn begins a turn whose text is coalesced until another line follows, and
-// whose clock stands still at 2026-01-02T03:04:05Z.
-func NewTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
+// Exercise runs the suite.
+func Exercise(t *testing.T, s Subject, c Capabilities) {
 	t.Helper()
-	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	return agent.NewTurn(t.Context(), agent.TurnConfig{
-		Journal: j, ExecutionID: execution, Coalesce: time.Hour, Now: func() time.Time { return at },
-	})
-}
-
-// Replay opens a session, begins the query and feeds it the lines of a recorded
-// stdout; it gives the journal, and what was sent to stdin.
-func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
-	t.Helper()
-	var stdin Stdin
-	var journal Journal
-	s := a.Open(l, &stdin)
-	turn := NewTurn(t, &journal, q.ExecutionID)
-	turn.Start(runner.Started{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
-	if err := s.Begin(q, turn); err != nil {
-		t.Fatalf("begin: %v", err)
+	if c.Goldens != nil {
+		t.Run("goldens", func(t *testing.T) { goldens(t, s, *c.Goldens) })
+		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); disorder(t, s, *c.Goldens) })
 	}
-	for i, line := range stdout {
-		if err := s.Line([]byte(line), turn); err != nil {
-			t.Errorf("line %d: %v", i+1, err)
-		}
+	if s.Program != "" {
+		t.Run("missing CLI", func(t *testing.T) { t.Parallel(); missing(t, s) })
 	}
-	if turn.Ended() == nil {
-		t.Error("the recorded lines do not end the turn")
+	if c.Conversation != nil {
+		t.Run("one process for all turns", func(t *testing.T) { t.Parallel(); oneProcess(t, s, *c.Conversation, c.Confinement) })
+		t.Run("interrupt before the process has started", func(t *testing.T) { t.Parallel(); interruptAtOnce(t, s) })
 	}
-	return journal.Lines(), stdin.Sent()
-}
-
-// Anchors checks the anchors of a journal: only blocks of the agent's own conversation that are stated whole have
-// one, no two have the same, and each complete block of the given kinds in that conversation has one.
-func Anchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind) {
-	t.Helper()
-	seen := map[string]string{}
-	for _, l := range journal {
-		var d struct{ Block events.Block }
-		if err := json.Unmarshal(l.Data, &d); err != nil {
-			t.Fatal(err)
-		}
-		b := d.Block
-		switch {
-		case b.Anchor == "":
-			if b.ConversationID == events.MainConversation && b.Status == events.StatusComplete && slices.Contains(kinds, b.Kind) {
-				t.Errorf("line %d: block %s, %s, has no anchor", l.N, b.ID, b.Kind)
-			}
-		case b.Status == events.StatusPending, b.ConversationID != events.MainConversation:
-			t.Errorf("line %d: block %s, %s in %s, has the anchor %q", l.N, b.ID, b.Status, b.ConversationID, b.Anchor)
-		case seen[b.Anchor] != "":
-			t.Errorf("line %d: block %s has the anchor %q of block %s", l.N, b.ID, b.Anchor, seen[b.Anchor])
-		default:
-			seen[b.Anchor] = b.ID
-		}
+	if c.Resume != nil {
+		t.Run("resume", func(t *testing.T) { t.Parallel(); resume(t, s, *c.Resume) })
 	}
-}
-
-// Pinned checks that the version that an adapter knows is the one that the tests drive.
-func Pinned(t testing.TB, npm, tested string) {
-	t.Helper()
-	raw, err := os.ReadFile("../../../../scripts/agents/package.json")
-	if err != nil {
-		t.Fatal(err)
+	if c.Settings != nil {
+		t.Run("settings in the workspace", func(t *testing.T) { t.Parallel(); settings(t, s, *c.Settings, *c.Confinement) })
 	}
-	var pinned struct {
-		Dependencies map[string]string `json:"dependencies"`
+	if c.Fork != nil {
+		t.Run("fork", func(t *testing.T) { t.Parallel(); fork(t, s, *c.Fork) })
 	}
-	if err := json.Unmarshal(raw, &pinned); err != nil {
-		t.Fatal(err)
-	}
-	if got := pinned.Dependencies[npm]; got != tested {
-		t.Errorf("scripts/agents pins %s %q, the adapter is tested with %q", npm, got, tested)
+	if c.Provided != nil {
+		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); provided(t, s, *c.Provided) })
 	}
 }

@@ -1,8 +1,6 @@
 package builtin_test
 
 import (
-	"encoding/json"
-	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -19,43 +17,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-var update = flag.Bool("update", false, "write the goldens anew")
-
-// What cannot be the same twice: ids, folders, durations.
+// unstable are texts that differ in every run: ids, folders, durations.
 var unstable = []struct{ from, to string }{
 	{`agt-[A-Z2-7]+`, "agt-1"}, {`,"durationMs":\d+`, ""}, {`"path":"/[^"]*/spool/`, `"path":"/state/spool/`}, {`"bytes":\d+`, `"bytes":1`},
-}
-
-func golden(t *testing.T, name string, lines []runner.Line) {
-	t.Helper()
-	var got strings.Builder
-	enc := json.NewEncoder(&got)
-	enc.SetEscapeHTML(false)
-	for _, l := range lines {
-		if err := enc.Encode(l); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text := got.String()
-	for _, u := range unstable {
-		text = regexp.MustCompile(u.from).ReplaceAllString(text, u.to)
-	}
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	wanted := strings.Split(string(want), "\n")
-	for i, line := range strings.Split(text, "\n") {
-		if i >= len(wanted) || line != wanted[i] {
-			t.Fatalf("line %d differs from %s (-update writes it anew)\n got %s\nwant %s", i+1, path, line, strings.Join(wanted[min(i, len(wanted)):min(i+1, len(wanted))], ""))
-		}
-	}
 }
 
 func TestGoldenTurn(t *testing.T) {
@@ -75,8 +39,13 @@ func TestGoldenTurn(t *testing.T) {
 	)
 	place := newPlace(t)
 	lines := startSpool(t, e, place, "", nil).turn("write a program", nil)
-	agenttest.Anchors(t, lines, events.KindToolResult)
-	golden(t, "turn.jsonl", lines)
+	agenttest.CheckAnchors(t, lines, events.KindToolResult)
+	agenttest.CompareJournal(t, filepath.Join("testdata", "turn.jsonl"), lines, func(text []byte) []byte {
+		for _, u := range unstable {
+			text = regexp.MustCompile(u.from).ReplaceAll(text, []byte(u.to))
+		}
+		return text
+	})
 	if got, err := os.ReadFile(place.Workspace + "/sum.py"); err != nil || string(got) != "print(1+2)\n" {
 		t.Errorf("the file is %q, %v", got, err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
-	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcpsidecar"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -99,7 +99,7 @@ func TestDefinitionServers(t *testing.T) {
 	desk, late := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-1"}), mcptest.Stdio(t, "late", nil)
 	desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 200
 	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-1"})
-	box.Type, box.Command = "stdio", companion.Command(desk.Command[0], box) // as the supervisor gives it
+	box.Type, box.Command = "stdio", mcpsidecar.Command(desk.Command[0], box) // as the supervisor gives it
 	s.query.MCPServers = []runner.MCPServer{
 		desk, late, box,
 		{Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},

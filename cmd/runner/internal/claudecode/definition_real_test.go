@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -20,63 +20,42 @@ import (
 
 func TestMain(m *testing.M) { mcptest.Main(m) }
 
-// call is a rule by which the model calls a tool when it is asked for name, and quotes the result.
-func call(name, tool string, input any) string {
-	raw, err := json.Marshal(map[string]any{
-		"match": map[string]any{"user": name},
-		"steps": []any{
-			map[string]any{"tool": map[string]any{"name": tool, "input": input}},
-			map[string]any{"text": "The tool said: {{result}}"},
-		},
-	})
-	if err != nil {
-		panic(err) // texts
-	}
-	return "  - " + string(raw) + "\n"
+// call returns a rule by which the model, when the query contains text, calls a tool and quotes the result.
+func call(text, tool string, input any) string {
+	return agenttest.Rule(text, agenttest.Tool{Name: tool, Input: input})
 }
 
-const parrot = "  - steps: [{text: 'You said: {{user}}'}]\n"
-
-func script(t *testing.T, rules ...string) *server.Script {
-	t.Helper()
-	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+parrot))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// asked is a request to the model.
-type asked struct {
+// request is a request to the model.
+type request struct {
 	Model string
 	body  string
 	tools []string
 }
 
-// asked are the requests whose body has a text in it.
-func (b *bench) asked(with string) []asked {
-	b.t.Helper()
-	var out []asked
-	for _, r := range b.mock.Requests() {
+// requests returns the requests to the model whose body contains text. There has to be one.
+func requests(t *testing.T, b *agenttest.Bench, text string) []request {
+	t.Helper()
+	var out []request
+	for _, r := range b.Model.Requests() {
 		var body struct {
 			Tools []struct {
 				Name string `json:"name"`
 			} `json:"tools"`
 		}
-		if !strings.HasPrefix(r.URL, "/v1/messages?") || !bytes.Contains(r.Body, []byte(with)) {
+		if !strings.HasPrefix(r.URL, "/v1/messages?") || !bytes.Contains(r.Body, []byte(text)) {
 			continue
 		}
 		if err := json.Unmarshal(r.Body, &body); err != nil {
-			b.t.Fatal(err)
+			t.Fatal(err)
 		}
-		a := asked{Model: r.Model, body: string(r.Body)}
-		for _, t := range body.Tools {
-			a.tools = append(a.tools, t.Name)
+		a := request{Model: r.Model, body: string(r.Body)}
+		for _, tool := range body.Tools {
+			a.tools = append(a.tools, tool.Name)
 		}
 		out = append(out, a)
 	}
 	if len(out) == 0 {
-		b.t.Fatalf("the model was never asked with %q in it", with)
+		t.Fatalf("no request to the model contains %q", text)
 	}
 	return out
 }
@@ -110,38 +89,38 @@ func TestRealDefinition(t *testing.T) {
 }
 
 func realPrompts(t *testing.T) {
-	b := benchWith(t, script(t))
-	b.completed("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
+	b.AskOK("hello", "hello", func(q *runner.Query) {
 		q.SystemPrompt, q.MemoryFile = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"
 	})
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
-		b.asked(want)
+		requests(t, b, want)
 	}
-	raw, err := os.ReadFile(filepath.Join(b.place.State, "claude", "CLAUDE.md"))
+	raw, err := os.ReadFile(filepath.Join(b.Place.State, "claude", "CLAUDE.md"))
 	if err != nil || string(raw) != "MEMORY-OF-THE-AGENT" {
 		t.Errorf("CLAUDE.md: %q, %v", raw, err)
 	}
 }
 
 func realTools(t *testing.T) {
-	b := benchWith(t, script(t, call("fetch", "WebFetch", map[string]any{"url": "http://127.0.0.1:9/", "prompt": "What?"})))
-	x := b.ask("fetch", func(q *runner.Query) { q.Tools.Allow = []string{"Read", "WebFetch"} })
-	if got := b.asked("fetch")[0].tools; !slices.Equal(slices.Sorted(slices.Values(got)), []string{"Read", "WebFetch"}) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("fetch", "WebFetch", map[string]any{"url": "http://127.0.0.1:9/", "prompt": "What?"})))
+	x := b.Ask("fetch", func(q *runner.Query) { q.Tools.Allow = []string{"Read", "WebFetch"} })
+	if got := requests(t, b, "fetch")[0].tools; !slices.Equal(slices.Sorted(slices.Values(got)), []string{"Read", "WebFetch"}) {
 		t.Errorf("the model is offered %v", got)
 	}
 	// What the policy would deny is allowed to an agent that has it by name.
-	if d := x.decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
+	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
 		t.Errorf("decisions %+v", d)
 	}
 }
 
 func realDenied(t *testing.T) {
-	b := benchWith(t, script(t))
-	b.completed("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
+	b.AskOK("hello", "hello", func(q *runner.Query) {
 		q.Tools.Deny = []string{"Bash", "WebSearch", "mcp__desk__echo"}
 		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
 	})
-	got := b.asked("hello")[0].tools
+	got := requests(t, b, "hello")[0].tools
 	for _, gone := range []string{"Bash", "WebSearch", "mcp__desk__echo", "AskUserQuestion"} {
 		if slices.Contains(got, gone) {
 			t.Errorf("the model is offered %s", gone)
@@ -155,23 +134,23 @@ func realDenied(t *testing.T) {
 }
 
 func realSubagents(t *testing.T) {
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		"  - {match: {user: SUBTASK}, steps: [{text: The reviewer looked.}]}\n",
 		call("delegate", "Agent", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
-	x := b.completed("delegate", "The reviewer looked", func(q *runner.Query) {
+	x := b.AskOK("delegate", "The reviewer looked", func(q *runner.Query) {
 		q.Subagents = []events.SubagentSpec{{
 			Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-REVIEWER", Model: "claude-reviewer", Tools: []string{"Read", "Grep"},
 		}}
 	})
-	b.asked("REVIEWS-THINGS")
-	if sub := b.asked("YOU-ARE-THE-REVIEWER"); sub[0].Model != "claude-reviewer" || !slices.Contains(sub[0].tools, "Read") || slices.Contains(sub[0].tools, "Bash") {
+	requests(t, b, "REVIEWS-THINGS")
+	if sub := requests(t, b, "YOU-ARE-THE-REVIEWER"); sub[0].Model != "claude-reviewer" || !slices.Contains(sub[0].tools, "Read") || slices.Contains(sub[0].tools, "Bash") {
 		t.Errorf("the sub-agent asked as %s with %v", sub[0].Model, sub[0].tools)
 	}
-	spawned := all[events.SubagentSpawned](x, "subagent_spawned")
+	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
 	if len(spawned) != 1 || spawned[0].Name != "reviewer" || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Fatalf("spawned %+v", spawned)
 	}
-	if said := slices.IndexFunc(x.lines, func(l runner.Line) bool {
+	if said := slices.IndexFunc(x.Lines, func(l runner.Line) bool {
 		return l.ConversationID == spawned[0].Conversation && strings.Contains(string(l.Data), "The reviewer looked")
 	}); said < 0 {
 		t.Errorf("nothing of the sub-agent in its conversation\n%s", x)
@@ -179,15 +158,15 @@ func realSubagents(t *testing.T) {
 }
 
 func realCommands(t *testing.T) {
-	b := benchWith(t, script(t))
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
 	with := func(q *runner.Query) {
 		q.Commands = []events.CommandSpec{
 			{Name: "deploy", Description: `Deploys: "all" of it`, Prompt: "Deploy $ARGUMENTS with care."},
 			{Name: "plain", Prompt: "---\nNo front matter."},
 		}
 	}
-	b.completed("/deploy the shop", "Deploy the shop with care.", with)
-	b.completed("/plain", "No front matter.", with)
+	b.AskOK("/deploy the shop", "Deploy the shop with care.", with)
+	b.AskOK("/plain", "No front matter.", with)
 }
 
 func realSkills(t *testing.T) {
@@ -202,26 +181,26 @@ func realSkills(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("use the skill", "Skill", map[string]any{"skill": "greet"}),
 		call("read the words", "Read", map[string]any{"file_path": filepath.Join(dir, "words.txt")}),
 		call("change the words", "Write", map[string]any{"file_path": filepath.Join(dir, "words.txt"), "content": "no"})))
 	with := func(q *runner.Query) {
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}
 	}
-	b.completed("hello", "hello", with)
-	b.asked("GREETS-PEOPLE")
-	b.ask("use the skill", with)
-	b.asked("SKILL-BODY")
-	b.completed("read the words", "WORDS-OF-THE-SKILL", with)
-	if d := b.completed("change the words", "outside of the workspace", with).decisions(); len(d) != 1 || d[0].Decision != "deny" {
+	b.AskOK("hello", "hello", with)
+	requests(t, b, "GREETS-PEOPLE")
+	b.Ask("use the skill", with)
+	requests(t, b, "SKILL-BODY")
+	b.AskOK("read the words", "WORDS-OF-THE-SKILL", with)
+	if d := b.AskOK("change the words", "outside of the workspace", with).Decisions(); len(d) != 1 || d[0].Decision != "deny" {
 		t.Errorf("decisions %+v", d)
 	}
 }
 
 func realStdio(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "note.txt")
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("take a note", "mcp__desk__note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("tell the token", "mcp__desk__variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "mcp__desk__hidden", map[string]any{"path": file + ".hidden", "text": "x"})))
@@ -230,21 +209,21 @@ func realStdio(t *testing.T) {
 		desk.Tools = []string{"note", "variable"}
 		q.MCPServers = []runner.MCPServer{desk}
 	}
-	if d := b.completed("take a note", "noted", with).decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.AskOK("take a note", "noted", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
 	// What looks like a variable is none any more.
-	b.completed("tell the token", "TOKEN is t-${HOME}-1", with)
-	if d := b.completed("the hidden one", "not one that this agent has", with).decisions(); len(d) != 1 || d[0].Rule != "left-out" {
+	b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with)
+	if d := b.AskOK("the hidden one", "not one that this agent has", with).Decisions(); len(d) != 1 || d[0].Rule != "left-out" {
 		t.Errorf("decisions %+v", d)
 	}
 	if _, err := os.Stat(file + ".hidden"); err == nil {
 		t.Error("a tool that was left out was run")
 	}
-	info, err := os.Stat(filepath.Join(b.place.State, "launch", "claude-mcp.json"))
+	info, err := os.Stat(filepath.Join(b.Place.State, "launch", "claude-mcp.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the servers' file: %v, %v", info, err)
 	}
@@ -252,16 +231,16 @@ func realStdio(t *testing.T) {
 
 func realDocker(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "note.txt")
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("tell the token", "mcp__box__variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "mcp__box__hidden", map[string]any{"path": file, "text": "x"})))
 	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
 	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
-	if d := b.completed("tell the token", "TOKEN is t-${HOME}-1", with).decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
-	b.completed("the hidden one", "not one that this agent has", with)
+	b.AskOK("the hidden one", "not one that this agent has", with)
 	if _, err := os.Stat(file); err == nil {
 		t.Error("a tool that was left out was run")
 	}
@@ -269,8 +248,8 @@ func realDocker(t *testing.T) {
 
 func realHTTP(t *testing.T) {
 	web := mcptest.HTTP(t)
-	b := benchWith(t, script(t, call("say it back", "mcp__web__echo", map[string]any{"text": "over HTTP"})))
-	b.completed("say it back", "echoed over HTTP", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("say it back", "mcp__web__echo", map[string]any{"text": "over HTTP"})))
+	b.AskOK("say it back", "echoed over HTTP", func(q *runner.Query) {
 		q.MCPServers = []runner.MCPServer{{Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	})
 	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
@@ -279,8 +258,8 @@ func realHTTP(t *testing.T) {
 }
 
 func realTimeout(t *testing.T) {
-	b := benchWith(t, script(t, call("wait for it", "mcp__desk__slow", map[string]any{"ms": 60_000})))
-	b.completed("wait for it", "timed out", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("wait for it", "mcp__desk__slow", map[string]any{"ms": 60_000})))
+	b.AskOK("wait for it", "timed out", func(q *runner.Query) {
 		desk := mcptest.Stdio(t, "desk", nil)
 		desk.TimeoutMs = 1000
 		q.MCPServers = []runner.MCPServer{desk}
@@ -289,13 +268,13 @@ func realTimeout(t *testing.T) {
 
 // The first turn has the tools of a server for which the CLI by itself would not wait.
 func realSlowStart(t *testing.T) {
-	b := benchWith(t, script(t))
-	b.completed("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
+	b.AskOK("hello", "hello", func(q *runner.Query) {
 		desk := mcptest.Stdio(t, "desk", nil)
 		desk.Command = []string{"/bin/sh", "-c", `sleep 7; exec "$0"`, desk.Command[0]}
 		q.MCPServers = []runner.MCPServer{desk}
 	})
-	if got := b.asked("hello")[0].tools; !slices.Contains(got, "mcp__desk__echo") {
+	if got := requests(t, b, "hello")[0].tools; !slices.Contains(got, "mcp__desk__echo") {
 		t.Errorf("the model is offered %v", got)
 	}
 }
@@ -310,36 +289,36 @@ func realTurns(t *testing.T) {
 		}
 		rule += fmt.Sprintf("      - tool: %s\n", raw)
 	}
-	b := benchWith(t, script(t, rule+"      - text: All the rounds.\n"))
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, rule+"      - text: All the rounds.\n"))
 	with := func(q *runner.Query) { q.MaxTurns = 2 }
 	for range 2 { // each turn has its own
-		if e := b.ask("go round", with).ended(); e.Outcome != runner.Failed || e.Code != "TURN_LIMIT" {
+		if e := b.Ask("go round", with).Ended(); e.Outcome != runner.Failed || e.Code != "TURN_LIMIT" {
 			t.Errorf("ended %+v", e)
 		}
 	}
-	if n := len(b.asked("go round")); n != 4 {
+	if n := len(requests(t, b, "go round")); n != 4 {
 		t.Errorf("the model was asked %d times in two turns of two", n)
 	}
-	b.completed("go round", "All the rounds", nil)
+	b.AskOK("go round", "All the rounds", nil)
 }
 
 // Another definition needs another process, and finds nothing of the one before.
 func realOther(t *testing.T) {
-	b := benchWith(t, script(t))
-	first := b.completed("/deploy it", "Deploy it now", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
+	first := b.AskOK("/deploy it", "Deploy it now", func(q *runner.Query) {
 		q.MemoryFile = "OLD-MEMORY"
 		q.Commands = []events.CommandSpec{{Name: "deploy", Prompt: "Deploy $ARGUMENTS now"}}
 		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
 	})
-	second := b.completed("hello again", "hello again", nil)
-	if s := second.started(); s.Warm || s.PID == first.started().PID {
-		t.Errorf("start %+v after %+v", s, first.started())
+	second := b.AskOK("hello again", "hello again", nil)
+	if s := second.Started(); s.Warm || s.PID == first.Started().PID {
+		t.Errorf("start %+v after %+v", s, first.Started())
 	}
-	if a := b.asked("hello again")[0]; strings.Contains(a.body, "OLD-MEMORY") || slices.ContainsFunc(a.tools, func(n string) bool { return strings.HasPrefix(n, "mcp__") }) {
+	if a := requests(t, b, "hello again")[0]; strings.Contains(a.body, "OLD-MEMORY") || slices.ContainsFunc(a.tools, func(n string) bool { return strings.HasPrefix(n, "mcp__") }) {
 		t.Errorf("the second agent still has of the first: %v", a.tools)
 	}
 	for _, gone := range []string{"claude/CLAUDE.md", "claude/commands/deploy.md", "launch/claude-mcp.json"} {
-		if _, err := os.Lstat(filepath.Join(b.place.State, gone)); err == nil {
+		if _, err := os.Lstat(filepath.Join(b.Place.State, gone)); err == nil {
 			t.Errorf("%s is still there", gone)
 		}
 	}
@@ -348,20 +327,20 @@ func realOther(t *testing.T) {
 // The agent works with a secret; nobody reads it, however it is printed and streamed.
 func realRedact(t *testing.T) {
 	const key = "s3cr3t-Value/42"
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
 		call("use the key", "Bash", map[string]any{"command": "printf %s \"$KEY\" | tee key.txt; printf ' %s' \"$KEY\" | base64; echo '" + key + "'", "description": "Use " + key})))
 	with := func(q *runner.Query) {
-		q.Redact, q.Env = []string{key}, maps.Clone(b.env)
+		q.Redact, q.Env = []string{key}, maps.Clone(b.Query.Env)
 		q.Env["KEY"] = key
 	}
 	for _, query := range []string{"say the key", "use the key"} {
-		x := b.completed(query, "[redacted]", with)
+		x := b.AskOK(query, "[redacted]", with)
 		if said := x.String(); strings.Contains(said, key) || strings.Contains(said, "czNjcjN0") || strings.Contains(said, base64.StdEncoding.EncodeToString([]byte(" "+key))) {
 			t.Errorf("%s: %s", query, said)
 		}
 	}
-	if got := b.file("key.txt"); got != key {
+	if got := b.File("key.txt"); got != key {
 		t.Errorf("the agent wrote %q", got)
 	}
 }

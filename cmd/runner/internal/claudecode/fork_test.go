@@ -133,7 +133,7 @@ func TestCommandForkWithoutItsAnchor(t *testing.T) {
 func loss(t *testing.T, l agent.Launch) []events.Error {
 	t.Helper()
 	st := &stage{t: t}
-	st.session = Adapter{Now: fixedNow}.Open(l, &agenttest.Stdin{})
+	st.session = Adapter{Now: agenttest.Now}.Open(l, &agenttest.Stdin{})
 	st.begin()
 	return of[events.Error](st, "error")
 }

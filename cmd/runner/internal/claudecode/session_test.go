@@ -3,8 +3,6 @@ package claudecode
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -27,7 +25,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{Now: fixedNow}.Open(agent.Launch{Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{Now: agenttest.Now}.Open(agent.Launch{Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 
@@ -106,7 +104,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 // Another version than the tested one is said, once.
 func TestAnotherVersion(t *testing.T) {
 	t.Parallel()
-	agenttest.Pinned(t, "@anthropic-ai/claude-code", Tested)
+	agenttest.CheckPinned(t, "@anthropic-ai/claude-code", Tested)
 	other := strings.Replace(initLine, Tested, "9.9.9", 1)
 	for line, want := range map[string]int{initLine: 0, other: 1} {
 		logs := of[events.Log](newStage(t).begin().prints(line, done).begin().prints(line, done), "log")
@@ -287,80 +285,6 @@ func TestParts(t *testing.T) {
 		err := newStage(t).session.Begin(runner.Query{Parts: []events.Part{part}}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%+v: %v", part, err)
-		}
-	}
-}
-
-// Lines that are lost, doubled or out of order break no promise of the journal.
-func TestDisorder(t *testing.T) {
-	t.Parallel()
-	recordings, err := filepath.Glob("testdata/*/recording.jsonl")
-	if err != nil || len(recordings) == 0 {
-		t.Fatalf("no recordings: %v", err)
-	}
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test's
-	for range 200 {
-		st := newStage(t)
-		steps := load(t, recordings[random.IntN(len(recordings))], agent.Place{Workspace: t.TempDir()})
-		for i := range steps {
-			if random.IntN(5) == 0 {
-				j := min(len(steps)-1, i+random.IntN(4))
-				steps[i], steps[j] = steps[j], steps[i]
-			}
-		}
-		st.begin()
-		for _, s := range steps {
-			for range []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] {
-				if s.Line != nil && st.turn.Ended() == nil {
-					_ = st.session.Line(s.Line, st.turn) //nolint:errcheck // an error is one of the right answers
-				}
-			}
-		}
-		st.turn.End(runner.Ended{Outcome: runner.Killed})
-		checkJournal(t, st.journal.Lines())
-	}
-}
-
-// checkJournal wants every block opened once and finished once, offsets without a hole, one end.
-func checkJournal(t *testing.T, lines []runner.Line) {
-	t.Helper()
-	open, done, sent := map[string]bool{}, map[string]bool{}, map[string]int{}
-	for i, l := range lines {
-		var d struct {
-			Block events.Block
-			runner.Delta
-		}
-		if err := json.Unmarshal(l.Data, &d); err != nil {
-			t.Fatal(err)
-		}
-		id := d.Block.ID
-		switch l.Type {
-		case "block_start":
-			if open[id] || done[id] {
-				t.Errorf("block %s is opened twice", id)
-			}
-			open[id], done[id] = d.Block.Status == events.StatusPending, d.Block.Status != events.StatusPending
-		case "block_complete":
-			if !open[id] {
-				t.Errorf("block %s is finished while not open", id)
-			}
-			open[id], done[id] = false, true
-		case events.TextDelta:
-			if !open[d.BlockID] || int(d.Offset) != sent[d.BlockID] {
-				t.Errorf("delta of %s at %d, want %d; open: %v", d.BlockID, d.Offset, sent[d.BlockID], open[d.BlockID])
-			}
-			sent[d.BlockID] += len(d.Delta.Delta)
-		case runner.TurnEnded:
-			if i != len(lines)-1 {
-				t.Error("lines after the end")
-			}
-		case "error":
-			t.Errorf("error %s", l.Data)
-		}
-	}
-	for id, is := range open {
-		if is {
-			t.Errorf("block %s is left open", id)
 		}
 	}
 }

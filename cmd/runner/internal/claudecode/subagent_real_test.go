@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -45,16 +46,16 @@ func realSubagentServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			note := file + "." + strings.ReplaceAll(name, " ", "-")
-			b := benchWith(t, script(t,
+			b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 				call("SUBTASK", "mcp__web__note", map[string]any{"path": note, "text": "x"}),
 				call("delegate", "Agent", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
-			b.ask("delegate", func(q *runner.Query) {
+			b.Ask("delegate", func(q *runner.Query) {
 				sub := c.spec
 				sub.Name, sub.Description, sub.Instructions = "reviewer", "REVIEWS-THINGS", "YOU-ARE-THE-REVIEWER"
 				q.Subagents = []events.SubagentSpec{sub}
 				q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil), mcptest.Stdio(t, "web", nil), mcptest.Stdio(t, "web_2", nil)}
 			})
-			got := b.asked("YOU-ARE-THE-REVIEWER")[0].tools
+			got := requests(t, b, "YOU-ARE-THE-REVIEWER")[0].tools
 			if !slices.Equal(servedBy(got), c.servers) {
 				t.Errorf("the sub-agent is offered the servers %v of %v", servedBy(got), got)
 			}
@@ -71,7 +72,7 @@ func realSubagentServers(t *testing.T) {
 			if _, err := os.Stat(note); (err == nil) != slices.Contains(c.servers, "web") {
 				t.Errorf("whether the server web was called: %v", err)
 			}
-			if own := b.asked("REVIEWS-THINGS")[0].tools; len(servedBy(own)) != 3 {
+			if own := requests(t, b, "REVIEWS-THINGS")[0].tools; len(servedBy(own)) != 3 {
 				t.Errorf("the agent itself is offered %v", own)
 			}
 		})
@@ -92,7 +93,7 @@ func realSubagentSkills(t *testing.T) {
 		}
 	}
 	words := filepath.Join(dir, "words.txt")
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("SUBTASK", "Read", map[string]any{"file_path": words}),
 		call("MISCHIEF", "Write", map[string]any{"file_path": words, "content": "no"}),
 		call("delegate", "Agent", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"}),
@@ -101,12 +102,12 @@ func realSubagentSkills(t *testing.T) {
 		q.Subagents = []events.SubagentSpec{{Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-REVIEWER of " + dir}}
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir, Unlisted: true}}
 	}
-	b.completed("delegate", "WORDS-OF-THE-SKILL", with)
-	b.ask("spoil", with)
+	b.AskOK("delegate", "WORDS-OF-THE-SKILL", with)
+	b.Ask("spoil", with)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 		t.Errorf("the skill: %q, %v", raw, err)
 	}
-	for _, r := range b.asked("delegate") {
+	for _, r := range requests(t, b, "delegate") {
 		if strings.Contains(r.body, "GREETS-PEOPLE") {
 			t.Error("the agent is offered its sub-agent's skill")
 		}

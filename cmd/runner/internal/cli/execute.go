@@ -71,7 +71,7 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 
 // once runs one query and prints its lines. When ctx ends the turn is
 // interrupted, and if that does not help within ten seconds, ended.
-func (w *works) once(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
+func (w *agentRuntime) once(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
 	if refusal := w.supervisor.Start(q); refusal != nil {
@@ -92,7 +92,7 @@ func (w *works) once(ctx, whole context.Context, sys *System, q runner.Query) (r
 }
 
 // refused prints the end of a query that never began, so that who reads lines learns of it there.
-func (w *works) refused(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
+func (w *agentRuntime) refused(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
 	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
 	data, err := json.Marshal(ended)
 	if err != nil {
@@ -103,7 +103,7 @@ func (w *works) refused(sys *System, q runner.Query, e *runner.Error) (runner.En
 }
 
 // print writes the journal's lines until the turn has ended.
-func (w *works) print(sys *System) (runner.Ended, error) {
+func (w *agentRuntime) print(sys *System) (runner.Ended, error) {
 	var after uint64
 	for {
 		lines, changed := w.journal.After(after, 1<<20)

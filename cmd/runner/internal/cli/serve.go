@@ -34,53 +34,53 @@ type limits struct {
 	TermGrace    time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
-// works is what runs agents: the supervisor and what it needs.
-type works struct {
-	journal    *journal.Journal
-	nursery    *process.Nursery
-	supervisor *supervisor.Supervisor
-	beside     *beside // nil for a single query
+// agentRuntime is the supervisor of an agent with all that it needs.
+type agentRuntime struct {
+	journal      *journal.Journal
+	processGroup *process.Group
+	supervisor   *supervisor.Supervisor
+	monitors     *monitors // nil for a single query
 }
 
-// disk is how a place's disk is watched.
+// disk configures the watch over the disk usage of a place.
 type disk struct {
 	limit     int64 // bytes; 0 for none
-	stateOnly bool  // the workspace does not count
+	stateOnly bool  // the workspace is not measured
 }
 
-// build makes the works for a place; disk is nil for no watch over it at all.
-func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *disk) (*works, error) {
+// build returns the agentRuntime of a place. If disk is nil, neither files nor disk usage are watched.
+func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *disk) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
 	}
-	w := &works{nursery: process.NewNursery(log)}
+	w := &agentRuntime{processGroup: process.NewGroup(log)}
 	if w.journal, err = journal.New(time.Now(), rand.Reader, l.JournalLimit); err != nil {
 		return nil, err
 	}
 	cfg := supervisor.Config{
-		Adapters: sys.Architectures, Place: place, Journal: w.journal, Nursery: w.nursery, Environ: sys.Environ, Executable: exe, Log: log,
+		Adapters: sys.Architectures, Place: place, Journal: w.journal, ProcessGroup: w.processGroup, Environ: sys.Environ, Executable: exe, Log: log,
 		SilenceWarn: l.SilenceWarn, SilenceKill: l.SilenceKill, MuteKill: l.MuteKill, TermGrace: l.TermGrace, OOM: process.FindMemoryGroup(""),
 	}
 	if disk != nil {
-		if w.beside, err = newBeside(place, *disk, w.nursery.Descendants, log); err != nil {
+		if w.monitors, err = newMonitors(place, *disk, w.processGroup.Descendants, log); err != nil {
 			return nil, err
 		}
-		cfg.Watch, cfg.Disk = w.beside.files, w.beside.disk
+		cfg.Watch, cfg.Disk = w.monitors.files, w.monitors.disk
 	}
 	if w.supervisor, err = supervisor.New(cfg); err != nil {
 		return nil, err
 	}
-	if w.beside != nil {
-		w.beside.sup = w.supervisor
+	if w.monitors != nil {
+		w.monitors.sup = w.supervisor
 	}
-	if err := w.nursery.Adopt(); err != nil {
+	if err := w.processGroup.Adopt(); err != nil {
 		log.Warn("orphans of agents are not adopted", "err", err)
 	}
 	return w, nil
 }
 
-// prepare makes both paths absolute. The workspace has to exist; the state folder is made.
+// prepare returns the place with absolute paths. The workspace has to exist; the state folder is created.
 func prepare(workspace, state string) (agent.Place, error) {
 	ws, err := filepath.Abs(workspace)
 	if err != nil {
@@ -104,12 +104,12 @@ func prepare(workspace, state string) (agent.Place, error) {
 	return agent.Place{Workspace: ws, State: st}, nil
 }
 
-// reaping runs f while orphans are reaped.
-func (w *works) reaping(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // to the very end
+// reaping runs f, and reaps orphans until f has returned.
+func (w *agentRuntime) reaping(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // until f has returned, also after ctx has ended
 	var wg sync.WaitGroup
 	var reapErr error
-	wg.Go(func() { reapErr = w.nursery.Run(ctx) })
+	wg.Go(func() { reapErr = w.processGroup.Run(ctx) })
 	err := f(ctx)
 	cancel()
 	wg.Wait()
@@ -135,7 +135,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
-	defer unshaken()()
+	defer dropHangups()()
 	out, err := c.Egress.open(ctx, sys, log)
 	if err != nil {
 		return err
@@ -150,21 +150,20 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	log.Info("serving", "socket", c.Socket, "journal", w.journal.Name())
 	return w.reaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
-		aside := errgroup.Group{}
+		background := errgroup.Group{}
 		if out != nil {
-			aside.Go(func() error { return out.Run(whole) })
+			background.Go(func() error { return out.Run(whole) })
 		}
-		aside.Go(func() error { return w.beside.run(whole) })
+		background.Go(func() error { return w.monitors.run(whole) })
 		err := server.Run(ctx)
 		stop()
-		return errors.Join(err, aside.Wait())
+		return errors.Join(err, background.Wait())
 	})
 }
 
-// unshaken keeps signals that end a program by default from ending a sandbox:
-// that of a terminal that closes, and that of whoever read the log and is gone.
-// They are received and dropped, as ignoring them would reach the agents too.
-func unshaken() (undo func()) {
+// dropHangups receives and drops SIGHUP, which a terminal sends when it closes, and SIGPIPE, which comes when the reader of
+// the log is gone: both would end the runner. They are not ignored, because agents would inherit that.
+func dropHangups() (undo func()) {
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGHUP, syscall.SIGPIPE)
 	return func() { signal.Stop(dropped) }

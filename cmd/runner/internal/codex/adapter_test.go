@@ -276,5 +276,5 @@ func TestTranscript(t *testing.T) {
 // The version that the adapter knows is the one that the tests drive.
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.Pinned(t, "@openai/codex", Tested)
+	agenttest.CheckPinned(t, "@openai/codex", Tested)
 }

@@ -3,7 +3,6 @@ package codex
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -407,44 +406,6 @@ func TestEarlySubagent(t *testing.T) {
 	st.prints(sub("turn/started", `,"turn":{"id":"v2"}`))
 	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "v2" {
 		t.Errorf("sent %+v", m)
-	}
-}
-
-// Whatever order lines come in and wherever they stop, nothing panics and what was opened is closed once.
-func TestAnyOrderOfLines(t *testing.T) {
-	t.Parallel()
-	paths, err := filepath.Glob("testdata/*/recording.jsonl")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("no recordings: %v", err)
-	}
-	for i, path := range paths {
-		place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
-		steps := load(t, path, place)
-		random := rand.New(rand.NewPCG(uint64(i), 7)) //nolint:gosec // a test
-		random.Shuffle(len(steps), func(a, b int) { steps[a], steps[b] = steps[b], steps[a] })
-		st := newStage(t).begin()
-		for _, s := range steps {
-			if s.Line == nil || st.turn.Ended() != nil {
-				continue
-			}
-			_ = st.session.Line(s.Line, st.turn) //nolint:errcheck // a line out of order may be refused
-		}
-		st.turn.End(runner.Ended{Outcome: runner.Killed})
-		opened, closed := map[string]bool{}, map[string]bool{}
-		for _, b := range of[events.BlockStart](st, "block_start") {
-			opened[b.Block.ID] = b.Block.Status == events.StatusPending
-		}
-		for _, b := range of[events.BlockComplete](st, "block_complete") {
-			if !opened[b.Block.ID] || closed[b.Block.ID] {
-				t.Errorf("%s: block %s is closed without being open", path, b.Block.ID)
-			}
-			closed[b.Block.ID] = true
-		}
-		for id, pending := range opened {
-			if pending && !closed[id] {
-				t.Errorf("%s: block %s stays open", path, id)
-			}
-		}
 	}
 }
 

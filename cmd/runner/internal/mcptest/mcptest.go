@@ -21,7 +21,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/cli"
-	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcpsidecar"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -34,10 +34,10 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ServeIfAsked is the server, or the runner as first process of its container or
-// as its stand-in, and ends the process, when that is what it was started for.
+// ServeIfAsked runs the MCP server, or the runner's subcommand agent or mcp-…, if the process was started for that, and
+// then ends the process. Otherwise it returns.
 func ServeIfAsked() {
-	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "mcp-") {
+	if len(os.Args) > 1 && (os.Args[1] == "agent" || strings.HasPrefix(os.Args[1], "mcp-")) {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		code := cli.Run(ctx, os.Args[1:], cli.OS())
 		stop()
@@ -98,7 +98,7 @@ func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 			t.Errorf("mcp-serve: %v", err)
 		}
 	})
-	if err := companion.Ready(t.Context(), s.Socket, time.Minute); err != nil {
+	if err := mcpsidecar.Ready(t.Context(), s.Socket, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -164,7 +164,7 @@ func TestTranscript(t *testing.T) {
 
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.Pinned(t, "opencode-ai", Tested)
+	agenttest.CheckPinned(t, "opencode-ai", Tested)
 }
 
 // TestNativeSkills: the CLI's own tool is offered the agent's skills where it can list their files, and no sub-agent's.

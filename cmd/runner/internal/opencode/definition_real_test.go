@@ -3,7 +3,6 @@ package opencode_test
 import (
 	"bytes"
 	"encoding/json"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spoolhq/spool/cmd/mockllm/server"
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
-	"github.com/spoolhq/spool/cmd/runner/internal/acp/acptest"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -21,42 +19,23 @@ import (
 
 func TestMain(m *testing.M) { mcptest.Main(m) }
 
-// call is a rule by which the model calls a tool when it is asked for name, and quotes the result.
-func call(name, tool string, input any) string {
-	raw, err := json.Marshal(map[string]any{
-		"match": map[string]any{"user": name},
-		"steps": []any{
-			map[string]any{"tool": map[string]any{"name": tool, "input": input}},
-			map[string]any{"text": "The tool said: {{result}}"},
-		},
-	})
-	if err != nil {
-		panic(err) // texts
-	}
-	return "  - " + string(raw) + "\n"
+// call returns a rule by which the model, when the query contains text, calls a tool and quotes the result.
+func call(text, tool string, input any) string {
+	return agenttest.Rule(text, agenttest.Tool{Name: tool, Input: input})
 }
 
-func script(t *testing.T, rules ...string) *server.Script {
-	t.Helper()
-	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// asked is a request to the model.
-type asked struct {
+// request is a request to the model.
+type request struct {
 	Model string
 	body  string
 	tools []string
 }
 
-// asked are the requests whose body has a text in it.
-func (b bench) asked(with string) []asked {
-	b.t.Helper()
-	var out []asked
-	for _, r := range b.mock.Requests() {
+// requests returns the requests to the model whose body contains text. There has to be one.
+func requests(t *testing.T, b *agenttest.Bench, text string) []request {
+	t.Helper()
+	var out []request
+	for _, r := range b.Model.Requests() {
 		var body struct {
 			Tools []struct {
 				Function struct {
@@ -64,20 +43,20 @@ func (b bench) asked(with string) []asked {
 				} `json:"function"`
 			} `json:"tools"`
 		}
-		if !bytes.Contains(r.Body, []byte(with)) {
+		if !bytes.Contains(r.Body, []byte(text)) {
 			continue
 		}
 		if err := json.Unmarshal(r.Body, &body); err != nil {
-			b.t.Fatal(err)
+			t.Fatal(err)
 		}
-		a := asked{Model: r.Model, body: string(r.Body)}
-		for _, t := range body.Tools {
-			a.tools = append(a.tools, t.Function.Name)
+		a := request{Model: r.Model, body: string(r.Body)}
+		for _, tool := range body.Tools {
+			a.tools = append(a.tools, tool.Function.Name)
 		}
 		out = append(out, a)
 	}
 	if len(out) == 0 {
-		b.t.Fatalf("the model was never asked with %q in it", with)
+		t.Fatalf("no request to the model contains %q", text)
 	}
 	return out
 }
@@ -103,7 +82,7 @@ func TestRealDefinition(t *testing.T) {
 
 func realParts(t *testing.T) {
 	const key = "s3cr3t-Value/42"
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		"  - {match: {user: SUBTASK}, steps: [{text: The reviewer looked.}]}\n",
 		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
 		call("delegate", "task", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
@@ -114,31 +93,31 @@ func realParts(t *testing.T) {
 			Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-{file:/etc/hostname}-REVIEWER", Model: "reviewer-model", Tools: []string{"read", "grep"},
 		}}
 	}
-	b.Completed("/deploy the shop", "Deploy the shop with {env:HOME} care.", with)
-	b.asked("PROMPT-OF-THE-AGENT")
-	b.asked("MEMORY-OF-THE-AGENT")
-	b.asked("REVIEWS-THINGS")
-	x := b.Completed("delegate", "The reviewer looked", with)
-	sub := b.asked("YOU-ARE-THE-{file:/etc/hostname}-REVIEWER")[0]
+	b.AskOK("/deploy the shop", "Deploy the shop with {env:HOME} care.", with)
+	requests(t, b, "PROMPT-OF-THE-AGENT")
+	requests(t, b, "MEMORY-OF-THE-AGENT")
+	requests(t, b, "REVIEWS-THINGS")
+	x := b.AskOK("delegate", "The reviewer looked", with)
+	sub := requests(t, b, "YOU-ARE-THE-{file:/etc/hostname}-REVIEWER")[0]
 	if sub.Model != "reviewer-model" || !slices.Contains(sub.tools, "read") || slices.Contains(sub.tools, "bash") || slices.Contains(sub.tools, "write") {
 		t.Errorf("the sub-agent asked as %s with %v", sub.Model, sub.tools)
 	}
-	spawned := acptest.All[events.SubagentSpawned](x, "subagent_spawned")
+	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
 	if len(spawned) != 1 || spawned[0].Name != "reviewer" || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Errorf("spawned %+v", spawned)
 	}
-	if said := b.Completed("say the key", "[redacted], once more [redacted].", with).String(); strings.Contains(said, key) {
+	if said := b.AskOK("say the key", "[redacted], once more [redacted].", with).String(); strings.Contains(said, key) {
 		t.Errorf("journaled %s", said)
 	}
 }
 
 func realTools(t *testing.T) {
-	b := benchWith(t, script(t, call("change it", "edit", map[string]any{"filePath": "{{context \"[Ww]orking directory: *(\\\\S+)\"}}/x.txt", "oldString": "", "newString": "no"})))
-	b.Completed("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("change it", "edit", map[string]any{"filePath": "{{context \"[Ww]orking directory: *(\\\\S+)\"}}/x.txt", "oldString": "", "newString": "no"})))
+	b.AskOK("hello", "hello", func(q *runner.Query) {
 		q.Tools.Allow = []string{"read", "write", "webfetch"}
 		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
 	})
-	got := b.asked("hello")[0].tools
+	got := requests(t, b, "hello")[0].tools
 	for _, there := range []string{"read", "write", "webfetch", "desk_note"} {
 		if !slices.Contains(got, there) {
 			t.Errorf("the model is not offered %s: %v", there, got)
@@ -149,11 +128,11 @@ func realTools(t *testing.T) {
 			t.Errorf("the model is offered %s", gone)
 		}
 	}
-	b.Completed("once more", "once more", func(q *runner.Query) {
+	b.AskOK("once more", "once more", func(q *runner.Query) {
 		q.Tools.Deny = []string{"bash", "webfetch", "task", "desk_note"}
 		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
 	})
-	got = b.asked("once more")[0].tools
+	got = requests(t, b, "once more")[0].tools
 	for _, gone := range []string{"bash", "webfetch", "task", "desk_note"} {
 		if slices.Contains(got, gone) {
 			t.Errorf("the model is offered %s", gone)
@@ -171,7 +150,7 @@ func realTools(t *testing.T) {
 
 func realServers(t *testing.T) {
 	web, file := mcptest.HTTP(t), filepath.Join(t.TempDir(), "note.txt")
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("tell the token", "desk_variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "desk_hidden", map[string]any{"path": file + ".hidden", "text": "x"}),
@@ -185,24 +164,24 @@ func realServers(t *testing.T) {
 		desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 2000
 		q.MCPServers = []runner.MCPServer{desk, late, box, {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	}
-	x := b.Completed("take a note", "noted", with)
+	x := b.AskOK("take a note", "noted", with)
 	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
-	b.Completed("tell the token", "TOKEN is t-{env:HOME}-1", with)
+	b.AskOK("tell the token", "TOKEN is t-{env:HOME}-1", with)
 	b.Ask("the hidden one", with)
-	if _, err := os.Stat(file + ".hidden"); err == nil || slices.Contains(b.asked("take a note")[0].tools, "desk_hidden") {
+	if _, err := os.Stat(file + ".hidden"); err == nil || slices.Contains(requests(t, b, "take a note")[0].tools, "desk_hidden") {
 		t.Error("a tool that was left out was run, or offered")
 	}
-	b.Completed("look into the box", "TOKEN is b-{env:HOME}-1", with)
-	if slices.Contains(b.asked("look into the box")[0].tools, "box_hidden") {
+	b.AskOK("look into the box", "TOKEN is b-{env:HOME}-1", with)
+	if slices.Contains(requests(t, b, "look into the box")[0].tools, "box_hidden") {
 		t.Error("a tool of the container that was left out is offered")
 	}
-	b.Completed("wait for it", "timed out", with)
-	b.Completed("say it back", "echoed over HTTP", with)
+	b.AskOK("wait for it", "timed out", with)
+	b.AskOK("say it back", "echoed over HTTP", with)
 	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
@@ -229,7 +208,7 @@ func realSkills(t *testing.T) {
 		}
 	}
 	words := filepath.Join(dir, "words.txt")
-	b := benchWith(t, script(t,
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("use the skill", "skill", map[string]any{"name": "greet"}),
 		call("read the words", "read", map[string]any{"filePath": words}),
 		call("change the words", "write", map[string]any{"filePath": words, "content": "no"})))
@@ -237,12 +216,12 @@ func realSkills(t *testing.T) {
 		with := func(q *runner.Query) {
 			q.Skills, q.Tools.Allow = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}, allow
 		}
-		x := b.Completed("use the skill", "SKILL-BODY", with)
+		x := b.AskOK("use the skill", "SKILL-BODY", with)
 		if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || !strings.Contains(x.String(), words) {
 			t.Errorf("decisions %+v; the skill's files are not told", d)
 		}
-		b.asked("GREETS-PEOPLE")
-		b.Completed("read the words", "WORDS-OF-THE-SKILL", with)
+		requests(t, b, "GREETS-PEOPLE")
+		b.AskOK("read the words", "WORDS-OF-THE-SKILL", with)
 		b.Ask("change the words", with)
 		if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 			t.Errorf("the skill: %q, %v", raw, err)
@@ -252,9 +231,6 @@ func realSkills(t *testing.T) {
 
 // The architecture acp, of which OpenCode is one agent: prompts and servers go over the protocol alone.
 func realACP(t *testing.T) {
-	if _, err := exec.LookPath("opencode"); err != nil {
-		t.Skip("opencode is not on the PATH: npm i -g opencode-ai, or make install")
-	}
 	dir := t.TempDir()
 	file, words := filepath.Join(dir, "note.txt"), filepath.Join(dir, "skill", "words.txt")
 	if err := os.Mkdir(filepath.Dir(words), 0o755); err != nil {
@@ -263,61 +239,57 @@ func realACP(t *testing.T) {
 	if err := os.WriteFile(words, []byte("WORDS-OF-THE-SKILL"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	mock, err := server.New(server.Config{Script: script(t,
+	overACP := agenttest.Subject{
+		Architecture: acp.Architecture, Adapter: acp.Adapter{}, Program: subject.Program, Install: subject.Install, Command: []string{"opencode", "acp"},
+		Env: func(url string) map[string]string {
+			config, err := json.Marshal(map[string]any{
+				"model": "p/m", "small_model": "p/m", "enabled_providers": []string{"p"}, "permission": map[string]string{"*": "ask"},
+				"agent": map[string]any{"title": map[string]any{"disable": true}},
+				"provider": map[string]any{"p": map[string]any{
+					"npm": "@ai-sdk/openai-compatible", "name": "P", "options": map[string]string{"baseURL": url + "/v1", "apiKey": "k"},
+					"models": map[string]any{"m": map[string]any{"name": "m", "tool_call": true}},
+				}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return map[string]string{
+				"OPENCODE_CONFIG_CONTENT": string(config), "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1",
+				"OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+			}
+		},
+	}
+	web := mcptest.HTTP(t)
+	b := agenttest.NewBenchWith(t, overACP, agenttest.Rules(t,
 		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("say it back", "web_echo", map[string]any{"text": "over HTTP"}),
 		call("look into the box", "box_variable", map[string]any{"name": "TOKEN"}),
 		call("read the words", "read", map[string]any{"filePath": words}),
-		call("change the words", "write", map[string]any{"filePath": words, "content": "no"}))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	models := httptest.NewServer(mock)
-	t.Cleanup(models.Close)
-	config, err := json.Marshal(map[string]any{
-		"model": "p/m", "small_model": "p/m", "enabled_providers": []string{"p"}, "permission": map[string]string{"*": "ask"},
-		"agent": map[string]any{"title": map[string]any{"disable": true}},
-		"provider": map[string]any{"p": map[string]any{
-			"npm": "@ai-sdk/openai-compatible", "name": "P", "options": map[string]string{"baseURL": models.URL + "/v1", "apiKey": "k"},
-			"models": map[string]any{"m": map[string]any{"name": "m", "tool_call": true}},
-		}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	web := mcptest.HTTP(t)
-	b := acptest.New(t, acp.Architecture, acp.Adapter{}, []string{"PATH=" + os.Getenv("PATH")})
-	b.Query.Command = []string{"opencode", "acp"}
-	b.Query.Env = map[string]string{
-		"OPENCODE_CONFIG_CONTENT": string(config), "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1",
-		"OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
-	}
+		call("change the words", "write", map[string]any{"filePath": words, "content": "no"})))
 	b.Query.SystemPrompt, b.Query.MemoryFile = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"
 	b.Query.Skills = []runner.Skill{{Name: "words", Dir: filepath.Dir(words)}}
 	b.Query.MCPServers = []runner.MCPServer{
 		mcptest.Stdio(t, "desk", nil), {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
 		mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-1"}),
 	}
-	x := b.Completed("take a note", "noted", nil)
+	x := b.AskOK("take a note", "noted", nil)
 	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
-	b.Completed("say it back", "echoed over HTTP", nil)
+	b.AskOK("say it back", "echoed over HTTP", nil)
 	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
-	b.Completed("look into the box", "TOKEN is b-1", nil)
-	b.Completed("read the words", "WORDS-OF-THE-SKILL", nil)
+	b.AskOK("look into the box", "TOKEN is b-1", nil)
+	b.AskOK("read the words", "WORDS-OF-THE-SKILL", nil)
 	b.Ask("change the words", nil)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 		t.Errorf("the skill: %q, %v", raw, err)
 	}
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
-		if !slices.ContainsFunc(mock.Requests(), func(r server.Request) bool { return bytes.Contains(r.Body, []byte(want)) }) {
-			t.Errorf("the model was never asked with %s", want)
-		}
+		b.Requests(want)
 	}
 }

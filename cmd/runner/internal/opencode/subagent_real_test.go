@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -51,7 +52,7 @@ func realSubagents(t *testing.T) {
 	task("have it read", "beside", "READ-IT")
 	task("have it spoilt", "one", "SPOIL-IT")
 	task("have it peek", "one", "PEEK")
-	b := benchWith(t, script(t, rules...))
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, rules...))
 	with := func(q *runner.Query) {
 		q.Subagents = specs
 		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "web_2", nil), mcptest.Stdio(t, "desk", nil), mcptest.Stdio(t, "web", nil)}
@@ -62,7 +63,7 @@ func realSubagents(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.Ask("delegate to "+s.Name, with)
-		got := b.asked(s.Instructions)[0].tools
+		got := requests(t, b, s.Instructions)[0].tools
 		for _, tool := range []string{"desk_note", "desk_echo", "web_note", "web_2_note", "bash", "read"} {
 			server, _, ofServer := strings.Cut(tool, "_note")
 			has := slices.ContainsFunc(strings.Fields(want[s.Name]), func(w string) bool {
@@ -76,7 +77,7 @@ func realSubagents(t *testing.T) {
 			t.Errorf("%s: whether the server web was called: %v", s.Name, err)
 		}
 	}
-	b.Completed("have it read", "WORDS-OF-THE-SKILL", with)
+	b.AskOK("have it read", "WORDS-OF-THE-SKILL", with)
 	b.Ask("have it spoilt", with)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 		t.Errorf("the skill: %q, %v", raw, err)

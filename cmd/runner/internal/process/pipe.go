@@ -13,14 +13,15 @@ import (
 // tailSize is how many bytes of standard error are kept to explain an exit.
 const tailSize = 4 << 10
 
-// reader turns a pipe into lines.
+// reader splits the output of a pipe into lines.
 type reader struct {
 	file   *os.File
 	stream Stream
 	p      *Process
 }
 
-// Read gives the pipe's bytes until its end, or until nothing came for a while after the process has gone.
+// Read reads from the pipe. It returns io.EOF at the end of the pipe, or when the process has ended and nothing arrived
+// for drainAfterExit.
 func (r *reader) Read(b []byte) (int, error) {
 	for {
 		afterExit := r.p.gone.Load()
@@ -32,7 +33,7 @@ func (r *reader) Read(b []byte) (int, error) {
 		n, err := r.file.Read(b)
 		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
 			if !afterExit {
-				continue // the process ended meanwhile: look once more at what it left
+				continue // the process ended meanwhile: read what it left
 			}
 			return 0, io.EOF
 		}
@@ -40,7 +41,7 @@ func (r *reader) Read(b []byte) (int, error) {
 	}
 }
 
-// run sends lines until the end. One longer than limit is cut; half a line at the end is a line.
+// run sends lines until the end of the pipe. A line longer than limit is cut; text without a newline at the end is a line.
 func (r *reader) run(limit int) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	var data []byte
@@ -57,7 +58,7 @@ func (r *reader) run(limit int) {
 		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				r.p.nursery.log.Error("read an agent's pipe", "stream", r.stream, "err", err)
+				r.p.group.log.Error("read an agent's pipe", "stream", r.stream, "err", err)
 			}
 			return
 		}
@@ -65,7 +66,7 @@ func (r *reader) run(limit int) {
 	}
 }
 
-// send hands a line over; false when the process is being ended.
+// send sends a line to Lines. It returns false if the process is being ended.
 func (r *reader) send(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {
@@ -83,7 +84,7 @@ func (r *reader) send(data []byte, size int64) bool {
 	}
 }
 
-// tail keeps the end of a text.
+// tail holds the last tailSize bytes of a text.
 type tail struct {
 	mu  sync.Mutex
 	end []byte
@@ -97,7 +98,7 @@ func (t *tail) add(line []byte) {
 	if over <= 0 {
 		return
 	}
-	// From the beginning of a word: half of one that is to be redacted would not be known again.
+	// Cut at the beginning of a word: half of a secret would not be found and redacted.
 	rest := t.end[over:]
 	if end := bytes.IndexAny(rest, " \n"); end >= 0 && end < len(rest)-1 {
 		rest = rest[end+1:]
@@ -105,14 +106,14 @@ func (t *tail) add(line []byte) {
 	t.end = bytes.Clone(rest)
 }
 
-// String is the end as valid UTF-8.
+// String returns the text as valid UTF-8.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(bytes.TrimSpace(bytes.ToValidUTF8(t.end, []byte("\uFFFD"))))
 }
 
-// queue writes lines to a pipe without ever making the sender wait.
+// queue writes lines to a pipe. Senders never wait for the process.
 type queue struct {
 	file   *os.File
 	mu     sync.Mutex
@@ -128,28 +129,29 @@ func (q *queue) add(line []byte) {
 	defer q.mu.Unlock()
 	if !q.closed {
 		q.lines = append(q.lines, line)
-		q.poke()
+		q.signal()
 	}
 }
 
-// close ends the stream after what is queued; a process that does not read holds nobody up.
+// close closes the pipe after the queued lines are written. It does not wait for that.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
 		q.closed = true
-		q.poke()
+		q.signal()
 	}
 }
 
-func (q *queue) poke() {
+// signal wakes run.
+func (q *queue) signal() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run writes until the queue is closed or the process reads no more.
+// run writes lines until the queue is closed or the process closes its stdin.
 func (q *queue) run() {
 	defer q.file.Close() //nolint:errcheck // a broken pipe shows as the process's exit
 	for range q.wake {

@@ -1,5 +1,5 @@
-// Package process starts agents' processes and ends them with all that they
-// started: by process group, and by descent where something left the group.
+// Package process starts the processes of agents and ends them with all of their descendants, also with those that left
+// the process group.
 package process
 
 import (
@@ -16,11 +16,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// drainAfterExit is how long output may still come once the process is gone,
-// when a descendant keeps its pipes open.
+// drainAfterExit is how long output is read after the process has ended, if a descendant keeps its pipes open.
 const drainAfterExit = 300 * time.Millisecond
 
-// Stream is where a line was printed.
+// Stream names the stream on which a line was printed.
 type Stream string
 
 // The streams.
@@ -29,35 +28,35 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Line is a line that a process printed, without its newline. One longer than
-// the limit is cut to it: Size tells its real length in bytes.
+// Line is a line that a process printed, without its newline. Data is at most as long as the limit; Size is the real
+// length in bytes.
 type Line struct {
 	Stream Stream
 	Data   []byte
 	Size   int64
 }
 
-// Cut tells whether the line was longer than Data.
+// Cut reports whether the line was longer than Data.
 func (l Line) Cut() bool { return l.Size > int64(len(l.Data)) }
 
 // Process is a running agent. It leads a session and process group of its own.
 type Process struct {
-	nursery *Nursery
-	cmd     *exec.Cmd
-	stdin   *queue
-	lines   chan Line
-	tail    tail
-	exited  chan struct{} // closed when the process itself is gone
-	gone    atomic.Bool   // the same, for the readers
-	done    chan struct{} // closed when Lines is, and nothing of the process is left to do
-	halt    chan struct{} // closed by End: what is still unread is dropped
-	ending  sync.Once
-	endErr  error
+	group  *Group
+	cmd    *exec.Cmd
+	stdin  *queue
+	lines  chan Line
+	tail   tail
+	exited chan struct{} // closed when the process has ended
+	gone   atomic.Bool   // the same, for the readers
+	done   chan struct{} // closed after Lines, when the last goroutine has ended
+	halt   chan struct{} // closed by End: unread lines are dropped
+	ending sync.Once
+	endErr error
 }
 
-// Start starts the command in dir. Its lines have to be read: nothing is read
-// from the process while nobody takes them.
-func (n *Nursery) Start(c agent.Command, dir string, maxLine int) (*Process, error) {
+// Start starts the command in dir. The caller has to receive from Lines: while it does not, the process's output is not
+// read and the process blocks.
+func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error) {
 	cmd := exec.Command(c.Path, c.Args...) //nolint:gosec // running the agent is the purpose
 	cmd.Dir, cmd.Env = dir, c.Env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -74,20 +73,20 @@ func (n *Nursery) Start(c agent.Command, dir string, maxLine int) (*Process, err
 		return nil, errors.Join(fmt.Errorf("pipe: %w", err), in.Close(), inEnd.Close(), out.Close(), outEnd.Close())
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, outEnd, errEnd
-	startErr := n.start(cmd)
+	startErr := g.start(cmd)
 	closeErr := errors.Join(in.Close(), outEnd.Close(), errEnd.Close())
 	if startErr != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", c.Path, startErr), closeErr, inEnd.Close(), out.Close(), errs.Close())
 	}
 	p := &Process{
-		nursery: n, cmd: cmd, stdin: newQueue(inEnd), lines: make(chan Line),
+		group: g, cmd: cmd, stdin: newQueue(inEnd), lines: make(chan Line),
 		exited: make(chan struct{}), done: make(chan struct{}), halt: make(chan struct{}),
 	}
 	go p.watch(out, errs, maxLine)
 	return p, nil
 }
 
-// watch owns the process's goroutines: it ends when the last of them has.
+// watch runs the goroutines of the process and returns when the last of them has ended.
 func (p *Process) watch(out, errs *os.File, maxLine int) {
 	var readers sync.WaitGroup
 	for _, r := range []*reader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
@@ -95,20 +94,20 @@ func (p *Process) watch(out, errs *os.File, maxLine int) {
 	}
 	writer := make(chan struct{})
 	go func() { defer close(writer); p.stdin.run() }()
-	p.nursery.wait(p.cmd)
+	p.group.wait(p.cmd)
 	p.gone.Store(true)
 	close(p.exited)
 	p.stdin.close()
-	// A reader that waits for a pipe which a descendant keeps open is called back.
+	// A descendant may keep a pipe open; the deadline ends the reader then.
 	soon := time.Now().Add(drainAfterExit)
 	for _, f := range []*os.File{out, errs} {
 		if err := f.SetReadDeadline(soon); err != nil {
-			p.nursery.log.Error("set deadline on an agent's pipe", "err", err)
+			p.group.log.Error("set deadline on an agent's pipe", "err", err)
 		}
 	}
 	readers.Wait()
 	if err := errors.Join(out.Close(), errs.Close()); err != nil {
-		p.nursery.log.Error("close an agent's pipes", "err", err)
+		p.group.log.Error("close an agent's pipes", "err", err)
 	}
 	<-writer
 	close(p.lines)
@@ -125,16 +124,16 @@ func (p *Process) Send(v any) error {
 	return nil
 }
 
-// Lines gives what the process prints; it is closed after the last line of a process that is gone.
+// Lines returns the channel of the lines that the process prints. It is closed after the last line.
 func (p *Process) Lines() <-chan Line { return p.lines }
 
-// PID of the process.
+// PID returns the id of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Exited is closed when the process is gone, though its last lines may be still to be read.
+// Exited returns a channel that is closed when the process has ended. Its last lines may still be unread.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// State says how the process ended, such as "exit status 3"; "" while it runs.
+// State returns how the process ended, such as "exit status 3", or "" while it runs.
 func (p *Process) State() string {
 	if !p.gone.Load() || p.cmd.ProcessState == nil {
 		return ""
@@ -142,7 +141,7 @@ func (p *Process) State() string {
 	return p.cmd.ProcessState.String()
 }
 
-// KilledBySystem tells whether the process ended by SIGKILL that End did not send.
+// KilledBySystem reports whether the process was ended by a SIGKILL that End did not send.
 func (p *Process) KilledBySystem() bool {
 	select {
 	case <-p.halt:
@@ -156,13 +155,12 @@ func (p *Process) KilledBySystem() bool {
 	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
 }
 
-// StderrTail is the end of what the process wrote to standard error.
+// StderrTail returns the last bytes that the process wrote to standard error.
 func (p *Process) StderrTail() string { return p.tail.String() }
 
-// End ends the process with all its descendants: its stdin is closed and its
-// group asked to stop (SIGTERM), and what is left after grace is killed. With no
-// grace it is killed at once. It returns when nothing runs any more, or with an
-// error that names what does. Lines that are not taken yet are dropped.
+// End ends the process with all of its descendants. It closes stdin, sends SIGTERM to the process group, and kills what
+// still runs after grace; with no grace it kills at once. It returns when no process is left, or an error that lists
+// those that remain. Unread lines are dropped.
 func (p *Process) End(grace time.Duration) error {
 	p.ending.Do(func() {
 		close(p.halt)
@@ -176,13 +174,13 @@ func (p *Process) End(grace time.Duration) error {
 			}
 			timer.Stop()
 		}
-		p.endErr = p.nursery.killTree(p.PID())
+		p.endErr = p.group.killTree(p.PID())
 		<-p.done
 	})
 	return p.endErr
 }
 
-// CloseStdin lets the process end by itself; it reports whether it did within the time.
+// CloseStdin closes stdin, at which an agent ends by itself, and reports whether it ended within the time.
 func (p *Process) CloseStdin(within time.Duration) bool {
 	p.stdin.close()
 	timer := time.NewTimer(within)
@@ -195,9 +193,9 @@ func (p *Process) CloseStdin(within time.Duration) bool {
 	}
 }
 
-// signal tells the whole group; one that is gone is no error.
+// signal sends s to the process group. It is not an error if the group has ended.
 func (p *Process) signal(s syscall.Signal) {
 	if err := syscall.Kill(-p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
-		p.nursery.log.Warn("signal an agent's process group", "pid", p.PID(), "signal", s, "err", err)
+		p.group.log.Warn("signal an agent's process group", "pid", p.PID(), "signal", s, "err", err)
 	}
 }

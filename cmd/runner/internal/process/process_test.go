@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func start(t *testing.T, script string) *process.Process {
 	t.Helper()
-	n := process.NewNursery(slog.New(slog.DiscardHandler))
+	n := process.NewGroup(slog.New(slog.DiscardHandler))
 	p, err := n.Start(agent.Command{Path: "/bin/sh", Args: []string{"-c", script}, Env: os.Environ()}, t.TempDir(), 1000)
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func TestEndStopsAGroupThatIgnoresTheRequest(t *testing.T) {
 
 func TestStartSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	n := process.NewNursery(slog.New(slog.DiscardHandler))
+	n := process.NewGroup(slog.New(slog.DiscardHandler))
 	_, err := n.Start(agent.Command{Path: "/no/such/agent"}, t.TempDir(), 10)
 	if err == nil || !strings.Contains(err.Error(), "/no/such/agent") {
 		t.Errorf("error %v", err)

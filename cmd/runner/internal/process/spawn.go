@@ -5,17 +5,17 @@ import (
 	"syscall"
 )
 
-// Spawn starts a program whose streams are its starter's own, as leader of a
-// session and process group. Await has to be called.
-func (n *Nursery) Spawn(cmd *exec.Cmd) error {
+// Spawn starts a program as leader of a session and process group. The caller owns the program's streams and must call
+// Await.
+func (g *Group) Spawn(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	return n.start(cmd)
+	return g.start(cmd)
 }
 
-// Await waits for a program of Spawn.
-func (n *Nursery) Await(cmd *exec.Cmd) { n.wait(cmd) }
+// Await waits until a program that was started by Spawn has ended.
+func (g *Group) Await(cmd *exec.Cmd) { g.wait(cmd) }
 
-// EndTree kills a program of Spawn with its group, its session and its
-// descendants, until none is left, also when it is gone itself. Orphans that
-// left them are not its own for sure, and stay.
-func (n *Nursery) EndTree(cmd *exec.Cmd) error { return NewNursery(n.log).killTree(cmd.Process.Pid) }
+// EndTree kills a program that was started by Spawn with its group, its session and its descendants, also if the program
+// itself has ended. It returns when none is left. Orphans outside of the group and the session are not killed, because
+// another program may have started them.
+func (g *Group) EndTree(cmd *exec.Cmd) error { return NewGroup(g.log).killTree(cmd.Process.Pid) }

@@ -5,31 +5,30 @@ import (
 	"slices"
 )
 
-// Root is a process that leads a session of its own, as another process finds it.
+// Root identifies the leader of a session, so that another process can end it.
 type Root struct {
 	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // ticks since boot, 0 where it cannot be told
+	Start uint64 `json:"start"` // ticks since boot; 0 if unknown
 }
 
-// Tree describes a process that has just been started.
+// Tree returns the Root of a process that has just been started.
 func Tree(log *slog.Logger, pid int) Root {
 	r := Root{PID: pid}
 	if p, ok := find(pid); ok {
 		r.Start = p.start
 	} else {
-		log.Debug("the start time of a process cannot be told", "pid", pid)
+		log.Debug("read the start time of a process: not found", "pid", pid)
 	}
 	return r
 }
 
-// Kill kills the process with its group, its session and its descendants, and
-// returns when none is left. One that is gone is no error, and another process
-// that has got its number is left alone.
+// Kill kills the process with its group, its session and its descendants, and returns when none is left. It returns
+// nil if the process has ended, and does not touch another process that got its pid.
 func (r Root) Kill(log *slog.Logger) error {
 	if p, ok := find(r.PID); r.Start != 0 && (!ok || p.start != r.Start) {
 		return nil
 	}
-	return NewNursery(log).killTree(r.PID)
+	return NewGroup(log).killTree(r.PID)
 }
 
 func find(pid int) (proc, bool) {

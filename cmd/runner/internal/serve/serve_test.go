@@ -54,7 +54,7 @@ func start(t *testing.T) (socket string, stop func() error) {
 	}
 	sup, err := supervisor.New(supervisor.Config{
 		Adapters: map[string]agent.Adapter{"echo": echo{}}, Place: agent.Place{Workspace: dir, State: dir}, Journal: j,
-		Nursery: process.NewNursery(log), Environ: os.Environ(), Executable: "/bin/false", Log: log,
+		ProcessGroup: process.NewGroup(log), Environ: os.Environ(), Executable: "/bin/false", Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -66,7 +66,7 @@ func begin(t *testing.T, g *group) *scene {
 	}
 	sup, err := supervisor.New(supervisor.Config{
 		Adapters: map[string]agent.Adapter{"shell": shell{}}, Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}, Journal: j,
-		Nursery: process.NewNursery(log), Environ: os.Environ(), Executable: "/bin/false", Log: log, OOM: g,
+		ProcessGroup: process.NewGroup(log), Environ: os.Environ(), Executable: "/bin/false", Log: log, OOM: g,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -11,9 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// resumes remembers the agents' own session ids, so that a new process goes on
-// where the one before stopped, even if a query does not say where. It is kept
-// in the state folder; a query's own Resume comes first.
+// resumes holds the agents' own session ids in the state folder, so that a new process resumes the session even if the
+// query does not name it. A query's own Resume takes precedence.
 type resumes struct {
 	path string
 	log  *slog.Logger

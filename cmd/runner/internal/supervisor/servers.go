@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcpsidecar"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// join puts programs that agents can start in the place of servers that run in
-// containers, so that no architecture has to know of these.
+// join replaces servers that run in containers by programs that the agent can start, so that adapters need not know
+// about containers.
 func join(q *runner.Query, executable string) *runner.Error {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {
@@ -21,7 +21,7 @@ func join(q *runner.Query, executable string) *runner.Error {
 		if !filepath.IsAbs(s.Socket) {
 			return invalid(fmt.Sprintf("query.mcpServers[%d].socket: %q is not an absolute path: a server of type docker is joined there", i, s.Socket))
 		}
-		s.Type, s.Command, s.Socket = events.MCPStdio, companion.Command(executable, s), ""
+		s.Type, s.Command, s.Socket = events.MCPStdio, mcpsidecar.Command(executable, s), ""
 		q.MCPServers[i] = s
 	}
 	return nil

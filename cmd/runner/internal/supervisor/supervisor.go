@@ -1,5 +1,5 @@
-// Package supervisor runs one agent at a time and journals what it does. It
-// depends on no follower: they come and go, the agent never notices.
+// Package supervisor runs one agent at a time and journals what it does. It does not depend on followers of the
+// journal, which may come and go.
 package supervisor
 
 import (
@@ -23,19 +23,19 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Config is what a supervisor is made from. Zero durations mean the defaults.
+// Config configures a Supervisor. Zero durations stand for the defaults.
 type Config struct {
-	Adapters   map[string]agent.Adapter // by architecture
-	Place      agent.Place              // both folders absolute
-	Journal    *journal.Journal
-	Nursery    *process.Nursery
-	Environ    []string // the environment that agents inherit
-	Executable string   // the runner's own binary
-	Log        *slog.Logger
-	Now        func() time.Time // nil for time.Now
-	Watch      Watch            // nil for none
-	Disk       Disk             // nil for none
-	OOM        OOM              // nil for none
+	Adapters     map[string]agent.Adapter // by architecture
+	Place        agent.Place              // both folders absolute
+	Journal      *journal.Journal
+	ProcessGroup *process.Group
+	Environ      []string // the environment that agents inherit
+	Executable   string   // the runner's own binary
+	Log          *slog.Logger
+	Now          func() time.Time // nil for time.Now
+	Watch        Watch            // nil for none
+	Disk         Disk             // nil for none
+	OOM          OOM              // nil for none
 
 	SilenceWarn time.Duration // an agent that prints nothing for so long is reported; 2 min
 	SilenceKill time.Duration // and after so long ended; 15 min
@@ -44,8 +44,8 @@ type Config struct {
 }
 
 func (c *Config) validate() error {
-	if c.Journal == nil || c.Nursery == nil || c.Log == nil || len(c.Adapters) == 0 {
-		return errors.New("supervisor: journal, nursery, log and adapters are needed")
+	if c.Journal == nil || c.ProcessGroup == nil || c.Log == nil || len(c.Adapters) == 0 {
+		return errors.New("supervisor: journal, process group, log and adapters are required")
 	}
 	if !filepath.IsAbs(c.Place.Workspace) || !filepath.IsAbs(c.Place.State) {
 		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Place.Workspace, c.Place.State)
@@ -68,12 +68,12 @@ func (c *Config) validate() error {
 		}
 		*d.at = cmp.Or(*d.at, d.def)
 	}
-	// A silence limit below the warning means: end it without a warning before.
+	// If the limit is below the warning, the agent is ended without a warning.
 	c.SilenceWarn = min(c.SilenceWarn, c.SilenceKill)
 	return nil
 }
 
-// Supervisor runs queries one after the other, on a process that stays warm.
+// Supervisor runs queries one after the other on a process that stays warm.
 type Supervisor struct {
 	cfg    Config
 	starts chan *run
@@ -89,7 +89,7 @@ type Supervisor struct {
 	hides     *redact.Set      // what the agent was given that nobody may see; after its end until another is started
 }
 
-// hide has lines be without what the set has, from now on.
+// hide makes the supervisor redact the values of the set from all lines that follow.
 func (s *Supervisor) hide(set *redact.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,13 +102,13 @@ func (s *Supervisor) hidden() *redact.Set {
 	return s.hides
 }
 
-// started names one start of an execution.
+// started identifies one start of an execution.
 type started struct {
 	execution string
 	attempt   uint32
 }
 
-// run is the execution that runs.
+// run is the execution that is running.
 type run struct {
 	query   runner.Query
 	adapter agent.Adapter
@@ -127,7 +127,7 @@ type run struct {
 	oomTold     uint64        // and those that need not be told any more
 }
 
-// New checks the configuration; Run does the work.
+// New checks the configuration and returns a supervisor. Run does the work.
 func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -135,8 +135,8 @@ func New(cfg Config) (*Supervisor, error) {
 	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warm, 1), seen: map[started]bool{}}, nil
 }
 
-// Start gives the agent a query, to be run by Run. The same execution and
-// attempt again changes nothing, also when it has ended.
+// Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
+// ended.
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	r, refusal := s.prepareStart(q)
 	if refusal != nil {
@@ -161,7 +161,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	return nil
 }
 
-// prepareStart checks a query that is to be run.
+// prepareStart checks a query and prepares its run.
 func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
@@ -179,7 +179,7 @@ func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 	return s.prepare(q)
 }
 
-// prepare resolves a query against the profile and asks its adapter for the command.
+// prepare fills the query from the profile and asks its adapter for the command.
 func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	if q.Fork != nil && q.Resume == "" {
 		return nil, invalid("query.fork: query.resume is empty")
@@ -233,7 +233,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	return r, nil
 }
 
-// Interrupt asks the agent to stop the turn. It does nothing when nothing runs.
+// Interrupt asks the agent to stop the turn. It does nothing if no turn is running.
 func (s *Supervisor) Interrupt() {
 	s.mu.Lock()
 	r := s.active
@@ -256,8 +256,7 @@ func (s *Supervisor) interrupt(session agent.Session) {
 	}
 }
 
-// Kill ends the agent's processes, with the turn if one runs, and returns when
-// they are gone or ctx ends.
+// Kill ends the agent's processes and the turn, if one is running. It returns when they have ended or when ctx ends.
 func (s *Supervisor) Kill(ctx context.Context) {
 	s.mu.Lock()
 	r, w := s.active, s.warm
@@ -282,14 +281,14 @@ func (s *Supervisor) Kill(ctx context.Context) {
 	}
 }
 
-// Busy tells whether a query runs, and whether an agent's process lives.
+// Busy reports whether a query is running, and whether an agent's process is alive.
 func (s *Supervisor) Busy() (running, warm bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.active != nil, s.warm != nil
 }
 
-// Status tells what runs.
+// Status returns what is running.
 func (s *Supervisor) Status() runner.Status {
 	s.mu.Lock()
 	var st runner.Status
@@ -301,7 +300,7 @@ func (s *Supervisor) Status() runner.Status {
 	}
 	s.mu.Unlock()
 	if st.AgentPID != 0 {
-		st.MemoryBytes = s.cfg.Nursery.Memory()
+		st.MemoryBytes = s.cfg.ProcessGroup.Memory()
 	}
 	if s.cfg.Disk != nil {
 		st.DiskBytes = uint64(max(0, s.cfg.Disk.Used())) //nolint:gosec // not negative

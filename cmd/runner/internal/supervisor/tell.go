@@ -12,39 +12,38 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Codes of what takes too much; see runner.Ended.
+// The codes of turns that used too much of a resource; see runner.Ended.
 const (
 	CodeDiskLimit   = "DISK_LIMIT"
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// memoryEvery is how often it is looked, during a turn, whether the kernel ended a process.
+// memoryEvery is how often a turn checks whether the kernel ended a process.
 const memoryEvery = time.Second
 
-// Watch tells of the workspace's files beside the turns, by Tell.
+// Watch reports changes of files in the workspace by Tell.
 type Watch interface {
-	// Flush returns when all that happened before was told, within a bound of its own.
+	// Flush returns when all earlier changes were reported, or after a limit of its own.
 	Flush(ctx context.Context)
 }
 
-// Disk knows how much of it is used.
+// Disk measures the disk usage.
 type Disk interface {
-	// Wake says that a process was started which may write.
+	// Wake is called when a process was started that may write.
 	Wake()
-	// Over measures anew if it was too much when last looked at, and tells whether it is.
+	// Over reports whether the limit is exceeded. It measures again if it was at the last measurement.
 	Over() (message string, over bool)
 	Used() int64 // bytes, as last seen
 }
 
-// Tell journals what is no agent's word, with the execution that runs if one
-// does, and gives its id. It waits while the journal is full, until ctx ends;
-// without payloads it does not wait.
+// Tell journals events that do not come from the agent, as part of the execution that is running, and returns its id
+// or "". It blocks while the journal is full, until ctx ends. Without payloads it does not block.
 func (s *Supervisor) Tell(ctx context.Context, payloads ...events.Payload) (execution string) {
 	if len(payloads) > 0 {
 		s.cfg.Journal.Room(ctx)
 	}
-	// No line may come before the first or after the last of its execution, so
-	// the lock is held that the end waits for; there is room, or it is done without.
+	// No line may come before the first or after the last line of its execution. So Tell holds the lock that the end
+	// waits for; it has waited for room before.
 	at := context.WithoutCancel(ctx)
 	at, cancel := context.WithCancel(at)
 	cancel()
@@ -73,15 +72,15 @@ func encode(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// record has what is told from now on be of the run, whose first line was journaled.
+// record makes Tell use the run, whose first line has been journaled.
 func (s *Supervisor) record(r *run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = r.query.ExecutionID
 }
 
-// beforeEnd says what is still to be said of the run, and lets the next query be
-// accepted: who reads the end may start it at once.
+// beforeEnd journals what is still missing of the run, and allows the next query: whoever reads the end may start it
+// at once.
 func (s *Supervisor) beforeEnd(r *run) {
 	s.flush()
 	now, cancel := context.WithCancel(context.Background())
@@ -95,16 +94,15 @@ func (s *Supervisor) beforeEnd(r *run) {
 	}
 }
 
-// flush has told what happened to the workspace until now.
+// flush waits until changes of the workspace so far were reported.
 func (s *Supervisor) flush() {
 	if s.cfg.Watch != nil {
 		s.cfg.Watch.Flush(context.Background())
 	}
 }
 
-// Exhaust ends all that an agent has running, at once, because it took too much
-// of something. A turn that runs fails with the code; between turns there is a
-// line of type error.
+// Exhaust ends all processes of the agent at once, because it used too much of a resource. A running turn fails with
+// the code. Between turns Exhaust journals a line of type error.
 func (s *Supervisor) Exhaust(code, message string) {
 	s.mu.Lock()
 	r, w := s.active, s.warm
@@ -118,7 +116,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 		r.kill()
 		return
 	}
-	if w == nil && !s.cfg.Nursery.Busy() {
+	if w == nil && !s.cfg.ProcessGroup.Busy() {
 		return // what took it is not an agent's, or is gone
 	}
 	now, cancel := context.WithCancel(context.Background())
@@ -128,7 +126,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 		s.evictNow(w)
 		return
 	}
-	if err := s.cfg.Nursery.KillAll(); err != nil {
+	if err := s.cfg.ProcessGroup.KillAll(); err != nil {
 		s.cfg.Log.Error("end what an agent left", "err", err)
 	}
 }
@@ -144,13 +142,13 @@ func (s *Supervisor) evictNow(w *warm) {
 
 // OOM counts the processes that the kernel ended for lack of memory.
 type OOM interface {
-	// Kills is how many there were so far in the runner's memory group; false where it cannot be told.
+	// Kills returns the number of such processes in the runner's memory group so far, or false if it is unknown.
 	Kills() (uint64, bool)
-	// Own tells whether the group holds nothing but the sandbox.
+	// Own reports whether the group contains only processes of the sandbox.
 	Own() bool
 }
 
-// countKilled remembers how many there were before the run.
+// countKilled records the number before the run.
 func (s *Supervisor) countKilled(r *run) {
 	if s.cfg.OOM != nil {
 		r.oomBefore, _ = s.cfg.OOM.Kills()
@@ -158,8 +156,8 @@ func (s *Supervisor) countKilled(r *run) {
 	}
 }
 
-// killedForMemory tells whether the kernel ended processes since the run began.
-// That is then the turn's end, and no line of its own.
+// killedForMemory reports whether the kernel ended processes since the run began. If so, that becomes the end of the
+// turn, and not a line of its own.
 func (s *Supervisor) killedForMemory(r *run) bool {
 	if s.cfg.OOM == nil {
 		return false
@@ -174,7 +172,7 @@ func (s *Supervisor) killedForMemory(r *run) bool {
 	return true
 }
 
-// tellKilled tells of tool processes that the kernel ended, while the agent lives.
+// tellKilled journals that the kernel ended processes of tools while the agent is alive.
 func (s *Supervisor) tellKilled(ctx context.Context, r *run) {
 	if s.cfg.OOM == nil || !s.cfg.OOM.Own() {
 		return

@@ -14,17 +14,17 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
-	"github.com/spoolhq/spool/cmd/runner/internal/outfit"
+	"github.com/spoolhq/spool/cmd/runner/internal/launchfiles"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQuoted is how many bytes of a line are quoted in an error.
+// maxQuoted is how many bytes of a line an error quotes.
 const maxQuoted = 256
 
-// warm is an agent's process between and during turns.
+// warm is an agent's process, during and between turns.
 type warm struct {
 	architecture string
 	sessionID    string
@@ -39,8 +39,8 @@ type warm struct {
 	urgent       atomic.Bool  // it is to be ended without grace
 }
 
-// takes tells whether the process can take a run. One that was warmed up for no
-// session in particular takes the first that it fits.
+// takes reports whether the process can take a run. A process that was warmed up without a session takes the first run
+// that it fits.
 func (w *warm) takes(r *run) bool {
 	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
 		return false
@@ -51,8 +51,8 @@ func (w *warm) takes(r *run) bool {
 	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork)
 }
 
-// Run runs queries until ctx ends; then it ends the agent with all it started.
-// A turn that still runs ends as killed.
+// Run runs queries until ctx ends, and then ends the agent with all of its processes. A turn that is still running
+// ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
 	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
 	resume := loadResumes(s.cfg.Place.State, s.cfg.Log)
@@ -144,7 +144,7 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 	close(r.done)
 }
 
-// newTurn begins a record that waits for Start before it writes.
+// newTurn returns a turn that holds its lines until Start is called.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hidden(),
@@ -152,13 +152,13 @@ func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	})
 }
 
-// start journals the run's first line.
+// start journals the first line of the run.
 func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
 	t.Start(begun)
 	s.record(r)
 }
 
-// converse gives the query to the warm process, or to a new one, and follows it to the turn's end.
+// converse sends the query to the warm process or to a new one, and follows it to the end of the turn.
 func (s *Supervisor) converse(r *run) *agent.Turn {
 	was := fateNone
 	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
@@ -199,7 +199,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 	return t
 }
 
-// launch starts a process for the run, which goes on with the agent's own session.
+// launch starts a process for the run, which resumes the agent's own session.
 func (s *Supervisor) launch(r *run) (*warm, error) {
 	command := r.command
 	if r.launch.Resume != "" {
@@ -209,10 +209,10 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 		}
 		command.Files = slices.Concat(command.Files, r.trusted)
 	}
-	if err := outfit.Lay(s.cfg.Place.State, command.Files); err != nil {
+	if err := launchfiles.Write(s.cfg.Place.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.Nursery.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 	return w, nil
 }
 
-// cannotStart explains why there is no process.
+// cannotStart returns the end of a turn whose process could not be started.
 func cannotStart(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
@@ -242,7 +242,7 @@ func cannotStart(err error) runner.Ended {
 	return failed("INTERNAL", err.Error())
 }
 
-// fate is what became of a query that was given to a warm process.
+// fate is the result of sending a query to a warm process.
 type fate int
 
 const (
@@ -252,9 +252,8 @@ const (
 	fateMute              // it hangs
 )
 
-// tryWarm gives the query to a warm process and waits for its first sign of
-// life. One that shows none has hung after its last result, or is gone; nothing
-// was done with the query, so that another process can take it.
+// tryWarm sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
+// ended. It has done nothing with the query then, so another process can take it.
 func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line, f fate) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
@@ -278,7 +277,7 @@ func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line
 	return first, fateTaken
 }
 
-// begin gives the query to a new process; false when that ended the turn.
+// begin sends the query to a new process. It returns false if that ended the turn.
 func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.Begin(r.query, t); err != nil {
@@ -288,8 +287,8 @@ func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
 	return true
 }
 
-// follow feeds the process's lines to the session until the turn has ended. The
-// process is ended too unless it can take another turn.
+// follow passes the lines of the process to the session until the turn has ended. It ends the process if it cannot
+// take another turn.
 func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line) {
 	r.mu.Lock()
 	r.session = w.session
@@ -336,7 +335,7 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 	}
 }
 
-// codeOutputSlowed is the code of the error event of an agent that says more than its pace.
+// codeOutputSlowed is the code of the error event for an agent whose output is faster than its pace allows.
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
 func slowed(p runner.Pace) string {
@@ -356,7 +355,7 @@ func (s *Supervisor) killed(r *run, t *agent.Turn, message string) {
 	s.abandonIn(0, t, *exhausted)
 }
 
-// abandon ends the process first: when the turn has ended, nothing of it runs.
+// abandon ends the process and then the turn: when a turn has ended, none of its processes runs.
 func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonIn(s.cfg.TermGrace, t, e) }
 
 func (s *Supervisor) abandonIn(grace time.Duration, t *agent.Turn, e runner.Ended) {
@@ -367,7 +366,7 @@ func (s *Supervisor) abandonIn(grace time.Duration, t *agent.Turn, e runner.Ende
 	t.End(e)
 }
 
-// exited ends the turn of a process that is gone.
+// exited ends the turn of a process that has ended.
 func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
 	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
 	if tail := w.proc.StderrTail(); tail != "" {
@@ -388,11 +387,11 @@ func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
 	}
 }
 
-// feed gives one line to the session; what is no message of the agent becomes an event.
+// feed passes one line to the session. A line that is not a message of the agent becomes an event.
 func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
-			// A bug of ours must not take the journal with it.
+			// A bug in a session must not end the runner.
 			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
 			s.abandon(t, failed("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}

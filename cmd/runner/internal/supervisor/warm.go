@@ -8,16 +8,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// warmUp asks Run for a process.
+// warmUp is a request to Run for a warm process.
 type warmUp struct {
 	run    *run
 	answer chan *runner.Error
 }
 
-// Warm starts the agent's process for queries like this one, which needs no
-// execution, no content and, for a sandbox of a pool, no session. It returns
-// when the process was started and spoken to. It does nothing while an agent
-// runs or rests.
+// Warm starts the agent's process for queries like q, which needs no execution, no content and, in the sandbox of a
+// pool, no session. It returns when the process was started and the session was opened. It does nothing while an
+// agent's process is alive.
 func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	r, refusal := s.prepare(q)
 	if refusal != nil {
@@ -37,7 +36,7 @@ func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	}
 }
 
-// ask hands a request to Run; false when there is an agent, or one is asked for.
+// ask sends a request to Run. It returns false if there is a process, or a request for one.
 func (s *Supervisor) ask(m warmUp) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,7 +51,7 @@ func (s *Supervisor) ask(m warmUp) bool {
 	}
 }
 
-// noWarmUp answers a request that a turn has come before.
+// noWarmUp answers a request because a turn came first.
 func (s *Supervisor) noWarmUp() {
 	select {
 	case m := <-s.warms:

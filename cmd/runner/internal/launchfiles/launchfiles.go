@@ -1,6 +1,6 @@
-// Package outfit lays down the files that an agent's process finds when it
-// starts, and takes away those of the process before it.
-package outfit
+// Package launchfiles writes the files that an agent's process needs when it starts, and removes those of the process
+// before it.
+package launchfiles
 
 import (
 	"encoding/json"
@@ -14,13 +14,12 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// list names the file in the state folder that says what was laid down: it
-// outlives the runner, as the files do.
-const list = "outfit.json"
+// listFile is the file in the state folder that lists what was written. It outlives the runner, as the files do.
+const listFile = "outfit.json"
 
-// Lay makes these files in the state folder, readable by the agent's user alone,
-// and removes what an earlier call made and this one does not want.
-func Lay(state string, files []agent.File) error {
+// Write creates the files in the state folder, readable by the agent's user alone, and removes files that an earlier call
+// created and that are not in files.
+func Write(state string, files []agent.File) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("make state folder: %w", err)
 	}
@@ -29,7 +28,7 @@ func Lay(state string, files []agent.File) error {
 		return fmt.Errorf("open state folder: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // every write was checked
-	before, err := read(root)
+	before, err := readList(root)
 	if err != nil {
 		return err
 	}
@@ -40,8 +39,8 @@ func Lay(state string, files []agent.File) error {
 	if len(before)+len(wanted) == 0 {
 		return nil
 	}
-	// Whatever happens on the way, what lies there is on the list.
-	if err := write(root, union(before, wanted)); err != nil {
+	// The list has every file that exists, also if a later step fails.
+	if err := writeList(root, union(before, wanted)); err != nil {
 		return err
 	}
 	for _, p := range before {
@@ -52,16 +51,16 @@ func Lay(state string, files []agent.File) error {
 		}
 	}
 	for _, f := range files {
-		if err := lay(root, f); err != nil {
-			return fmt.Errorf("lay down %s for the agent: %w", f.Path, err)
+		if err := writeFile(root, f); err != nil {
+			return fmt.Errorf("write %s for the agent: %w", f.Path, err)
 		}
 	}
-	return write(root, wanted)
+	return writeList(root, wanted)
 }
 
-// lay makes one file in one step; what is there already stays.
-func lay(root *os.Root, f agent.File) error {
-	if there(root, f) {
+// writeFile creates one file atomically. It does nothing if the file is present.
+func writeFile(root *os.Root, f agent.File) error {
+	if isPresent(root, f) {
 		return nil
 	}
 	if err := root.MkdirAll(path.Dir(f.Path), 0o700); err != nil {
@@ -80,7 +79,7 @@ func lay(root *os.Root, f agent.File) error {
 	if err != nil {
 		return err
 	}
-	if info, err := root.Lstat(f.Path); err == nil && info.IsDir() { // the agent's own, under a name that is ours
+	if info, err := root.Lstat(f.Path); err == nil && info.IsDir() { // a folder of the agent under the file's name
 		if err := root.RemoveAll(f.Path); err != nil {
 			return err
 		}
@@ -88,7 +87,8 @@ func lay(root *os.Root, f agent.File) error {
 	return root.Rename(tmp, f.Path)
 }
 
-func there(root *os.Root, f agent.File) bool {
+// isPresent reports whether the file exists with this content.
+func isPresent(root *os.Root, f agent.File) bool {
 	info, err := root.Lstat(f.Path)
 	switch {
 	case err != nil:
@@ -103,8 +103,9 @@ func there(root *os.Root, f agent.File) bool {
 	return err == nil && string(raw) == f.Content
 }
 
-func read(root *os.Root) ([]string, error) {
-	raw, err := root.ReadFile(list)
+// readList returns the paths that an earlier call wrote.
+func readList(root *os.Root) ([]string, error) {
+	raw, err := root.ReadFile(listFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -113,20 +114,21 @@ func read(root *os.Root) ([]string, error) {
 		err = json.Unmarshal(raw, &paths)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what lies in the state folder: %w", err)
+		return nil, fmt.Errorf("read the list of launch files: %w", err)
 	}
 	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || p == "." || path.Clean(p) != p }), nil
 }
 
-func write(root *os.Root, paths []string) error {
+// writeList replaces the list.
+func writeList(root *os.Root, paths []string) error {
 	raw, err := json.Marshal(paths)
 	if err == nil {
-		if err = root.WriteFile(list+".new", raw, 0o600); err == nil {
-			err = root.Rename(list+".new", list)
+		if err = root.WriteFile(listFile+".new", raw, 0o600); err == nil {
+			err = root.Rename(listFile+".new", listFile)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("remember what lies in the state folder: %w", err)
+		return fmt.Errorf("write the list of launch files: %w", err)
 	}
 	return nil
 }

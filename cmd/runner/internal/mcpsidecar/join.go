@@ -1,4 +1,4 @@
-package companion
+package mcpsidecar
 
 import (
 	"bufio"
@@ -15,19 +15,19 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Joint is what a program's stand-in is made from.
-type Joint struct {
+// JoinConfig configures Join.
+type JoinConfig struct {
 	Socket string
-	Args   []string // in place of those that the image has by itself
+	Args   []string // in place of the image's own
 	Env    map[string]string
-	Within time.Duration // for the server's container to answer
+	Within time.Duration // how long the server's container may take to answer
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 }
 
-// Command is by what an agent starts a server that runs in a container, for an
-// agent that starts its servers itself and gives them s.Env.
+// Command returns the command with which an agent reaches a server that runs in a container. It is for agents that start
+// their MCP servers themselves, with the environment s.Env.
 func Command(executable string, s runner.MCPServer) []string {
 	words := []string{executable, "mcp-join", "--socket", s.Socket}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
@@ -36,18 +36,18 @@ func Command(executable string, s runner.MCPServer) []string {
 	return append(append(words, "--"), s.Command...)
 }
 
-// redial is how often a container that does not answer is asked again.
+// redial is the time between attempts to connect to a container.
 const redial = 50 * time.Millisecond
 
-// Join has the server's container run the program, with these streams, and gives
-// its exit code. When ctx ends, so does the program.
-func Join(ctx context.Context, j Joint) (code int, err error) {
+// Join runs the program in the server's container with the streams of j, and returns its exit code. The program ends when
+// ctx does.
+func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 	c, err := dial(ctx, j.Socket, j.Within)
 	if err != nil {
 		return 1, fmt.Errorf("the MCP server's container does not answer: %w", err)
 	}
-	defer quietly(c)
-	defer context.AfterFunc(ctx, func() { quietly(c) })()
+	defer closeQuietly(c)
+	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()
 	raw, err := json.Marshal(hello{j.Args, j.Env})
 	if err == nil {
 		_, err = c.Write(append(raw, '\n'))
@@ -56,7 +56,7 @@ func Join(ctx context.Context, j Joint) (code int, err error) {
 		return 1, fmt.Errorf("begin with the MCP server: %w", err)
 	}
 	go func() { // ends with stdin, or with the process
-		_, _ = io.Copy(c, j.Stdin) // a broken one shows in the other direction
+		_, _ = io.Copy(c, j.Stdin) // a broken connection shows when it is read
 		_ = c.CloseWrite()         // likewise
 	}()
 	in, buf := bufio.NewReaderSize(c, maxFrame), make([]byte, maxFrame)
@@ -92,7 +92,7 @@ func finished(data []byte) (int, error) {
 	return e.Code, nil
 }
 
-// Ready waits until a container answers.
+// Ready blocks until a container accepts connections.
 func Ready(ctx context.Context, socket string, within time.Duration) error {
 	c, err := dial(ctx, socket, within)
 	if err != nil {

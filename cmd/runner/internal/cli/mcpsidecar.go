@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcpsidecar"
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 )
 
@@ -38,19 +38,19 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 		environ = append(environ, "HTTP_PROXY="+url, "HTTPS_PROXY="+url, "http_proxy="+url, "https_proxy="+url,
 			"NO_PROXY=127.0.0.1,localhost", "no_proxy=127.0.0.1,localhost")
 	}
-	nursery := process.NewNursery(log)
-	server, err := companion.Listen(companion.Config{
-		Socket: c.Socket, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Environ: environ, Scratch: c.Scratch, Nursery: nursery, Log: log,
+	processGroup := process.NewGroup(log)
+	server, err := mcpsidecar.Listen(mcpsidecar.Config{
+		Socket: c.Socket, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Environ: environ, Scratch: c.Scratch, ProcessGroup: processGroup, Log: log,
 	})
 	if err != nil {
 		return err
 	}
-	if err := nursery.Adopt(); err != nil {
+	if err := processGroup.Adopt(); err != nil {
 		log.Warn("orphans of servers are not adopted", "err", err)
 	}
-	defer unshaken()()
+	defer dropHangups()()
 	log.Info("serving", "socket", c.Socket)
-	return (&works{nursery: nursery}).reaping(ctx, func(whole context.Context) error {
+	return (&agentRuntime{processGroup: processGroup}).reaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		forwarded := make(chan error, 1)
 		go func() {
@@ -62,7 +62,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 		}()
 		err := server.Run(ctx)
 		stop()
-		return errors.Join(err, nursery.KillAll(), <-forwarded)
+		return errors.Join(err, processGroup.KillAll(), <-forwarded)
 	})
 }
 
@@ -72,7 +72,7 @@ type mcpReadyCommand struct {
 }
 
 func (c *mcpReadyCommand) Run(ctx context.Context) error {
-	if err := companion.Ready(ctx, c.Socket, c.Within); err != nil {
+	if err := mcpsidecar.Ready(ctx, c.Socket, c.Within); err != nil {
 		return fmt.Errorf("not ready within %s: %w", c.Within, err)
 	}
 	return nil
@@ -94,7 +94,7 @@ func (c *mcpJoinCommand) Run(ctx context.Context, sys *System) error {
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
 	}
-	code, err := companion.Join(ctx, companion.Joint{
+	code, err := mcpsidecar.Join(ctx, mcpsidecar.JoinConfig{
 		Socket: c.Socket, Args: args, Env: env, Within: c.Within, Stdin: sys.Stdin, Stdout: sys.Stdout, Stderr: sys.Stderr,
 	})
 	switch {

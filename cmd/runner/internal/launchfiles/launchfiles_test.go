@@ -1,4 +1,4 @@
-package outfit_test
+package launchfiles_test
 
 import (
 	"io/fs"
@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
-	"github.com/spoolhq/spool/cmd/runner/internal/outfit"
+	"github.com/spoolhq/spool/cmd/runner/internal/launchfiles"
 )
 
 // lies gives what is in the state folder: files with their content, links with their target, folders left out.
@@ -47,12 +47,12 @@ func lies(t *testing.T, state string) map[string]string {
 
 func lay(t *testing.T, state string, files ...agent.File) {
 	t.Helper()
-	if err := outfit.Lay(state, files); err != nil {
+	if err := launchfiles.Write(state, files); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestLay(t *testing.T) {
+func TestWrite(t *testing.T) {
 	t.Parallel()
 	state := filepath.Join(t.TempDir(), "state")
 	lay(t, state)
@@ -104,7 +104,7 @@ func TestLayStaysInside(t *testing.T) {
 	if err := os.Symlink(outside, filepath.Join(state, "way")); err != nil {
 		t.Fatal(err)
 	}
-	if err := outfit.Lay(state, []agent.File{{Path: "way/memory.md", Content: "ours"}}); err == nil || !strings.Contains(err.Error(), "way/memory.md") {
+	if err := launchfiles.Write(state, []agent.File{{Path: "way/memory.md", Content: "ours"}}); err == nil || !strings.Contains(err.Error(), "way/memory.md") {
 		t.Errorf("through a link: %v", err)
 	}
 	if raw, err := os.ReadFile(victim); err != nil || string(raw) != "mine" {
@@ -114,7 +114,7 @@ func TestLayStaysInside(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(state, "outfit.json"), []byte(`["../`+filepath.Base(outside)+`/memory.md","way/memory.md"]`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := outfit.Lay(state, nil); err == nil {
+	if err := launchfiles.Write(state, nil); err == nil {
 		t.Error("a path out of the folder was taken")
 	}
 	if raw, err := os.ReadFile(victim); err != nil || string(raw) != "mine" {

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spoolhq/spool/cmd/runner/internal/companion"
+	"github.com/spoolhq/spool/cmd/runner/internal/mcpsidecar"
 )
 
 // shell is an entrypoint whose first argument is a script.
@@ -180,7 +180,7 @@ func TestMCPConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	socket, _ := mcpServe(t, "--entrypoint", shell)
 	var all []*connection
-	for range companion.DefaultConnections {
+	for range mcpsidecar.DefaultConnections {
 		c := connect(t, socket, "echo on; cat")
 		c.line(t)
 		all = append(all, c)
@@ -210,7 +210,7 @@ func TestMCPErrors(t *testing.T) {
 	}{
 		"no container":       {[]string{"mcp-join", "--socket", dir + "/none", "--within", "10ms", "--"}, 1, "the MCP server's container does not answer"},
 		"never ready":        {[]string{"mcp-ready", "--socket", dir + "/none", "--within", "10ms"}, 1, "not ready within 10ms"},
-		"no program":         {[]string{"mcp-join", "--socket", none, "--"}, 127, "its image names no program"},
+		"no program":         {[]string{"mcp-join", "--socket", none, "--"}, 127, "image has no entrypoint"},
 		"missing program":    {[]string{"mcp-join", "--socket", none, "--", "/no/such"}, 127, "/no/such"},
 		"missing entrypoint": {[]string{"mcp-serve", "--socket", dir + "/s", "--entrypoint", `["/no/such"]`}, 1, "the image's entrypoint"},
 		"entrypoint":         {[]string{"mcp-serve", "--socket", dir + "/s", "--entrypoint", `sh`}, 2, "entrypoint"},
@@ -221,7 +221,7 @@ func TestMCPErrors(t *testing.T) {
 		}
 	}
 	// Whoever only looks, or says nothing that is known, changes nothing.
-	if err := companion.Ready(context.Background(), none, patience); err != nil {
+	if err := mcpsidecar.Ready(context.Background(), none, patience); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package companion joins agents to MCP servers that run in containers of their
-// own. In such a container Server starts the image's program for each connection
-// to a Unix socket; in the sandbox Join stands for that program.
-package companion
+// Package mcpsidecar connects agents to MCP servers that run in containers of their own. In the container, Server starts
+// the image's program for each connection to a Unix socket. In the sandbox, the agent starts Join in place of that
+// program.
+package mcpsidecar
 
 import (
 	"bufio"
@@ -13,7 +13,7 @@ import (
 	"sync"
 )
 
-// hello is a connection's first line, of JSON. What follows it is the program's stdin.
+// hello is the first line of a connection, in JSON. The program's stdin follows it.
 type hello struct {
 	Args []string          `json:"args,omitempty"` // in place of the image's own
 	Env  map[string]string `json:"env,omitempty"`
@@ -22,7 +22,7 @@ type hello struct {
 // maxHello is the longest first line in bytes.
 const maxHello = 4 << 20
 
-// stream says what a frame holds.
+// stream is the kind of a frame.
 type stream byte
 
 // The frames from the server: a byte for the stream, four for the length, and the data.
@@ -38,7 +38,7 @@ const (
 	maxFrame = 64 << 10
 )
 
-// ended is how the program ended.
+// ended says how the program ended.
 type ended struct {
 	Code  int    `json:"code"`            // 128 + signal if a signal ended it
 	Error string `json:"error,omitempty"` // why it was not started
@@ -50,7 +50,7 @@ type frames struct {
 	to io.Writer
 }
 
-// write cuts what is too long for one frame.
+// write writes data as one frame or several.
 func (f *frames) write(s stream, data []byte) error {
 	for {
 		part := data[:min(len(data), maxFrame)]
@@ -66,8 +66,8 @@ func (f *frames) write(s stream, data []byte) error {
 	}
 }
 
-// errMalformed is a server that does not speak the protocol.
-var errMalformed = errors.New("what comes from the server's container is malformed")
+// errMalformed is returned when the server does not speak the protocol.
+var errMalformed = errors.New("the server's container sent a malformed frame")
 
 // readFrame reads a frame into buf, which has room for maxFrame.
 func readFrame(in *bufio.Reader, buf []byte) (stream, []byte, error) {
@@ -90,7 +90,7 @@ func readHello(in *bufio.Reader) (hello, error) {
 	for {
 		piece, err := in.ReadSlice('\n')
 		if line = append(line, piece...); len(line) > maxHello {
-			return h, fmt.Errorf("its first line has more than %d bytes", maxHello)
+			return h, fmt.Errorf("first line is longer than %d bytes", maxHello)
 		}
 		if err == nil {
 			return h, json.Unmarshal(line, &h)

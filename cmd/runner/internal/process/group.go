@@ -12,40 +12,40 @@ import (
 	"time"
 )
 
-// killWithin bounds how long End looks for survivors.
+// killWithin is how long processes may take to end after SIGKILL.
 const killWithin = 5 * time.Second
 
-// Nursery knows the processes that were started, and adopts and reaps what they leave behind.
-type Nursery struct {
+// Group holds the processes that were started with it, and reaps the orphans that they leave behind.
+type Group struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	own     map[int]bool // started by Start and not yet waited for
+	own     map[int]bool // process ids that were started and not waited for yet
 	adopted bool
 }
 
-// NewNursery makes an empty one.
-func NewNursery(log *slog.Logger) *Nursery { return &Nursery{log: log, own: map[int]bool{}} }
+// NewGroup returns a group without processes.
+func NewGroup(log *slog.Logger) *Group { return &Group{log: log, own: map[int]bool{}} }
 
-// Adopt makes this process the parent of its descendants' orphans, as PID 1 is
-// anyway. Once per process, and only where all of its children are the nursery's.
-func (n *Nursery) Adopt() error {
+// Adopt makes this process the parent of the orphans among its descendants, which PID 1 is anyway. It may be called
+// once per process, and only if all children of the process belong to the group.
+func (g *Group) Adopt() error {
 	if err := becomeSubreaper(); err != nil {
 		return fmt.Errorf("become the reaper of orphans: %w", err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.adopted = true
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.adopted = true
 	return nil
 }
 
 // Run reaps adopted orphans until ctx ends.
-func (n *Nursery) Run(ctx context.Context) error {
+func (g *Group) Run(ctx context.Context) error {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)
 	defer signal.Stop(died)
 	for {
-		n.reap()
+		g.reap()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -55,56 +55,56 @@ func (n *Nursery) Run(ctx context.Context) error {
 }
 
 // start holds the lock over the fork, so that a new process is never taken for an orphan.
-func (n *Nursery) start(cmd *exec.Cmd) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (g *Group) start(cmd *exec.Cmd) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	n.own[cmd.Process.Pid] = true
+	g.own[cmd.Process.Pid] = true
 	if err := sacrifice(cmd.Process.Pid); err != nil {
-		n.log.Debug("tell the kernel to end the agent before the runner", "err", err)
+		g.log.Debug("tell the kernel to end the agent before the runner", "err", err)
 	}
 	return nil
 }
 
 // wait waits for a started process. How it ended is in its state.
-func (n *Nursery) wait(cmd *exec.Cmd) {
+func (g *Group) wait(cmd *exec.Cmd) {
 	if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {
-		n.log.Error("wait for an agent's process", "err", err)
+		g.log.Error("wait for an agent's process", "err", err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.own, cmd.Process.Pid)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.own, cmd.Process.Pid)
 }
 
 // reap waits for dead orphans.
-func (n *Nursery) reap() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.adopted {
+func (g *Group) reap() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.adopted {
 		return
 	}
 	self := os.Getpid()
 	for _, p := range snapshot() {
-		if p.parent == self && p.dead && !n.own[p.pid] {
+		if p.parent == self && p.dead && !g.own[p.pid] {
 			if _, err := syscall.Wait4(p.pid, nil, syscall.WNOHANG, nil); err != nil {
-				n.log.Debug("reap", "pid", p.pid, "err", err)
+				g.log.Debug("reap", "pid", p.pid, "err", err)
 			}
 		}
 	}
 }
 
-// killTree kills a process, its group, its descendants, and the orphans that
-// were adopted from it, until none is left.
-func (n *Nursery) killTree(pid int) error {
+// killTree kills a process, its process group, its descendants and the orphans that were adopted from it. It returns
+// when none is left, or an error that lists those that remain.
+func (g *Group) killTree(pid int) error {
 	deadline := time.Now().Add(killWithin)
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
-	doomed := map[int]uint64{} // pid → start time: what was once its descendant stays it
+	doomed := map[int]uint64{} // start time by pid: a process that was once a descendant remains one
 	for {
-		alive := n.survivors(pid, doomed)       // before the group is killed: its orphans lose their parents
-		_ = syscall.Kill(-pid, syscall.SIGKILL) // gone is what is wanted
+		alive := g.survivors(pid, doomed)       // before the group is killed: its orphans lose their parents
+		_ = syscall.Kill(-pid, syscall.SIGKILL) // an error means that it has ended
 		if len(alive) == 0 {
 			return nil
 		}
@@ -112,14 +112,14 @@ func (n *Nursery) killTree(pid int) error {
 			_ = syscall.Kill(p, syscall.SIGKILL)
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("processes that cannot be killed: %v", alive)
+			return fmt.Errorf("kill processes %v: still running", alive)
 		}
 		<-pause.C
 	}
 }
 
-// Descendants are the processes that this one has started, with all below them.
-func (n *Nursery) Descendants() []int {
+// Descendants returns the ids of all running descendants of this process.
+func (g *Group) Descendants() []int {
 	all := snapshot()
 	tree := map[int]bool{os.Getpid(): true}
 	var out []int
@@ -137,38 +137,38 @@ func (n *Nursery) Descendants() []int {
 	return out
 }
 
-// Busy tells whether something runs that this process has started or adopted.
-func (n *Nursery) Busy() bool { return len(n.Descendants()) > 0 }
+// Busy reports whether a process runs that this process has started or adopted.
+func (g *Group) Busy() bool { return len(g.Descendants()) > 0 }
 
-// KillAll kills everything that this process has started or adopted, until none is left.
-func (n *Nursery) KillAll() error {
+// KillAll kills every process that this process has started or adopted. It returns when none is left.
+func (g *Group) KillAll() error {
 	deadline := time.Now().Add(killWithin)
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
 	for {
-		alive := n.Descendants()
+		alive := g.Descendants()
 		if len(alive) == 0 {
 			return nil
 		}
 		for _, p := range alive {
-			_ = syscall.Kill(p, syscall.SIGKILL) // gone is what is wanted
+			_ = syscall.Kill(p, syscall.SIGKILL) // an error means that it has ended
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("processes that cannot be killed: %v", alive)
+			return fmt.Errorf("kill processes %v: still running", alive)
 		}
 		<-pause.C
 	}
 }
 
-// survivors lists what still runs of a process's tree, and remembers it.
-func (n *Nursery) survivors(pid int, doomed map[int]uint64) []int {
-	n.mu.Lock()
-	adopted := n.adopted
-	own := make(map[int]bool, len(n.own))
-	for p := range n.own {
+// survivors returns the processes of the tree of pid that still run, and adds the tree to doomed.
+func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
+	g.mu.Lock()
+	adopted := g.adopted
+	own := make(map[int]bool, len(g.own))
+	for p := range g.own {
 		own[p] = true
 	}
-	n.mu.Unlock()
+	g.mu.Unlock()
 	all := snapshot()
 	self := os.Getpid()
 	belongs := func(p proc) bool {
@@ -194,8 +194,8 @@ func (n *Nursery) survivors(pid int, doomed map[int]uint64) []int {
 	return alive
 }
 
-// Memory is the resident size in bytes of everything that descends from this process.
-func (n *Nursery) Memory() uint64 {
+// Memory returns the sum of the resident sizes of all descendants of this process, in bytes.
+func (g *Group) Memory() uint64 {
 	all := snapshot()
 	tree := map[int]bool{os.Getpid(): true}
 	var sum uint64
@@ -211,10 +211,10 @@ func (n *Nursery) Memory() uint64 {
 	return sum
 }
 
-// proc is what is known of a process.
+// proc is an entry of the process table.
 type proc struct {
 	pid, parent, group, session int
-	start                       uint64 // ticks since boot: tells a pid's users apart
+	start                       uint64 // ticks since boot; distinguishes processes with the same pid
 	dead                        bool   // a zombie
 	resident                    uint64 // bytes
 }

@@ -1,4 +1,4 @@
-package companion
+package mcpsidecar
 
 import (
 	"bufio"
@@ -23,27 +23,27 @@ import (
 
 // The defaults and bounds.
 const (
-	// DefaultConnections is how many programs run at a time.
+	// DefaultConnections is the largest number of programs at a time.
 	DefaultConnections = 16
-	// DefaultGrace is how long a program may take to end when its stdin has ended, and again when it was asked to.
+	// DefaultGrace is how long a program may run after its stdin has ended, and again after SIGTERM.
 	DefaultGrace = 2 * time.Second
-	// helloWithin is how long a connection may take to say what it wants.
+	// helloWithin is how long a connection may take to send its first line.
 	helloWithin = 10 * time.Second
-	// acceptPause is how long the server rests when it cannot take a connection.
+	// acceptPause is the pause after an error of accept.
 	acceptPause = 100 * time.Millisecond
 )
 
-// Config is what a Server is made from. Socket, Nursery and Log are required.
+// Config configures a Server. Socket, ProcessGroup and Log are required.
 type Config struct {
-	Socket      string   // path; sockets beside it at which nobody answers are removed
-	Entrypoint  []string // the image's: program and first arguments
-	Cmd         []string // further ones, where a connection brings none
-	Environ     []string // of every program, KEY=value; a connection's own come on top
-	Scratch     []string // folders that are emptied when nothing is connected any more
-	Connections int      // 0 for DefaultConnections; further ones are refused
-	Grace       time.Duration
-	Nursery     *process.Nursery
-	Log         *slog.Logger
+	Socket       string   // path; other sockets in its folder at which no process listens are removed
+	Entrypoint   []string // the image's: program and first arguments
+	Cmd          []string // further arguments of a connection that brings none
+	Environ      []string // of every program, KEY=value; a connection's own come on top
+	Scratch      []string // folders that are emptied when the last connection ends
+	Connections  int      // 0 for DefaultConnections; further ones are refused
+	Grace        time.Duration
+	ProcessGroup *process.Group
+	Log          *slog.Logger
 }
 
 // Server starts a program for each connection.
@@ -52,11 +52,11 @@ type Server struct {
 	listener *net.UnixListener
 	wg       sync.WaitGroup
 
-	mu   sync.Mutex // held while what is left is cleared away
+	mu   sync.Mutex // held during the cleanup after the last connection
 	open int
 }
 
-// Listen takes the socket. The image's program is looked for first.
+// Listen listens on the socket. It fails if the image's program does not exist.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Entrypoint) > 0 {
 		if _, err := find(cfg.Entrypoint[0]); err != nil {
@@ -71,14 +71,14 @@ func Listen(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", cfg.Socket, err)
 	}
-	// The sandbox has another user; nobody else has the folder.
+	// The sandbox has another user. No other user can read the folder.
 	if err := os.Chmod(cfg.Socket, 0o666); err != nil { //nolint:gosec // as above
 		return nil, errors.Join(fmt.Errorf("open socket to the sandbox: %w", err), l.Close())
 	}
 	return &Server{cfg: cfg, listener: l}, nil
 }
 
-// Run serves until ctx ends; then every program is ended.
+// Run serves connections until ctx ends, and then ends every program.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer s.wg.Wait()
@@ -91,11 +91,11 @@ func (s *Server) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			if err == nil {
-				quietly(c)
+				closeQuietly(c)
 			}
 			<-closed
 			return closeErr
-		case err != nil: // out of descriptors, most likely: it passes
+		case err != nil: // most likely out of file descriptors, which is temporary
 			s.cfg.Log.Error("accept a connection", "err", err)
 			select {
 			case <-time.After(acceptPause):
@@ -109,15 +109,15 @@ func (s *Server) Run(ctx context.Context) error {
 
 // handle serves one connection.
 func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
-	defer quietly(c)
-	defer context.AfterFunc(ctx, func() { quietly(c) })()
+	defer closeQuietly(c)
+	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()
 	if c.SetReadDeadline(time.Now().Add(helloWithin)) != nil {
 		return
 	}
 	in := bufio.NewReaderSize(c, maxFrame)
 	h, err := readHello(in)
 	if errors.Is(err, io.EOF) {
-		return // somebody looked whether it is there
+		return // a call of Ready
 	}
 	out := &frames{to: c}
 	if err == nil {
@@ -131,7 +131,7 @@ func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 		return
 	}
 	e := s.run(ctx, h, in, out)
-	s.leave() // before its end is told: who joins next finds nothing of it
+	s.leave() // before the client learns the end: the next connection must find nothing of this one
 	s.end(out, e)
 }
 
@@ -141,7 +141,7 @@ func (s *Server) end(out *frames, e ended) {
 		err = out.write(toEnd, raw)
 	}
 	if err != nil {
-		s.cfg.Log.Debug("tell how the server ended", "err", err)
+		s.cfg.Log.Debug("send the end of a program", "err", err)
 	}
 }
 
@@ -150,32 +150,32 @@ func (s *Server) enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open >= s.cfg.Connections {
-		return fmt.Errorf("%d connections are open already, and there may be no more: end some", s.open)
+		return fmt.Errorf("%d connections are open already, which is the limit: close one first", s.open)
 	}
 	s.open++
 	return nil
 }
 
-// leave clears away what is left once nothing is connected: programs that left
-// their group, and files, in which there may be what another execution must not see.
+// leave uncounts a connection. After the last one it ends processes that left their group and empties the scratch folders,
+// because another execution must not see their content.
 func (s *Server) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open--; s.open > 0 {
 		return
 	}
-	if err := s.cfg.Nursery.KillAll(); err != nil {
-		s.cfg.Log.Error("end what a server left running", "err", err)
+	if err := s.cfg.ProcessGroup.KillAll(); err != nil {
+		s.cfg.Log.Error("end processes that a server left", "err", err)
 	}
 	for _, dir := range s.cfg.Scratch {
 		if err := empty(dir); err != nil {
-			s.cfg.Log.Error("remove what a server left", "folder", dir, "err", err)
+			s.cfg.Log.Error("empty a scratch folder", "folder", dir, "err", err)
 		}
 	}
 }
 
-// sweep removes the sockets of a folder at which nobody answers any more: each
-// server's has another name, and the folder has an end.
+// sweep removes the sockets of a folder at which no process listens. Every server's socket has another name, so they would
+// fill the folder.
 func sweep(dir string) error {
 	list, err := os.ReadDir(dir)
 	for _, e := range list {
@@ -186,7 +186,7 @@ func sweep(dir string) error {
 		c, derr := net.Dial("unix", path)
 		switch {
 		case derr == nil:
-			quietly(c)
+			closeQuietly(c)
 		case errors.Is(derr, syscall.ECONNREFUSED):
 			err = errors.Join(err, os.Remove(path))
 		}
@@ -194,7 +194,7 @@ func sweep(dir string) error {
 	return err
 }
 
-// empty removes what is in a folder.
+// empty removes everything in a folder.
 func empty(dir string) error {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -206,7 +206,7 @@ func empty(dir string) error {
 	return err
 }
 
-// command is the program of a connection.
+// command returns the program of a connection with its arguments.
 func (s *Server) command(h hello) ([]string, error) {
 	args := h.Args
 	if len(args) == 0 {
@@ -214,11 +214,11 @@ func (s *Server) command(h hello) ([]string, error) {
 	}
 	all := slices.Concat(s.cfg.Entrypoint, args)
 	if len(all) == 0 {
-		return nil, errors.New("its image names no program: give one as command")
+		return nil, errors.New("image has no entrypoint: set the server's command")
 	}
 	path, err := find(all[0])
 	all[0] = path
 	return all, err
 }
 
-func quietly(c io.Closer) { _ = c.Close() } // what is closed twice, or breaks meanwhile, has ended
+func closeQuietly(c io.Closer) { _ = c.Close() } // an error means that it is closed

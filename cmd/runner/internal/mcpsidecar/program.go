@@ -1,4 +1,4 @@
-package companion
+package mcpsidecar
 
 import (
 	"bufio"
@@ -17,16 +17,16 @@ import (
 // exitSignal is added to a signal's number, as shells do.
 const exitSignal = 128
 
-// find gives the path of a program.
+// find returns the path of a program.
 func find(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return name, fmt.Errorf("its program cannot be started: %w", err)
+		return name, fmt.Errorf("start the server's program: %w", err)
 	}
 	return path, nil
 }
 
-// program is a started one, with this side's ends of its streams.
+// program is a running program with this side's ends of its streams.
 type program struct {
 	cmd              *exec.Cmd
 	stdin            *os.File
@@ -34,7 +34,7 @@ type program struct {
 	exited, inputEnd chan struct{}
 }
 
-// run runs the program of a connection to its end, with all that it started.
+// run runs the program of a connection and ends it with all of its descendants.
 func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames) ended {
 	p, err := s.start(h)
 	if err != nil {
@@ -42,27 +42,27 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 	}
 	go func() { // ends with the connection, which its owner closes
 		defer close(p.inputEnd)
-		_, _ = io.Copy(p.stdin, in) // a program that reads no more, or a connection that broke
-		quietly(p.stdin)
+		_, _ = io.Copy(p.stdin, in) // the program closed its stdin, or the connection broke
+		closeQuietly(p.stdin)
 	}()
 	var readers sync.WaitGroup
 	for from, to := range map[*os.File]stream{p.stdout: toStdout, p.stderr: toStderr} {
 		readers.Go(func() {
-			defer quietly(from)
-			carry(out, to, from)
+			defer closeQuietly(from)
+			copyFrames(out, to, from)
 		})
 	}
 	go func() {
 		defer close(p.exited)
-		s.cfg.Nursery.Await(p.cmd)
+		s.cfg.ProcessGroup.Await(p.cmd)
 	}()
-	s.outlast(ctx, p)
-	// What is left of its group keeps the streams open.
-	if err := s.cfg.Nursery.EndTree(p.cmd); err != nil {
+	s.waitForExit(ctx, p)
+	// Processes that are left in its group would keep the streams open.
+	if err := s.cfg.ProcessGroup.EndTree(p.cmd); err != nil {
 		s.cfg.Log.Error("end a server", "err", err)
 	}
 	<-p.exited
-	soon := time.Now().Add(s.cfg.Grace) // for what left the group and has the streams still
+	soon := time.Now().Add(s.cfg.Grace) // a process that left the group may have the streams open
 	for _, f := range []*os.File{p.stdout, p.stderr} {
 		_ = f.SetReadDeadline(soon) // one that is closed was read to its end
 	}
@@ -70,7 +70,7 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 	return ended{Code: code(p.cmd.ProcessState)}
 }
 
-// exitNotStarted is the code by which shells tell that there is no such program.
+// exitNotStarted is the exit code of shells for a program that does not exist.
 const exitNotStarted = 127
 
 // start starts the program as leader of a session of its own.
@@ -100,22 +100,22 @@ func (s *Server) start(h hello) (*program, error) {
 	if err == nil {
 		theirs = []*os.File{in, outEnd, errEnd}
 		p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = in, outEnd, errEnd
-		if err = s.cfg.Nursery.Spawn(p.cmd); err != nil {
-			err = fmt.Errorf("its program cannot be started: %w", err)
+		if err = s.cfg.ProcessGroup.Spawn(p.cmd); err != nil {
+			err = fmt.Errorf("start the server's program: %w", err)
 		}
 	}
 	if err != nil {
 		theirs = all
 	}
 	for _, f := range theirs {
-		quietly(f)
+		closeQuietly(f)
 	}
 	return p, err
 }
 
-// outlast waits until the program has ended by itself. One whose connection has
-// ended may take a while, is asked to then, and may take as long again.
-func (s *Server) outlast(ctx context.Context, p *program) {
+// waitForExit waits until the program has ended or ctx ends. When its connection has ended, the program may run for the
+// grace time, then it gets SIGTERM, and SIGKILL after the grace time again.
+func (s *Server) waitForExit(ctx context.Context, p *program) {
 	select {
 	case <-p.exited:
 		return
@@ -133,13 +133,13 @@ func (s *Server) outlast(ctx context.Context, p *program) {
 			timer.Stop()
 			return
 		case <-timer.C:
-			_ = syscall.Kill(-p.cmd.Process.Pid, ask) // gone is what is wanted
+			_ = syscall.Kill(-p.cmd.Process.Pid, ask) // an error means that it has ended
 		}
 	}
 }
 
-// carry copies until the end; what nobody takes any more is dropped, so that the program is not held up.
-func carry(out *frames, to stream, from io.Reader) {
+// copyFrames copies until the end of from. After an error of out it drops the data, so that the program does not block.
+func copyFrames(out *frames, to stream, from io.Reader) {
 	buf := make([]byte, maxFrame)
 	for gone := false; ; {
 		n, err := from.Read(buf)
@@ -147,7 +147,7 @@ func carry(out *frames, to stream, from io.Reader) {
 			gone = out.write(to, buf[:n]) != nil
 		}
 		if err != nil {
-			return // its end, or nobody is left to write
+			return // the end of the stream
 		}
 	}
 }

@@ -1,0 +1,454 @@
+package agenttest
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/profile"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// whichNumber is the query that an agent can answer only from the earlier turns of its session.
+const whichNumber = "which number was it?"
+
+// Conversation describes the turns of one session. The script of the model has to have a rule for every query:
+// "Remember the number N please" (answer: N, and "Ça va, 世界"), "which number was it?" (N), "talk for ever" (an endless
+// text), "hello" (repeats the query), and those that the fields name.
+type Conversation struct {
+	// Usage means that the agent reports tokens, Cost that it reports costs.
+	Usage, Cost bool
+	// Edit are the decisions of "edit the file please", which follows "write a file please". The file hello.txt is
+	// "hello, spool\n" afterwards.
+	Edit []Decision
+	// Command is in the answer to "run a command please", which writes 42 to answer.txt and to stdout, "oops" to stderr
+	// and ends with status 3. CommandResult is the output in the journal; "" if it is not checked.
+	Command, CommandResult string
+	// Subagent means that "delegate this please" has a sub-agent create sub.txt.
+	Subagent bool
+	// Plan means that "make a plan please" leads to a plan of two steps that are completed.
+	Plan bool
+	// Sleeps means that "sleep long" runs the program sleep in the workspace.
+	Sleeps bool
+	// SleepOutput means that the command of "sleep long" prints something after it has begun.
+	SleepOutput bool
+	// Failures are queries at which the model fails. The process stays warm after each.
+	Failures []Failure
+	// Extra are more queries, which the warm process has to complete.
+	Extra []Extra
+	// Transcript means that the agent's own transcript is a text file in which what was said can be found.
+	Transcript bool
+	// Secrets are texts that may be in no file of the workspace and the state folder.
+	Secrets []string
+}
+
+// Decision is the expected answer to a permission request.
+type Decision struct{ Tool, Decision, Rule string }
+
+// Failure is the expected end of a turn at which the model fails.
+type Failure struct {
+	Query, Code string
+	Message     string // a part of the message
+}
+
+// Extra is a query that the agent answers with a text that contains Answer.
+type Extra struct {
+	Query, Answer string
+	Check         func(testing.TB, *Bench, Turn) // may be nil
+}
+
+// Confinement describes how an agent is kept inside its workspace. The link "link" in the workspace leads outside.
+type Confinement struct {
+	Refused []string // queries at which the agent writes or reads outside of the workspace
+	Answer  string   // is in the answer to each
+	// Rule is the rule that refuses them; "" for outside-workspace.
+	Rule string
+	// Several means that a refused query may contain other calls, which are decided before.
+	Several bool
+	// Network is in the answer to "fetch a page please"; "" if the agent has no such tool.
+	Network string
+	Extra   []Extra
+	// Check is called after all. May be nil.
+	Check func(testing.TB, *Bench)
+}
+
+// isDelta reports whether the line is a text delta.
+func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
+
+// sameProcess returns a function that checks that a turn was done by the warm process pid.
+func sameProcess(t testing.TB, pid int) func(Turn) Turn {
+	return func(x Turn) Turn {
+		t.Helper()
+		if s := x.Started(); s.PID != pid || !s.Warm {
+			t.Errorf("started %+v, want the warm process %d", s, pid)
+		}
+		return x
+	}
+}
+
+func anyProcess(x Turn) Turn { return x }
+
+// oneProcess checks that one process does all turns of a session, and what each of them leaves behind.
+func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) {
+	b := NewBench(t, s)
+	first := b.AskOK("Remember the number 4711 please", "Ça va, 世界", nil)
+	if first.Started().Warm || first.Started().PID == 0 {
+		t.Errorf("first start %+v", first.Started())
+	}
+	same := sameProcess(t, first.Started().PID)
+	second := same(b.AskOK(whichNumber, "4711", nil))
+	checkUsage(t, c, first, second)
+	if c.Edit != nil {
+		same(b.AskOK("write a file please", "written", nil))
+		edit := same(b.AskOK("edit the file please", "edited", nil))
+		if got := b.File("hello.txt"); got != "hello, spool\n" {
+			t.Errorf("hello.txt: %q", got)
+		}
+		var got []Decision
+		for _, d := range edit.Decisions() {
+			got = append(got, Decision{d.ToolName, d.Decision, d.Rule})
+		}
+		if !slices.Equal(got, c.Edit) {
+			t.Errorf("decisions %+v, want %+v", got, c.Edit)
+		}
+		// A turn with several requests to the model is charged for all of them.
+		if one, all := second.Ended().Usage, edit.Ended().Usage; c.Usage && all.InputTokens < 2*one.InputTokens {
+			t.Errorf("usage %+v, of a turn with one request to the model %+v", all, one)
+		}
+	}
+	if c.Command != "" {
+		ran := same(b.AskOK("run a command please", c.Command, nil))
+		if got := b.File("answer.txt"); got != "42\n" {
+			t.Errorf("answer.txt: %q", got)
+		}
+		if r := ran.Blocks(events.KindToolResult); len(r) != 1 || c.CommandResult != "" && r[0].Output != c.CommandResult || !r[0].IsError {
+			t.Errorf("results %+v", r)
+		}
+	}
+	if c.Subagent {
+		CheckSubagent(t, b, same(b.AskOK("delegate this please", "reported", nil)))
+	}
+	if c.Plan {
+		plan := same(b.AskOK("make a plan please", "Planned", nil)).Blocks(events.KindTodo)
+		if len(plan) != 1 || len(plan[0].Todos) != 2 || plan[0].Todos[1].Status != "completed" {
+			t.Errorf("plans %+v", plan)
+		}
+	}
+	if confined != nil {
+		confinement(t, b, *confined, same)
+	}
+	interrupts(t, b, c, same)
+	for _, f := range c.Failures {
+		x := same(b.Ask(f.Query, nil))
+		if e := x.Ended(); e.Outcome != runner.Failed || e.Code != f.Code || e.Message == "" || !strings.Contains(e.Message, f.Message) {
+			t.Errorf("%s: ended %+v, want %s with %q%s", f.Query, e, f.Code, f.Message, x)
+		}
+	}
+	extras(t, b, c.Extra, same)
+	same(b.AskOK(whichNumber, "4711", nil))
+	transcript(t, s, b, c, second)
+	noSecrets(t, b, c.Secrets)
+}
+
+func extras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
+	t.Helper()
+	for _, e := range all {
+		x := same(b.AskOK(e.Query, e.Answer, nil))
+		if e.Check != nil {
+			e.Check(t, b, x)
+		}
+	}
+}
+
+// CheckSubagent checks a turn in which a sub-agent created sub.txt.
+func CheckSubagent(t testing.TB, b *Bench, x Turn) {
+	t.Helper()
+	if got := b.File("sub.txt"); got != "sub-agent-ran\n" || len(x.Blocks(events.KindSubagent)) != 1 {
+		t.Errorf("sub.txt %q, blocks %+v%s", got, x.Blocks(events.KindSubagent), x)
+	}
+}
+
+// checkUsage checks that the second turn, which is about as long as the first, is charged for itself alone.
+func checkUsage(t testing.TB, c Conversation, first, second Turn) {
+	t.Helper()
+	f, s := first.Ended(), second.Ended()
+	if c.Usage && (s.Usage.InputTokens == 0 || s.Usage.OutputTokens == 0 || s.Usage.InputTokens > 2*f.Usage.InputTokens) {
+		t.Errorf("usage %+v after %+v", s, f)
+	}
+	if c.Cost && (s.CostUSD == 0 || s.CostUSD > 1.5*f.CostUSD) {
+		t.Errorf("cost %+v after %+v", s, f)
+	}
+}
+
+// confinement checks that nothing outside of the workspace is written, and that the agent learns why.
+func confinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Turn) {
+	t.Helper()
+	outside := t.TempDir()
+	if err := os.Symlink(outside, filepath.Join(b.Place.Workspace, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range c.Refused {
+		x := same(b.AskOK(content, c.Answer, nil))
+		d := x.Decisions()
+		if len(d) == 0 || !c.Several && len(d) != 1 || d[len(d)-1].Decision != "deny" || d[len(d)-1].Rule != cmp.Or(c.Rule, "outside-workspace") {
+			t.Errorf("%s: decisions %+v", content, d)
+		}
+	}
+	extras(t, b, c.Extra, same)
+	for _, path := range []string{"/etc/spool-test", filepath.Join(outside, "file.txt")} {
+		if exists(path) {
+			t.Errorf("%s was written", path)
+		}
+	}
+	if c.Network != "" {
+		if d := same(b.AskOK("fetch a page please", c.Network, nil)).Decisions(); len(d) != 1 || d[0].Decision != "deny" || d[0].Rule != "network" {
+			t.Errorf("fetch a page: decisions %+v", d)
+		}
+	}
+	if c.Check != nil {
+		c.Check(t, b)
+	}
+}
+
+// interrupts interrupts turns at different moments. The process stays warm, and no command is left running.
+func interrupts(t testing.TB, b *Bench, c Conversation, same func(Turn) Turn) {
+	t.Helper()
+	Interrupt(t, b, "talk for ever", OnText, same)
+	Interrupt(t, b, "talk for ever again", AtStart, same)
+	if c.Sleeps {
+		Interrupt(t, b, "sleep long", OnTool, same)
+	}
+	if c.SleepOutput {
+		Interrupt(t, b, "sleep long", OnOutput, same)
+	}
+}
+
+// Interrupt asks, interrupts the turn at a moment and checks how it ends.
+func Interrupt(t testing.TB, b *Bench, content string, when When, same func(Turn) Turn) {
+	t.Helper()
+	x := b.MustStart(content, nil)
+	switch when {
+	case AtStart:
+		x = b.Until("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, x)
+	case OnTool:
+		x = b.Until("decision", func(l runner.Line) bool { return l.Type == "permission_decided" }, x)
+		await(t, "the command does not begin", func() bool { return isSleeping(t, b) })
+	default:
+		x = b.Until("text", isDelta, x)
+	}
+	b.Supervisor.Interrupt()
+	x = same(b.End(x))
+	if e := x.Ended(); e.Outcome != runner.Interrupted {
+		t.Fatalf("%s: ended %+v%s", content, e, x)
+	}
+	x.CheckText()
+	CheckNothingSleeps(t, b)
+}
+
+// CheckNothingSleeps waits until no program sleep runs in the workspace.
+func CheckNothingSleeps(t testing.TB, b *Bench) {
+	t.Helper()
+	await(t, "the interrupted command still runs", func() bool { return !isSleeping(t, b) })
+}
+
+func await(t testing.TB, otherwise string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(otherwise)
+		}
+	}
+}
+
+// isSleeping reports whether a program sleep runs in the workspace.
+func isSleeping(t testing.TB, b *Bench) bool {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		cwd, err := os.Readlink(filepath.Join(p, "cwd"))
+		if err != nil || cwd != b.Place.Workspace {
+			continue
+		}
+		if name, err := os.ReadFile(filepath.Join(p, "comm")); err == nil && string(name) == "sleep\n" {
+			return true
+		}
+	}
+	return false
+}
+
+// transcript checks that the agent's own transcript is where the journal says it is.
+func transcript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) {
+	t.Helper()
+	w := x.Written()
+	if w.AgentSessionID == "" {
+		t.Errorf("transcript %+v has no session", w)
+	}
+	if !c.Transcript {
+		return
+	}
+	path, err := s.Adapter.Transcript(b.Place, w.AgentSessionID)
+	if err != nil || path != w.Path {
+		t.Errorf("transcript %q, want %q: %v", path, w.Path, err)
+	}
+	raw, err := os.ReadFile(w.Path)
+	if err != nil || !strings.Contains(string(raw), "4711") {
+		t.Errorf("transcript %+v: %v", w, err)
+	}
+}
+
+// noSecrets checks that no file that the agent can have written contains a secret.
+func noSecrets(t testing.TB, b *Bench, secrets []string) {
+	t.Helper()
+	for _, root := range []string{b.Place.State, b.Place.Workspace} {
+		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			raw, err := os.ReadFile(path)
+			for _, secret := range secrets {
+				if strings.Contains(string(raw), secret) {
+					t.Errorf("%s contains a secret", path)
+				}
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	}
+}
+
+// interruptAtOnce checks an interrupt that comes before the process has started.
+func interruptAtOnce(t *testing.T, s Subject) {
+	b := NewBench(t, s)
+	x := b.MustStart("talk for ever", nil)
+	b.Supervisor.Interrupt()
+	if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
+		t.Fatalf("ended %+v", e)
+	}
+	b.AskOK("hello after the interrupt", "hello after the interrupt", nil)
+}
+
+// missing checks the error when the CLI is not installed: it says how to install it.
+func missing(t *testing.T, s Subject) {
+	refusal := newBenchOn(t, s, t.TempDir(), nil).Start("hello", nil)
+	if refusal == nil || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, s.Install) {
+		t.Fatalf("refused with %v", refusal)
+	}
+}
+
+// Resume describes how a new process goes on with the session of one that is gone.
+type Resume struct {
+	Usage bool // as Conversation.Usage
+	// UnknownSession is the id of a session that the agent does not have.
+	UnknownSession string
+	// OtherModel is a model that is not Subject.Model; "" if the agent does not choose its model.
+	OtherModel string
+	// Rules is the file of the workspace with instructions that the agent reads; "" if there is none.
+	Rules string
+}
+
+// resume checks that a process that is gone, or that has to be replaced, is followed by one that knows the session.
+func resume(t *testing.T, s Subject, r Resume) {
+	b := NewBench(t, s)
+	pid := 0
+	cold := func(x Turn) Turn {
+		t.Helper()
+		if s := x.Started(); s.Warm || s.PID == pid {
+			t.Errorf("started %+v after process %d is gone", s, pid)
+		}
+		pid = x.Started().PID
+		return x
+	}
+	kill := func() {
+		t.Helper()
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := cold(b.AskOK("Remember the number 31 please", "31", nil))
+	b.Supervisor.Kill(t.Context())
+	second := cold(b.AskOK(whichNumber, "31", nil))
+	checkUsage(t, Conversation{Usage: r.Usage}, first, second)
+	kill()
+	cold(b.AskOK(whichNumber, "31", nil))
+
+	// The process ends in the middle of a turn.
+	x := b.Until("text", isDelta, b.MustStart("talk for ever", nil))
+	kill()
+	x = b.End(x)
+	if e := x.Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" {
+		t.Errorf("ended %+v", e)
+	}
+	if cut := x.Blocks(events.KindAssistantText); len(cut) != 1 || cut[0].Status != events.StatusError || cut[0].Content == "" {
+		t.Errorf("blocks %+v", cut)
+	}
+	if r.OtherModel == "" {
+		cold(b.AskOK(whichNumber, "31", nil))
+	} else {
+		otherModel(t, b, r, cold)
+	}
+
+	// The journal says that an unknown session is lost, and the query is answered all the same.
+	lost := b.AskOK("hello", "You said: hello", func(q *runner.Query) { q.SessionID, q.Resume = "ses_2", r.UnknownSession })
+	if e := lost.CheckErrors("TRANSCRIPT_LOST"); len(e) == 1 && !strings.Contains(e[0].Message, r.UnknownSession) {
+		t.Errorf("error %+v does not name the session", e[0])
+	}
+}
+
+// otherModel checks that another model and another prompt lead to another process, which knows the session.
+func otherModel(t *testing.T, b *Bench, r Resume, cold func(Turn) Turn) {
+	t.Helper()
+	want := []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-PROJECT"}
+	if err := profile.Save(b.Place.State, profile.Profile{MemoryFile: want[1]}); err != nil {
+		t.Fatal(err)
+	}
+	if r.Rules != "" {
+		want = append(want, "RULES-OF-THE-WORKSPACE")
+		b.Put(r.Rules, want[2])
+	}
+	x := cold(b.AskOK(whichNumber, "31", func(q *runner.Query) { q.Model, q.SystemPrompt = r.OtherModel, want[0] }))
+	requests := b.Model.Requests()
+	last := requests[len(requests)-1]
+	if last.Model != r.OtherModel {
+		t.Errorf("the request is for model %q, want %q", last.Model, r.OtherModel)
+	}
+	for _, text := range want {
+		if !strings.Contains(string(last.Body), text) {
+			t.Errorf("the last request to the model does not contain %s", text)
+		}
+	}
+	if m := All[events.MetadataUpdate](x, "metadata_update"); len(m) == 0 || m[0].Model != r.OtherModel {
+		t.Errorf("metadata %+v", m)
+	}
+}
+
+// WorkspaceSettings describes files of a workspace that try to weaken the policy or to run programs.
+type WorkspaceSettings struct {
+	Files func(workspace string) map[string]string // content by path below the workspace
+	// Check is called after the queries of Confinement. May be nil.
+	Check func(testing.TB, *Bench)
+}
+
+// settings checks that the confinement holds whatever settings the workspace brings.
+func settings(t *testing.T, s Subject, w WorkspaceSettings, c Confinement) {
+	b := NewBench(t, s)
+	for name, content := range w.Files(b.Place.Workspace) {
+		b.Put(name, content)
+	}
+	confinement(t, b, c, anyProcess)
+	if w.Check != nil {
+		w.Check(t, b)
+	}
+}

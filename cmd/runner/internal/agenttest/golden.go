@@ -1,0 +1,242 @@
+package agenttest
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+var update = flag.Bool("update", false, "write the golden files from what the adapter does now")
+
+// Goldens describe the recordings of an agent's CLI: the folders testdata/NAME, one for each scenario, with
+//   - recording.jsonl: the queries and interrupts that the CLI was given, and every line that it printed,
+//   - journal.jsonl: the journal that the adapter writes when it replays the recording,
+//   - sent.jsonl: what the adapter writes to the CLI's stdin meanwhile.
+type Goldens struct {
+	Scenarios map[string]Scenario // by the name of the folder
+	// Adapter replays the recordings. Its clock has to be Now.
+	Adapter agent.Adapter
+	Model   string // the model of a scenario that has none
+	// Anchored are the kinds of blocks that all have an anchor.
+	Anchored []events.BlockKind
+	// Placeholders returns texts that stand for a path in golden files and recordings, in addition to {{workspace}} and
+	// {{state}}: placeholder, text, placeholder, text. May be nil.
+	Placeholders func(agent.Place) []string
+	Recording    Recording
+}
+
+// Step is a line of a recording: an input of the CLI, or a line that it printed.
+type Step struct {
+	Query     *runner.Query   `json:"query,omitempty"`
+	Interrupt bool            `json:"interrupt,omitempty"`
+	Line      json.RawMessage `json:"line,omitempty"`
+}
+
+// goldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
+// are made first.
+func goldens(t *testing.T, s Subject, g Goldens) {
+	paths := recordings(t)
+	if !*recordAgain {
+		var folders []string
+		for _, path := range paths {
+			folders = append(folders, filepath.Base(filepath.Dir(path)))
+		}
+		slices.Sort(folders)
+		if names := slices.Sorted(maps.Keys(g.Scenarios)); !slices.Equal(names, folders) {
+			t.Errorf("recordings in testdata %q, scenarios %q", folders, names)
+		}
+	}
+	for name, scenario := range g.Scenarios {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join("testdata", name)
+			if *recordAgain {
+				record(t, s, g, dir, scenario)
+			} else {
+				t.Parallel()
+			}
+			place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+			journal, sent := g.replay(t, place, g.load(t, filepath.Join(dir, "recording.jsonl"), place))
+			CheckAnchors(t, journal, g.Anchored...)
+			Compare(t, filepath.Join(dir, "journal.jsonl"), g.neutral(encodeLines(t, journal), place))
+			Compare(t, filepath.Join(dir, "sent.jsonl"), g.neutral(encodeLines(t, sent), place))
+		})
+	}
+}
+
+func recordings(t testing.TB) []string {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/*/recording.jsonl")
+	if err != nil || len(paths) == 0 && !*recordAgain {
+		t.Fatalf("no recordings: %v", err)
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// disorder passes recorded lines in a wrong order, twice or not at all. The adapter may refuse any of them, but what
+// it journals is valid.
+func disorder(t *testing.T, s Subject, g Goldens) {
+	paths := recordings(t)
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // reproducible on purpose
+	play := func(path string, times func() int, reorder func([]Step)) {
+		place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+		steps := g.load(t, path, place)
+		reorder(steps)
+		var journal Journal
+		session := g.Adapter.Open(agent.Launch{Place: place, Model: g.Model}, &Stdin{})
+		turn := NewTurn(t, &journal, "exe_1")
+		if err := session.Begin(runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace}, turn); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range steps {
+			for range times() {
+				if step.Line != nil && turn.Ended() == nil {
+					_ = session.Line(step.Line, turn) //nolint:errcheck // a line may be refused
+				}
+			}
+		}
+		turn.End(runner.Ended{Outcome: runner.Killed})
+		CheckJournal(t, journal.Lines())
+		if t.Failed() {
+			t.Fatalf("with %s", path)
+		}
+	}
+	for range 200 {
+		play(paths[random.IntN(len(paths))], func() int { return []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] }, func(steps []Step) {
+			for i := range steps {
+				if random.IntN(5) == 0 {
+					j := min(len(steps)-1, i+random.IntN(4))
+					steps[i], steps[j] = steps[j], steps[i]
+				}
+			}
+		})
+	}
+	for _, path := range paths {
+		play(path, func() int { return 1 }, func(steps []Step) {
+			random.Shuffle(len(steps), func(a, b int) { steps[a], steps[b] = steps[b], steps[a] })
+		})
+	}
+}
+
+// load reads a recording and inserts the paths of place.
+func (g Goldens) load(t testing.TB, path string, place agent.Place) []Step {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw = []byte(strings.NewReplacer(g.placeholders(place)...).Replace(string(raw)))
+	var steps []Step
+	for _, l := range bytes.Split(bytes.TrimSpace(raw), []byte("\n")) {
+		var s Step
+		if err := json.Unmarshal(l, &s); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		steps = append(steps, s)
+	}
+	return steps
+}
+
+// replay performs the steps of a recording on a new session.
+func (g Goldens) replay(t testing.TB, place agent.Place, steps []Step) ([]runner.Line, []json.RawMessage) {
+	t.Helper()
+	var journal Journal
+	var stdin Stdin
+	session := g.Adapter.Open(agent.Launch{Place: place, Model: g.Model}, &stdin)
+	turn := agent.NewTurn(t.Context(), agent.TurnConfig{})
+	for i, step := range steps {
+		var err error
+		switch {
+		case step.Query != nil:
+			turn = NewTurn(t, &journal, step.Query.ExecutionID)
+			err = session.Begin(*step.Query, turn)
+		case step.Interrupt:
+			err = session.Interrupt()
+		default:
+			err = session.Line(step.Line, turn)
+		}
+		if err != nil {
+			t.Errorf("step %d: %v", i+1, err)
+		}
+	}
+	if turn.Ended() == nil {
+		t.Error("the recording does not end the last turn")
+	}
+	return journal.Lines(), stdin.Sent()
+}
+
+func (g Goldens) placeholders(place agent.Place) []string {
+	pairs := []string{"{{workspace}}", place.Workspace, "{{state}}", place.State}
+	if g.Placeholders != nil {
+		pairs = append(pairs, g.Placeholders(place)...)
+	}
+	return pairs
+}
+
+// neutral replaces the paths of place by placeholders.
+func (g Goldens) neutral(raw []byte, place agent.Place) []byte {
+	pairs := g.placeholders(place)
+	for i := 0; i < len(pairs); i += 2 {
+		pairs[i], pairs[i+1] = pairs[i+1], pairs[i]
+	}
+	return []byte(strings.NewReplacer(pairs...).Replace(string(raw)))
+}
+
+// encodeLines returns the values as JSON, one a line.
+func encodeLines[T any](t testing.TB, values []T) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	for _, v := range values {
+		if err := enc.Encode(v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return buf.Bytes()
+}
+
+// CompareJournal compares a journal with a golden file. Stable returns the journal's text with fixed values in place
+// of those that differ in every run.
+func CompareJournal(t testing.TB, path string, journal []runner.Line, stable func(text []byte) []byte) {
+	t.Helper()
+	Compare(t, path, stable(encodeLines(t, journal)))
+}
+
+// Compare compares got with the golden file at path line by line. With -update it writes the file instead.
+func Compare(t testing.TB, path string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil { //nolint:gosec // a golden file
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v: create it with -update", err)
+	}
+	line := func(lines []string, i int) string {
+		if i < len(lines) {
+			return lines[i]
+		}
+		return "(nothing)"
+	}
+	gotLines, wantLines := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+	for i := range max(len(gotLines), len(wantLines)) {
+		if g, w := line(gotLines, i), line(wantLines, i); g != w {
+			t.Fatalf("%s, line %d\n got %s\nwant %s", path, i+1, g, w)
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package agenttest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Journal is an agent.Journal in memory that is never full.
+type Journal struct {
+	mu     sync.Mutex
+	lines  []runner.Line
+	blocks int
+}
+
+// Append numbers the line and stores it.
+func (j *Journal) Append(_ context.Context, l runner.Line) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	l.N = uint64(len(j.lines) + 1)
+	j.lines = append(j.lines, l)
+}
+
+// NewBlockID returns b1, b2, and so on.
+func (j *Journal) NewBlockID() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.blocks++
+	return fmt.Sprintf("b%d", j.blocks)
+}
+
+// Lines returns the lines that were appended so far.
+func (j *Journal) Lines() []runner.Line {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return append([]runner.Line(nil), j.lines...)
+}
+
+// Stdin is an agent.Stdin that records the JSON values that a Session sends.
+type Stdin struct {
+	mu   sync.Mutex
+	sent []json.RawMessage
+}
+
+// Send records v as JSON.
+func (s *Stdin) Send(v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, raw)
+	return nil
+}
+
+// Sent returns the values that were sent so far.
+func (s *Stdin) Sent() []json.RawMessage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]json.RawMessage(nil), s.sent...)
+}
+
+// Now returns the time at which the clock of every golden stands still, 2026-01-02T03:04:05Z.
+func Now() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
+
+// NewTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.
+func NewTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
+	t.Helper()
+	return agent.NewTurn(t.Context(), agent.TurnConfig{
+		Journal: j, ExecutionID: execution, Coalesce: time.Hour, Now: Now,
+	})
+}
+
+// Replay opens a session, begins the query and passes the lines of a recorded stdout to the session. It returns the
+// journal and the values that were sent to stdin.
+func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
+	t.Helper()
+	var stdin Stdin
+	var journal Journal
+	s := a.Open(l, &stdin)
+	turn := NewTurn(t, &journal, q.ExecutionID)
+	turn.Start(runner.Started{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
+	if err := s.Begin(q, turn); err != nil {
+		t.Fatalf("begin: %v", err)
+	}
+	for i, line := range stdout {
+		if err := s.Line([]byte(line), turn); err != nil {
+			t.Errorf("line %d: %v", i+1, err)
+		}
+	}
+	if turn.Ended() == nil {
+		t.Error("the recorded lines do not end the turn")
+	}
+	return journal.Lines(), stdin.Sent()
+}
+
+// CheckAnchors checks the anchors in a journal: only finished blocks of the main conversation have one, no two blocks
+// have the same, and every complete block of the given kinds in the main conversation has one.
+func CheckAnchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind) {
+	t.Helper()
+	seen := map[string]string{}
+	for _, l := range journal {
+		var d struct{ Block events.Block }
+		if err := json.Unmarshal(l.Data, &d); err != nil {
+			t.Fatal(err)
+		}
+		b := d.Block
+		switch {
+		case b.Anchor == "":
+			if b.ConversationID == events.MainConversation && b.Status == events.StatusComplete && slices.Contains(kinds, b.Kind) {
+				t.Errorf("line %d: block %s, %s, has no anchor", l.N, b.ID, b.Kind)
+			}
+		case b.Status == events.StatusPending, b.ConversationID != events.MainConversation:
+			t.Errorf("line %d: block %s, %s in %s, has the anchor %q", l.N, b.ID, b.Status, b.ConversationID, b.Anchor)
+		case seen[b.Anchor] != "":
+			t.Errorf("line %d: block %s has the anchor %q of block %s", l.N, b.ID, b.Anchor, seen[b.Anchor])
+		default:
+			seen[b.Anchor] = b.ID
+		}
+	}
+}
+
+// CheckJournal checks the journal of one turn: every block is opened once and finished once, the offsets of its text
+// deltas have no gap, nothing follows the end of the turn, and no line is an error.
+func CheckJournal(t testing.TB, journal []runner.Line) {
+	t.Helper()
+	open, done, sent := map[string]bool{}, map[string]bool{}, map[string]int{}
+	for i, l := range journal {
+		var d struct {
+			Block events.Block
+			runner.Delta
+		}
+		if err := json.Unmarshal(l.Data, &d); err != nil {
+			t.Fatal(err)
+		}
+		id := d.Block.ID
+		switch l.Type {
+		case "block_start":
+			if open[id] || done[id] {
+				t.Errorf("block %s is opened twice", id)
+			}
+			open[id], done[id] = d.Block.Status == events.StatusPending, d.Block.Status != events.StatusPending
+		case "block_complete":
+			if !open[id] {
+				t.Errorf("block %s is finished but not open", id)
+			}
+			open[id], done[id] = false, true
+		case events.TextDelta:
+			if !open[d.BlockID] || int(d.Offset) != sent[d.BlockID] {
+				t.Errorf("delta of block %s at offset %d, want %d; open: %v", d.BlockID, d.Offset, sent[d.BlockID], open[d.BlockID])
+			}
+			sent[d.BlockID] += len(d.Delta.Delta)
+		case runner.TurnEnded:
+			if i != len(journal)-1 {
+				t.Error("lines follow the end of the turn")
+			}
+		case "error":
+			t.Errorf("error %s", l.Data)
+		}
+	}
+	for id, isOpen := range open {
+		if isOpen {
+			t.Errorf("block %s is still open", id)
+		}
+	}
+}
+
+// CheckPinned checks that scripts/agents installs the version of the npm package that the adapter was tested with.
+func CheckPinned(t testing.TB, npm, tested string) {
+	t.Helper()
+	raw, err := os.ReadFile("../../../../scripts/agents/package.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pinned struct {
+		Dependencies map[string]string `json:"dependencies"`
+	}
+	if err := json.Unmarshal(raw, &pinned); err != nil {
+		t.Fatal(err)
+	}
+	if got := pinned.Dependencies[npm]; got != tested {
+		t.Errorf("scripts/agents pins %s %q, the adapter is tested with %q", npm, got, tested)
+	}
+}

@@ -1,0 +1,241 @@
+package agenttest
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+var recordAgain = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
+
+// Scenario is a conversation to record.
+type Scenario struct {
+	Model string // "" for Goldens.Model
+	Asks  []Ask
+}
+
+// Asks returns a scenario of queries that are not interrupted.
+func Asks(texts ...string) Scenario {
+	var s Scenario
+	for _, text := range texts {
+		s.Asks = append(s.Asks, Ask{Text: text})
+	}
+	return s
+}
+
+// AskImage returns a scenario of one query with an image of one pixel.
+func AskImage(text string) Scenario {
+	return Scenario{Asks: []Ask{{Parts: []events.Part{{Type: "text", Text: text}, {
+		Type: "image", MediaType: "image/png",
+		Data: "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==",
+	}}}}}
+}
+
+// WithModel returns the scenario with another model.
+func (s Scenario) WithModel(model string) Scenario {
+	s.Model = model
+	return s
+}
+
+// Ask is one query of a scenario.
+type Ask struct {
+	Text      string
+	Parts     []events.Part
+	Interrupt When // when the turn is interrupted; "" for never
+}
+
+// When is a moment of a turn at which it is interrupted.
+type When string
+
+// The moments of a turn.
+const (
+	AtStart  When = "start"  // as soon as the turn has begun
+	OnText   When = "text"   // when text of the answer arrives; of a recording, at the second piece
+	OnTool   When = "tool"   // when the command that the model asked for runs
+	OnOutput When = "output" // when the command's first output arrives
+)
+
+// Recording describes how the CLI's output is recorded.
+type Recording struct {
+	Text   string // occurs in every line that holds a piece of the answer's text
+	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
+	// Trim returns a line without the parts that differ on every machine or are long and not read. May be nil.
+	Trim func(line []byte) ([]byte, error)
+	// Normalize returns the recording with fixed values in place of ids, times and ports. See Number.
+	Normalize func(recording []byte) []byte
+}
+
+// recorder runs a CLI through its adapter and writes down both directions.
+type recorder struct {
+	t         *testing.T
+	recording Recording
+	place     agent.Place
+	session   agent.Session
+	stdout    *bufio.Reader
+
+	mu    sync.Mutex
+	out   bytes.Buffer
+	stdin io.Writer
+}
+
+// Send writes v to the CLI's stdin.
+func (r *recorder) Send(v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = r.stdin.Write(append(raw, '\n'))
+	return err
+}
+
+func (r *recorder) step(s Step) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	enc := json.NewEncoder(&r.out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(s); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// record runs the CLI on a scenario and writes dir/recording.jsonl.
+func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
+	mock, err := server.New(server.Config{Script: Script(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(mock)
+	defer web.Close()
+	place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+	launch := agent.Launch{
+		Place:   place,
+		Model:   scenario.Model,
+		Environ: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
+		Env:     s.Env(web.URL),
+	}
+	if launch.Model == "" {
+		launch.Model = g.Model
+	}
+	command, err := s.Adapter.Command(launch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), command.Path, command.Args...)
+	cmd.Dir, cmd.Env, cmd.Stderr = place.Workspace, command.Env, t.Output()
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
+	r.session = s.Adapter.Open(launch, r)
+	for i, ask := range scenario.Asks {
+		r.turn(i, ask)
+	}
+	if err := stdin.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Logf("the CLI ended: %v", err) // with status 1 after a failed turn
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	raw := g.Recording.Normalize(g.neutral(r.out.Bytes(), place))
+	if err := os.WriteFile(filepath.Join(dir, "recording.jsonl"), raw, 0o644); err != nil { //nolint:gosec // a golden file
+		t.Fatal(err)
+	}
+}
+
+// turn sends a query and records until the turn has ended.
+func (r *recorder) turn(i int, ask Ask) {
+	t := r.t
+	q := runner.Query{ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace}
+	turn := NewTurn(t, &Journal{}, q.ExecutionID)
+	r.step(Step{Query: &q})
+	if err := r.session.Begin(q, turn); err != nil {
+		t.Fatal(err)
+	}
+	interrupt := sync.OnceFunc(func() {
+		r.step(Step{Interrupt: true})
+		if err := r.session.Interrupt(); err != nil {
+			t.Error(err)
+		}
+	})
+	switch ask.Interrupt {
+	case AtStart:
+		interrupt()
+	case OnTool: // the command creates the file "started"
+		go func() {
+			for !exists(filepath.Join(r.place.Workspace, "started")) && t.Context().Err() == nil {
+				time.Sleep(20 * time.Millisecond)
+			}
+			interrupt()
+		}()
+	}
+	for pieces := 0; turn.Ended() == nil; {
+		raw, err := r.stdout.ReadBytes('\n')
+		if err != nil {
+			t.Fatalf("the CLI ended in the middle of turn %d: %v", i+1, err)
+		}
+		raw = bytes.TrimSpace(raw)
+		line := bytes.Clone(raw)
+		if r.recording.Trim != nil {
+			if line, err = r.recording.Trim(line); err != nil {
+				t.Fatalf("%v: %s", err, raw)
+			}
+		}
+		r.step(Step{Line: line})
+		if err := r.session.Line(raw, turn); err != nil {
+			t.Errorf("%v: %s", err, raw)
+		}
+		if bytes.Contains(raw, []byte(r.recording.Text)) {
+			if pieces++; pieces == 2 && ask.Interrupt == OnText {
+				interrupt()
+			}
+		}
+		if ask.Interrupt == OnOutput && bytes.Contains(raw, []byte(r.recording.Output)) {
+			interrupt()
+		}
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// Number replaces every match by name(match, n), where n counts different matches from 1 on.
+func Number(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
+	names := map[string]string{}
+	return pattern.ReplaceAllFunc(raw, func(match []byte) []byte {
+		to, ok := names[string(match)]
+		if !ok {
+			to = name(match, len(names)+1)
+			names[string(match)] = to
+		}
+		return []byte(to)
+	})
+}

@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/supervisor"
+	"github.com/spoolhq/spool/cmd/runner/internal/watch"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// monitors watch the files of the workspace and the disk usage while agents run.
+type monitors struct {
+	files *watch.Watcher
+	disk  *watch.Disk
+	sup   *supervisor.Supervisor // set before run
+}
+
+// newMonitors returns the monitors of a place. The caller sets sup before run.
+func newMonitors(place agent.Place, d disk, descendants func() []int, log *slog.Logger) (*monitors, error) {
+	m := &monitors{}
+	dirs := []string{place.Workspace, place.State}
+	if d.stateOnly {
+		dirs = dirs[1:]
+	}
+	var err error
+	m.disk, err = watch.NewDisk(watch.DiskConfig{
+		Dirs: dirs, Limit: d.limit, Log: log, Processes: descendants,
+		Activity: func() watch.Activity { return m.activity() },
+		Exceeded: func(message string) { m.sup.Exhaust(supervisor.CodeDiskLimit, message) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.files, err = watch.New(watch.Config{
+		Dir: place.Workspace, Sink: m, Log: log,
+		Touched: func(rel string, before int64) {
+			if d.stateOnly {
+				return
+			}
+			m.disk.Touched(filepath.Join(place.Workspace, filepath.FromSlash(rel)), before)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Tell journals the events and returns the id of the execution that runs, if any. See supervisor.Supervisor.Tell.
+func (m *monitors) Tell(ctx context.Context, payloads ...events.Payload) string {
+	return m.sup.Tell(ctx, payloads...)
+}
+
+func (m *monitors) activity() watch.Activity {
+	switch running, resting := m.sup.Busy(); {
+	case running:
+		return watch.Working
+	case resting:
+		return watch.Resting
+	}
+	return watch.Idle
+}
+
+// run runs both monitors until ctx ends.
+func (m *monitors) run(ctx context.Context) error {
+	var both errgroup.Group
+	both.Go(func() error {
+		if err := m.files.Run(ctx); err != nil {
+			return fmt.Errorf("watch the workspace: %w", err)
+		}
+		return nil
+	})
+	both.Go(func() error {
+		if err := m.disk.Run(ctx); err != nil {
+			return fmt.Errorf("watch the disk: %w", err)
+		}
+		return nil
+	})
+	return both.Wait()
+}
