@@ -26,9 +26,9 @@ type DeniedError struct {
 
 func (e *DeniedError) Error() string {
 	if e.Feature == "" {
-		return "the request has the model's provider act by itself: " + e.What + ", which nothing allows"
+		return "the request makes the model's provider act by itself: " + e.What + ", which no allowlist entry allows"
 	}
-	return "the request has the model's provider act by itself: " + e.What + "; the allowlist's entry " + egress.ProviderEntry(e.Feature) + " allows it"
+	return "the request makes the model's provider act by itself: " + e.What + "; the allowlist entry " + egress.ProviderEntry(e.Feature) + " allows it"
 }
 
 // Check checks the body of a request and returns the model that it names. allows reports whether the allowlist
@@ -249,7 +249,7 @@ func (s *scanner) background(_ []byte, v value) error {
 	if !v.present {
 		return nil
 	}
-	return s.need("", "a response in the background, whose usage nobody would see")
+	return s.need("", "a response in the background, whose usage cannot be metered")
 }
 
 func (s *scanner) search(key []byte, v value) error {

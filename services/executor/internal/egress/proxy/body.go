@@ -64,8 +64,8 @@ func (m *memory) take(sb *registry.Sandbox, n int) bool {
 
 // Errors of reading a body.
 var (
-	errBodiesFull  = errors.New("the requests that are being sent hold all the memory that there is for them: try again")
-	errBodyTooLong = fmt.Errorf("the body is not shorter than %d MiB", maxModelBody>>20)
+	errBodiesFull  = errors.New("the bodies of open requests use all the memory that is reserved for them: try again")
+	errBodyTooLong = fmt.Errorf("the body has %d MiB or more", maxModelBody>>20)
 )
 
 // bufferedBody is a body in memory.
@@ -140,7 +140,7 @@ func (s *Server) check(w http.ResponseWriter, r *http.Request, c *call, d events
 		failure{http.StatusServiceUnavailable, codeBodies, err.Error()}.write(w)
 		return bufferedBody{}, false
 	case err != nil:
-		failure{http.StatusBadRequest, codeMalformed, "the body did not come to its end: " + err.Error()}.write(w)
+		failure{http.StatusBadRequest, codeMalformed, "the body could not be read to its end: " + err.Error()}.write(w)
 		return bufferedBody{}, false
 	}
 	if len(body.raw) == 0 {

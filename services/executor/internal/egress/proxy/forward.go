@@ -33,14 +33,14 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 	d := events.EgressDenied{Host: r.URL.Host, Method: r.Method}
 	switch {
 	case r.Method == http.MethodTrace:
-		d.Code, d.Message = MethodNotAllowed, "TRACE is not passed on"
+		d.Code, d.Message = MethodNotAllowed, "TRACE is not forwarded"
 	case r.URL.Scheme == "https":
 		assume = 443
 	case r.URL.Scheme != "http":
-		d.Code, d.Message = MethodNotAllowed, "only http and https are passed on"
+		d.Code, d.Message = MethodNotAllowed, "only http and https are forwarded"
 	}
 	if d.Code == "" && r.URL.User != nil {
-		d.Code, d.Message = BadHost, "the address names a user: leave that out"
+		d.Code, d.Message = BadHost, "the URL has a user: leave it out"
 	}
 	if d.Code != "" {
 		s.deny(w, sb, http.StatusForbidden, d)

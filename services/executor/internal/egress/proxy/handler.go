@@ -37,7 +37,7 @@ const (
 )
 
 // errSilent is the cancellation cause of a request without a byte for the idle time.
-var errSilent = errors.New("nothing was sent for too long")
+var errSilent = errors.New("no byte was sent for too long")
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*conn)
@@ -54,7 +54,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case r.URL.IsAbs():
 		s.forward(w, r, c.sandbox)
 	case c.hostsOnly:
-		s.deny(w, c.sandbox, http.StatusForbidden, events.EgressDenied{Host: r.URL.Path, Method: r.Method, Code: NotAllowed, Message: "an MCP server's container reaches hosts of the allowlist, and no models and no other MCP servers"})
+		s.deny(w, c.sandbox, http.StatusForbidden, events.EgressDenied{Host: r.URL.Path, Method: r.Method, Code: NotAllowed, Message: "an MCP server's container reaches only hosts of the allowlist, no models and no other MCP servers"})
 	case strings.HasPrefix(r.URL.Path, mcpPath):
 		s.mcp(w, r, c.sandbox)
 	default:
@@ -104,7 +104,7 @@ func about(t egress.Target, method string) *events.EgressDenied {
 }
 
 func unnamed(t egress.Target) string {
-	return t.String() + " is not in the session's allowlist; models are reached at their routes, without an entry"
+	return t.String() + " is not in the session's allowlist; models need no entry, they are reached through their routes"
 }
 
 // dialDenial returns the denial for an error of a dial, nil if the error is not a denial.

@@ -96,7 +96,7 @@ func (s *Server) terminate(ctx context.Context, here net.Conn, early []byte, t e
 	case c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z':
 		return stream, "http", here.SetReadDeadline(time.Time{})
 	}
-	return nil, "", errors.New("what is sent is neither TLS nor HTTP")
+	return nil, "", errors.New("the tunnel carries neither TLS nor HTTP")
 }
 
 // terminateTLS makes the TLS handshake with a certificate for the host.
@@ -201,7 +201,7 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 		d.Code, d.Message = NotAllowed, unnamed(t)
 		return d
 	case r.Method == http.MethodTrace:
-		d.Message = "TRACE is not passed on"
+		d.Message = "TRACE is not forwarded"
 		return d
 	case a.All():
 		return nil

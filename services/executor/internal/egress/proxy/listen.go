@@ -242,7 +242,7 @@ func (s *Server) dismiss(l Listener) {
 
 // identify reads the first line within the connection's deadline, and then removes the deadline.
 func (s *Server) identify(c net.Conn) (identity, *failure) {
-	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with " + strings.TrimSpace(runner.EgressPreamble) + ", a token and the end of the line"}
+	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with a line of " + strings.TrimSpace(runner.EgressPreamble) + " and a token"}
 	line := make([]byte, 0, 128)
 	for one := [1]byte{}; ; { // byte by byte, since the HTTP server reads the bytes after the line
 		if _, err := io.ReadFull(c, one[:]); err != nil {
@@ -266,7 +266,7 @@ func (s *Server) identify(c net.Conn) (identity, *failure) {
 	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
-		return identity{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token is nobody's: the sandbox is not registered, or no more"}
+		return identity{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token belongs to no registered sandbox"}
 	}
 	return identity{sb, hostsOnly}, nil
 }

@@ -46,13 +46,13 @@ func (s *Server) mcp(w http.ResponseWriter, r *http.Request, sb *registry.Sandbo
 	switch {
 	case server == nil:
 		status = http.StatusNotFound
-		d.Code, d.Message = UnknownServer, "there is no MCP server "+egress.Printable(name)+" here; after a restart of the proxy it is there again in a moment"
+		d.Code, d.Message = UnknownServer, "this sandbox has no MCP server "+egress.Printable(name)+"; after a restart of the proxy servers are missing for a moment"
 	case !slices.Contains(mcpMethods, r.Method):
-		d.Code, d.Message = MethodNotAllowed, r.Method+" is not how an MCP server is called"
+		d.Code, d.Message = MethodNotAllowed, r.Method+" is not a method of MCP"
 	case r.Header.Get("Upgrade") != "":
-		d.Code, d.Message = MethodNotAllowed, "an MCP server is called by plain requests and server-sent events"
+		d.Code, d.Message = MethodNotAllowed, "an MCP server takes plain requests and server-sent events, no upgrade of the protocol"
 	case climbs(rest):
-		d.Code, d.Message = BadHost, "the path has an element that leads upward"
+		d.Code, d.Message = BadHost, "the path has a dot-dot element"
 	}
 	if d.Code != "" {
 		s.deny(w, sb, status, d)
@@ -102,7 +102,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
 			if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-				return fmt.Errorf("the MCP server answered in encoding %q, which it was asked not to", clip(e))
+				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", clip(e))
 			}
 			var body io.Reader = res.Body
 			for _, secret := range secrets {

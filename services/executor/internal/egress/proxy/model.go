@@ -30,15 +30,15 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 	d := events.EgressDenied{Host: rt.Base.Host, Method: r.Method}
 	switch {
 	case !sb.AllowsRoute(name):
-		d.Code, d.Message = NotAllowed, "this sandbox does not reach the route "+name
+		d.Code, d.Message = NotAllowed, "this sandbox may not use the route "+name
 	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE would return the credential
-		d.Code, d.Message = MethodNotAllowed, r.Method+" does not go through a route"
+		d.Code, d.Message = MethodNotAllowed, r.Method+" is not allowed on a route"
 	case r.Header.Get("Upgrade") != "":
-		d.Code, d.Message = MethodNotAllowed, "a route does not change protocols: use plain requests and server-sent events"
+		d.Code, d.Message = MethodNotAllowed, "a route does not upgrade the protocol: use plain requests and server-sent events"
 	case climbs(rest):
-		d.Code, d.Message = BadHost, "the path has an element that leads upward"
+		d.Code, d.Message = BadHost, "the path has a dot-dot element"
 	case !rt.serves(r.Method, rest):
-		d.Code, d.Message = NotAllowed, r.Method+" "+rest+" is not how a model is called; the route "+rt.Name+" serves nothing else"
+		d.Code, d.Message = NotAllowed, r.Method+" "+rest+" is not a model call, and the route "+rt.Name+" serves nothing else"
 	}
 	if d.Code != "" {
 		s.deny(w, sb, http.StatusForbidden, d)
@@ -49,12 +49,12 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		return
 	}
 	if sb.Journal.Full() {
-		failure{http.StatusServiceUnavailable, codeFull, "nobody has taken what this sandbox used so far: no more is begun"}.write(w)
+		failure{http.StatusServiceUnavailable, codeFull, "the executor has not read the usage of this sandbox for too long: no model call is started"}.write(w)
 		return
 	}
 	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
 	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI in the warm pool may test the connection
-		d.Code, d.Message = NoExecution, "no execution of the session runs: models are called in executions alone"
+		d.Code, d.Message = NoExecution, "no execution of the session runs: models can be called only in an execution"
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
 	}
@@ -157,7 +157,7 @@ func (c *call) answered(res *http.Response) error {
 		res.Header.Del("Content-Length")
 		res.ContentLength = -1
 	default:
-		return fmt.Errorf("the endpoint answered in encoding %q, which it was asked not to", clip(encoding))
+		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", clip(encoding))
 	}
 	c.answer = meter.NewResponse(res.Header.Get("Content-Type"))
 	res.Body = &answerBody{Reader: redact(body, c.rt.Secret), Closer: res.Body, c: c}
@@ -218,7 +218,7 @@ func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
 	case r.Context().Err() != nil: // the sandbox closed the connection
 	default:
 		c.status = http.StatusBadGateway
-		failure{c.status, codeUpstream, "the model is not reached: " + redactText(err.Error(), c.rt.Secret)}.write(w)
+		failure{c.status, codeUpstream, "the model cannot be reached: " + redactText(err.Error(), c.rt.Secret)}.write(w)
 	}
 }
 
@@ -248,7 +248,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	metered := got.Seen || m.Status != http.StatusOK
 	c.s.cfg.Metrics.Called(m, priced, metered)
 	if !metered {
-		log.Warn("a model was called and told no usage", "route", c.rt.Name, "model", m.Model)
+		log.Warn("the answer of a model reported no usage", "route", c.rt.Name, "model", m.Model)
 	}
 	if err := c.sb.Journal.ModelCalled(time.Now(), c.execution, m); err != nil {
 		log.Error("a model call is not journaled", "error", err)

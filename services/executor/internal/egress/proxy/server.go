@@ -156,7 +156,7 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 		if mine.tunnel != nil {
 			s.journalUnparsed(mine)
 		} else if method, target, ok := mine.unparsed(); ok {
-			s.denied(mine.sandbox, events.EgressDenied{Host: clip(target), Method: clip(method), Code: BadHost, Message: "the request names no host that could be one"})
+			s.denied(mine.sandbox, events.EgressDenied{Host: clip(target), Method: clip(method), Code: BadHost, Message: "the request does not name a valid host"})
 		}
 		mine.Close() //nolint:errcheck // it is closed already; this calls its onClose
 	}
@@ -180,7 +180,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-noneOpen:
 		return err
 	case <-time.After(endWithin):
-		return errors.Join(err, fmt.Errorf("%d requests do not end", open))
+		return errors.Join(err, fmt.Errorf("%d canceled requests did not end in %s", open, endWithin))
 	}
 }
 
