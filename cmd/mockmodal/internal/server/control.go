@@ -11,7 +11,7 @@ import (
 	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
 )
 
-// controlAPI is what tests steer the server by.
+// controlAPI is the HTTP API by which tests control the server.
 func (s *Server) controlAPI() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /latency", func(w http.ResponseWriter, r *http.Request) {

@@ -146,7 +146,7 @@ func (c *controlPlane) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateReq
 	}.Build(), nil
 }
 
-// SecretGetOrCreate makes a secret that lives as long as the server, or finds
+// SecretGetOrCreate creates a secret that lives as long as the server, or finds
 // one by name.
 func (c *controlPlane) SecretGetOrCreate(_ context.Context, r *pb.SecretGetOrCreateRequest) (*pb.SecretGetOrCreateResponse, error) {
 	c.mu.Lock()

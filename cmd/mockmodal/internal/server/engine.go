@@ -260,7 +260,7 @@ func (b *box) dial(ctx context.Context, request guest.Request) (net.Conn, error)
 	}
 }
 
-// commit makes an image of a container's file system.
+// commit creates an image of a container's file system.
 func (e *engine) commit(ctx context.Context, id string) (string, error) {
 	changes := []string{fmt.Sprintf("LABEL %s=%q", label, e.owner)}
 	made, err := e.api.ContainerCommit(ctx, id, container.CommitOptions{Pause: true, Changes: changes})

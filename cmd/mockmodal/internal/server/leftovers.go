@@ -47,7 +47,7 @@ func isServed(data string) bool {
 	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
 }
 
-// newSocketFolder makes the folder for the guests' sockets. It is outside of
+// newSocketFolder creates the folder for the guests' sockets. It is outside of
 // the data folder, whose path may be too long for a socket's.
 func newSocketFolder(data string) (string, error) {
 	folder, err := os.MkdirTemp("", "mockmodal-")

@@ -103,7 +103,7 @@ func imageLife(isSet bool, seconds int64) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-// TaskSnapshotFilesystem makes an image of a sandbox's file system.
+// TaskSnapshotFilesystem creates an image of a sandbox's file system.
 func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSnapshotFilesystemRequest) (*pb.TaskSnapshotFilesystemResponse, error) {
 	if err := only(request, "task_id,snapshot_id,ttl_seconds"); err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSna
 	return pb.TaskSnapshotFilesystemResponse_builder{ImageId: id}.Build(), nil
 }
 
-// TaskSnapshotDirectory makes an image of a folder's content.
+// TaskSnapshotDirectory creates an image of a folder's content.
 func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnapshotDirectoryRequest) (*pb.TaskSnapshotDirectoryResponse, error) {
 	if err := only(request, "task_id,snapshot_id,ttl_seconds,path"); err != nil {
 		return nil, err

@@ -16,27 +16,26 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// box is one sandbox.
+// box implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p         *Provider
 	id        string
 	container string // the engine's id
-	secret    string // "" in a sandbox of a release without
+	secret    string // "" in a sandbox that a release without secrets created
 	kept      bool
 }
 
-// ID is sbx_….
+// ID returns the sandbox's id, sbx_….
 func (b *box) ID() string { return b.id }
 
-// Secret is what executors prove to the runner.
+// Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept is true for a sandbox that took over a workspace, for one whose container
-// was started again and has files, and for one that was found by Attach. One
-// that Create finds running was made by somebody who may have come no further.
+// Kept reports whether the sandbox took over a workspace, has files and was started again, or was found by Attach. It is
+// false for a sandbox that Create finds running: its creator may have ended before it restored the workspace.
 func (b *box) Kept() bool { return b.kept }
 
-// Running tells whether the runner, which is the container's first process, lives.
+// Running reports whether the runner, which is the container's first process, runs.
 func (b *box) Running(ctx context.Context) (bool, error) {
 	got, err := call(ctx, b.p, "look at sandbox "+b.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return b.p.api.ContainerInspect(ctx, b.container)
@@ -47,10 +46,10 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 	return err == nil && got.State.Running, err
 }
 
-// Files is the workspace.
+// Files returns the workspace.
 func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
 
-// ready waits until the runner listens, and gives it the sandbox's secret.
+// ready blocks until the runner listens, and sends it the sandbox's secret.
 func (b *box) ready(ctx context.Context) error {
 	args, feed := []string{"wait-ready", "--within", readyWithin.String()}, (func(io.Writer) error)(nil)
 	if b.secret != "" {
@@ -74,8 +73,8 @@ func (b *box) ready(ctx context.Context) error {
 }
 
 // Exec starts a command in the workspace. ctx bounds only the start. A command
-// of the runner's own ends with its stdin; every other one can be killed with
-// all that it started.
+// of the runner ends with its stdin; every other command can be killed together
+// with its descendants.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
@@ -108,7 +107,7 @@ func (b *box) command(ctx context.Context, args ...string) (guest.Process, error
 	return proc, nil
 }
 
-// runner runs a command of the runner to its end; see guest.Start.Run.
+// runner runs a command of the runner and blocks until it has ended; see guest.Start.Run.
 func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
 	return guest.Start(b.command).Run(ctx, feed, args...)
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// Where things are inside.
+// Paths in a sandbox.
 const (
 	workspaceDir = "/workspace"
 	workspaceToo = "/mnt/workspace"
@@ -37,17 +37,18 @@ const (
 	searchPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// runSize is all that the runner's own folder may hold, in bytes.
+// runSize is the size of the runner's own folder, in bytes.
 const runSize = 1 << 20
 
-// attempts of Create, should another executor make the same sandbox, or its
-// sweep take away what this one relies on.
+// attempts bounds how often Create starts over because another executor creates the same sandbox, or its
+// sweep has removed a volume that this one needs.
 const attempts = 20
 
-// errVanished is something that was there a moment before.
+// errVanished is returned when a container or volume that was found does not exist any more.
 var errVanished = errors.New("it was removed meanwhile")
 
-// Create makes a sandbox, or finds the one of that id and starts its container if it has ended.
+// Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
+// container if it has ended.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := p.check(spec); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
@@ -100,19 +101,19 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// plan is all that a new container is made from.
+// plan holds everything that determines a new container.
 type plan struct {
 	spec   sandbox.Spec
 	limits sandbox.Limits
 	pic    picture
 	runner *runnerBinary
-	secret string // that executors prove to the runner
-	owner  string // of the volumes
-	user   user   // likewise
+	secret string // executors prove it to the runner
+	owner  string // the sandbox after which the volumes are named
+	user   user   // of the processes and the volumes
 	kept   bool
 }
 
-// make makes a new sandbox.
+// make creates a new sandbox. It returns errVanished when another attempt may succeed.
 func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	pl, err := p.prepare(ctx, spec)
 	if err != nil {
@@ -131,7 +132,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 		return p.api.ContainerCreate(ctx, config, host, nil, nil, name(spec.ID))
 	})
 	if errdefs.IsConflict(err) {
-		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
+		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // the next attempt finds it
 	}
 	err = pl.user.vanished(err)
 	if err == nil {
@@ -148,7 +149,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 		return nil, errors.Join(err, p.undo(context.WithoutCancel(ctx), pl, made.ID))
 	}
 	if spec.Workspace != "" && spec.Workspace != spec.ID {
-		// The note of the one before has done its work, had it one.
+		// The note of the sandbox before, if there is one, is not needed any more.
 		if _, err := p.removeVolume(ctx, noteVolume(spec.Workspace)); err != nil {
 			p.cfg.Logger.Warn("a note stays until the sweep", "sandbox", spec.Workspace, "error", err)
 		}
@@ -156,7 +157,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	return b, nil
 }
 
-// prepare brings everything to the engine that the container needs.
+// prepare creates everything on the engine that the container needs.
 func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error) {
 	pl := plan{spec: spec, owner: spec.ID, secret: runner.NewSecret(), limits: overlay(p.cfg.Limits, spec.Limits)}
 	cpus, err := p.processors(ctx)
@@ -242,7 +243,7 @@ func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
 	return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
 }
 
-// undo removes what was made for a sandbox that failed. A workspace that was
+// undo removes everything that was created for a sandbox that failed. A workspace that was
 // taken over stays.
 func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error {
 	var err error
@@ -252,7 +253,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	doomed := []string{}
 	skills := SkillsVolume(p.cfg.Engine)
 	if l, lerr := p.volume(ctx, skills); lerr == nil && l[labelSkills] == "" {
-		doomed = append(doomed, skills) // an empty one, of the engine's making
+		doomed = append(doomed, skills) // empty, created by the engine
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
 		if l, lerr := p.volume(ctx, v); lerr == nil && l[labelRole] != roleLayer {
@@ -279,10 +280,10 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		err = errors.Join(err, rerr)
 	}
 	p.reclaim()
-	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // unless the workspace is there
+	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // keeps the user while the workspace exists
 }
 
-// again starts the container of a sandbox that has ended, or finds it running.
+// again returns the sandbox of a container that exists, and starts or resumes the container if necessary.
 func (p *Provider) again(ctx context.Context, c found) (*box, error) {
 	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
@@ -307,14 +308,14 @@ func (p *Provider) again(ctx context.Context, c found) (*box, error) {
 	if err := b.ready(ctx); err != nil || b.kept || c.state != container.StateExited {
 		return b, err
 	}
-	// It ran before: what it left counts, but for a sandbox that never was filled.
+	// The container ran before. Its files count as kept, unless it has none because nothing was ever restored into it.
 	left, err := b.Files().List(ctx, "")
 	b.kept = len(left) > 0
 	return b, err
 }
 
-// start starts a container; starting one that runs is no error. One whose volumes
-// cannot be mounted has them attached again: loop devices end with the machine's run.
+// start starts a container; it returns nil for one that runs. If the container's volumes cannot be mounted, start attaches
+// them and tries once more: loop devices do not survive a restart of the machine.
 func (p *Provider) start(ctx context.Context, containerID string) error {
 	err := p.startOnce(ctx, containerID)
 	if err == nil || errdefs.IsNotFound(err) || guest.IsUnavailable(err) || ctx.Err() != nil {
@@ -334,7 +335,7 @@ func (p *Provider) startOnce(ctx context.Context, containerID string) error {
 	})
 }
 
-// profile is the hardened container.
+// profile returns the configuration of a sandbox's container, hardened.
 func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
@@ -347,7 +348,7 @@ func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
 	return config, host
 }
 
-// confined is what no container of an agent's can do.
+// confined returns the restrictions of every container in which agents or their servers run.
 func (p *Provider) confined(l sandbox.Limits) *container.HostConfig {
 	return &container.HostConfig{
 		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
@@ -362,7 +363,7 @@ func (p *Provider) confined(l sandbox.Limits) *container.HostConfig {
 	}
 }
 
-// ulimits are the limits that the kernel keeps for a process, or for a user in all containers.
+// ulimits returns the limits that the kernel enforces for each process, or for a user in all containers.
 // An engine without the capability SYS_RESOURCE cannot go above its own hard limits, so none is high.
 func ulimits() []*units.Ulimit {
 	var out []*units.Ulimit
@@ -381,13 +382,12 @@ func ulimits() []*units.Ulimit {
 	return out
 }
 
-// smallLog keeps the last of what a container's first process prints.
+// smallLog returns a log configuration that keeps the end of a container's output.
 func smallLog() container.LogConfig {
 	return container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}}
 }
 
-// environ is all that a process inside sees, before what it is given itself and
-// beside what the image says.
+// environ returns the environment of all processes in a sandbox. The image's variables and those of each process are added to it.
 func (p *Provider) environ(pl plan) []string {
 	path := pl.pic.path
 	if path == "" {
@@ -410,18 +410,18 @@ func (p *Provider) environ(pl plan) []string {
 	return env
 }
 
-// shmDir has shared memory, as large as the engine would make it.
+// shmDir is the folder of shared memory, of the engine's default size.
 const shmDir = "/dev/shm"
 
 var shmOptions = "rw,noexec,nosuid,nodev,mode=1777," + tmpfsLimit(64<<20)
 
-// tmpfsLimit limits a folder in memory: a file for each page of it.
+// tmpfsLimit returns the mount options of a folder in memory: one file for each page of its size.
 func tmpfsLimit(bytes int64) string {
 	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesForFile, 64))
 }
 
-// tmpfs are the folders in memory. A volume that the image asks for is one as
-// well: on disk, nobody would watch it.
+// tmpfs returns the folders in memory. Volumes that the image declares are among them: on disk, no limit would apply to
+// them.
 func (p *Provider) tmpfs(pic picture, u user) map[string]string {
 	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", u.id, u.id)
 	size := "rw,exec,nosuid,nodev," + tmpfsLimit(p.cfg.TmpBytes)
@@ -455,7 +455,7 @@ func (p *Provider) mounts(pl plan) []mount.Mount {
 	return append(append(out, pl.user.mounts(pl.pic)...), p.egressMount()...)
 }
 
-// egressMount has the egress proxy's socket; none where there is no way out.
+// egressMount returns the mount with the egress proxy's socket; none if the sandbox has no egress.
 func (p *Provider) egressMount() []mount.Mount {
 	switch sockets := p.cfg.EgressSockets; {
 	case sockets == "":

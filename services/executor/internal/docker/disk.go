@@ -25,7 +25,7 @@ import (
 const (
 	// DiskAuto is the first of DiskLoop and DiskQuota that the engine can enforce, else DiskWatch.
 	DiskAuto = "auto"
-	// DiskLoop makes each volume a file system of its size in a file: bytes and files are limited.
+	// DiskLoop backs each volume by a file with a file system of the volume's size: bytes and files are limited.
 	DiskLoop = "loop"
 	// DiskQuota uses the project quota of the engine's file system: bytes are limited, files are not.
 	DiskQuota = "quota"
@@ -152,7 +152,7 @@ func diskOptions(mode, name string, bytes int64) map[string]string {
 // isDisk reports whether a volume is a file system of its own.
 func isDisk(v volume.Volume) bool { return v.Options["device"] == diskNodes+v.Name }
 
-// makeLimited makes volumes that may hold so many bytes, or finds them.
+// makeLimited creates volumes that may hold so many bytes, or finds them.
 func (p *Provider) makeLimited(ctx context.Context, bytes int64, labels map[string]string, names ...string) error {
 	mode, err := p.diskLimit(ctx)
 	if err != nil {

@@ -10,24 +10,21 @@
 //	/tmp, /home/spool  in memory, of a fixed size, gone when the container ends
 //	/spool/run         in memory, the runner's socket
 //
-// The runner comes from a read-only volume that is named by its digest and is
-// shared by all sandboxes of the engine (/spool/bin), skills from another one
-// (/bin/skills), and packages that an agent depends on from one for each set of
-// them (/opt/spool/dependencies). Files go in and out through the runner's commands, and so do commands that can be killed, because
-// the engine has no call that ends an exec.
+// All sandboxes of the engine share a read-only volume with the runner (/spool/bin), which is named by the
+// runner's digest, and one with skills (/bin/skills). Each set of packages that agents depend on has a volume
+// (/opt/spool/dependencies). Files are read and written by commands of the runner. The runner also starts commands that can be killed,
+// because the engine has no call that ends an exec.
 //
-// MCP servers of type docker are containers beside their sandbox, which end with
-// it; each shares with it a small volume in memory (/spool/mcp), with the socket
-// by which it is joined.
+// MCP servers of type docker are containers that end with their sandbox. Each shares with the sandbox a small
+// volume in memory (/spool/mcp), which holds the server's socket.
 //
-// What enforces the size of a volume is Config.DiskLimit's; see disk.go.
+// Config.DiskLimit selects how the sizes of volumes are enforced; see disk.go.
 //
-// What the engine knows of a sandbox is in labels, which never change. Those
-// that do change when a pooled sandbox is adopted are in the container's name.
+// Labels of the container describe the sandbox. The engine cannot change labels, so the values that change when a
+// pooled sandbox is adopted are in the container's name.
 //
-// Volumes are named after the sandbox that they were made for. When another
-// takes them over, a volume without content, the note spool-<sandbox>-owner,
-// says whose they are; its label outlives the container.
+// Volumes are named after the sandbox for which they were created. When another sandbox takes them over, an empty volume,
+// the note spool-<sandbox>-owner, names their first owner in a label, which outlives the container.
 package docker
 
 import (
@@ -51,9 +48,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// Config of a Provider. Engine and Runner are required.
+// Config configures a Provider. Engine and Runner are required.
 type Config struct {
-	// Host is the engine's address: unix://, tcp:// or ssh://. "" is DOCKER_HOST
+	// Host is the engine's address: unix://, tcp:// or ssh://. "" means DOCKER_HOST
 	// (with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH), or else the default socket.
 	Host   string
 	Engine string // name of the engine, in the labels of all that is made
@@ -65,32 +62,32 @@ type Config struct {
 	Pull    bool               // whether those are pulled when they are not there
 	Runtime string             // of the engine, such as runsc; "" for its default
 	Limits  sandbox.Limits     // of sandboxes whose Spec has none; see DefaultLimits
-	// TmpBytes is the size of /tmp, and of the home folder; 0 for 512 MiB each.
-	// What is in them counts as memory.
+	// TmpBytes is the size of /tmp, and of the home folder; 0 means 512 MiB each.
+	// Their content counts as memory.
 	TmpBytes int64
-	// Users are the users of sandboxes, one for each; zero for DefaultUsers. Providers of an engine may differ.
+	// Users is the range of users, one for each sandbox; zero means DefaultUsers. Providers of an engine may have different ranges.
 	Users Users
-	// DiskLimit is what enforces the disk limits, one of DiskLimits; "" for DiskAuto.
+	// DiskLimit selects how disk limits are enforced, one of DiskLimits; "" means DiskAuto.
 	DiskLimit string
-	// Files is how many files and folders a volume may hold, where DiskLoop enforces it:
-	// fewer in a small one; 0 for a million.
+	// Files is how many files and folders a volume may hold, where DiskLoop enforces that; a small
+	// volume holds fewer. 0 means a million.
 	Files int64
-	// EgressSockets has the egress proxy's socket: the name of a volume, or an
-	// absolute path on the engine's machine. "" for no way out.
+	// EgressSockets holds the egress proxy's socket: the name of a volume, or an
+	// absolute path on the engine's machine. "" means no egress.
 	EgressSockets string
-	// Layers are of packages that agents depend on.
+	// Layers configures the volumes of packages that agents depend on.
 	Layers layer.Config
 	Logger *slog.Logger
 }
 
-// DefaultLimits hold where neither Spec nor Config say anything.
+// DefaultLimits apply where neither Spec nor Config has a limit.
 func DefaultLimits() sandbox.Limits {
 	return sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 512, DiskBytes: 10 << 30}
 }
 
 const defaultTmp = 512 << 20
 
-// Bounds of what is asked of the engine.
+// Limits of time.
 const (
 	// callWithin bounds one call.
 	callWithin = 30 * time.Second
@@ -98,14 +95,13 @@ const (
 	pullWithin = 15 * time.Minute
 	// readyWithin bounds how long a runner may take to listen.
 	readyWithin = 20 * time.Second
-	// politely is how long a runner may take to end what it started.
+	// politely is how long a runner may take to end its processes.
 	politely = 3 * time.Second
 )
 
-// Provider makes sandboxes of containers. Several may use an engine at once. It
-// is safe for concurrent use. It asks nothing of the engine until it is used:
-// an engine that does not answer gives a *sandbox.Error with
-// sandbox.CodeEngineUnavailable, from every method, within a bounded time.
+// Provider implements sandbox.Provider by containers. Several providers may use an engine concurrently. It is safe for
+// concurrent use. While the engine does not answer, every method returns a *sandbox.Error with
+// sandbox.CodeEngineUnavailable within a bounded time.
 type Provider struct {
 	cfg        Config
 	api        *client.Client
@@ -125,7 +121,7 @@ type Provider struct {
 	disks      disks
 }
 
-// New makes a provider.
+// New returns a provider. It makes no request to the engine.
 func New(cfg Config) (*Provider, error) {
 	if cfg.Engine == "" || cfg.Runner == "" {
 		return nil, errors.New("docker sandboxes: Engine and Runner are required")
@@ -167,14 +163,14 @@ func New(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// Close waits until space of removed volumes is free, and closes idle connections.
+// Close blocks until the space of removed volumes is free, and closes idle connections.
 // Sandboxes are not affected.
 func (p *Provider) Close() error {
 	p.disks.sweepings.Wait()
 	return p.api.Close()
 }
 
-// overlay replaces what another sets.
+// overlay returns the limits with those of by that are set in place of them.
 func overlay(l, by sandbox.Limits) sandbox.Limits {
 	if by.MemoryBytes > 0 {
 		l.MemoryBytes = by.MemoryBytes
@@ -191,7 +187,7 @@ func overlay(l, by sandbox.Limits) sandbox.Limits {
 	return l
 }
 
-// call makes one call of the engine, bounded in time, and translates its error.
+// call calls the engine by f, within a limit of time. It translates the error; what is the operation in its text.
 func call[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
@@ -203,8 +199,8 @@ func call[T any](ctx context.Context, p *Provider, what string, f func(context.C
 	return v, p.translate(ctx, what, err)
 }
 
-// negotiate settles the API's version before the first call. The client would do
-// so by itself, but not safely for those that call at the same time.
+// negotiate sets the API's version before the first call. The client could do that by itself,
+// but not safely with concurrent calls.
 func (p *Provider) negotiate(ctx context.Context) error {
 	if p.negotiated.Load() {
 		return nil
@@ -222,7 +218,7 @@ func (p *Provider) negotiate(ctx context.Context) error {
 	return nil
 }
 
-// do is call for what gives no value.
+// do is call for a function that returns no value.
 func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// connect makes a client. Nothing is dialled.
+// connect returns a client of the engine. It opens no connection.
 func connect(host string) (*client.Client, error) {
 	host = cmp.Or(host, os.Getenv(client.EnvOverrideHost))
 	opts := []client.Opt{client.WithTLSClientConfigFromEnv(), client.WithAPIVersionNegotiation()}
@@ -58,7 +58,7 @@ func (p *Provider) translate(ctx context.Context, what string, err error) error 
 	})
 }
 
-// unreachable tells whether an error is of the way to the engine, rather than the engine's own.
+// unreachable reports whether an error means that the engine was not reached, rather than that it refused the request.
 func unreachable(err error) bool {
 	var network net.Error
 	return client.IsErrConnectionFailed(err) || errdefs.IsUnavailable(err) ||

@@ -118,7 +118,7 @@ func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.I
 	}
 }
 
-// weigh gives the bytes of a layer, and of all that its sandbox has written to disk.
+// weigh returns the size of a layer, and of everything that its sandbox has written to disk, in bytes.
 func weigh(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: []string{"du", "-sk", layerDir, workspaceDir}})
 	if err != nil {

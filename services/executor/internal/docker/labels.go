@@ -18,7 +18,7 @@ import (
 // The labels of containers and volumes.
 const (
 	labelVersion  = "dev.spool.version" // of these labels and of the layout inside
-	labelRole     = "dev.spool.role"    // see the roles
+	labelRole     = "dev.spool.role"    // one of the roles below
 	labelEngine   = "dev.spool.engine"
 	labelSandbox  = "dev.spool.sandbox"
 	labelTenant   = "dev.spool.tenant"
@@ -27,13 +27,13 @@ const (
 	labelExecutor = "dev.spool.executor"
 	labelOwner    = "dev.spool.volumes" // the sandbox that the volumes are named after
 	labelRunner   = "dev.spool.runner"  // the runner's digest
-	labelLayer    = "dev.spool.layer"   // of a sandbox, and of a note: the volume with packages; of such a volume: its digest
-	labelFills    = "dev.spool.fills"   // of a sandbox: the volume that it puts packages into
+	labelLayer    = "dev.spool.layer"   // of a sandbox or a note: the volume with packages; of such a volume: its digest
+	labelFills    = "dev.spool.fills"   // of a sandbox: the volume into which it installs packages
 	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
-	labelServer   = "dev.spool.server"  // of an MCP server: its number, and what it was made from
-	labelSecret   = "dev.spool.secret"  // of a sandbox: what executors prove to its runner; none in one of a release without. Nobody inside sees it
+	labelServer   = "dev.spool.server"  // of an MCP server: its number, and its definition
+	labelSecret   = "dev.spool.secret"  // of a sandbox: the secret that executors prove to its runner, which processes inside cannot read; sandboxes of earlier releases have none
 	labelSocket   = "dev.spool.socket"  // of an MCP server: the name of its socket
-	labelUser     = "dev.spool.user"    // of containers, a workspace and records: the number of the user; none in those of a release without
+	labelUser     = "dev.spool.user"    // of containers, workspaces and records: the number of the user; those of earlier releases have none
 )
 
 const layoutVersion = "1"
@@ -41,24 +41,24 @@ const layoutVersion = "1"
 // The roles.
 const (
 	roleSandbox = "sandbox"
-	roleHelper  = "helper" // a container that is never started: volumes are filled through it
+	roleHelper  = "helper" // a container that is never started, through which volumes are filled
 	roleVolume  = "volume" // workspace and records
-	roleNote    = "note"   // says whose volumes a sandbox has; empty
+	roleNote    = "note"   // an empty volume whose label names the owner of a sandbox's volumes
 	roleRunner  = "runner"
 	roleLayer   = "layer"   // packages that agents depend on
-	roleWhole   = "whole"   // a note: the layer of a digest is whole, and which volume it is; empty
-	roleLastUse = "lastuse" // a note: its date is that of a layer's last use; empty
-	roleServer  = "server"  // an MCP server beside a sandbox
-	roleSocket  = "socket"  // the volume by which such a one is joined
+	roleWhole   = "whole"   // a note that the layer of a digest is complete, with the name of its volume; empty
+	roleLastUse = "lastuse" // a note whose creation is the last use of a layer; empty
+	roleServer  = "server"  // an MCP server of a sandbox
+	roleSocket  = "socket"  // the volume with the socket of an MCP server
 	roleUser    = "user"    // a volume that reserves a user
 )
 
 const prefix = "spool-"
 
-// name of a sandbox's container before it is adopted.
+// name returns the name of a sandbox's container before it is adopted.
 func name(id string) string { return prefix + id }
 
-// adoptedName has what labels say in the name, which can change.
+// adoptedName returns the name of an adopted sandbox's container, which contains its labels: a name can change, labels cannot.
 func adoptedName(id string, l sandbox.Labels) string {
 	s := strings.Join([]string{name(id), l.Tenant, l.Session, strconv.FormatUint(l.Epoch, 10)}, ".")
 	if l.Executor != "" {
@@ -67,7 +67,7 @@ func adoptedName(id string, l sandbox.Labels) string {
 	return s
 }
 
-// checkLabels makes sure that labels can be written into a name and found again.
+// checkLabels returns an error if labels cannot be written into a name and read from it.
 func (p *Provider) checkLabels(l sandbox.Labels) error {
 	var err error
 	if l.Tenant != "" || l.Session != "" {
@@ -82,7 +82,7 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 	return err
 }
 
-// labels of a sandbox's container. All are set, so that an image's own cannot stand in.
+// labels returns the labels of a sandbox's container. All are set, so that labels of the image do not count.
 func labels(pl plan) map[string]string {
 	spec := pl.spec
 	return map[string]string{
@@ -94,7 +94,7 @@ func labels(pl plan) map[string]string {
 	}
 }
 
-// found is a sandbox's container as the engine lists it.
+// found is a sandbox's container in the engine's list.
 type found struct {
 	container string // the engine's id
 	id        string
@@ -136,7 +136,7 @@ func parse(c container.Summary) found {
 	return f
 }
 
-// number gives 0 for what was not written here.
+// number returns the value of a decimal number; 0 for other text, which Spool did not write.
 func number(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
@@ -145,7 +145,7 @@ func number(s string) uint64 {
 	return n
 }
 
-// all lists this engine's sandboxes; with an id, that one's containers.
+// all returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
 func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
@@ -164,7 +164,7 @@ func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
 	return out, nil
 }
 
-// find gives a sandbox's container; sandbox.ErrNotFound if there is none.
+// find returns a sandbox's container; sandbox.ErrNotFound if there is none.
 func (p *Provider) find(ctx context.Context, id string) (found, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return found{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)

@@ -43,7 +43,7 @@ func (p *Provider) filledBy(digest string) string { return p.layerName(digest[:1
 
 var _ sandbox.Layerer = (*Provider)(nil)
 
-// Layer gives the volume with the packages, and makes it if need be: in a sandbox with
+// Layer returns the volume with the packages, and creates it if there is none: in a sandbox with
 // the hardening and the limits of any other, under a name of its own, which becomes the
 // layer's once it is whole. Among several executors the name of a helper container is the lock.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
@@ -70,7 +70,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	})
 }
 
-// whole gives the volume of a layer that is whole, "" if there is none.
+// whole returns the volume of a layer that is whole, "" if there is none.
 func (p *Provider) whole(ctx context.Context, digest string) (string, error) {
 	note, err := p.volume(ctx, p.wholeNote(digest))
 	if err != nil || note[labelLayer] == "" {
@@ -107,7 +107,7 @@ func (p *Provider) touch(ctx context.Context, digest string) error {
 	return p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelRole: roleLastUse, labelEngine: p.cfg.Engine, labelLayer: digest})
 }
 
-// makeLayer makes the layer of a digest, unless another executor does.
+// makeLayer creates the layer of a digest, unless another executor does.
 func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.Workshop) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
@@ -141,7 +141,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 	return p.publish(ctx, digest, name)
 }
 
-// publish says that a layer is whole, and gives the volume that counts: making a volume that is there
+// publish records that a layer is whole, and returns the volume that counts: making a volume that is there
 // is no error, and one who took the lock for abandoned may have been quicker.
 func (p *Provider) publish(ctx context.Context, digest, name string) (string, error) {
 	err := p.makeVolume(ctx, p.wholeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleWhole, labelEngine: p.cfg.Engine, labelLayer: name})
@@ -155,7 +155,7 @@ func (p *Provider) publish(ctx context.Context, digest, name string) (string, er
 	return is, err
 }
 
-// lockLayer makes a helper whose name is the lock on a digest. One that is held for
+// lockLayer creates a helper whose name is the lock on a digest. One that is held for
 // long, while no sandbox fills a layer of the digest, was left behind: the sandbox of an
 // executor that died goes with the sweep.
 func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string, error) {
@@ -210,7 +210,7 @@ func (p *Provider) abandoned(ctx context.Context, digest, lock string) (time.Tim
 	return time.Now(), nil
 }
 
-// layersInUse gives the volumes that sandboxes fill, and those that sandboxes see.
+// layersInUse returns the volumes that sandboxes fill, and those that sandboxes see.
 func (p *Provider) layersInUse(ctx context.Context) (filled, seen map[string]bool, err error) {
 	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Attach finds a sandbox whose container runs, or is paused.
+// Attach returns the sandbox with an id whose container runs, or is paused; sandbox.ErrNotFound if there is none.
 func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	c, err := p.find(ctx, id)
 	if err != nil {
@@ -28,7 +28,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 	return &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: true}, nil
 }
 
-// List gives every sandbox that has a container.
+// List returns every sandbox of the engine that has a container.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	list, err := p.all(ctx, "")
 	if err != nil {
@@ -42,8 +42,8 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 }
 
 // Terminate ends a sandbox and removes its container. Without wipe its volumes
-// stay for the next sandbox, whose Spec.Workspace names this one; with wipe they
-// go, unless another container has them by now.
+// stay for the next sandbox, whose Spec.Workspace names this one. With wipe they
+// are removed, unless another container uses them.
 func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return fmt.Errorf("terminate sandbox: %w", err)
@@ -85,7 +85,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	return nil
 }
 
-// wipe removes the volumes that a sandbox has, and the notes about them.
+// wipe removes the volumes of a sandbox, and the notes about them.
 func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 	for _, v := range []string{workVolume(owner), stateVolume(owner), noteVolume(id), noteVolume(owner)} {
 		if _, err := p.removeVolume(ctx, v); err != nil {
@@ -108,7 +108,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 	return errors.Join(err, p.releaseUsers(ctx, owner))
 }
 
-// stop lets the agents of a running sandbox end in order. What does not is killed
+// stop asks the runner to end the agents of a running sandbox. Processes that have not ended in time are killed
 // with the container.
 func (p *Provider) stop(ctx context.Context, c found) {
 	if c.state != container.StateRunning {
@@ -122,7 +122,7 @@ func (p *Provider) stop(ctx context.Context, c found) {
 	}
 }
 
-// remove kills and removes a container, and returns when it is gone.
+// remove kills and removes a container, and blocks until it does not exist any more.
 func (p *Provider) remove(ctx context.Context, containerID string) error {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
@@ -146,7 +146,7 @@ func (p *Provider) remove(ctx context.Context, containerID string) error {
 	}
 }
 
-// Pause stops every process of a sandbox where it is, then those of its MCP servers.
+// Pause freezes every process of a sandbox, then those of its MCP servers.
 func (p *Provider) Pause(ctx context.Context, id string) error {
 	if err := p.freeze(ctx, id, container.StateRunning, container.StatePaused, "pause", p.api.ContainerPause); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (p *Provider) Pause(ctx context.Context, id string) error {
 	return p.freezeServers(ctx, id, container.StateRunning, "pause", p.api.ContainerPause)
 }
 
-// Resume lets a paused sandbox go on, after its MCP servers.
+// Resume continues the MCP servers of a paused sandbox, then the sandbox.
 func (p *Provider) Resume(ctx context.Context, id string) error {
 	if err := p.freezeServers(ctx, id, container.StatePaused, "resume", p.api.ContainerUnpause); err != nil {
 		return err
@@ -182,8 +182,8 @@ func (p *Provider) freeze(ctx context.Context, id string, from, to container.Con
 	return err
 }
 
-// Adopt gives a pooled sandbox to a session. Labels of a container cannot
-// change: they go into its name.
+// Adopt replaces the labels of a pooled sandbox by those of the session that takes it. Labels of a container cannot
+// change, so they are written into its name.
 func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
 	if err := p.checkLabels(l); err != nil {
 		return fmt.Errorf("adopt sandbox %s: %w", id, err)
@@ -199,7 +199,7 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return p.api.ContainerRename(ctx, c.container, to) })
 }
 
-// State is how a sandbox's container is.
+// State is the state of a sandbox's container.
 type State struct {
 	Running   bool // paused or not
 	Paused    bool
@@ -207,7 +207,7 @@ type State struct {
 	ExitCode  int  // of the runner, when it does not run
 }
 
-// State looks at a sandbox; sandbox.ErrNotFound if there is none.
+// State returns the state of a sandbox; sandbox.ErrNotFound if there is none.
 func (p *Provider) State(ctx context.Context, id string) (State, error) {
 	c, err := p.find(ctx, id)
 	if err != nil {
@@ -226,7 +226,7 @@ func (p *Provider) State(ctx context.Context, id string) (State, error) {
 	return State{Running: s.Running, Paused: s.Paused, OOMKilled: s.OOMKilled, ExitCode: s.ExitCode}, nil
 }
 
-// lastWords gives the end of what a runner printed.
+// lastWords returns the end of a container's output.
 func (p *Provider) lastWords(ctx context.Context, containerID string) string {
 	var text bytes.Buffer
 	err := p.do(ctx, "read the runner's log", func(ctx context.Context) error {

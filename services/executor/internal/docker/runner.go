@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// fillWithin bounds the filling of the runner's volume, waiting for others included.
+	// fillWithin bounds the filling of the runner's volume, including the wait for other executors.
 	fillWithin = 3 * time.Minute
-	// bringWithin bounds what is done under the lock; one that is held for longer,
-	// until stale, belongs to somebody who died.
+	// bringWithin bounds the work under the lock. The holder of a lock that is older
+	// than stale has died.
 	bringWithin = time.Minute
 	stale       = 90 * time.Second
-	// look is how often it is looked whether something has happened on the engine.
+	// look is the interval at which the engine's state is read.
 	look = 100 * time.Millisecond
-	// complete is the file that comes last into the runner's volume.
+	// complete is the file that is written last into the runner's volume.
 	complete = "complete"
 )
 
@@ -41,25 +41,25 @@ type runnerBinary struct {
 	digest string // SHA-256, hexadecimal
 
 	mu     sync.Mutex
-	filled bool // its volume is there, as far as is known
+	filled bool // the volume was found complete
 }
 
 func (r *runnerBinary) volume() string { return prefix + "runner-" + r.digest[:12] }
 
-// forget lets the volume be looked at again.
+// forget makes the next fill check the volume again.
 func (r *runnerBinary) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.filled = false
 }
 
-// machines are the architectures, as images call them.
+// machines maps the machine in a binary's header to the name of its architecture in images.
 var machines = map[elf.Machine]string{
 	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
 	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
 }
 
-// binary finds the runner for an image.
+// binary returns the runner for the architecture of an image.
 func (p *Provider) binary(pic picture) (*runnerBinary, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +100,7 @@ func (p *Provider) binary(pic picture) (*runnerBinary, error) {
 	return r, nil
 }
 
-// digest copies a file and tells what it was.
+// digest copies a file and returns its size and its SHA-256 in hexadecimal.
 func digest(path string, to io.Writer) (int64, string, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -112,8 +112,8 @@ func digest(path string, to io.Writer) (int64, string, error) {
 	return n, hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// fill makes sure that the runner's volume is there and complete. Among several
-// executors the name of the helper container is the lock.
+// fill creates and fills the runner's volume unless it is complete. The name of the helper container is the lock among
+// executors.
 func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,8 +143,8 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	return nil
 }
 
-// lock makes a helper of that name. While another has it, it waits; one that is
-// held for too long was left behind.
+// lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes a helper
+// that is older than stale.
 func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -189,7 +189,7 @@ func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinar
 	return true, nil
 }
 
-// bring copies the runner into its volume.
+// bring copies the runner into its volume through a helper container.
 func (p *Provider) bring(ctx context.Context, helper string, r *runnerBinary) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)

@@ -46,7 +46,7 @@ func serverName(id string, n int) string   { return socketVolume(id, n) }
 // serverDir is where a sandbox has a server's socket.
 func serverDir(n int) string { return path.Join(serversDir, strconv.Itoa(n)) }
 
-// sockets makes the volumes that a new sandbox shares with its servers. They are
+// sockets creates the volumes that a new sandbox shares with its servers. They are
 // in memory: on disk nobody would watch them.
 func (p *Provider) sockets(ctx context.Context, spec sandbox.Spec) error {
 	for n := range spec.Servers {
@@ -213,7 +213,7 @@ func serverLabel(n int, s sandbox.Server) string {
 	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
 }
 
-// makeServer makes a server and gives its socket.
+// makeServer creates a server and returns its socket.
 func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) (string, error) {
 	pic, err := p.image(ctx, "", s.Image)
 	if err != nil {
@@ -307,7 +307,7 @@ func (p *Provider) serverReady(ctx context.Context, id, containerID, socket stri
 	return guest.WithCode(sandbox.CodeServerFailed, "its container does not get ready; it last said: "+said, nil)
 }
 
-// isRoot tells whether an image has root for its user, as far as its number or its usual name says.
+// isRoot reports whether an image has root for its user, as far as its number or its usual name says.
 func isRoot(user string) bool {
 	user, _, _ = strings.Cut(user, ":")
 	return user == "" || user == "root" || strings.Trim(user, "0") == ""

@@ -31,7 +31,7 @@ const (
 // SkillsVolume is the name of the volume with an engine's skills.
 func SkillsVolume(engine string) string { return prefix + "skills-" + engine }
 
-// shelf makes sure that the volume of skills is there.
+// shelf creates the volume of skills unless it exists.
 func (p *Provider) shelf(ctx context.Context, image string) error {
 	name := SkillsVolume(p.cfg.Engine)
 	l, err := p.volume(ctx, name)
@@ -215,7 +215,7 @@ func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wante
 	return n, err
 }
 
-// whole gives a skill's ZIP and its size, once it was read to its end without an error.
+// whole returns a skill's ZIP and its size, once it was read to its end without an error.
 func (w *wanted) whole(ctx context.Context) (*os.File, int64, error) {
 	f, err := w.zip(ctx)
 	if err != nil {

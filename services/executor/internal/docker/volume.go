@@ -27,7 +27,7 @@ func (v volumeAt) mount(target string, readOnly bool) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: v.name, Target: target, ReadOnly: readOnly, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// makeVolume makes a volume, or finds it.
+// makeVolume creates a volume unless it exists.
 func (p *Provider) makeVolume(ctx context.Context, name string, labels map[string]string) error {
 	return p.do(ctx, "make volume "+name, func(ctx context.Context) error {
 		_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels})
@@ -35,7 +35,7 @@ func (p *Provider) makeVolume(ctx context.Context, name string, labels map[strin
 	})
 }
 
-// volume gives the labels of a volume. There are none when it is not there, or
+// volume returns the labels of a volume. There are none when it is not there, or
 // when the engine itself made it, because a container asked for it.
 func (p *Provider) volume(ctx context.Context, name string) (map[string]string, error) {
 	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
@@ -54,7 +54,7 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 	return err == nil, err
 }
 
-// volumes makes a new sandbox's workspace and the folder of its agent's records,
+// volumes creates a new sandbox's workspace and the folder of its agent's records,
 // both of a user of its own, and returns the user. That user also gets the layer
 // that the sandbox fills.
 func (p *Provider) volumes(ctx context.Context, pl plan) (user, error) {
@@ -97,7 +97,7 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 // neverStarted is the program of helpers that are no volume tools.
 const neverStarted = "/never-started"
 
-// helper makes a container that is never started: files go into volumes through it.
+// helper creates a container that is never started: files go into volumes through it.
 func (p *Provider) helper(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
 	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
 	for _, v := range volumes {
@@ -122,7 +122,7 @@ func (p *Provider) discard(ctx context.Context, helper string) {
 	}
 }
 
-// owner gives the sandbox whose volumes a sandbox has, by its note.
+// owner returns the sandbox after which a sandbox's volumes are named, as the note says.
 func (p *Provider) owner(ctx context.Context, id string) (string, error) {
 	note, err := p.volume(ctx, noteVolume(id))
 	if err != nil || note[labelOwner] == "" {
@@ -142,7 +142,7 @@ func (p *Provider) note(ctx context.Context, id, owner string) error {
 	})
 }
 
-// kept tells whether the volumes of a sandbox are there.
+// kept reports whether the volumes of a sandbox exist.
 func (p *Provider) kept(ctx context.Context, owner string) (bool, error) {
 	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
 		l, err := p.volume(ctx, v)
@@ -211,7 +211,7 @@ func ownerOf(v *volume.Volume) string {
 	return v.Labels[labelOwner]
 }
 
-// used gives the owners and digests that containers, or this provider, have in use.
+// used returns the owners and digests that containers, or this provider, use.
 func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
 	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})

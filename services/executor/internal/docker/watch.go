@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// Streams of commands may be silent for hours, and an engine that stands still,
-// or whose machine is gone, does not close them. So it is asked now and then
-// whether it is there, as long as any stream is open.
+// Streams of commands may be silent for hours, and an engine that hangs, or whose
+// machine is lost, does not close them. So the engine is pinged at an interval
+// while any stream is open.
 const (
-	// askEvery is the time between two questions.
+	// askEvery is the time between two pings.
 	askEvery = 5 * time.Second
-	// missed is how many answers may be missing before the streams are given up.
+	// missed is how many pings in a row must fail before the streams are closed.
 	missed = 2
 )
 
-// watch asks for all open streams together.
+// watch pings the engine on behalf of all open streams.
 type watch struct {
 	p     *Provider
 	every time.Duration
 
 	mu   sync.Mutex
 	open map[*process]bool
-	stop context.CancelFunc // of the one who asks; nil when nobody does
+	stop context.CancelFunc // of ask; nil while it does not run
 }
 
 func (w *watch) add(proc *process) {
@@ -47,7 +47,7 @@ func (w *watch) remove(proc *process) {
 	}
 }
 
-// ask runs until the last stream has ended.
+// ask pings the engine until the last stream has ended.
 func (w *watch) ask(ctx context.Context) {
 	tick := time.NewTicker(w.every)
 	defer tick.Stop()

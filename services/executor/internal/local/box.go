@@ -18,33 +18,33 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// marker is the variable by which processes of a sandbox are found, wherever
-// their parents went.
+// marker is the environment variable by which processes of a sandbox are found, also when
+// their parents have ended.
 const marker = "SPOOL_SANDBOX"
 
 const (
-	// politely is how long a runner may take to end what it started.
+	// politely is how long a runner may take to end its processes.
 	politely = 3 * time.Second
-	// forcibly bounds the killing of what is left.
+	// forcibly bounds the killing of the remaining processes.
 	forcibly = 5 * time.Second
-	// look is how often it is looked whether processes are gone, or a socket is there.
+	// look is the interval at which processes and sockets are checked.
 	look = 5 * time.Millisecond
 )
 
-// box is one sandbox.
+// box implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p   *Provider
 	rec record
 	dir string
 }
 
-// ID is sbx_….
+// ID returns the sandbox's id, sbx_….
 func (b *box) ID() string { return b.rec.ID }
 
-// Secret is what executors prove to the runner.
+// Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.rec.Secret }
 
-// workspace is the folder that the agent works in.
+// workspace returns the folder in which the agent works.
 func (b *box) workspace() string {
 	if b.rec.HostPath != "" {
 		return b.rec.HostPath
@@ -52,16 +52,16 @@ func (b *box) workspace() string {
 	return b.p.workspace(b.rec.Labels.Session)
 }
 
-// Kept is false when the session had no workspace here before this sandbox.
+// Kept reports whether the session had a workspace on this machine before this sandbox was created.
 func (b *box) Kept() bool { return !b.rec.Empty }
 
-// Running tells whether the runner lives.
+// Running reports whether the runner runs.
 func (b *box) Running(context.Context) (bool, error) {
 	_, alive := b.runner()
 	return alive, nil
 }
 
-// runner gives the runner's process, and whether it lives.
+// runner returns the runner's process, and whether it runs.
 func (b *box) runner() (started, bool) {
 	var s started
 	if err := readJSON(filepath.Join(b.dir, "runner.json"), &s); err != nil || s.PID <= 1 {
@@ -71,7 +71,7 @@ func (b *box) runner() (started, bool) {
 	return s, ok && p.start == s.Start && !p.dead
 }
 
-// paused tells whether the runner was stopped where it is.
+// paused reports whether the runner is stopped by a signal.
 func (b *box) paused() bool {
 	s, alive := b.runner()
 	if !alive {
@@ -81,7 +81,7 @@ func (b *box) paused() bool {
 	return ok && p.stopped
 }
 
-// environ is all that a process inside sees, before what it is given itself.
+// environ returns the environment of all processes of a sandbox, to which each process's own variables are added.
 func (b *box) environ() []string {
 	env := []string{
 		"PATH=" + b.path(),
@@ -102,7 +102,7 @@ func (b *box) environ() []string {
 	return env
 }
 
-// path is where programs are looked for inside.
+// path returns the search path for programs in a sandbox.
 func (b *box) path() string {
 	if b.rec.Layer == "" {
 		return b.p.cfg.Path
@@ -110,10 +110,10 @@ func (b *box) path() string {
 	return strings.Join(append(layer.Path(b.rec.Layer), b.p.cfg.Path), string(os.PathListSeparator))
 }
 
-// startRunner starts the runner in a session of its own, without a pipe to this
-// process, and returns when it listens.
+// startRunner starts the runner in a Unix session of its own, without a pipe to this
+// process, and blocks until it listens.
 func (b *box) startRunner(ctx context.Context) error {
-	// What an executor that died had begun.
+	// An executor that died may have left processes.
 	if err := b.end(ctx); err != nil {
 		return err
 	}
@@ -156,8 +156,8 @@ func (b *box) startRunner(ctx context.Context) error {
 	return nil
 }
 
-// awaitSilence returns when nobody answers at the socket. A runner that was killed does for a moment, while its last thread ends, and the
-// next one would take it for another that serves there.
+// awaitSilence blocks until no process answers at the socket. A runner that was killed still answers until its last thread has ended, and the
+// next runner would refuse to start because another one serves there.
 func (b *box) awaitSilence(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
@@ -177,7 +177,7 @@ func (b *box) awaitSilence(ctx context.Context) {
 	}
 }
 
-// listens waits until the runner's socket answers, and gives the runner the sandbox's secret.
+// listens blocks until the runner's socket answers, and sends the runner the sandbox's secret.
 func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
@@ -189,7 +189,7 @@ func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 		if err == nil || errors.As(err, &refused) {
 			return err
 		}
-		// Nobody listens yet, or a runner that was killed has not closed its socket.
+		// No process listens yet, or a runner that was killed has not closed its socket.
 		select {
 		case <-exited:
 			return b.died()
@@ -200,7 +200,7 @@ func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 	}
 }
 
-// claim gives the runner the sandbox's secret. It may be given again.
+// claim sends the runner the sandbox's secret. It may be called more than once.
 func (b *box) claim(ctx context.Context) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket)
 	if err != nil {
@@ -211,7 +211,7 @@ func (b *box) claim(ctx context.Context) error {
 	return runner.GiveSecret(c, b.rec.Secret)
 }
 
-// died says what a runner printed before it ended.
+// died returns the error of a runner that has ended, with the end of its output.
 func (b *box) died() error {
 	raw, err := os.ReadFile(filepath.Join(b.dir, "runner.log"))
 	if err != nil {
@@ -222,7 +222,7 @@ func (b *box) died() error {
 }
 
 // end ends every process of the sandbox: the runner, which is asked to end its
-// own first, all descendants, and whatever carries the sandbox's mark.
+// processes first, all its descendants, and every process with the sandbox's marker.
 func (b *box) end(ctx context.Context) error {
 	doomed := map[int]string{} // pid to start
 	if s, alive := b.runner(); alive {
@@ -260,7 +260,7 @@ func (b *box) end(ctx context.Context) error {
 	return nil
 }
 
-// gone waits until the runner has ended, but not longer than d.
+// gone blocks until the runner has ended, for d at most.
 func (b *box) gone(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -278,8 +278,8 @@ func (b *box) gone(ctx context.Context, d time.Duration) {
 	}
 }
 
-// spread adds to doomed the descendants of its processes and all that carry the
-// mark, and gives those that live.
+// spread adds to doomed the descendants of its processes and all processes with the
+// marker, and returns those that run.
 func (b *box) spread(doomed map[int]string) (alive []int) {
 	all := processes()
 	self := os.Getpid()
@@ -330,7 +330,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	return startProcess(cmd)
 }
 
-// within gives the absolute path of a folder of the workspace.
+// within returns the absolute path of a folder of the workspace.
 func (b *box) within(dir string) (string, error) {
 	workspace := b.workspace()
 	if dir == "" {
@@ -351,7 +351,7 @@ func (b *box) within(dir string) (string, error) {
 	return filepath.Join(workspace, filepath.FromSlash(rel)), nil
 }
 
-// lookPath finds a program as a shell inside would.
+// lookPath returns the path of a program as a shell in the sandbox finds it.
 func lookPath(name, dir, path string) (string, error) {
 	if strings.Contains(name, "/") {
 		if filepath.IsAbs(name) {

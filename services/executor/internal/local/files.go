@@ -16,16 +16,16 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// unfinished begins the name of a file that is being put.
+// unfinished is the prefix of the name of a file that is being written.
 const unfinished = ".spool-put-"
 
-// files is a workspace behind os.Root, which no path and no symlink leaves.
+// files implements sandbox.Files by os.Root, which no path and no symbolic link leaves.
 type files struct{ dir string }
 
-// Files is the workspace.
+// Files returns the workspace.
 func (b *box) Files() sandbox.Files { return files{b.workspace()} }
 
-// relative checks a slash-separated path and cleans it.
+// relative cleans a slash-separated path and returns an error if it is not below the workspace.
 func relative(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
@@ -37,8 +37,8 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// outcome gives an error of os.Root the package's meaning. What a system call
-// did not refuse, the Root did: the path escapes.
+// outcome returns the error of package sandbox for an error of os.Root. An error that is not of a system call
+// means that the path leaves the Root.
 func outcome(name string, err error) error {
 	var errno syscall.Errno
 	var p *fs.PathError
@@ -53,7 +53,7 @@ func outcome(name string, err error) error {
 	return fmt.Errorf("path %q: %w", name, err)
 }
 
-// Put writes a file in one step.
+// Put replaces a file atomically.
 func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 	rel, err := relative(name)
 	if err != nil {
@@ -88,7 +88,7 @@ func (f files) write(ctx context.Context, root *os.Root, name string, content io
 	return errors.Join(err, file.Close())
 }
 
-// reader ends with its context.
+// reader returns the error of its context once that has ended.
 type reader struct {
 	ctx context.Context
 	r   io.Reader
@@ -108,7 +108,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// Get opens a file.
+// Get opens a file for reading. The caller closes it.
 func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	rel, err := relative(name)
 	if err != nil {
@@ -119,7 +119,7 @@ func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("open workspace: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // an open file outlives it
-	// Not to wait for a writer, should it be a named pipe.
+	// Without O_NONBLOCK the open of a named pipe would wait for a writer.
 	file, err := root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, outcome(name, err)
@@ -134,7 +134,7 @@ func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	return file, nil
 }
 
-// List walks a folder without following symlinks.
+// List returns the files and folders below a folder. It does not follow symbolic links.
 func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	rel := "."
 	if dir != "" {
@@ -173,7 +173,7 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	return out, nil
 }
 
-// Remove removes a file, or a folder with all below it.
+// Remove removes a file, or a folder with everything in it.
 func (f files) Remove(_ context.Context, name string) error {
 	rel, err := relative(name)
 	if err != nil {

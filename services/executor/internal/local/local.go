@@ -1,19 +1,19 @@
 // Package local runs sandboxes as processes of this machine, for development.
 //
-// What it keeps apart: each sandbox has a folder, a runner in a session of its
-// own, and an environment that inherits nothing but the search path. What it
-// does NOT isolate: processes run as the executor's user, with its rights on
+// Each sandbox has a folder, a runner in a Unix session of its
+// own, and an environment that inherits nothing but the search path. Sandboxes are
+// NOT isolated: processes run as the executor's user, with its rights on
 // the whole file system, its network, its other processes and the machine's
 // memory, CPU and disk without a limit. Paths given to Files stay inside the
-// workspace; what an agent's own commands do is held back by its permission
-// policy alone. Run what you do not trust on another provider.
+// workspace; only an agent's permission policy restricts its own
+// commands. Use another provider for agents that you do not trust.
 //
 // Folders, under Config.Dir:
 //
 //	sandboxes/<sandbox>/   sandbox.json, runner.json, runner.log, home, tmp, the socket
 //	workspaces/<session>/  the workspace, kept from one sandbox of the session to the next;
-//	                       not of a session that works in a folder of its user's, which is never removed
-//	states/<session>/      the agent's own records, kept likewise; labels.json says whose
+//	                       a session that works in a folder of its user has none, and that folder is never removed
+//	states/<session>/      the agent's own records, kept likewise; labels.json names the session and its tenant
 //	layers/<digest>/       packages that agents depend on, installed by this machine's npm and pip as anything else is: scripts of packages run with the executor's rights
 package local
 
@@ -36,7 +36,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// Config of a Provider. Dir, Runner and Engine are required.
+// Config configures a Provider. Dir, Runner and Engine are required.
 type Config struct {
 	Dir    string // of all sandboxes; made when missing
 	Runner string // path of the runner's binary
@@ -45,29 +45,29 @@ type Config struct {
 	Layers layer.Config
 	Logger *slog.Logger
 
-	// HostPaths says in which folders of this machine sessions may work in place of a workspace under Dir.
+	// HostPaths allows folders of this machine in which sessions may work in place of a workspace under Dir.
 	HostPaths hostpath.Policy
 }
 
 const (
 	// Records of a sandbox and of a session's state, in their folders.
 	sandboxRecord, stateRecord = "sandbox.json", "labels.json"
-	// abandonedAfter is after how long a folder without a record is no longer being created.
+	// abandonedAfter is the age from which a folder without a record counts as abandoned, not as being created.
 	abandonedAfter = time.Minute
 )
 
 // readyWithin bounds how long a runner may take to listen.
 const readyWithin = 15 * time.Second
 
-// Provider makes sandboxes of local processes. Several may share a folder, one
-// after the other or at once. It is safe for concurrent use.
+// Provider implements sandbox.Provider by local processes. Several providers may share a folder, also
+// concurrently. It is safe for concurrent use.
 type Provider struct {
 	cfg    Config
 	mu     sync.Mutex // held while a sandbox is made or ended
 	layers layer.Once // by digest
 }
 
-// record is sandbox.json.
+// record is the content of sandbox.json.
 type record struct {
 	ID      string         `json:"id"`
 	Labels  sandbox.Labels `json:"labels"`
@@ -80,14 +80,14 @@ type record struct {
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
-// started is runner.json: a pid and the moment its process began, which tells it
-// from a later process with the same pid.
+// started is the content of runner.json: a pid and the start time of its process, which distinguishes the process
+// from a later one with the same pid.
 type started struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"`
 }
 
-// New makes a provider.
+// New returns a provider.
 func New(cfg Config) (*Provider, error) {
 	if cfg.Dir == "" || cfg.Runner == "" || cfg.Engine == "" {
 		return nil, errors.New("local sandboxes: Dir, Runner and Engine are required")
@@ -114,7 +114,8 @@ func New(cfg Config) (*Provider, error) {
 	return &Provider{cfg: cfg}, nil
 }
 
-// Create makes a sandbox, or finds the one of that id and starts its runner if it is gone.
+// Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts
+// its runner if it has ended.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := errors.Join(
 		events.CheckID("sandbox id", events.KindSandbox, spec.ID),
@@ -139,7 +140,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return box, nil
 }
 
-// prepare makes the folders and sandbox.json.
+// prepare creates the folders and sandbox.json.
 func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	dir := p.folder(spec.ID)
 	state := p.state(spec.Labels.Session)
@@ -155,7 +156,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return record{}, err
 	}
-	// Before the session's other folders, so that Kept finds them.
+	// The record is written before the session's other folders, so that Kept finds them.
 	if err := writeJSON(filepath.Join(state, stateRecord), spec.Labels); err != nil {
 		return record{}, err
 	}
@@ -202,7 +203,7 @@ func (p *Provider) checkHostPath(path string) error {
 	return nil
 }
 
-// Attach finds a sandbox whose runner lives.
+// Attach returns the sandbox with an id if its runner runs; sandbox.ErrNotFound otherwise.
 func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
 	return p.attach(id)
 }
@@ -275,14 +276,14 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 			return err
 		}
 	}
-	// Last, so that what failed half way is found again.
+	// Removed last, so that a sandbox whose removal failed is found again.
 	if err := removeRecorded(p.folder(id), sandboxRecord); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
-// Kept lists the sessions that have a workspace here.
+// Kept returns the sessions that have a workspace on this machine.
 func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
 	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "states"))
 	if err != nil {
@@ -294,7 +295,7 @@ func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
 		dir := p.state(e.Name())
 		err := readJSON(filepath.Join(dir, stateRecord), &l)
 		if errors.Is(err, fs.ErrNotExist) {
-			// It is being made, or an executor was killed while it made or removed the folder. Content stays.
+			// The folder is being created, or an executor was killed while it created or removed it. Its content stays.
 			if abandoned(dir) {
 				_ = os.Remove(filepath.Join(dir, "agent")) // a folder that is not empty is not removed
 				_ = os.Remove(dir)
@@ -314,7 +315,7 @@ func (p *Provider) Wipe(_ context.Context, l sandbox.Labels) error {
 	if err := events.CheckID("session", events.KindSession, l.Session); err != nil {
 		return fmt.Errorf("wipe workspace: %w", err)
 	}
-	// The record is in the state, which goes last: Kept lists the session as long as anything is left.
+	// The record is in the state folder, which is removed last: Kept lists the session while anything is left.
 	err := removeAll(p.workspace(l.Session))
 	if err == nil {
 		err = removeRecorded(p.state(l.Session), stateRecord)
@@ -361,7 +362,7 @@ func readJSON(path string, into any) error {
 	return nil
 }
 
-// writeJSON replaces a file in one step.
+// writeJSON replaces a file atomically.
 func writeJSON(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -373,7 +374,7 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// abandoned reports whether a folder without a record has not changed for abandonedAfter, so that nobody is creating it.
+// abandoned reports whether a folder without a record has not changed for abandonedAfter, so that no executor is creating it.
 func abandoned(dir string) bool {
 	info, err := os.Stat(dir)
 	return err == nil && time.Since(info.ModTime()) > abandonedAfter
@@ -405,7 +406,7 @@ func removeRecorded(dir, record string) error {
 	return removeAll(dir)
 }
 
-// removeAll also removes folders that an agent has made read-only.
+// removeAll removes a folder with everything in it, including folders that an agent has made read-only.
 func removeAll(dir string) error {
 	if err := os.RemoveAll(dir); err == nil {
 		return nil

@@ -11,13 +11,13 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Pause stops every process of a sandbox, its runner first, so that nothing is
-// started behind the signal's back; what is found again and again is stopped too.
+// Pause stops every process of a sandbox, its runner first, so that the runner starts no further
+// process. It repeats the search for processes until it finds no more.
 func (p *Provider) Pause(ctx context.Context, id string) error {
 	return p.signal(ctx, id, syscall.SIGSTOP)
 }
 
-// Resume lets them go on, the runner last.
+// Resume continues the processes of a paused sandbox, the runner last.
 func (p *Provider) Resume(ctx context.Context, id string) error {
 	return p.signal(ctx, id, syscall.SIGCONT)
 }
@@ -60,7 +60,7 @@ func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) erro
 	return box.stopped(ctx)
 }
 
-// stopped waits until the runner stands still: a signal takes its moment.
+// stopped blocks until the runner has stopped, which takes a moment after the signal.
 func (b *box) stopped(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, forcibly)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// process is a command that runs inside. Its streams are pipes of their own, so
-// that Wait does not cut off what has not been read.
+// process is a command in a sandbox. Wait does not close its stdout and stderr, so that output can be read after
+// the command has ended.
 type process struct {
 	cmd            *exec.Cmd
 	stdin          *os.File
@@ -51,16 +51,16 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	return &process{cmd: cmd, stdin: ours[0], stdout: ours[1], stderr: ours[2]}, nil
 }
 
-// Stdin is the command's; closing it ends it.
+// Stdin returns the command's stdin, which the caller closes.
 func (p *process) Stdin() io.WriteCloser { return p.stdin }
 
-// Stdout is the command's.
+// Stdout returns the command's stdout.
 func (p *process) Stdout() io.Reader { return p.stdout }
 
-// Stderr is the command's.
+// Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait gives the exit code, -1 for a signal. It may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code, -1 for a signal. It may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		err := p.cmd.Wait()
@@ -75,7 +75,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, p.err
 }
 
-// Kill ends the command with its process group and closes its streams.
+// Kill kills the command's process group and closes its streams.
 func (p *process) Kill() error {
 	err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-// Shelve unpacks a skill into skills/<digest> of the folder, where every sandbox sees it.
+// Shelve unpacks a skill into skills/<digest> of the provider's folder, where every sandbox can read it.
 func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	shelf := filepath.Join(p.cfg.Dir, "skills")
 	dir := filepath.Join(shelf, digest)

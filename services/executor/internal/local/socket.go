@@ -9,11 +9,11 @@ import (
 	"syscall"
 )
 
-// maxSocket is what a Unix socket's path may have in bytes.
+// maxSocket is the longest path of a Unix socket, in bytes.
 const maxSocket = 107
 
-// socket gives the path of a sandbox's socket: in its folder, or in a short one
-// of this user where that is too deep.
+// socket returns the path of a sandbox's socket: in its folder, or in a short folder
+// of this user if that path is too long.
 func (p *Provider) socket(id string) (string, error) {
 	if path := filepath.Join(p.folder(id), "runner.sock"); len(path) <= maxSocket {
 		return path, nil
@@ -35,7 +35,7 @@ func (p *Provider) socket(id string) (string, error) {
 	return "", fmt.Errorf("no folder for the runner's socket is short enough: set XDG_RUNTIME_DIR to one of at most %d bytes", maxSocket-len(id)-32)
 }
 
-// private makes a folder that is this user's alone, or makes sure that it is.
+// private creates a folder that only this user can access. It returns an error if the folder exists with other rights.
 func private(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err == nil {
 		return nil
