@@ -56,7 +56,7 @@ bench: ## Run the benchmarks of test/bench and write docs/performance.md (ARGS="
 dependencies: ## Look for known vulnerabilities, if their database can be reached, and write bills of materials to bin/sbom
 	@scripts/dependencies $(ARGS)
 
-record: ## Record the agents' CLIs again for the goldens of the adapters (ARGS="-run TestRecord/two-turns")
+record: ## Record the agents' CLIs anew for the adapters' goldens (ARGS="-run TestRecord/two-turns")
 	@scripts/record $(ARGS)
 
 install: ## Install what the tests need, into .tools where possible: Postgres, the agents' CLIs, golangci-lint
