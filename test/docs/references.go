@@ -27,11 +27,14 @@ var (
 	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	path = regexp.MustCompile(`^(?:\./)?((?:pkg|services|cmd|test|scripts|deploy|docs|\.ci)/[\w./-]*\w|\.golangci\.yaml|go\.work|Makefile)(?:/\.\.\.)?$`)
 	name = regexp.MustCompile(`\bTest[A-Z]\w*`)
+
+	// placeholder matches an element of a path in capitals, such as NAME.
+	placeholder = regexp.MustCompile(`(?:^|/)[A-Z]+(?:/|$)`)
 )
 
 // References returns what a page in Markdown names: links anywhere; paths, make
 // targets and tests in code spans and in blocks of shell commands. Paths with a
-// placeholder, such as * or <name>, are not references.
+// placeholder, such as *, <name> or NAME, are not references.
 func References(page string) []Reference {
 	var list []Reference
 	fence := "" // the language of the open block
@@ -63,7 +66,7 @@ func References(page string) []Reference {
 		for _, c := range code {
 			words := strings.Fields(c)
 			for i, w := range words {
-				if m := path.FindStringSubmatch(w); m != nil {
+				if m := path.FindStringSubmatch(w); m != nil && !placeholder.MatchString(m[1]) {
 					add(Path, m[1])
 				}
 				if w == "make" && i+1 < len(words) && (i == 0 || words[i-1] == "&&") {

@@ -99,7 +99,7 @@ func TestReferences_OfPage(t *testing.T) {
 	t.Parallel()
 	page := strings.Join([]string{
 		"See [a](b.md#c), [web](https://example.com) and `[no](link.md)`.",
-		"`pkg/events` and `./pkg/bus/...`, not `pkg/*`, `/pkg/x` or pkg/prose; `make verify`, not make prose; `TestX_Y`.",
+		"`pkg/events` and `./pkg/bus/...`, not `pkg/*`, `pkg/NAME`, `/pkg/x` or pkg/prose; `make verify`, not make prose; `TestX_Y`.",
 		"```sh",
 		"make race ARGS=\"-run TestZ\" # make nothing",
 		"cd cmd && go test ./cmd/spool/... && scripts/lint",

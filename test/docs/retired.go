@@ -54,9 +54,9 @@ type Use struct {
 }
 
 // RetiredUses returns the uses of retired words in the identifiers and comments
-// of a Go file. A word is used where it, or all its parts in this order, are
-// parts of an identifier: letGo in hasLetGo, but poke not in spoke. Case does
-// not matter. Strings are not checked: names on the wire may keep a word.
+// of a Go file. A word is used where all its camel-case parts follow each other
+// in an identifier: oldName is used in hasOldName, but cat is not in category.
+// Case does not matter. Strings are not checked: names on the wire may keep a word.
 func RetiredUses(name string, source []byte, words map[string]string) ([]Use, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, source, parser.ParseComments|parser.SkipObjectResolution)
@@ -93,7 +93,7 @@ func RetiredUses(name string, source []byte, words map[string]string) ([]Use, er
 }
 
 // parts returns the parts of a camel-case identifier in lower case, each
-// between two spaces: " let go " for letGo.
+// between two spaces: " old name " for oldName.
 func parts(identifier string) string {
 	var b strings.Builder
 	b.WriteByte(' ')
