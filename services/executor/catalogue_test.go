@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/secret"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // digestOf stands for the digest of a definition, which only has to differ.
@@ -76,7 +76,7 @@ func (s *talk) postWith(text string, variables map[string]events.Variable) strin
 	return execution
 }
 
-// vault is holder.Secrets in memory.
+// vault is worker.Secrets in memory.
 type vault struct {
 	mu     sync.Mutex
 	values map[string]string
@@ -97,12 +97,12 @@ func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
 	return value, nil
 }
 
-// shelf is holder.Skills in memory.
+// shelf is worker.Skills in memory.
 type shelf struct{ lost string }
 
 func (s shelf) Provide(_ context.Context, digest string) (string, error) {
 	if digest == s.lost {
-		return "", holder.ErrNoSkill
+		return "", worker.ErrNoSkill
 	}
 	return "/bin/skills/" + digest, nil
 }
@@ -333,7 +333,7 @@ func TestServersThroughTheProxy(t *testing.T) {
 	if web := q.MCPServers[0]; web.URL != "http://127.0.0.1:7070/mcp/web" || len(web.Headers) != 0 {
 		t.Errorf("the agent is told %+v", web)
 	}
-	want := holder.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
+	want := worker.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
 	told := func() (n int) {
 		b.egress.mu.Lock()
 		defer b.egress.mu.Unlock()

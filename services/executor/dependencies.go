@@ -11,8 +11,8 @@ import (
 
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // Where packages come from unless the settings say otherwise.
@@ -80,8 +80,8 @@ func (c Config) pip() string {
 
 // registries are the hosts and the routes of the egress proxy that a sandbox reaches in
 // which dependencies are installed.
-func (c Config) registries() holder.Registries {
-	r := holder.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
+func (c Config) registries() worker.Registries {
+	r := worker.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
 	if c.pip() == pipIndex {
 		r.Hosts = append(r.Hosts, pipFiles)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // wayOut is the egress proxy as the holder uses it.
@@ -27,7 +27,7 @@ type wayOut struct {
 	proxy  *docker.EgressProxy // nil for one that others run
 }
 
-var _ holder.Egress = wayOut{}
+var _ worker.Egress = wayOut{}
 
 // whatever is an epoch above all: the log has decided, and the proxy follows.
 const whatever = math.MaxInt64
@@ -147,7 +147,7 @@ func (w wayOut) close() {
 const answerWithin = 10 * time.Second
 
 // Register registers a sandbox or renews its registration, and returns the certificate for the sandbox to trust.
-func (w wayOut) Register(ctx context.Context, g holder.Grant) (authority string, err error) {
+func (w wayOut) Register(ctx context.Context, g worker.Grant) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	r := egress.Registration{
@@ -172,7 +172,7 @@ func (w wayOut) Release(ctx context.Context, sandbox string) error {
 	if err == nil {
 		err = w.client.Ack(ctx, sandbox, s.Journal, s.Last, whatever)
 	}
-	if err = meaning(err); errors.Is(err, holder.ErrUnknownSandbox) {
+	if err = meaning(err); errors.Is(err, worker.ErrUnknownSandbox) {
 		return nil
 	}
 	return err
@@ -187,17 +187,17 @@ func (w wayOut) Open(ctx context.Context, sandbox string) (int, error) {
 }
 
 // Lines gives what was journaled about a sandbox after a line.
-func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]holder.EgressLine, error) {
+func (w wayOut) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]worker.EgressLine, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	lines, err := w.client.Lines(ctx, sandbox, after.Journal, after.N, settled)
 	if err != nil {
 		return nil, meaning(err)
 	}
-	var out []holder.EgressLine
+	var out []worker.EgressLine
 	for _, l := range lines {
 		data := events.DecodePayload(l.Type, l.Data)
-		out = append(out, holder.EgressLine{Execution: l.Execution, Time: l.Time, Data: data})
+		out = append(out, worker.EgressLine{Execution: l.Execution, Time: l.Time, Data: data})
 	}
 	return out, nil
 }
@@ -232,7 +232,7 @@ func meaning(err error) error {
 	}
 	switch refused.Code {
 	case egress.CodeNotFound:
-		return fmt.Errorf("%w: %w", holder.ErrUnknownSandbox, err)
+		return fmt.Errorf("%w: %w", worker.ErrUnknownSandbox, err)
 	case egress.CodeFenced:
 		return fmt.Errorf("%w: %w", link.ErrFenced, err)
 	}

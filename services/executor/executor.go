@@ -28,9 +28,9 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
 )
 
@@ -45,10 +45,10 @@ type Deps struct {
 
 	Metrics prometheus.Registerer // nil: nobody reads what is counted
 
-	Workspaces holder.Workspaces // beside a given Provider: nil for none
-	Egress     holder.Egress     // likewise
-	Skills     holder.Skills     // likewise
-	Secrets    holder.Secrets    // nil for Config's keys
+	Workspaces worker.Workspaces // beside a given Provider: nil for none
+	Egress     worker.Egress     // likewise
+	Skills     worker.Skills     // likewise
+	Secrets    worker.Secrets    // nil for Config's keys
 }
 
 // Executor is one copy of the service.
@@ -60,7 +60,7 @@ type Executor struct {
 	leases  *lease.Keeper
 	budgets *budget.Watch
 	room    *storage.Watch
-	holder  *holder.Holder
+	worker  *worker.Worker
 	store   *workspaces.Workspaces // nil where Deps brought its own
 	out     wayOut                 // of nobody where Deps brought its own, and where there is none
 	own     sandbox.Provider       // likewise
@@ -155,20 +155,20 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
-	e.holder = holder.New(holder.Config{
+	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
-	}, holder.Deps{
+	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Jobs: e.publisher, Deltas: holder.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: worker.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
 	}
-	e.leases.Count(e.holder.Working)
+	e.leases.Count(e.worker.Working)
 	if e.jobs, err = newJobs(e); err != nil {
 		return nil, err
 	}
@@ -215,16 +215,16 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { return e.deps.Clock.Run(work) })
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { return e.room.Run(work) })
-	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
-	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
-	all.Go(func() error { e.holder.Pool(work); return nil })
+	all.Go(func() error { e.worker.Warm(work, e.cfg.WarmEvery); return nil })
+	all.Go(func() error { e.worker.Sweeps(work, e.cfg.SweepEvery); return nil })
+	all.Go(func() error { e.worker.Pool(work); return nil })
 	all.Go(func() error { e.jobs.adopt(work); return nil })
 	all.Go(func() error {
 		defer stop()
 		return e.jobs.run(work, e.ready)
 	})
 	err = errors.Join(all.Wait(), files.Close())
-	e.holder.Close()
+	e.worker.Close()
 	release()
 	err = errors.Join(err, keep.Wait())
 	if e.cfg.StopSandboxes {
@@ -320,7 +320,7 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	if others, err := e.leases.Others(ctx); err != nil || others {
 		return err
 	}
-	return e.holder.StopSandboxes(ctx)
+	return e.worker.StopSandboxes(ctx)
 }
 
 // ctl takes hints, and questions whether this executor runs a session's execution.
@@ -331,10 +331,10 @@ func (e *Executor) ctl(msg *nats.Msg) {
 		return
 	}
 	if msg.Reply == "" {
-		e.holder.Hint(ref.Session)
+		e.worker.Hint(ref.Session)
 		return
 	}
-	raw, err := json.Marshal(e.holder.Answer(ref.Session))
+	raw, err := json.Marshal(e.worker.Answer(ref.Session))
 	if err == nil {
 		err = msg.Respond(raw)
 	}

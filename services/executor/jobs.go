@@ -11,7 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 const (
@@ -46,7 +46,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.Concurrency = holder.Deliveries(j.e.cfg.Slots)
+		cfg.Concurrency = worker.Deliveries(j.e.cfg.Slots)
 		cfg.HeartBeat = time.Second
 		// An executor that is frozen loses its claim on further jobs before the ones it holds come again.
 		cfg.PullExpiry = 3 * time.Second
@@ -59,7 +59,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 			return nil, err
 		}
 		// A run lasts as long as it lasts, and a job is given back as often as it takes.
-		if err := router.Handle(d.Config.Durable, topic, sub, j.e.holder.Handle, bus.WithTimeout(-1), bus.WithMaxDeliveries(-1)); err != nil {
+		if err := router.Handle(d.Config.Durable, topic, sub, j.e.worker.Handle, bus.WithTimeout(-1), bus.WithMaxDeliveries(-1)); err != nil {
 			return nil, err
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // pausable is the fake provider with what Docker has: pause, a pool, an engine that goes away.
@@ -135,7 +135,7 @@ func (s *fakeStore) blockSnapshots() chan struct{} {
 	return s.block
 }
 
-func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (holder.Snapshot, error) {
+func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (worker.Snapshot, error) {
 	s.mu.Lock()
 	block, fail := s.block, s.fail
 	s.mu.Unlock()
@@ -144,11 +144,11 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 		select {
 		case <-block:
 		case <-ctx.Done():
-			return holder.Snapshot{}, ctx.Err()
+			return worker.Snapshot{}, ctx.Err()
 		}
 	}
 	if fail != nil {
-		return holder.Snapshot{}, fail
+		return worker.Snapshot{}, fail
 	}
 	f := box.Files().(*fakeFiles)
 	id := "m-" + f.all()
@@ -161,7 +161,7 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 		content[k] = v
 	}
 	s.snapshots[id] = content
-	return holder.Snapshot{ID: id, Files: uint32(len(content))}, nil
+	return worker.Snapshot{ID: id, Files: uint32(len(content))}, nil
 }
 
 // blockedRestores has restores wait until block is closed. began is signalled for each.
@@ -202,9 +202,9 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 	return uint32(len(content)), nil
 }
 
-func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence holder.Fence) error {
+func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence worker.Fence) error {
 	if strings.HasPrefix(f.Path, "..") {
-		return fmt.Errorf("%w: outside", holder.ErrRefused)
+		return fmt.Errorf("%w: outside", worker.ErrRefused)
 	}
 	select {
 	case block := <-s.puts:
@@ -226,7 +226,7 @@ func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FileP
 // fakeEgress is a proxy's journal in memory.
 type fakeEgress struct {
 	mu       sync.Mutex
-	grants   []holder.Grant
+	grants   []worker.Grant
 	released []string
 	open     int
 	away     time.Time // until when it does not answer
@@ -238,14 +238,14 @@ type fakeEgress struct {
 	gone      map[string]bool // sandboxes that it has forgotten
 }
 
-func (e *fakeEgress) Register(_ context.Context, g holder.Grant) (string, error) {
+func (e *fakeEgress) Register(_ context.Context, g worker.Grant) (string, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if time.Now().Before(e.away) {
 		return "", &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
 	}
 	if g.Token == "" && e.gone[g.Sandbox] {
-		return "", holder.ErrUnknownSandbox
+		return "", worker.ErrUnknownSandbox
 	}
 	e.grants = append(e.grants, g)
 	return e.authority, nil
@@ -270,10 +270,10 @@ func (e *fakeEgress) set(open int) {
 	e.open = open
 }
 
-func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]holder.EgressLine, error) {
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]worker.EgressLine, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var out []holder.EgressLine
+	var out []worker.EgressLine
 	for i, data := range e.lines {
 		n := uint64(i + 1)
 		if after.Journal == "proxy" && n <= after.N {
@@ -287,7 +287,7 @@ func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) 
 			d.Journal, d.Line = "proxy", n
 			data = d
 		}
-		out = append(out, holder.EgressLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
+		out = append(out, worker.EgressLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
 	}
 	return out, nil
 }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // EgressSettings are the settings of the egress proxy's process.
@@ -13,7 +13,7 @@ type EgressSettings = egress.Settings
 
 // DescribeMetrics registers what an executor counts, of none: for documents.
 func DescribeMetrics(r prometheus.Registerer) {
-	holder.New(holder.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, holder.Deps{Metrics: r})
+	worker.New(worker.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, worker.Deps{Metrics: r})
 	registerDiskLimit(r, func() string { return "" })
 }
 

@@ -1,0 +1,358 @@
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+// agent is a runner that this executor has an open stream to.
+type agent struct {
+	ref     topology.SessionRef
+	sandbox string
+	journal string
+	link    *link.Link
+	hello   *runner.Hello // nil once a turn has been taken over it
+	last    uint64        // number of the last line taken
+
+	// The lock of the Worker guards these.
+	resting bool
+	used    time.Time
+	memory  uint64
+	epoch   uint64
+
+	checked    time.Time // when its health was last asked after
+	checkEvery time.Duration
+}
+
+func (a *agent) alive() bool {
+	select {
+	case <-a.link.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// mayRun tells whether the runner may have the execution already: it says so, or
+// its journal has lines that the log has not.
+func (a *agent) mayRun(execution string, n uint64) bool {
+	return a.hello != nil && (a.hello.Status.ExecutionID == execution || a.hello.Last > n)
+}
+
+// sandboxError is a sandbox that could not be made, or cannot be used now.
+type sandboxError struct {
+	id    string
+	err   error
+	stays bool // it is there all the same, for the next turn
+}
+
+func (e *sandboxError) Error() string { return e.err.Error() }
+
+func (e *sandboxError) code() string {
+	var typed *sandbox.Error
+	if errors.As(e.err, &typed) {
+		return typed.Code
+	}
+	return sandbox.CodeSandboxFailed
+}
+func (e *sandboxError) Unwrap() error { return e.err }
+
+func (t *turn) ref() topology.SessionRef {
+	return topology.SessionRef{Tenant: t.l.Tenant, Session: t.l.ID}
+}
+
+// attach gets a stream to the session's runner: the one that rests here, a new
+// one to the same runner, or one to a sandbox made for the purpose.
+func (t *turn) attach(ctx context.Context) error {
+	t.drop()
+	a, err := t.find(ctx)
+	if err == nil {
+		err = t.admit(ctx, a)
+	}
+	if errors.Is(err, errLost) {
+		t.drop()
+		if t.l.Run.Phase == run.Running {
+			return err // an attempt was under way, and died with it
+		}
+		if err = t.replace(ctx); err == nil {
+			a, err = t.create(ctx)
+		}
+		if err == nil {
+			err = t.admit(ctx, a)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	t.attempt = t.l.Run.Attempt + 1
+	if a.hello != nil && a.hello.Status.ExecutionID == t.execution {
+		t.attempt = max(a.hello.Status.Attempt, 1)
+	}
+	since := t.l.Run.ClaimedAt
+	if t.tr != nil {
+		since = t.tr.Time
+	}
+	t.tr = &translate.Translator{
+		Journal: a.journal, ExecutionID: t.execution, Epoch: t.epoch, Attempt: t.attempt, Last: a.last, Time: since,
+	}
+	return nil
+}
+
+// admit makes a runner the turn's own: it may go out, and its workspace is as it should be.
+func (t *turn) admit(ctx context.Context, a *agent) error {
+	t.agent = a
+	t.w.work(a, t.epoch)
+	if err := t.grant(ctx); err != nil {
+		return err
+	}
+	if err := t.serve(ctx); err != nil {
+		return err
+	}
+	if err := t.stock(ctx); err != nil {
+		return err
+	}
+	return t.prepare(ctx)
+}
+
+// find gives the session's present runner; errLost when there was one.
+func (t *turn) find(ctx context.Context) (*agent, error) {
+	if err := t.retire(ctx); err != nil {
+		return nil, err
+	}
+	sb := t.l.Run.Sandbox
+	if a := t.w.wake(t.l.ID); a != nil {
+		// One that has seen less than the log has was followed by another executor since: its
+		// stream is ended by the runner, though that may not have come through yet.
+		if a.alive() && a.journal == sb.Journal && a.last >= sb.N {
+			a.hello = nil
+			return a, nil
+		}
+		a.link.Close()
+	}
+	switch {
+	case sb.ID == "":
+		return t.create(ctx)
+	case sb.Engine != t.w.cfg.Engine || sb.Provider != t.w.cfg.Provider:
+		return nil, fmt.Errorf("%w: engine %s is gone", errLost, sb.Engine)
+	case sb.Journal == "":
+		return t.create(ctx) // begun by a holder that died: creating it again finds the first
+	}
+	// A holder that died may have paused it without a word in the log, or have said that it goes on and no more.
+	if err := t.w.patiently(ctx, sb.ID, func() error { return t.w.unpause(ctx, sb.ID) }); err != nil {
+		t.log.Warn("whether the sandbox is paused cannot be told; its runner shows", "sandbox", sb.ID, "error", err)
+	}
+	a, err := t.w.dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
+	if errors.Is(err, link.ErrFenced) {
+		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil || !sb.Unstopped {
+		return a, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	if err := a.stopOther(ctx, t.execution); err != nil {
+		a.link.Close()
+		if errors.Is(err, run.ErrFenced) {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: stop the agent of an execution that has ended: %w", errLost, err)
+	}
+	return a, nil
+}
+
+// dialPauses are the waits between attempts to reach a runner that should be there.
+var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
+
+// dial opens a stream to a sandbox's runner; errLost when it, or its journal, is gone.
+// An engine that is away may come back: it is waited for.
+func (w *Worker) dial(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	began := time.Now()
+	for i := 0; ; i++ {
+		a, err := w.dialOnce(ctx, sb, ref, attach)
+		if err == nil || errors.Is(err, errLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
+			return a, err
+		}
+		if unavailable(err) {
+			if time.Since(began) > w.cfg.EngineGone {
+				return nil, err
+			}
+			i = len(dialPauses) - 2
+		}
+		if i == len(dialPauses) {
+			return nil, fmt.Errorf("%w: its runner does not answer: %w", errLost, err)
+		}
+		w.d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
+		select {
+		case <-time.After(dialPauses[i]):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (w *Worker) dialOnce(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	box, err := w.d.Sandbox.Attach(ctx, sb.ID)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %w", errLost, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find sandbox %s: %w", sb.ID, err)
+	}
+	a, err := w.open(ctx, box, ref, attach)
+	if err != nil {
+		return nil, err
+	}
+	if a.journal != sb.Journal {
+		a.link.Close()
+		return nil, fmt.Errorf("%w: its runner has journal %s in place of %s", errLost, a.journal, sb.Journal)
+	}
+	return a, nil
+}
+
+func (w *Worker) open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
+	l, err := link.Open(ctx, box, attach, w.d.Logger)
+	if err != nil {
+		return nil, err
+	}
+	hello := l.Hello()
+	return &agent{ref: ref, sandbox: box.ID(), journal: hello.Journal, link: l, hello: &hello, last: attach.After, epoch: attach.Epoch}, nil
+}
+
+// create makes the session's sandbox; the log knows of it before it exists.
+func (t *turn) create(ctx context.Context) (*agent, error) {
+	id := t.l.Run.Sandbox.ID
+	layer, err := t.layer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	made, err := t.room(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer made()
+	began := t.w.d.Now()
+	if id == "" {
+		if layer == "" { // what sandboxes of the pool have mounted is settled
+			if a, err := t.pooled(ctx); a != nil || err != nil {
+				return a, err
+			}
+		}
+		if id, err = t.w.mint(events.KindSandbox); err != nil {
+			return nil, err
+		}
+		t.begun = id
+		if err := t.say(ctx, events.SandboxCreating{SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine}); err != nil {
+			return nil, err
+		}
+	}
+	if t.l.Run.Sandbox.ID == id && t.l.Run.Sandbox.Journal == "" && t.begun != id {
+		// Begun by a holder that died: what there is of it has a token that nobody knows.
+		if err := t.w.terminate(ctx, id, false); err != nil {
+			return nil, err
+		}
+	}
+	spec := t.w.spec(t.l, id)
+	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.is.containers())
+	box, err := t.w.make(ctx, &spec, t.is.allow(), nil)
+	if err != nil {
+		return nil, t.broken(ctx, id, err)
+	}
+	a, err := t.w.open(ctx, box, t.ref(), runner.Attach{Epoch: t.epoch})
+	if errors.Is(err, link.ErrFenced) {
+		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil {
+		return nil, t.broken(ctx, id, err)
+	}
+	ready := events.SandboxReady{
+		SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine, Journal: a.journal, Image: spec.Image,
+		DurationMs: uint32(t.w.d.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
+	}
+	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
+		ready.Empty = true
+	} else {
+		ready.Workspace = spec.Workspace
+	}
+	if err := t.say(ctx, ready); err != nil {
+		a.link.Close()
+		return nil, err
+	}
+	return a, t.refresh(ctx)
+}
+
+// make makes a sandbox, and its way out before. An engine that is away is waited for.
+func (w *Worker) make(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error) {
+	if w.d.Egress != nil {
+		spec.EgressToken = rand.Text()
+		err := w.patiently(ctx, spec.ID, func() error {
+			_, err := w.d.Egress.Register(ctx, Grant{
+				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
+			})
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	var box sandbox.Sandbox
+	err := w.patiently(ctx, spec.ID, func() (err error) {
+		box, err = w.d.Sandbox.Create(ctx, *spec)
+		return err
+	})
+	w.metrics.made(ctx, time.Since(began), err)
+	return box, err
+}
+
+// broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
+func (t *turn) broken(ctx context.Context, id string, cause error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := t.w.terminate(ctx, id, false); err != nil {
+		t.log.Error("what there was of a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+	}
+	return &sandboxError{id: id, err: cause}
+}
+
+// replace gives up the present sandbox in the log and ends what is left of it.
+func (t *turn) replace(ctx context.Context) error {
+	old := t.l.Run.Sandbox
+	lost, kept := "its processes and what they had in memory", true
+	if old.Engine != t.w.cfg.Engine {
+		lost, kept = "the sandbox with what its workspace had since its last snapshot: engine "+old.Engine+" is gone", false
+	} else if err := t.w.terminate(ctx, old.ID, false); err != nil {
+		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
+	}
+	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}
+	closed, err := t.closed(ctx)
+	if err != nil {
+		return err
+	}
+	return t.say(ctx, append(facts, closed...)...)
+}
+
+// refresh looks at the session's life again after something that took a while.
+func (t *turn) refresh(ctx context.Context) error {
+	l, err := t.w.d.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	if l.Run.Epoch != t.epoch {
+		return run.ErrFenced
+	}
+	t.l.Life, t.l.LifeHead = l.Life, l.LifeHead
+	return nil
+}

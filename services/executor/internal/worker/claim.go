@@ -1,0 +1,237 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/lease"
+)
+
+// execute takes the active execution over, or on, and runs it to its end.
+func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *busy) error {
+	if err := w.early(l); err != nil {
+		return err
+	}
+	if l.Run.Execution != l.Life.Active.ExecutionID {
+		if err := w.d.Room.Check(ctx, 0); err != nil {
+			return err
+		}
+	}
+	if err := w.mayClaim(ctx, l); err != nil {
+		return err
+	}
+	if err := w.mayUse(ctx, l); err != nil {
+		return err
+	}
+	if err := w.mayReach(ctx, l); err != nil {
+		return err
+	}
+	t, err := w.run(ctx, l, b)
+	if err != nil || t == nil {
+		return err
+	}
+	return w.afterTurn(ctx, t, b)
+}
+
+// run runs the active execution to its end; nil if its claim was the end of it.
+func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, error) {
+	release, err := w.slotFor(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	s := &slot{slots: w.slots, tenant: l.Tenant, release: release}
+	if release == nil {
+		s.follow = w.slots.follow(l.Tenant)
+	}
+	defer s.end()
+	bus.ReleaseSlot(ctx)
+	execution := l.Life.Active.ExecutionID
+	d, err := w.decide(l.Run, run.Claim{Meta: w.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: w.cfg.Executor})
+	if err != nil {
+		return nil, errAgain
+	}
+	w.handling.runs(b, execution)
+	defer w.handling.runs(b, "")
+	if err := w.first(ctx, &l, d); err != nil {
+		return nil, err
+	}
+	if l.Run.Ended(execution) {
+		return nil, nil // claimed too often without progress: failed by the claim
+	}
+	t := newTurn(w, l, b)
+	t.slot = s
+	t.log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", release != nil)
+	return t, t.run(ctx)
+}
+
+// slot is a turn's permit to start an agent. The turn's goroutine owns it.
+type slot struct {
+	slots   *limit
+	tenant  string
+	release func() // nil while the turn only follows what runs already
+	follow  func() // ends what such a turn counts as; nil for others
+}
+
+// take reports whether the turn may start an agent: it has a slot already, or one is free now.
+func (s *slot) take() bool {
+	if s.release == nil {
+		s.release, _ = s.slots.try(s.tenant)
+	}
+	return s.release != nil
+}
+
+func (s *slot) end() {
+	if s.release != nil {
+		s.release()
+	}
+	if s.follow != nil {
+		s.follow()
+	}
+}
+
+// slotFor waits for a slot for the active execution, if it needs one, and returns its release; nil if it needs none.
+// Only an agent that is started needs a slot. An execution that runs already is followed at once, and one that a
+// control ends is ended at once, however many others wait.
+func (w *Worker) slotFor(ctx context.Context, l eventlog.Loaded) (release func(), err error) {
+	r := l.Run
+	claimed := r.Execution == l.Life.Active.ExecutionID
+	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == w.cfg.Engine && r.Sandbox.Provider == w.cfg.Provider
+	switch {
+	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
+		return nil, nil
+	}
+	if release, err = w.slots.acquire(ctx, l.Tenant); err == nil {
+		if err = w.mayStart(ctx, l.Tenant); err != nil {
+			release()
+			release = nil
+			w.d.Leases.Renew(ctx)
+		}
+	}
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, errFull) || errors.Is(err, errCrowded) || errors.Is(err, errTenant)) && w.isRunning(ctx, l) {
+		return nil, nil
+	}
+	return release, err
+}
+
+// tenantSlots returns how many executions a tenant may run at once, over all executors; 0 is no limit.
+func (w *Worker) tenantSlots(tenant string) int {
+	if w.d.Budgets != nil {
+		if own := w.d.Budgets.Limits(tenant).Slots; own > 0 {
+			return int(own)
+		}
+	}
+	return w.cfg.TenantSlots
+}
+
+// mostHere returns how many executions of a tenant this executor may run at once; 0 is no limit. Each needs a sandbox.
+func (w *Worker) mostHere(tenant string) int {
+	slots, sandboxes := w.tenantSlots(tenant), w.tenantSandboxes(tenant)
+	if slots == 0 || sandboxes > 0 && sandboxes < slots {
+		return sandboxes
+	}
+	return slots
+}
+
+// mayStart returns an error if the tenant runs more on all executors than it may, together with the execution that has a slot here already.
+func (w *Worker) mayStart(ctx context.Context, tenant string) error {
+	if w.d.Budgets != nil {
+		if _, err := w.d.Budgets.Of(ctx, tenant); err != nil { // an executor that has just begun does not know the limits yet
+			return bus.Later(err, heldDelay)
+		}
+	}
+	most := w.tenantSlots(tenant)
+	if most == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	n, err := w.d.Leases.Running(ctx, tenant)
+	if err != nil {
+		return bus.Later(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), heldDelay)
+	}
+	if n > most {
+		w.slots.refuse(tenant)
+		return bus.Later(errTenant, returnDelay)
+	}
+	return nil
+}
+
+// Working returns how many executions of each tenant run here.
+func (w *Worker) Working() map[string]int { return w.slots.counts() }
+
+// isRunning reports whether the session's runner runs the claimed execution, whose start the log does not have. Its
+// executor, which has the same epoch, is gone.
+func (w *Worker) isRunning(ctx context.Context, l eventlog.Loaded) bool {
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	a, err := w.dialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
+	if err != nil {
+		w.d.Logger.Debug("whether an execution has been started cannot be told", "session", l.ID, "sandbox", l.Run.Sandbox.ID, "error", err)
+		return false
+	}
+	defer a.link.Close()
+	return a.hello.Status.ExecutionID == l.Run.Execution
+}
+
+// mayClaim tells whether the session's runs may be taken: nothing runs, or the
+// holder lives no more, or says that it does not run this.
+func (w *Worker) mayClaim(ctx context.Context, l eventlog.Loaded) error {
+	if err := w.reachable(l.Run.Sandbox); err != nil {
+		return err
+	}
+	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || l.Run.Holder == w.cfg.Executor {
+		return nil
+	}
+	answer, err := w.d.Leases.Ask(ctx, l.Run.Holder, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
+	switch {
+	case errors.Is(err, lease.ErrNoLease):
+		return nil
+	case err != nil:
+		return bus.Later(fmt.Errorf("is %s still held? %w", l.Run.Execution, err), heldDelay)
+	case answer.Running == l.Run.Execution:
+		return bus.Later(fmt.Errorf("%s is held by %s", answer.Running, l.Run.Holder), heldDelay)
+	}
+	return nil
+}
+
+// mayReach returns an error while the engine is away on which a claimed execution may run. Another claim could only come to nothing,
+// and an execution survives few of these. However long the engine is away, the execution is claimed once it is back.
+func (w *Worker) mayReach(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	here := sb.Engine == w.cfg.Engine && sb.Provider == w.cfg.Provider
+	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {
+		return nil
+	}
+	_, err := w.d.Sandbox.Attach(ctx, sb.ID)
+	if !unavailable(err) {
+		return nil // whatever it is, the claim deals with it
+	}
+	w.d.Logger.Warn("the engine of an execution's sandbox is away; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
+	return bus.Later(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), heldDelay)
+}
+
+// mayUse returns nil when no other executor works on the sandbox at rest: none has begun to since the last claim, or it
+// has ended, or it is gone. An executor that works on it is told by the question that it has to give way, and the job
+// comes again soon.
+func (w *Worker) mayUse(ctx context.Context, l eventlog.Loaded) error {
+	other := l.Run.Syncing
+	if other == "" || other == w.cfg.Executor || !l.Run.Over() {
+		return nil
+	}
+	answer, err := w.d.Leases.Ask(ctx, other, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
+	switch {
+	case errors.Is(err, lease.ErrNoLease):
+		return nil
+	case err != nil:
+		return bus.Later(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), heldDelay)
+	case answer.Syncing:
+		return bus.Later(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), fullDelay)
+	}
+	return nil
+}

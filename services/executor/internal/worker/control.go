@@ -1,0 +1,94 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// looked is what a look at the session's life found.
+type looked struct {
+	life session.State
+	err  error
+}
+
+// abort ends an execution whose runner does not obey, or cannot be relied on, together with its sandbox. The runner
+// need not answer for that.
+func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
+	id := f.l.Run.Sandbox.ID
+	if err := f.settle(ctx); err != nil {
+		return err
+	}
+	f.drop()
+	if err := f.w.terminate(ctx, id, false); err != nil {
+		return fmt.Errorf("end sandbox %s: %w", id, err)
+	}
+	reason := "unhealthy"
+	if f.stop.control.Kind == session.Terminate {
+		reason = f.stop.control.Reason
+	}
+	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
+}
+
+// look reads the session's life, where controls are.
+func (f *follower) look() {
+	if f.looking {
+		return
+	}
+	f.looking = true
+	sessions, tenant, id := f.w.d.Sessions, f.l.Tenant, f.l.ID
+	f.waiting.Go(func() {
+		ctx, cancel := context.WithTimeout(f.base, callWithin)
+		defer cancel()
+		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
+		if err == nil && l.Run.Epoch > f.epoch {
+			err = run.ErrFenced
+		}
+		f.looked <- looked{l.Life, err}
+	})
+}
+
+func (f *follower) saw(l looked) error {
+	f.looking = false
+	if errors.Is(l.err, run.ErrFenced) {
+		return l.err
+	}
+	if l.err != nil {
+		f.log.Warn("controls cannot be read, trying again", "error", l.err)
+		return nil
+	}
+	f.life = l.life
+	f.stop.aim(l.life.ControlOf(f.execution), f.limitOf(l.life), f.w.d.Now())
+	f.rebound(f.base)
+	return nil
+}
+
+// escalate stops the turn as hard as it has to be by now.
+func (f *follower) escalate() error {
+	switch f.stop.next(f.w.d.Now(), f.accepted) {
+	case doInterrupt:
+		f.call(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
+	case doKill:
+		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+	case doTerminate:
+		return errStuck
+	}
+	return nil
+}
+
+// limit is when the execution must have ended.
+func (t *turn) limit() time.Time { return t.limitOf(t.l.Life) }
+
+func (t *turn) limitOf(life session.State) time.Time {
+	if life.Options.TurnLimitMs == 0 {
+		return time.Time{}
+	}
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.paused)
+}

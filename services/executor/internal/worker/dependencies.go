@@ -1,0 +1,192 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/dependency"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// errUnwanted is a control that reached the execution before anything of it ran.
+var errUnwanted = errors.New("the execution is not wanted any more")
+
+// layer gives the layer with what the agent depends on, "" for an agent that depends on
+// nothing. While one is made, the log says so, and controls are obeyed. An *unresolved
+// error ends the execution.
+func (t *turn) layer(ctx context.Context) (string, error) {
+	if t.is == nil {
+		return "", nil
+	}
+	set, err := dependency.Parse(t.is.agent.Dependencies)
+	if err != nil { // it was checked when the agent was applied
+		return "", &unresolved{sandbox.CodeDependenciesFailed, fmt.Errorf("dependencies: %w", err)}
+	}
+	if set.Empty() {
+		return "", nil
+	}
+	layerer, ok := t.w.d.Sandbox.(sandbox.Layerer)
+	if !ok {
+		return "", &unresolved{sandbox.CodeDependenciesUnavailable, fmt.Errorf("sandboxes of provider %s cannot have dependencies", t.w.cfg.Provider)}
+	}
+	return t.provide(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
+}
+
+// provide waits for a layer.
+func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (string, error) {
+	type answer struct {
+		name string
+		err  error
+	}
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	begun, done := make(chan struct{}, 1), make(chan answer, 1)
+	go func() {
+		var a answer
+		a.err = t.w.patiently(work, t.l.ID, func() (err error) {
+			a.name, err = layerer.Layer(work, want, t.w.workshop(func() {
+				select {
+				case begun <- struct{}{}:
+				default: // tried again
+				}
+			}))
+			return err
+		})
+		if a.err != nil && work.Err() == nil {
+			a.err = undependable(a.err)
+		}
+		done <- a
+	}()
+	tick := time.NewTicker(t.w.cfg.Beat)
+	defer tick.Stop()
+	var since time.Time
+	stop := func(err error) (string, error) {
+		cancel()
+		<-done
+		return "", err
+	}
+	for {
+		select {
+		case a := <-done:
+			if a.err == nil && !since.IsZero() {
+				a.err = t.say(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", t.w.d.Now().Sub(since).Round(time.Millisecond), want)})
+			}
+			return a.name, a.err
+		case <-begun:
+			if since.IsZero() {
+				since = t.w.d.Now()
+				if err := t.say(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)}); err != nil {
+					return stop(err)
+				}
+			}
+			continue
+		case <-bus.Draining(ctx):
+			return stop(errHandover)
+		case <-t.poke:
+		case <-tick.C:
+		}
+		if err := t.refresh(ctx); err != nil {
+			return stop(err)
+		}
+		if t.control().N > 0 {
+			return stop(errUnwanted)
+		}
+	}
+}
+
+// whileWanted runs work that may last long, before anything of the execution runs. The work is ended early when a control
+// comes for the execution (errUnwanted) and when this executor stops (errHandover). It must not use the turn's state.
+func (t *turn) whileWanted(ctx context.Context, work func(context.Context) error) error {
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- work(inner) }()
+	stop := func(err error) error {
+		cancel()
+		<-done
+		return err
+	}
+	tick := time.NewTicker(t.w.cfg.Beat)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-bus.Draining(ctx):
+			return stop(errHandover)
+		case <-t.poke:
+		case <-tick.C:
+		}
+		if err := t.refresh(ctx); err != nil {
+			return stop(err)
+		}
+		if t.control().N > 0 {
+			return stop(errUnwanted)
+		}
+	}
+}
+
+// undependable is the end of an execution whose dependencies cannot be had.
+func undependable(err error) error {
+	code := sandbox.CodeDependenciesFailed
+	var typed *sandbox.Error
+	if errors.As(err, &typed) {
+		code = typed.Code
+	}
+	return &unresolved{code, err}
+}
+
+// Registries are all that is reached where dependencies are installed.
+type Registries struct {
+	Hosts  []string // as an allowlist has them
+	Routes []string // of the egress proxy
+}
+
+// workshop makes sandboxes in which layers are made: nobody's, as those of the pool, so
+// that the sweep ends what an executor that died had begun.
+func (w *Worker) workshop(begun func()) sandbox.Workshop {
+	shop := sandbox.Workshop{Begun: begun}
+	if w.d.Egress != nil {
+		shop.Build = w.build
+	}
+	return shop
+}
+
+func (w *Worker) build(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
+	if spec.ID, err = w.mint(events.KindSandbox); err != nil {
+		return err
+	}
+	spec.Labels = sandbox.Labels{Engine: w.cfg.Engine, Executor: w.cfg.Executor}
+	w.pool.mu.Lock()
+	w.pool.ids[spec.ID] = true
+	w.pool.mu.Unlock()
+	defer w.pool.forget(spec.ID)
+	defer func() {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)
+		defer cancel()
+		if terr := w.terminate(undo, spec.ID, true); terr != nil {
+			// What runs in it may still write: the layer is not whole.
+			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
+		}
+		err = concealed(err, spec.EgressToken)
+	}()
+	box, err := w.make(ctx, &spec, w.cfg.Registries.Hosts, &w.cfg.Registries.Routes)
+	if err != nil {
+		return err
+	}
+	return work(ctx, box)
+}
+
+// concealed is an error without the token of the sandbox that it came from, which a script may have printed.
+func concealed(err error, token string) error {
+	var typed *sandbox.Error
+	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {
+		return err
+	}
+	return &sandbox.Error{Code: typed.Code, Message: strings.ReplaceAll(typed.Message, token, "***")}
+}

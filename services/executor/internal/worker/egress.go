@@ -1,0 +1,234 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+)
+
+// Egress is the way out of sandboxes without a network.
+type Egress interface {
+	// Register lets a sandbox out under a policy; a later one replaces the former,
+	// an empty token keeps it. It returns the certificate, in PEM, that verifies the proxy's
+	// certificates of the hosts that have methods in the policy, "" if there are none. ErrUnknownSandbox and link.ErrFenced are its special errors.
+	Register(ctx context.Context, g Grant) (authority string, err error)
+	// Release shuts the way out; one that is unknown is no error.
+	Release(ctx context.Context, sandbox string) error
+	// Open is how many requests to models are under way.
+	Open(ctx context.Context, sandbox string) (int, error)
+	// Lines gives what the proxy journaled about a sandbox after a line; settled, what of requests to models that end just now too.
+	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]EgressLine, error)
+	// Ack lets the proxy forget lines that are in the log.
+	Ack(ctx context.Context, sandbox string, upTo run.Line) error
+}
+
+// ErrUnknownSandbox is a sandbox whose token the proxy does not know, and that it was not told.
+var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
+
+// Grant is what a sandbox may do at the egress proxy, and for whom.
+type Grant struct {
+	Sandbox   string
+	Token     string
+	Tenant    string
+	Session   string
+	Execution string
+	Epoch     uint64
+	Allow     []string
+	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
+	Budgets   []Budget   // that its requests to models are charged to
+	Routes    *[]string  // the only routes of the proxy that it reaches; nil for all
+}
+
+// Upstream is an MCP server, with headers that the sandbox does not see.
+type Upstream struct {
+	Name    string
+	URL     string
+	Headers map[string]string
+	Secrets []string // what of URL and Headers no answer may tell
+}
+
+// EgressLine is a line of the proxy's journal.
+type EgressLine struct {
+	Execution string
+	Time      time.Time
+	Data      events.Payload // EgressDenied or ModelCalled
+}
+
+// grant registers the sandbox of the turn at the egress proxy.
+func (t *turn) grant(ctx context.Context) error {
+	if t.w.d.Egress == nil {
+		return nil
+	}
+	b, err := t.boundsOf(ctx, t.l.Life)
+	if err != nil {
+		return err
+	}
+	t.bounds = b
+	err = t.w.patiently(ctx, t.agent.sandbox, func() (err error) {
+		t.authority, err = t.w.d.Egress.Register(ctx, t.grants())
+		return err
+	})
+	switch {
+	case unavailable(err):
+		return &sandboxError{id: t.agent.sandbox, err: err, stays: true}
+	case errors.Is(err, ErrUnknownSandbox):
+		return fmt.Errorf("%w: %w", errLost, err)
+	case errors.Is(err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	case err != nil:
+		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
+	}
+	t.granted, t.withdrawn = t.bounds, false
+	return nil
+}
+
+// withdraw tells the egress proxy that the execution does not run any more. The proxy refuses requests to models from
+// then on: processes that outlive the turn in the sandbox could otherwise call models for which no execution is charged.
+func (t *turn) withdraw(ctx context.Context) {
+	sb := t.l.Run.Sandbox
+	if t.w.d.Egress == nil || t.withdrawn || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
+		return
+	}
+	g := Grant{
+		Sandbox: sb.ID, Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
+		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.w.d.Now()),
+	}
+	if t.is != nil {
+		g.Allow = t.is.allow()
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	switch _, err := t.w.d.Egress.Register(ctx, g); {
+	case err == nil:
+		t.withdrawn = true
+	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or another executor's
+	default:
+		t.log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
+	}
+}
+
+// grants is what the turn's sandbox may do.
+func (t *turn) grants() Grant {
+	return Grant{
+		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.is.allow(),
+		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.w.d.Now()),
+	}
+}
+
+// upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
+func (t *turn) upstreams() []Upstream {
+	if t.is == nil || t.w.d.Egress == nil {
+		return nil
+	}
+	var out []Upstream
+	for _, m := range t.is.agent.MCPServers {
+		if m.Type == events.MCPHTTP {
+			u := Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers}
+			said := strings.Join(slices.Collect(maps.Values(m.Headers)), "\n") + "\n" + m.URL
+			for _, s := range t.is.secrets {
+				if strings.Contains(said, s) {
+					u.Secrets = append(u.Secrets, s)
+				}
+			}
+			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// codeUnknownServer is of a request for an MCP server that the proxy was not told of, or no more.
+const codeUnknownServer = "UNKNOWN_SERVER"
+
+// forgotten tells whether the proxy refused an MCP server that it was told of: it keeps them in memory alone.
+func (t *turn) forgotten(lines []EgressLine) bool {
+	servers := t.upstreams()
+	return slices.ContainsFunc(lines, func(l EgressLine) bool {
+		d, ok := l.Data.(events.EgressDenied)
+		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u Upstream) bool { return d.Host == "mcp/"+u.Name })
+	})
+}
+
+// calls asks the egress proxy once more at the end of a turn, so that what the
+// turn took is in the log before its end.
+func (f *follower) calls(ctx context.Context) []events.Event {
+	if f.w.d.Egress == nil {
+		return nil
+	}
+	f.aside.awaitGrant()
+	f.withdraw(ctx)
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	lines, err := f.w.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)
+	if err != nil {
+		f.log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
+	}
+	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.w.callEvents(f.l.Run, f.execution, lines)})
+	if err != nil {
+		return nil // fenced: the end says so too
+	}
+	return d.Events
+}
+
+// late gives what the proxy told after the last turn, before the sandbox is given up.
+func (w *Worker) late(ctx context.Context, r run.State) []events.Event {
+	if w.d.Egress == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	lines, err := w.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
+	if err != nil {
+		w.d.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
+	}
+	return w.callEvents(r, "", lines)
+}
+
+// callEvents are the proxy's lines as events, with ids that are the same whoever reads them. The proxy's clock may be off:
+// no event is older than the last claim, nor in the future.
+func (w *Worker) callEvents(r run.State, execution string, lines []EgressLine) []events.Event {
+	now := w.d.Now()
+	var out []events.Event
+	for _, l := range lines {
+		at := l.Time
+		if at.Before(r.ClaimedAt) {
+			at = r.ClaimedAt
+		}
+		if at.After(now) {
+			at = now
+		}
+		e := events.Event{Time: at.UTC(), Source: events.FromServer, ConversationID: events.MainConversation, Data: l.Data}
+		if l.Execution == execution {
+			e.ExecutionID = execution
+		}
+		switch d := l.Data.(type) {
+		case events.EgressDenied:
+			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+		case events.ModelCalled:
+			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+		default:
+			continue
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// acknowledge lets the proxy forget what the log holds; it is told again later if this fails.
+func (w *Worker) acknowledge(ctx context.Context, r run.State) {
+	if w.d.Egress == nil || r.Egress.Journal == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	defer cancel()
+	if err := w.d.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
+		w.d.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)
+	}
+}

@@ -1,0 +1,431 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+const (
+	// pendingBytes is how much waits for the log before the runner has to.
+	pendingBytes = 4 << 20
+	// callWithin bounds the wait for a runner's reply.
+	callWithin = 10 * time.Second
+	// busyPatience is how often what occupies the runner is ended.
+	busyPatience = 3
+	// flushWithin bounds the last commit of a holder that stops.
+	flushWithin = 3 * time.Second
+)
+
+// codeBusy is the code of a refusal while another execution runs.
+const codeBusy = "BUSY"
+
+// errStuck is a runner that does not even kill.
+var errStuck = errors.New("the runner does not end the turn")
+
+// follower reads a runner's journal into the log until the turn ends. Only its loop reads
+// and writes its fields, those of the turn included. The goroutines that the loop starts
+// get copies of what they need, and send their results over a channel.
+type follower struct {
+	*turn
+	base    context.Context
+	waiting sync.WaitGroup
+
+	pending []events.Event
+	size    int
+	ended   *translate.Ended
+	gap     string // which lines of the journal are missing
+	done    bool   // the terminal event is stored
+
+	appending bool // a commit is in flight: the loop appends nothing until idle has taken its result
+	appended  chan commitResult
+	notBefore time.Time // of the next commit
+	window    *time.Timer
+
+	startAfter uint64 // number of the line after which the query is given
+	asked      bool   // the query was given
+	accepted   bool
+	killFirst  bool // another execution occupies the runner
+	busy       int  // how often the runner said so
+
+	adopted      bool // the runner ran the execution already at the hello
+	saidAttached bool // execution_attached is in the log, or on its way
+	saidFull     bool // the log says, or is about to, that output waits for room in the store
+	replies      chan reply
+
+	looking bool
+	looked  chan looked
+	life    session.State // as last seen
+	stop    escalation
+	output  output
+
+	aside aside
+}
+
+// commitResult is the end of an append that ran beside the loop.
+type commitResult struct {
+	stored eventlog.Loaded // after the last commit that was stored, also with an error
+	err    error
+}
+
+// reply is a runner's answer to a command.
+type reply struct {
+	op   runner.Op
+	link *link.Link // that was asked
+	err  error
+}
+
+// follow returns nil when the terminal event is stored. Its errors: errLost,
+// run.ErrFenced, errHandover, or what made the log unusable.
+func (t *turn) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	f := &follower{
+		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
+		window: time.NewTimer(time.Hour), stop: escalation{killAfter: t.w.cfg.KillAfter},
+		output: output{said: t.l.Run.Output},
+		life:   t.l.Life, aside: newAside(t.w.d.Now()),
+	}
+	defer f.stopAll(cancel)
+	defer f.window.Stop()
+	f.stop.aim(t.control(), t.limit(), t.w.d.Now())
+	f.greet()
+	beat := time.NewTicker(t.w.cfg.Beat)
+	defer beat.Stop()
+	for {
+		f.read()
+		if f.gap != "" {
+			return f.abort(ctx, events.ExecutionFailed{Code: translate.CodeGap, Message: f.gap})
+		}
+		if f.ended != nil && !f.appending {
+			return f.finish(ctx)
+		}
+		f.attached()
+		f.commit()
+		if err := f.start(ctx); err != nil || f.done {
+			return err
+		}
+		if err := f.escalate(); err != nil {
+			return f.abort(ctx, f.stop.reason(events.Usage{}))
+		}
+		if err := f.pause(ctx); err != nil {
+			return err
+		}
+		f.aside.begin(f)
+		if err := f.wait(ctx, beat.C); err != nil || f.done {
+			return err
+		}
+	}
+}
+
+// stopAll ends the goroutines of the loop and waits for them. What an append in flight
+// has stored is part of the turn's state afterwards.
+func (f *follower) stopAll(cancel context.CancelFunc) {
+	cancel()
+	f.waiting.Wait()
+	if f.appending {
+		r := <-f.appended
+		f.take(r)
+	}
+}
+
+// take ends the append in flight with its result.
+func (f *follower) take(r commitResult) {
+	f.appending = false
+	f.advance(r.stored)
+}
+
+// wait waits for the next thing to happen.
+func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
+	select {
+	case <-f.lines():
+	case <-f.over():
+		return f.reconnect(ctx)
+	case r := <-f.appended:
+		f.take(r)
+		f.notBefore = time.Now().Add(f.w.cfg.Window)
+		f.spend(nil)
+		return r.err
+	case <-f.window.C:
+	case r := <-f.replies:
+		return f.answered(ctx, r)
+	case l := <-f.looked:
+		return f.saw(l)
+	case r := <-f.aside.done:
+		return f.aside.take(ctx, f, r)
+	case <-beat:
+		f.look()
+	case <-f.poke:
+		f.look()
+	case <-bus.Draining(f.base):
+		return f.handover(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// lines is signalled when there is something to read; nil while nothing may be.
+func (f *follower) lines() <-chan struct{} {
+	if f.full() {
+		return nil
+	}
+	return f.agent.link.Ready()
+}
+
+// over is closed when the stream has ended; nil while lines of it are to be read.
+func (f *follower) over() <-chan struct{} {
+	if f.full() {
+		return nil
+	}
+	return f.agent.link.Done()
+}
+
+func (f *follower) full() bool { return f.ended != nil || f.gap != "" || f.size >= pendingBytes }
+
+// greet decides from the runner's hello whether the query is still to be given.
+func (f *follower) greet() {
+	f.asked, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
+	hello := f.agent.hello
+	if hello == nil {
+		return
+	}
+	f.startAfter = hello.Last
+	f.tr.Last = max(f.tr.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner forgets what is in the log, and will not tell it again
+	if hello.First > f.tr.Last+1 {
+		for _, r := range f.tr.Missing(hello.First-1, f.w.d.Now().UTC()) {
+			f.keep(r)
+		}
+	}
+	switch hello.Status.ExecutionID {
+	case "":
+	case f.execution:
+		f.asked, f.accepted, f.adopted = true, true, true
+	default:
+		f.killFirst = true
+	}
+}
+
+// attached says in the log, once, that this holder follows a running agent that it took
+// over, when the log has what the runner's journal held at the hello. A holder that dies of
+// what the journal holds does not come so far: its claim counts.
+func (f *follower) attached() {
+	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.saidAttached || f.appending || len(f.pending) > 0 || f.tr.Last < f.startAfter {
+		return
+	}
+	f.saidAttached = true
+	for _, e := range f.facts([]events.Payload{events.ExecutionAttached{Epoch: f.epoch, SandboxID: f.l.Run.Sandbox.ID}}) {
+		f.keep(translate.Result{Event: &e})
+	}
+}
+
+// start gives the query once the journal holds nothing older. It returns errFull when the turn has no slot and none is free.
+func (f *follower) start(ctx context.Context) error {
+	if f.asked || f.ended != nil || f.tr.Last < f.startAfter {
+		return nil
+	}
+	if f.killFirst {
+		f.asked = true
+		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		return nil
+	}
+	if !f.slot.take() {
+		return f.leave(ctx)
+	}
+	f.asked = true
+	f.call(runner.Command{Op: runner.OpStart, Epoch: f.epoch, Query: f.query()})
+	return nil
+}
+
+// leave ends a turn without a slot that finds nothing to follow: its execution is cancelled, if a control wants that,
+// or waits for a slot.
+func (f *follower) leave(ctx context.Context) error {
+	if err := f.settle(ctx); err != nil {
+		return err
+	}
+	if f.control().N > 0 {
+		f.done = true
+		return f.cancelled(ctx)
+	}
+	return errFull
+}
+
+// call sends a command without waiting for its reply.
+func (f *follower) call(c runner.Command) {
+	l := f.agent.link
+	f.waiting.Go(func() {
+		ctx, cancel := context.WithTimeout(f.base, callWithin)
+		defer cancel()
+		_, err := l.Call(ctx, c)
+		select {
+		case f.replies <- reply{c.Op, l, err}:
+		case <-f.base.Done():
+		}
+	})
+}
+
+// answered acts on a runner's reply.
+func (f *follower) answered(ctx context.Context, r reply) error {
+	if r.link != f.agent.link {
+		return nil // of a stream that is no more
+	}
+	var refused *runner.Error
+	switch {
+	case errors.Is(r.err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, r.err)
+	case r.op == runner.OpKill && f.killFirst:
+		// What occupied the runner is ended, or could not be: the start will tell.
+		f.killFirst, f.asked = false, false
+		return nil
+	case r.op == runner.OpStart && r.err == nil:
+		f.accepted = true
+		return nil
+	case r.op == runner.OpStart && errors.As(r.err, &refused):
+		if refused.Code == codeBusy {
+			if f.busy++; f.busy > busyPatience {
+				if err := f.settle(ctx); err != nil {
+					return err
+				}
+				return fmt.Errorf("%w: %w", errLost, refused)
+			}
+			f.killFirst, f.asked = true, false
+			return nil
+		}
+		return f.refused(ctx, refused)
+	case r.err == nil:
+		return nil
+	}
+	f.log.Warn("the runner did not take a command", "op", r.op, "error", r.err)
+	f.stop.missed(r.op)
+	if r.op == runner.OpStart {
+		// It hangs, or its stream is cut; a new stream's hello tells.
+		f.agent.link.Close()
+	}
+	return nil
+}
+
+// refused fails an execution that the runner would not begin.
+func (f *follower) refused(ctx context.Context, why *runner.Error) error {
+	if err := f.settle(ctx); err != nil {
+		return err
+	}
+	f.done = true
+	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
+}
+
+// idle waits for the append in flight. Whoever appends from the loop calls it first.
+func (f *follower) idle(ctx context.Context) error {
+	if !f.appending {
+		return nil
+	}
+	select {
+	case r := <-f.appended:
+		f.take(r)
+		return r.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// reconnect opens the stream again where it broke off.
+func (f *follower) reconnect(ctx context.Context) error {
+	f.read() // what came before its end
+	if f.full() {
+		return nil
+	}
+	if errors.Is(f.agent.link.Err(), link.ErrFenced) {
+		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
+	}
+	if err := f.idle(ctx); err != nil {
+		return err
+	}
+	wasAccepted := f.accepted
+	if err := f.reattach(ctx); err != nil {
+		if errors.Is(err, errLost) {
+			if err := f.settle(ctx); err != nil {
+				return err
+			}
+		}
+		return err
+	}
+	f.greet()
+	if wasAccepted {
+		// Whatever became of it, its end is in the journal.
+		f.asked, f.accepted = true, true
+	}
+	f.stop.again()
+	return nil
+}
+
+// handover stores what is pending and leaves the rest to the next holder.
+func (f *follower) handover(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, flushWithin)
+	defer cancel()
+	if err := f.settle(ctx); err != nil {
+		f.log.Warn("the last events are left to the next holder", "error", err)
+	}
+	return errHandover
+}
+
+// finish writes the end that the journal tells of.
+func (f *follower) finish(ctx context.Context) error {
+	list := f.pending
+	f.pending, f.size = nil, 0
+	// What no longer has a meaning is left out, as it would be in a commit of its own.
+	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: list})
+	if err != nil {
+		return err
+	}
+	e := f.ended
+	d.Events = append(d.Events, f.calls(ctx)...)
+	f.spend(d.Events)
+	if died, ok := f.died(e); ok {
+		if err := f.record(ctx, d.Events); err != nil {
+			return err
+		}
+		return &deathError{died}
+	}
+	err = f.end(ctx, run.End{
+		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.tr.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
+		N:       e.N,
+		Outcome: f.outcome(e.Ended),
+		Before:  d.Events,
+	})
+	if err == nil {
+		f.acknowledge(f.agent.link, f.l.Run.Sandbox.N)
+	}
+	return err
+}
+
+// outcome is the terminal event of a turn's end.
+func (f *follower) outcome(e runner.Ended) events.Payload {
+	if e.Outcome == runner.Completed && !f.output.cut {
+		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
+	}
+	if why := f.stop.reason(e.Usage); why != nil {
+		return why
+	}
+	code, message := e.Code, e.Message
+	switch {
+	case e.Outcome != runner.Failed:
+		code, message = "AGENT_EXITED", "the turn was ended inside the sandbox, and nobody had asked for it"
+	case code == "":
+		code = "INTERNAL"
+	}
+	switch code {
+	case codeExited, codeSilent, codeOutOfMemory:
+		message += f.last(code)
+	}
+	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
+}

@@ -1,0 +1,35 @@
+package worker
+
+import (
+	"errors"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/storage"
+)
+
+// isReserved reports whether an error says that only the reserve of the store of NATS is left.
+func isReserved(err error) bool {
+	var reserved *storage.ReservedError
+	return errors.As(err, &reserved)
+}
+
+// codeStorageFull is the code of the error event that says why the output of an execution waits.
+const codeStorageFull = "STORAGE_FULL"
+
+// waitsForRoom reports whether the output that is pending waits for room in the store of NATS. The agent waits too once enough is
+// pending. What ends the turn does not wait, nor the output of a turn that is being stopped.
+func (f *follower) waitsForRoom() bool {
+	if f.ended != nil || f.stop.stopping() || !f.w.d.Room.Low() {
+		return false
+	}
+	if !f.saidFull {
+		f.saidFull = true
+		for _, e := range f.facts([]events.Payload{events.Error{
+			Code: codeStorageFull, Message: "the store of NATS is full but for its reserve: what the agent says from here on is stored when there is room again",
+		}}) {
+			f.pending = append([]events.Event{e}, f.pending...)
+		}
+		return false
+	}
+	return true
+}

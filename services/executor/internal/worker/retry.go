@@ -1,0 +1,182 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+// Codes of deaths that another attempt may follow.
+const (
+	codeSandboxLost = "SANDBOX_LOST"
+	codeExited      = "AGENT_EXITED"
+	codeSilent      = "AGENT_SILENT"
+	codeOutOfMemory = "OUT_OF_MEMORY"
+)
+
+// errNotBefore is an execution whose next attempt is not due yet: it keeps its job, and no slot.
+var errNotBefore = errors.New("the next attempt is not due yet")
+
+// death is the end of an attempt that was not the turn's.
+type death struct {
+	code, message string
+	n             uint64 // number of the journal line that tells of it; 0 for the holder's own word
+	journal       string
+	at            time.Time
+}
+
+// deathError says that an attempt died, and that another one may follow.
+type deathError struct{ death }
+
+func (e *deathError) Error() string { return e.code + ": " + e.message }
+
+// policy of the turn's agent; the zero value where there is none.
+func (t *turn) policy() events.Retries {
+	if t.is == nil {
+		return events.Retries{}
+	}
+	return t.is.agent.Retries
+}
+
+// attempts is how often the agent may be started, by what it died of.
+func (t *turn) attempts(code string) uint32 {
+	switch n := t.policy().Attempts; {
+	case n > 0:
+		return n
+	case code == codeSandboxLost:
+		return t.w.cfg.MaxAttempts
+	}
+	return 1
+}
+
+// backoff is for how long the next attempt waits; ok is false when there is none, or not before the execution's limit.
+func (t *turn) backoff(code string) (wait time.Duration, ok bool) {
+	dying := t.l.Run.Dying()
+	if dying >= t.attempts(code) {
+		return 0, false
+	}
+	wait = t.policy().Backoff(dying)
+	limit := t.limit()
+	return wait, limit.IsZero() || t.w.d.Now().Add(wait).Before(limit)
+}
+
+// died tells whether the journal's end of a turn is a death that another attempt
+// follows: nobody had asked for an end.
+func (f *follower) died(e *translate.Ended) (death, bool) {
+	switch e.Code {
+	case codeExited, codeSilent, codeOutOfMemory:
+	default:
+		return death{}, false
+	}
+	if e.Outcome != runner.Failed || f.stop.reason(e.Usage) != nil || f.life.ControlOf(f.execution).N > 0 {
+		return death{}, false
+	}
+	_, ok := f.backoff(e.Code)
+	return death{e.Code, e.Message, e.N, f.tr.Journal, e.Time}, ok
+}
+
+// again records that an attempt died, and what waits before the next. It gives
+// nil when that is due at once, and a delay of the job when it is not.
+func (t *turn) again(ctx context.Context, d death) error {
+	wait, ok := t.backoff(d.code)
+	if !ok {
+		return t.giveUp(ctx, d)
+	}
+	facts, err := t.closed(ctx)
+	if err != nil {
+		return err
+	}
+	failed := events.AttemptFailed{
+		Attempt: t.l.Run.Dying(), Attempts: t.attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
+	}
+	list := t.facts(facts)
+	meta := t.w.meta()
+	if d.n > 0 { // the same line again is the same event
+		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
+	}
+	m := events.NewMint(meta)
+	m.Add(t.execution, failed)
+	last := m.Events()[0]
+	last.N = d.n
+	if err := t.record(ctx, append(list, last)); err != nil {
+		return err
+	}
+	t.log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)
+	if wait > 0 {
+		return t.w.early(t.l)
+	}
+	return nil
+}
+
+// early is the delay of a job whose execution's next attempt is not due yet, nil
+// for any other. It is looked at again soon: somebody may want it to stop.
+func (w *Worker) early(l eventlog.Loaded) error {
+	r := l.Run
+	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
+		return nil
+	}
+	wait := r.NotBefore.Sub(w.d.Now())
+	if wait <= 0 {
+		return nil
+	}
+	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotBefore), min(wait, heldDelay))
+}
+
+// closed are the completions of the blocks that are open, as far as they are known.
+func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
+	known, err := t.known(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	var facts []events.Payload
+	for _, open := range t.l.Run.Open {
+		b, ok := known[open.ID]
+		if !ok {
+			b = events.Block{ID: open.ID, Kind: events.KindError, Time: t.w.d.Now().UTC(), ConversationID: events.MainConversation}
+		}
+		b.Status = events.StatusError
+		facts = append(facts, events.BlockComplete{Block: b})
+	}
+	return facts, nil
+}
+
+// giveUp fails an execution that died too often, with its sandbox if that was lost.
+func (t *turn) giveUp(ctx context.Context, d death) error {
+	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.last(d.code)}
+	end := run.End{Meta: t.w.meta(), N: d.n, Outcome: failed}
+	if d.code != codeSandboxLost {
+		return t.end(ctx, end)
+	}
+	sb := t.l.Run.Sandbox
+	here := sb.Engine == t.w.cfg.Engine // else its engine is gone; should it come back, its sweep finds it
+	t.drop()
+	if here {
+		if err := t.w.terminate(ctx, sb.ID, false); err != nil {
+			t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+			end.Outcome = failed.NotStopped(err)
+		}
+	}
+	end.With = t.facts([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
+	return t.end(ctx, end)
+}
+
+// last says of which attempt a death was that no other follows, "" if there was to be one alone.
+func (t *turn) last(code string) string {
+	dying, of := t.l.Run.Dying(), t.attempts(code)
+	switch {
+	case of <= 1:
+		return ""
+	case dying < of:
+		return fmt.Sprintf(" (attempt %d of %d; the next would begin after the execution's time limit)", dying, of)
+	}
+	return fmt.Sprintf(" (attempt %d of %d)", dying, of)
+}

@@ -1,0 +1,376 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
+)
+
+// errLost is a sandbox that is gone, or whose journal is.
+var errLost = errors.New("the sandbox is lost")
+
+// turn is one claimed execution. Its goroutine is the handler's.
+type turn struct {
+	w *Worker
+	// l is the session as this turn last loaded or stored it. Only the turn's own
+	// goroutine reads and writes it. An append that runs in another goroutine works on
+	// a copy, and hands the new state back; until then l is the last stored state.
+	l         eventlog.Loaded
+	execution string
+	epoch     uint64
+	claimedAt time.Time // first, by whomever
+	poke      <-chan struct{}
+	slot      *slot
+	log       *slog.Logger
+
+	agent     *agent // open link; nil until attached
+	attempt   uint32 // of the start that comes next, or runs
+	message   events.MessageAccepted
+	tr        *translate.Translator
+	paused    time.Duration // how long it stood still so far
+	begun     string        // the sandbox that this turn has begun to make
+	is        *resolution   // what it refers to
+	bounds    bounds        // what it may take, as was last known
+	granted   bounds        // as the egress proxy was last told
+	withdrawn bool          // the egress proxy was told that the execution does not run any more
+	shares    map[string]share
+
+	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
+}
+
+func newTurn(h *Worker, l eventlog.Loaded, b *busy) *turn {
+	execution := l.Run.Execution
+	return &turn{
+		w: h, l: l, execution: execution, epoch: l.Run.Epoch, claimedAt: l.Run.ClaimedAt, poke: b.poke,
+		log: h.d.Logger.With("session", l.ID, "execution", execution, "epoch", l.Run.Epoch),
+	}
+}
+
+// run returns nil when the execution has ended.
+func (t *turn) run(ctx context.Context) (err error) {
+	defer func() { t.letGo(err) }()
+	defer func() {
+		// Neither a stop of this executor nor the want of a slot is a failed claim.
+		if errors.Is(err, errHandover) || errors.Is(err, errFull) || err != nil && ctx.Err() != nil {
+			t.handedOver(ctx)
+		}
+	}()
+	if t.l.Run.Exhausted() {
+		return t.stopAndFail(ctx, run.ClaimsExhausted())
+	}
+	if t.message, err = t.w.d.Sessions.Message(ctx, t.l, t.l.Life.Active); err != nil {
+		return err
+	}
+	if err := t.resume(ctx); err != nil {
+		return err
+	}
+	if err := t.resolve(ctx); err != nil {
+		var wrong *unresolved
+		if errors.As(err, &wrong) {
+			return t.stopAndFail(ctx, wrong.ended())
+		}
+		return err
+	}
+	if t.bounds, err = t.boundsOf(ctx, t.l.Life); err != nil {
+		return err
+	}
+	for {
+		if c := t.control(); c.N > 0 && (c.Kind == session.Terminate || t.l.Run.Sandbox.Journal == "" || t.w.d.Now().Before(t.l.Run.NotBefore)) {
+			return t.cancelled(ctx)
+		}
+		err := t.try(ctx)
+		var died *deathError
+		switch {
+		case errors.As(err, &died):
+		case errors.Is(err, errLost):
+			died = &deathError{death{code: codeSandboxLost, message: err.Error()}}
+			t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+		default:
+			return err
+		}
+		if err := t.again(ctx, died.death); err != nil || t.l.Run.Ended(t.execution) {
+			return err
+		}
+		if !t.slot.take() {
+			return errFull // the log says that the attempt died: the next one waits for a slot
+		}
+	}
+}
+
+// try is one attempt, or what is left of one. It returns nil when the execution has
+// ended; a *deathError or errLost say that another attempt may follow.
+func (t *turn) try(ctx context.Context) error {
+	if err := t.attach(ctx); err != nil {
+		var wrong *unresolved
+		if errors.As(err, &wrong) {
+			return t.stopAndFail(ctx, wrong.ended())
+		}
+		if errors.Is(err, errUnwanted) {
+			return t.cancelled(ctx)
+		}
+		var broken *sandboxError
+		if errors.As(err, &broken) {
+			failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
+			if broken.stays {
+				return t.stopAndFail(ctx, failed)
+			}
+			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
+		}
+		return err
+	}
+	if t.control().N > 0 && !t.agent.mayRun(t.execution, t.l.Run.Sandbox.N) {
+		return t.cancelled(ctx)
+	}
+	return t.follow(ctx)
+}
+
+// cancelled ends an execution as a control asks for: one of which nothing runs, or one that is terminated together with its
+// sandbox, for which the runner is not asked.
+func (t *turn) cancelled(ctx context.Context) error {
+	c, sb := t.control(), t.l.Run.Sandbox
+	outcome := events.ExecutionCancelled{Reason: c.Reason}
+	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
+		return t.fail(ctx, outcome)
+	}
+	t.drop()
+	if err := t.w.terminate(ctx, sb.ID, false); err != nil {
+		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
+	}
+	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
+}
+
+// control is what the life of the session, as last loaded, asks of this execution.
+func (t *turn) control() session.Control { return t.l.Life.ControlOf(t.execution) }
+
+// query is what the runner is told to do.
+func (t *turn) query() *runner.Query {
+	launch := t.w.cfg.Agent(t.l.Life.Architecture, t.l.Life.Options)
+	q := &runner.Query{
+		SessionID: t.l.ID, ExecutionID: t.execution, Attempt: t.attempt,
+		Architecture: t.l.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
+		Content: t.message.Content, Parts: t.message.Parts,
+		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
+	}
+	q.Resume, q.Fork = t.conversation()
+	t.is.into(q, t.w.d.Egress != nil)
+	if t.is.selective {
+		q.Authority = t.authority
+	}
+	return q
+}
+
+// conversation returns what the agent goes on from, should its process be gone: its own session, or, in a fork whose
+// agent has none yet, a copy of the one that the fork began with; or a copy of the transcript that the session began with.
+func (t *turn) conversation() (resume string, fork *runner.Fork) {
+	if own := t.l.Run.AgentSession; own != "" {
+		return own, nil
+	}
+	if f := t.l.Life.Fork; f != nil && f.AgentSessionID != "" {
+		return f.AgentSessionID, &runner.Fork{Anchor: f.Anchor}
+	}
+	if p := t.l.Life.Transcript; p != nil {
+		return p.AgentSessionID, &runner.Fork{Provided: true}
+	}
+	return "", nil
+}
+
+// record appends events of the holder or of the journal, in as many commits as it takes.
+// No other append of the turn may be in flight.
+func (t *turn) record(ctx context.Context, list []events.Event) error {
+	stored, err := t.appendEvents(ctx, t.l, list)
+	t.advance(stored)
+	return err
+}
+
+// advance takes the state that an append handed back. Life stays: no append of a turn changes it.
+func (t *turn) advance(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.RunHead, stored.Run }
+
+// appendEvents appends events to the runs of l, in as many commits as it takes, and returns
+// the state after the last commit that was stored, also with an error. It does not read or
+// write t.l, so that it may run beside the turn's goroutine.
+func (t *turn) appendEvents(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
+	d, err := t.w.decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
+	if err != nil || len(d.Events) == 0 { // none of the events has a meaning any more
+		return l, err
+	}
+	return t.appendDecision(ctx, l, d)
+}
+
+// say records facts of the holder itself about this execution.
+func (t *turn) say(ctx context.Context, facts ...events.Payload) error {
+	return t.record(ctx, t.facts(facts))
+}
+
+func (t *turn) facts(list []events.Payload) []events.Event {
+	m := events.NewMint(t.w.meta())
+	for _, p := range list {
+		m.Add(t.execution, p)
+	}
+	return m.Events()
+}
+
+// appendDecision stores a decision, in as many commits as it takes, and returns the state
+// after the last one that was stored, also with an error. While the log is away it tries
+// again until ctx ends. It fails with run.ErrFenced when another holder has written. It does
+// not read or write t.l.
+func (t *turn) appendDecision(ctx context.Context, l eventlog.Loaded, d run.Decision) (eventlog.Loaded, error) {
+	parts, err := d.Split()
+	if err != nil {
+		return l, fmt.Errorf("split events of %s: %w", t.execution, err)
+	}
+	for _, part := range parts {
+		if l, err = t.appendCommit(ctx, l, part); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// appendCommit stores a decision that fits into one commit.
+func (t *turn) appendCommit(ctx context.Context, l eventlog.Loaded, d run.Decision) (eventlog.Loaded, error) {
+	id, err := t.w.mint(events.KindCommit)
+	if err != nil {
+		return l, err
+	}
+	pause := 50 * time.Millisecond
+	for {
+		err := t.w.d.Sessions.AppendRunPart(ctx, &l, t.w.actor, id, d)
+		var conflict *eventlog.ConflictError
+		switch {
+		case err == nil:
+			t.w.metrics.stored(d.Events)
+			return l, nil
+		case errors.As(err, &conflict):
+			return l, fmt.Errorf("%w: %w", run.ErrFenced, err)
+		case !errors.Is(err, eventlog.ErrUnavailable) && !errors.Is(err, eventlog.ErrFull):
+			return l, err
+		}
+		t.log.Warn("the log cannot be written, trying again", "error", err, "pause", pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return l, fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// fail ends the execution by the holder's own word. The facts become true with its end.
+func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
+	return t.end(ctx, run.End{Meta: t.w.meta(), Outcome: outcome, With: t.facts(with)})
+}
+
+// end completes the blocks that are still open, with what is known of their content, and
+// writes the terminal event, in as many commits as it takes.
+func (t *turn) end(ctx context.Context, e run.End) error {
+	e.Epoch, e.ExecutionID = t.epoch, t.execution
+	t.withdraw(ctx)
+	var err error
+	if e.Blocks, err = t.known(ctx, e.Before); err != nil {
+		return err
+	}
+	d, err := t.w.decide(t.l.Run, e)
+	if err != nil {
+		return err
+	}
+	stored, err := t.appendDecision(ctx, t.l, d)
+	t.advance(stored)
+	if err != nil {
+		return err
+	}
+	t.log.Info("execution ended", "phase", t.l.Run.Phase, "sandbox", t.l.Run.Sandbox.ID)
+	return nil
+}
+
+// known returns the blocks that are open in the log, or opened by events that are not
+// stored yet, with their content as far as the log and DELTAS have it.
+func (t *turn) known(ctx context.Context, unstored []events.Event) (map[string]events.Block, error) {
+	blocks, err := t.w.d.Sessions.OpenBlocks(ctx, t.l)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range unstored {
+		switch d := e.Data.(type) {
+		case events.BlockStart:
+			if d.Block.Status == events.StatusPending {
+				blocks[d.Block.ID] = d.Block
+			}
+		case events.BlockComplete:
+			delete(blocks, d.Block.ID)
+		}
+	}
+	if len(blocks) == 0 {
+		return blocks, nil
+	}
+	since := t.w.d.Now()
+	for _, b := range blocks {
+		if b.Time.Before(since) {
+			since = b.Time
+		}
+	}
+	texts, err := t.w.d.Deltas.Texts(ctx, t.l.Tenant, t.l.ID, since.Add(-time.Minute))
+	if err != nil {
+		// Text in flight may be lost; the blocks are closed all the same.
+		t.log.Warn("the text of open blocks could not be read", "error", err)
+	}
+	for id, b := range blocks {
+		switch b.Kind {
+		case events.KindAssistantText, events.KindThinking:
+			b.Content = texts[id]
+		case events.KindToolResult:
+			b.Output = texts[id]
+		}
+		blocks[id] = b
+	}
+	return blocks, nil
+}
+
+// letGo keeps the agent warm for the next turn, or ends the stream to it.
+func (t *turn) letGo(err error) {
+	if t.agent == nil {
+		return
+	}
+	if err == nil && t.agent.alive() {
+		if t.tr != nil { // else it failed before anything was read
+			t.agent.last = t.tr.Last
+		}
+		t.w.rest(t.agent, time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond)
+		return
+	}
+	t.drop()
+}
+
+func (t *turn) drop() {
+	if t.agent != nil {
+		t.w.forget(t.agent)
+		t.agent.link.Close()
+		t.agent = nil
+	}
+}
+
+// reattach opens a new stream to the same runner after the last line seen.
+func (t *turn) reattach(ctx context.Context) error {
+	a := t.agent
+	a.link.Close()
+	next, err := t.w.dial(ctx, t.l.Run.Sandbox, t.ref(), runner.Attach{Epoch: t.epoch, After: t.tr.Last})
+	if errors.Is(err, link.ErrFenced) {
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil {
+		return err
+	}
+	t.w.forget(a)
+	t.agent = next
+	t.w.work(next, t.epoch)
+	return nil
+}

@@ -1,0 +1,125 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+)
+
+// stopWithin bounds the end of an agent whose execution is over.
+const stopWithin = 30 * time.Second
+
+// stopAgent ends what the runner in a sandbox runs, if it runs anything, and returns when
+// the processes are gone. The epoch must be that of the last claim: the runner refuses every
+// holder before it from then on. It returns nil too if the sandbox is gone. It fails with
+// run.ErrFenced when another holder has claimed since.
+func (w *Worker) stopAgent(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
+	if sb.ID == "" || sb.Journal == "" {
+		return nil // nothing was started in it
+	}
+	if sb.Engine != w.cfg.Engine || sb.Provider != w.cfg.Provider {
+		return fmt.Errorf("engine %s of sandbox %s is gone", sb.Engine, sb.ID)
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	a, err := w.dial(ctx, sb, ref, runner.Attach{Epoch: epoch, After: sb.N})
+	switch {
+	case errors.Is(err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	case errors.Is(err, sandbox.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer a.link.Close()
+	return a.stopOther(ctx, "")
+}
+
+// stopOther ends what the runner runs, unless it is the execution ("" for none), and returns
+// when its processes are gone.
+func (a *agent) stopOther(ctx context.Context, execution string) error {
+	if a.hello == nil || a.hello.Status.ExecutionID == execution || a.hello.Status.ExecutionID == "" {
+		return nil
+	}
+	r, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: a.epoch})
+	switch {
+	case errors.Is(err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	case err != nil:
+		return err
+	case r.Status == nil || r.Status.ExecutionID != "":
+		return fmt.Errorf("the runner of sandbox %s still runs %s after a kill", a.sandbox, a.hello.Status.ExecutionID)
+	}
+	a.hello.Status = *r.Status
+	return nil
+}
+
+// stopAndFail stops the agent, which may run under an earlier claim of the execution, and
+// then ends the execution. A sandbox whose runner does not obey is ended, with its workspace
+// kept. If that fails too, the end says that the agent could not be told to stop.
+func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
+	if !t.l.Run.TakenOver() {
+		return t.fail(ctx, failed)
+	}
+	t.drop()
+	sb := t.l.Run.Sandbox
+	err := t.w.stopAgent(ctx, sb, t.ref(), t.epoch)
+	switch {
+	case errors.Is(err, run.ErrFenced):
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil:
+		return t.fail(ctx, failed)
+	}
+	t.log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
+	if sb.Engine != t.w.cfg.Engine || unavailable(err) {
+		return t.fail(ctx, failed.NotStopped(err))
+	}
+	if err := t.refresh(ctx); err != nil { // a holder that has claimed since has ended the stream
+		return err
+	}
+	if terr := t.w.terminate(ctx, sb.ID, false); terr != nil {
+		return t.fail(ctx, failed.NotStopped(errors.Join(err, terr)))
+	}
+	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
+}
+
+// stopAtRest stops the agent of an execution that has ended in the log without a word to its
+// runner. A sandbox whose runner does not obey is given up: the log is told first, whose guard
+// makes sure that no turn has begun in it meanwhile.
+func (w *Worker) stopAtRest(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	err := w.stopAgent(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
+	if err == nil || errors.Is(err, run.ErrFenced) || unavailable(err) || ctx.Err() != nil {
+		return err
+	}
+	w.d.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)
+	if err := w.atRest(ctx, l, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true}); err != nil {
+		return err
+	}
+	return w.terminate(ctx, sb.ID, false)
+}
+
+// handedOver says in the log that the turn ends because this executor stops, so that the
+// claim does not count as one that came to nothing. It is best effort: a claim that is not
+// handed over counts until the next holder attaches.
+func (t *turn) handedOver(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWithin)
+	defer cancel()
+	if t.l.Run.Over() {
+		return
+	}
+	if err := t.say(ctx, events.ExecutionHandedOver{Epoch: t.epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
+		t.log.Warn("the log does not say that the execution is handed over", "error", err)
+	}
+}

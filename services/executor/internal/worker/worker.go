@@ -1,0 +1,347 @@
+// Package worker handles the jobs of sessions: it claims executions, starts them on a runner in a sandbox, writes the
+// runner's journal to the log, obeys controls, and keeps agents and sandboxes between turns.
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// Config of a Worker; every field is required but Rate, SandboxLife and Registries.
+type Config struct {
+	Executor string // xtr_…
+	Provider string // name of the sandbox provider
+	Engine   string
+
+	Slots           int           // executions at once
+	Reserved        int           // further executions, of tenants that have none here
+	TenantSlots     int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
+	TenantSandboxes int           // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
+	WarmMemory      uint64        // bytes that agents may take together before resting ones are ended
+	Window          time.Duration // least time from an acknowledgement to the next commit
+	Beat            time.Duration // how often controls and limits are looked at
+	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
+	MaxAttempts     uint32        // starts of one execution
+	EngineGone      time.Duration // without a lease, after which an engine's sandboxes are given up
+
+	Output        events.Output // what an agent may say in one execution
+	SessionOutput events.Output // and in all executions of a session
+	Pace          runner.Pace   // how fast it may say it
+
+	Pool      map[string]int // sandboxes kept ready, by architecture
+	PoolEvery time.Duration  // how often the pool is filled
+
+	Rate        run.Rate      // what sandboxes cost; zero where they are not metered
+	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
+
+	Registries Registries // where dependencies of agents come from
+
+	// Agent returns how the process of an architecture is given its model.
+	Agent func(architecture string, o events.Options) Launch
+}
+
+// Launch is how an agent's process is given its model.
+type Launch struct {
+	Model   string            // the session's, unless it names none
+	Env     map[string]string // of the process
+	Command []string          // of architecture acp: the session's, with the arguments of its model settings
+	Set     bool              // reports whether Env and Command name the model, by model settings: see runner.Query.ModelSet
+}
+
+// Leases answers who lives.
+type Leases interface {
+	// Ask asks an executor what it does for a session; lease.ErrNoLease and lease.ErrSilent are its special errors.
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	// Lives tells whether an executor has a lease.
+	Lives(ctx context.Context, executor string) (bool, error)
+	// Running returns how many executions of a tenant all executors run, this one's included, by what each told last.
+	Running(ctx context.Context, tenant string) (int, error)
+	// Renew tells others at once what this executor runs.
+	Renew(ctx context.Context)
+	// EngineGone is for how long an engine has had no lease.
+	EngineGone(provider, engine string) time.Duration
+}
+
+// Deltas carries text in flight.
+type Deltas interface {
+	// Publish sends without waiting; losing it loses nothing.
+	Publish(subject string, data []byte) error
+	// Texts reads what DELTAS holds of a session's blocks since a time, by block.
+	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
+}
+
+// Deps is what a Worker stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room.
+type Deps struct {
+	Metrics    prometheus.Registerer // nil: nobody reads what is counted
+	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
+	Egress     Egress                // nil: sandboxes have the way out that their provider gives them
+	Skills     Skills                // nil: no agent can have skills
+	Secrets    Secrets               // nil: no execution can have secrets
+	Budgets    Budgets               // nil: no tenant has a budget
+	Room       *storage.Watch        // nil: the store of NATS counts as never full
+
+	Sessions eventlog.Sessions
+	Sandbox  sandbox.Provider
+	Leases   Leases
+	Deltas   Deltas
+	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
+	Logger   *slog.Logger
+	Now      func() time.Time
+}
+
+// Holder runs executions. It is safe for concurrent use.
+type Worker struct {
+	cfg     Config
+	d       Deps
+	actor   events.Actor
+	metrics *metrics
+
+	handling *handling
+	slots    *limit // of executions
+	upkeep   *limit // of the work on sandboxes in which nothing runs
+
+	mu     sync.Mutex
+	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
+	agents map[string]*agent          // by session: links to runners that may have a warm agent
+	pool   *pool
+	closed bool
+}
+
+// Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
+// have a permit, or wait for one.
+func Deliveries(slots int) int { return 2*slots + 4 }
+
+// New returns a Worker.
+func New(cfg Config, d Deps) *Worker {
+	h := &Worker{
+		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
+		handling: newHandling(), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
+		agents: map[string]*agent{}, making: map[string]map[string]bool{},
+	}
+	h.slots = newLimit(cfg.Slots, cfg.Reserved, h.mostHere)
+	if d.Metrics != nil {
+		h.register(d.Metrics)
+	}
+	return h
+}
+
+// Delays after which a job is delivered again.
+const (
+	heldDelay     = 2 * time.Second        // another executor has it
+	elsewhere     = time.Second            // its sandbox is another engine's
+	fullDelay     = 100 * time.Millisecond // another executor works on its sandbox, or there is no seat to wait for a slot
+	handoverDelay = time.Millisecond
+	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
+)
+
+// maxRounds bounds how often one delivery looks again at what is due.
+const maxRounds = 64
+
+var (
+	errAgain    = errors.New("the session has moved on: look again")
+	errHandover = errors.New("this executor is stopping")
+	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
+)
+
+// Handle does what a job's session asks for; it is a handler of the bus.
+func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	ref, err := topology.DecodeSessionRef(msg.Payload)
+	if err != nil {
+		return bus.Poison(fmt.Errorf("job: %w", err))
+	}
+	b, covered := w.handling.take(ref.Session, job{bus.Stream(msg), bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
+	switch {
+	case b != nil:
+	case stopping(ctx):
+		return bus.Later(errHandover, handoverDelay)
+	case covered:
+		return nil
+	default:
+		return bus.Later(errHandled, heldDelay)
+	}
+	defer w.handling.drop(ref.Session, b)
+	for {
+		err := w.session(ctx, ref, b)
+		switch {
+		case w.handling.release(ref.Session, b):
+			return w.move(ctx, msg, delivery(err))
+		case stopping(ctx):
+			return bus.Later(errHandover, handoverDelay)
+		}
+	}
+}
+
+// Hint says that a session has a new fact.
+func (w *Worker) Hint(id string) { w.handling.wake(id) }
+
+// Answer returns what this executor does for a session. Who asks wants to do it instead, so work on a sandbox at rest
+// looks whether it has to give way.
+func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.answer(id) }
+
+// session does what is due until nothing is.
+func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *busy) error {
+	fresh := eventlog.Any
+	for range maxRounds {
+		l, err := w.d.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
+		if err != nil {
+			return err
+		}
+		switch l.Due() {
+		case run.Execute:
+			err = w.execute(ctx, l, b)
+		case run.Refuse:
+			err = w.refuse(ctx, l)
+		case run.Release:
+			err = w.release(ctx, l, b)
+		case run.Sync:
+			err = w.sync(ctx, l, b)
+		default:
+			if fresh == eventlog.Leader {
+				return nil
+			}
+		}
+		// Only the leader knows that nothing is due.
+		fresh = eventlog.Leader
+		if err != nil && !errors.Is(err, errAgain) && !errors.Is(err, errPaused) {
+			return err
+		}
+		if stopping(ctx) {
+			return bus.Later(errHandover, handoverDelay)
+		}
+	}
+	return bus.Later(errAgain, heldDelay)
+}
+
+// delivery says what becomes of a job whose handling ended with an error.
+func delivery(err error) error {
+	switch {
+	case errors.Is(err, errHandover):
+		return bus.Later(err, handoverDelay)
+	case isReserved(err):
+		return bus.Later(err, reservedDelay)
+	case errors.Is(err, run.ErrFenced), unavailable(err):
+		return bus.Later(err, heldDelay)
+	}
+	return err
+}
+
+func stopping(ctx context.Context) bool {
+	select {
+	case <-bus.Draining(ctx):
+		return true
+	default:
+		return ctx.Err() != nil
+	}
+}
+
+// refuse ends an execution that a control reached before any executor did.
+func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
+	active := l.Life.Active.ExecutionID
+	d, err := w.decide(l.Run, run.Abandon{
+		Meta: w.meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: w.cfg.Executor,
+		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
+	})
+	if err != nil {
+		return errAgain
+	}
+	return w.first(ctx, &l, d)
+}
+
+// decide is run.Decide for what is stored as it is: the decision records how long a metered sandbox ran, where it ends that.
+func (w *Worker) decide(s run.State, c run.Command) (run.Decision, error) {
+	d, err := run.Decide(s, c)
+	if err != nil {
+		return d, err
+	}
+	return run.Meter(s, d, w.cfg.Rate), nil
+}
+
+// first appends the commit that raises the epoch: a refused guard means that the session has moved on.
+func (w *Worker) first(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
+	id, err := w.mint(events.KindCommit)
+	if err != nil {
+		return err
+	}
+	err = w.d.Sessions.AppendRun(ctx, l, w.actor, id, d)
+	var conflict *eventlog.ConflictError
+	if errors.As(err, &conflict) {
+		return errAgain
+	}
+	if err == nil {
+		w.metrics.stored(d.Events)
+	}
+	return err
+}
+
+// reachable tells whether this executor may deal with a sandbox: it is its
+// engine's, or that engine has been gone for long.
+func (w *Worker) reachable(sb run.Sandbox) error {
+	if sb.ID == "" || sb.Engine == w.cfg.Engine && sb.Provider == w.cfg.Provider {
+		return nil
+	}
+	if gone := w.d.Leases.EngineGone(sb.Provider, sb.Engine); gone < w.cfg.EngineGone {
+		return bus.Later(&elsewhereError{sb}, elsewhere)
+	}
+	return nil
+}
+
+// elsewhereError says that a session's sandbox is on an engine that this executor cannot reach.
+type elsewhereError struct{ sandbox run.Sandbox }
+
+func (e *elsewhereError) Error() string {
+	return "sandbox " + e.sandbox.ID + " is on engine " + e.sandbox.Engine
+}
+
+// move publishes a job that only the executors of another engine can do to them, and returns nil, so that it is
+// acknowledged here. Any other result of a job is returned as it is. A job that was given back would come to executors
+// of its own subject alone, which may never reach the sandbox.
+func (w *Worker) move(ctx context.Context, msg *message.Message, result error) error {
+	var away *elsewhereError
+	if !errors.As(result, &away) {
+		return result
+	}
+	to := topology.JobOn(away.sandbox.Provider, away.sandbox.Engine)
+	if bus.Subject(msg) == to {
+		return result // its executors come back, or the engine is gone for good soon
+	}
+	// One id for each message, so that it is moved once, however often it is delivered.
+	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
+	if err := w.d.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
+		w.d.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.sandbox.Engine, "error", err)
+		return result
+	}
+	return nil
+}
+
+func (w *Worker) meta() events.Meta {
+	id, err := w.mint(events.KindCommand)
+	if err != nil {
+		// rand.Reader does not fail; were it to, ids from the clock would still be unique within a session.
+		id = events.Derive(events.KindCommand, w.cfg.Executor, w.d.Now().String())
+	}
+	return events.Meta{CommandID: id, Now: w.d.Now().UTC()}
+}
+
+func (w *Worker) mint(kind events.Kind) (string, error) {
+	return events.NewID(kind, w.d.Now(), rand.Reader)
+}
