@@ -22,7 +22,7 @@ func (w *Worker) afterTurn(ctx context.Context, t *turn, b *busy) error {
 	work, stop := w.interruptible(ctx, t.ref(), b, delayedBySnapshot)
 	defer stop()
 	// The turn's own place among the deliveries is released already: nobody waits for this one.
-	release, err := w.upkeep.wait(work, t.l.Tenant)
+	release, err := w.upkeep.AcquireBlocking(work, t.l.Tenant)
 	if err != nil {
 		return nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -11,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
 )
 
 // execute takes the active execution over, or on, and runs it to its end.
@@ -47,7 +49,7 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	}
 	s := &slot{slots: w.slots, tenant: l.Tenant, release: release}
 	if release == nil {
-		s.follow = w.slots.follow(l.Tenant)
+		s.follow = w.slots.Count(l.Tenant)
 	}
 	defer s.end()
 	bus.ReleaseSlot(ctx)
@@ -70,9 +72,15 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	return t, t.run(ctx)
 }
 
+// errTenant is returned when the tenant runs as many executions as it may, over all executors.
+var errTenant = errors.New("the tenant runs as many executions as it may")
+
+// tenantDelay is the delay of a job that errTenant returns.
+const tenantDelay = 20 * time.Millisecond
+
 // slot is a turn's permit to start an agent. The turn's goroutine owns it.
 type slot struct {
-	slots   *limit
+	slots   *permits.Limiter
 	tenant  string
 	release func() // nil while the turn only follows what runs already
 	follow  func() // ends what such a turn counts as; nil for others
@@ -81,7 +89,7 @@ type slot struct {
 // take reports whether the turn may start an agent: it has a slot already, or one is free now.
 func (s *slot) take() bool {
 	if s.release == nil {
-		s.release, _ = s.slots.try(s.tenant)
+		s.release, _ = s.slots.TryAcquire(s.tenant)
 	}
 	return s.release != nil
 }
@@ -106,14 +114,14 @@ func (w *Worker) slotFor(ctx context.Context, l eventlog.Loaded) (release func()
 	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
 		return nil, nil
 	}
-	if release, err = w.slots.acquire(ctx, l.Tenant); err == nil {
+	if release, err = w.slots.Acquire(ctx, l.Tenant); err == nil {
 		if err = w.mayStart(ctx, l.Tenant); err != nil {
 			release()
 			release = nil
 			w.d.Leases.Renew(ctx)
 		}
 	}
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, errFull) || errors.Is(err, errCrowded) || errors.Is(err, errTenant)) && w.isRunning(ctx, l) {
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenant)) && w.isRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
@@ -156,14 +164,14 @@ func (w *Worker) mayStart(ctx context.Context, tenant string) error {
 		return bus.Later(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), heldDelay)
 	}
 	if n > most {
-		w.slots.refuse(tenant)
-		return bus.Later(errTenant, returnDelay)
+		w.slots.Refuse(tenant)
+		return bus.Later(errTenant, tenantDelay)
 	}
 	return nil
 }
 
 // Working returns how many executions of each tenant run here.
-func (w *Worker) Working() map[string]int { return w.slots.counts() }
+func (w *Worker) Working() map[string]int { return w.slots.Working() }
 
 // isRunning reports whether the session's runner runs the claimed execution, whose start the log does not have. Its
 // executor, which has the same epoch, is gone.

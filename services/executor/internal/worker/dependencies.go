@@ -86,7 +86,7 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 			}
 			continue
 		case <-bus.Draining(ctx):
-			return stop(errHandover)
+			return stop(errStopping)
 		case <-t.poke:
 		case <-tick.C:
 		}
@@ -118,7 +118,7 @@ func (t *turn) whileWanted(ctx context.Context, work func(context.Context) error
 		case err := <-done:
 			return err
 		case <-bus.Draining(ctx):
-			return stop(errHandover)
+			return stop(errStopping)
 		case <-t.poke:
 		case <-tick.C:
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -258,7 +259,7 @@ func (f *follower) leave(ctx context.Context) error {
 		f.done = true
 		return f.cancelled(ctx)
 	}
-	return errFull
+	return permits.ErrNoneFree
 }
 
 // call sends a command without waiting for its reply.
@@ -375,7 +376,7 @@ func (f *follower) handover(ctx context.Context) error {
 	if err := f.settle(ctx); err != nil {
 		f.log.Warn("the last events are left to the next holder", "error", err)
 	}
-	return errHandover
+	return errStopping
 }
 
 // finish writes the end that the journal tells of.

@@ -47,7 +47,7 @@ func (w *Worker) register(r prometheus.Registerer) {
 	}
 	r.MustRegister(w.metrics.ended, w.metrics.sandboxes, w.metrics.sandboxSeconds, w.metrics.snapshots, w.metrics.snapshotSeconds, w.metrics.snapshotBytes,
 		gauge("executions", "Executions that run.", nil, func() float64 { return float64(w.handling.running()) }),
-		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(w.slots.size) }),
+		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(w.cfg.Slots) }),
 	)
 	for _, state := range []string{"resting", "working"} {
 		labels := prometheus.Labels{"state": state}

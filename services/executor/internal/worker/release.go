@@ -21,7 +21,7 @@ func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *busy) error 
 	if err := w.reachable(sb); err != nil {
 		return err
 	}
-	permit, err := w.upkeep.acquire(ctx, l.Tenant)
+	permit, err := w.upkeep.Acquire(ctx, l.Tenant)
 	if err != nil {
 		return err
 	}

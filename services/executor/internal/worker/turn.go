@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -61,7 +62,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.letGo(err) }()
 	defer func() {
 		// Neither a stop of this executor nor the want of a slot is a failed claim.
-		if errors.Is(err, errHandover) || errors.Is(err, errFull) || err != nil && ctx.Err() != nil {
+		if errors.Is(err, errStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
 			t.handedOver(ctx)
 		}
 	}()
@@ -102,7 +103,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 			return err
 		}
 		if !t.slot.take() {
-			return errFull // the log says that the attempt died: the next one waits for a slot
+			return permits.ErrNoneFree // the log says that the attempt died: the next one waits for a slot
 		}
 	}
 }

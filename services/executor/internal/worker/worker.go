@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
 )
 
 // Config of a Worker; every field is required but Rate, SandboxLife and Registries.
@@ -114,8 +115,8 @@ type Worker struct {
 	metrics *metrics
 
 	handling *handling
-	slots    *limit // of executions
-	upkeep   *limit // of the work on sandboxes in which nothing runs
+	slots    *permits.Limiter // of executions
+	upkeep   *permits.Limiter // of the work on sandboxes in which nothing runs
 
 	mu     sync.Mutex
 	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
@@ -132,10 +133,10 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 func New(cfg Config, d Deps) *Worker {
 	h := &Worker{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
-		handling: newHandling(), upkeep: newLimit(max(2, cfg.Slots/2), 0, nil),
+		handling: newHandling(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{}, making: map[string]map[string]bool{},
 	}
-	h.slots = newLimit(cfg.Slots, cfg.Reserved, h.mostHere)
+	h.slots = permits.New(cfg.Slots, cfg.Reserved, h.mostHere)
 	if d.Metrics != nil {
 		h.register(d.Metrics)
 	}
@@ -156,7 +157,7 @@ const maxRounds = 64
 
 var (
 	errAgain    = errors.New("the session has moved on: look again")
-	errHandover = errors.New("this executor is stopping")
+	errStopping = permits.ErrStopping
 	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
 )
 
@@ -173,7 +174,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	switch {
 	case b != nil:
 	case stopping(ctx):
-		return bus.Later(errHandover, handoverDelay)
+		return bus.Later(errStopping, handoverDelay)
 	case covered:
 		return nil
 	default:
@@ -186,7 +187,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 		case w.handling.release(ref.Session, b):
 			return w.move(ctx, msg, delivery(err))
 		case stopping(ctx):
-			return bus.Later(errHandover, handoverDelay)
+			return bus.Later(errStopping, handoverDelay)
 		}
 	}
 }
@@ -226,7 +227,7 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 			return err
 		}
 		if stopping(ctx) {
-			return bus.Later(errHandover, handoverDelay)
+			return bus.Later(errStopping, handoverDelay)
 		}
 	}
 	return bus.Later(errAgain, heldDelay)
@@ -235,7 +236,7 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *busy) 
 // delivery says what becomes of a job whose handling ended with an error.
 func delivery(err error) error {
 	switch {
-	case errors.Is(err, errHandover):
+	case errors.Is(err, errStopping):
 		return bus.Later(err, handoverDelay)
 	case isReserved(err):
 		return bus.Later(err, reservedDelay)

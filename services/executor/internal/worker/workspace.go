@@ -155,7 +155,7 @@ func (w *Worker) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
 	if err := w.mayUse(ctx, l); err != nil {
 		return err
 	}
-	release, err := w.upkeep.acquire(ctx, l.Tenant)
+	release, err := w.upkeep.Acquire(ctx, l.Tenant)
 	if err != nil {
 		return err
 	}
