@@ -36,12 +36,12 @@ func TestLimiter_GrantsToTheTenantWithTheLeastWork(t *testing.T) {
 		atOnce        int      // waiting jobs that get a permit before one is released
 		want          []string // tenants in the order of their permits, when the oldest permit is released first
 	}{
-		"one tenant alone":                    {size: 2, running: []string{"a", "a"}, waiting: []string{"a", "a"}, want: []string{"a", "a"}},
+		"one tenant alone":                          {size: 2, running: []string{"a", "a"}, waiting: []string{"a", "a"}, want: []string{"a", "a"}},
 		"no reserved permit for a tenant with work": {size: 2, reserve: 1, running: []string{"a", "a"}, waiting: []string{"a", "b"}, atOnce: 1, want: []string{"b", "a"}},
-		"the reserve is one permit":           {size: 1, reserve: 1, running: []string{"a"}, waiting: []string{"b", "c"}, atOnce: 1, want: []string{"b", "c"}},
-		"a slot and the reserve":              {size: 2, reserve: 1, running: []string{"a"}, waiting: []string{"a", "a", "b"}, atOnce: 2, want: []string{"a", "b", "a"}},
-		"the tenant with the least work is first":                  {size: 3, running: []string{"a", "a", "b"}, waiting: []string{"a", "a", "b", "c"}, want: []string{"c", "a", "b", "a"}},
-		"tenants with equal work take turns":                {size: 1, running: []string{"a"}, waiting: []string{"a", "a", "b", "b", "c"}, want: []string{"b", "c", "a", "b", "a"}},
+		"the reserve is one permit":                 {size: 1, reserve: 1, running: []string{"a"}, waiting: []string{"b", "c"}, atOnce: 1, want: []string{"b", "c"}},
+		"a slot and the reserve":                    {size: 2, reserve: 1, running: []string{"a"}, waiting: []string{"a", "a", "b"}, atOnce: 2, want: []string{"a", "b", "a"}},
+		"the tenant with the least work is first":   {size: 3, running: []string{"a", "a", "b"}, waiting: []string{"a", "a", "b", "c"}, want: []string{"c", "a", "b", "a"}},
+		"tenants with equal work take turns":        {size: 1, running: []string{"a"}, waiting: []string{"a", "a", "b", "b", "c"}, want: []string{"b", "c", "a", "b", "a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -11,11 +11,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 )
 
 // afterTurn takes the snapshot that ends a turn, unless the session has
 // something new to do: then the next turn's end does.
-func (w *Worker) afterTurn(ctx context.Context, t *turn, b *busy) error {
+func (w *Worker) afterTurn(ctx context.Context, t *turn, b *handling.Session) error {
 	if w.d.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
 	}
@@ -39,7 +40,7 @@ func (w *Worker) afterTurn(ctx context.Context, t *turn, b *busy) error {
 
 // interruptible returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor
 // stops, and when the session has come into a state that must not wait for that work. The caller must call stop at the end of it.
-func (w *Worker) interruptible(ctx context.Context, ref topology.SessionRef, b *busy, wanted func(eventlog.Loaded) bool) (work context.Context, stop func()) {
+func (w *Worker) interruptible(ctx context.Context, ref topology.SessionRef, b *handling.Session, wanted func(eventlog.Loaded) bool) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -48,7 +49,7 @@ func (w *Worker) interruptible(ctx context.Context, ref topology.SessionRef, b *
 		var again <-chan time.Time
 		for {
 			select {
-			case <-b.poke:
+			case <-b.Changed():
 			case <-again:
 			case <-bus.Draining(ctx):
 				return

@@ -11,12 +11,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 )
 
 // execute takes the active execution over, or on, and runs it to its end.
-func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *busy) error {
+func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
 	if err := w.early(l); err != nil {
 		return err
 	}
@@ -42,7 +43,7 @@ func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *busy) error 
 }
 
 // run runs the active execution to its end; nil if its claim was the end of it.
-func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, error) {
+func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session) (*turn, error) {
 	release, err := w.slotFor(ctx, l)
 	if err != nil {
 		return nil, err
@@ -58,8 +59,8 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *busy) (*turn, er
 	if err != nil {
 		return nil, errAgain
 	}
-	w.handling.runs(b, execution)
-	defer w.handling.runs(b, "")
+	w.handling.SetExecution(b, execution)
+	defer w.handling.SetExecution(b, "")
 	if err := w.first(ctx, &l, d); err != nil {
 		return nil, err
 	}

@@ -87,7 +87,7 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 			continue
 		case <-bus.Draining(ctx):
 			return stop(errStopping)
-		case <-t.poke:
+		case <-t.changed:
 		case <-tick.C:
 		}
 		if err := t.refresh(ctx); err != nil {
@@ -119,7 +119,7 @@ func (t *turn) whileWanted(ctx context.Context, work func(context.Context) error
 			return err
 		case <-bus.Draining(ctx):
 			return stop(errStopping)
-		case <-t.poke:
+		case <-t.changed:
 		case <-tick.C:
 		}
 		if err := t.refresh(ctx); err != nil {

@@ -167,7 +167,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 		return f.aside.take(ctx, f, r)
 	case <-beat:
 		f.look()
-	case <-f.poke:
+	case <-f.changed:
 		f.look()
 	case <-bus.Draining(f.base):
 		return f.handover(ctx)

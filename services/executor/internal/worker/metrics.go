@@ -46,7 +46,7 @@ func (w *Worker) register(r prometheus.Registerer) {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
 	}
 	r.MustRegister(w.metrics.ended, w.metrics.sandboxes, w.metrics.sandboxSeconds, w.metrics.snapshots, w.metrics.snapshotSeconds, w.metrics.snapshotBytes,
-		gauge("executions", "Executions that run.", nil, func() float64 { return float64(w.handling.running()) }),
+		gauge("executions", "Executions that run.", nil, func() float64 { return float64(w.handling.Executions()) }),
 		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(w.cfg.Slots) }),
 	)
 	for _, state := range []string{"resting", "working"} {

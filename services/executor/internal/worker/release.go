@@ -11,12 +11,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 )
 
 // release gives up a sandbox, with a snapshot first. The log is told before the
 // sandbox ends: its guard makes sure that nothing runs in it. Should the rest
 // fail, the sweep does it. It returns errAgain when the snapshot gave way to what is due meanwhile.
-func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *busy) error {
+func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
 	sb := l.Run.Sandbox
 	if err := w.reachable(sb); err != nil {
 		return err

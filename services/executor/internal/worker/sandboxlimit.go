@@ -8,6 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 )
 
 const (
@@ -118,11 +119,11 @@ func (w *Worker) endIdlest(ctx context.Context, list []sandbox.Info) error {
 // endIdle ends a sandbox in which nothing runs, with a snapshot first, unless it is in use by now.
 func (w *Worker) endIdle(ctx context.Context, info sandbox.Info, reason string) error {
 	// While it ends, jobs of its session are given back.
-	b, _ := w.handling.take(info.Labels.Session, job{}, func() bool { return false })
+	b, _ := w.handling.Begin(info.Labels.Session, handling.Job{}, func() bool { return false })
 	if b == nil {
 		return nil
 	}
-	defer w.handling.drop(info.Labels.Session, b)
+	defer w.handling.Abandon(info.Labels.Session, b)
 	l, err := w.d.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
@@ -30,7 +31,7 @@ type turn struct {
 	execution string
 	epoch     uint64
 	claimedAt time.Time // first, by whomever
-	poke      <-chan struct{}
+	changed   <-chan struct{}
 	slot      *slot
 	log       *slog.Logger
 
@@ -49,10 +50,10 @@ type turn struct {
 	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
 }
 
-func newTurn(h *Worker, l eventlog.Loaded, b *busy) *turn {
+func newTurn(h *Worker, l eventlog.Loaded, b *handling.Session) *turn {
 	execution := l.Run.Execution
 	return &turn{
-		w: h, l: l, execution: execution, epoch: l.Run.Epoch, claimedAt: l.Run.ClaimedAt, poke: b.poke,
+		w: h, l: l, execution: execution, epoch: l.Run.Epoch, claimedAt: l.Run.ClaimedAt, changed: b.Changed(),
 		log: h.d.Logger.With("session", l.ID, "execution", execution, "epoch", l.Run.Epoch),
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 )
 
@@ -114,7 +115,7 @@ type Worker struct {
 	actor   events.Actor
 	metrics *metrics
 
-	handling *handling
+	handling *handling.Set
 	slots    *permits.Limiter // of executions
 	upkeep   *permits.Limiter // of the work on sandboxes in which nothing runs
 
@@ -133,7 +134,7 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 func New(cfg Config, d Deps) *Worker {
 	h := &Worker{
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
-		handling: newHandling(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
+		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{}, making: map[string]map[string]bool{},
 	}
 	h.slots = permits.New(cfg.Slots, cfg.Reserved, h.mostHere)
@@ -170,7 +171,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(fmt.Errorf("job: %w", err))
 	}
-	b, covered := w.handling.take(ref.Session, job{bus.Stream(msg), bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
+	b, covered := w.handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
 	switch {
 	case b != nil:
 	case stopping(ctx):
@@ -180,11 +181,11 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	default:
 		return bus.Later(errHandled, heldDelay)
 	}
-	defer w.handling.drop(ref.Session, b)
+	defer w.handling.Abandon(ref.Session, b)
 	for {
 		err := w.session(ctx, ref, b)
 		switch {
-		case w.handling.release(ref.Session, b):
+		case w.handling.Finish(ref.Session, b):
 			return w.move(ctx, msg, delivery(err))
 		case stopping(ctx):
 			return bus.Later(errStopping, handoverDelay)
@@ -193,14 +194,14 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 }
 
 // Hint says that a session has a new fact.
-func (w *Worker) Hint(id string) { w.handling.wake(id) }
+func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 
 // Answer returns what this executor does for a session. Who asks wants to do it instead, so work on a sandbox at rest
 // looks whether it has to give way.
-func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.answer(id) }
+func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
 
 // session does what is due until nothing is.
-func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *busy) error {
+func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
 	for range maxRounds {
 		l, err := w.d.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)

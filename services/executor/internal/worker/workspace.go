@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
 )
 
 // Workspaces moves workspaces between sandboxes and the object store.
@@ -145,7 +146,7 @@ func (w *Worker) change(ctx context.Context, box sandbox.Sandbox, e events.Event
 
 // sync does what is due to a sandbox at rest: file changes, then a snapshot. It returns errAgain when something else is
 // due meanwhile: a turn puts the file changes in itself, and ends with a snapshot.
-func (w *Worker) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
+func (w *Worker) sync(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
 	if w.d.Workspaces == nil {
 		return nil
 	}
@@ -161,8 +162,8 @@ func (w *Worker) sync(ctx context.Context, l eventlog.Loaded, b *busy) error {
 	}
 	defer release()
 	bus.ReleaseSlot(ctx)
-	w.handling.syncs(b, true)
-	defer w.handling.syncs(b, false)
+	w.handling.SetSyncing(b, true)
+	defer w.handling.SetSyncing(b, false)
 	if len(l.Life.After(l.Run.Applied)) > 0 {
 		if err := w.announce(ctx, &l); err != nil {
 			return err
