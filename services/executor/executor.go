@@ -28,6 +28,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
@@ -163,7 +164,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Jobs: e.publisher, Deltas: worker.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: deltas.New(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)

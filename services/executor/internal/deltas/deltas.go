@@ -1,4 +1,5 @@
-package worker
+// Package deltas publishes the text of unfinished blocks to the stream DELTAS and reads it again.
+package deltas
 
 import (
 	"context"
@@ -15,29 +16,29 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// textsWithin bounds the reading of text in flight.
-const textsWithin = 10 * time.Second
+// textsTimeout bounds one call of Texts.
+const textsTimeout = 10 * time.Second
 
-// Stream is text in flight on JetStream. It is safe for concurrent use.
+// Stream is the stream DELTAS, which holds the text of blocks that are not complete yet. It is safe for concurrent use.
 type Stream struct {
 	js     jetstream.JetStream
 	deltas *bus.StreamHandle
 }
 
-// NewStream returns a Stream. It does not talk to NATS.
-func NewStream(js jetstream.JetStream) *Stream {
+// New returns a Stream. It does not send anything to NATS.
+func New(js jetstream.JetStream) *Stream {
 	return &Stream{js: js, deltas: bus.NewStreamHandle(js, topology.StreamDeltas)}
 }
 
-// Publish sends on the connection that commits go over too, so that text is
-// there before the commit that follows it.
+// Publish sends a delta without waiting for an acknowledgement. It uses the connection of the commits, so that text arrives
+// before the commit that follows it.
 func (s *Stream) Publish(subject string, data []byte) error {
 	return s.js.Conn().Publish(subject, data)
 }
 
-// Texts reads a session's text in flight up to its present end.
+// Texts returns the text of a session's blocks, by block id, from the deltas that were published since a time.
 func (s *Stream) Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, textsWithin)
+	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
 	out := map[string]string{}
 	subject := events.DeltaSubject(tenant, session)

@@ -1,4 +1,4 @@
-package worker_test
+package deltas_test
 
 import (
 	"encoding/json"
@@ -12,11 +12,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
+	"github.com/spoolhq/spool/services/executor/internal/deltas"
 )
 
-// TestTexts_AsksForTheStreamOnce: reading text in flight again asks for no information about DELTAS.
-func TestTexts_AsksForTheStreamOnce(t *testing.T) {
+// TestTexts_RequestsStreamInfoOnce: repeated reads request the information of the stream DELTAS once.
+func TestTexts_RequestsStreamInfoOnce(t *testing.T) {
 	t.Parallel()
 	nc := natstest.Conn(t, natstest.Run(t))
 	js, err := jetstream.New(nc)
@@ -38,7 +38,7 @@ func TestTexts_AsksForTheStreamOnce(t *testing.T) {
 	if _, err := js.Publish(t.Context(), events.DeltaSubject("default", sid), body); err != nil {
 		t.Fatal(err)
 	}
-	s := worker.NewStream(js)
+	s := deltas.New(js)
 	for range 5 {
 		texts, err := s.Texts(t.Context(), "default", sid, time.Now().Add(-time.Minute))
 		if err != nil || texts["blk"] != "hello" {
@@ -46,6 +46,6 @@ func TestTexts_AsksForTheStreamOnce(t *testing.T) {
 		}
 	}
 	if n := asked.Load(); n > 1 {
-		t.Errorf("DELTAS was asked for %d times", n)
+		t.Errorf("the information of DELTAS was requested %d times", n)
 	}
 }
