@@ -264,8 +264,8 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		}
 	}
 	spec := t.w.spec(t.l, id)
-	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.is.containers())
-	box, err := t.w.make(ctx, &spec, t.is.allow(), nil)
+	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.resolution.containers())
+	box, err := t.w.make(ctx, &spec, t.resolution.allow(), nil)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}

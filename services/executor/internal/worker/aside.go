@@ -8,6 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 )
 
 // aside is what is looked after beside a turn: file changes, snapshots, the
@@ -32,11 +33,11 @@ func (a *aside) awaitGrant() {
 
 // round is what one look found.
 type round struct {
-	facts  []events.Payload
-	calls  []EgressLine
-	synced bool
-	told   *bounds // what the egress proxy was told anew
-	err    error
+	facts   []events.Payload
+	calls   []EgressLine
+	synced  bool
+	granted *budgets.Limits // registered at the egress proxy; nil if there was no need
+	err     error
 }
 
 func newAside(now time.Time) aside {
@@ -69,14 +70,14 @@ func (a *aside) begin(f *follower) {
 	if sync {
 		a.syncedAt = now
 	}
-	lnk, grant, told := f.agent.link, f.regrant(), f.bounds
+	lnk, grant, limits := f.agent.link, f.changedGrant(), f.limits
 	granting := make(chan struct{})
 	a.granting = granting
 	f.waiting.Go(func() {
 		r := round{synced: sync}
 		if grant != nil {
 			if _, r.err = h.d.Egress.Register(f.base, *grant); r.err == nil {
-				r.told = &told
+				r.granted = &limits
 			}
 		}
 		close(granting)
@@ -98,8 +99,8 @@ func (a *aside) begin(f *follower) {
 // take records what a round found.
 func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	a.running = false
-	if r.told != nil {
-		f.granted = *r.told
+	if r.granted != nil {
+		f.granted = *r.granted
 	}
 	if r.err != nil && ctx.Err() == nil {
 		f.log.Warn("the workspace, or the egress proxy's journal, could not be looked after; tried again soon", "error", r.err)
@@ -111,7 +112,7 @@ func (a *aside) take(ctx context.Context, f *follower, r round) error {
 	if err := f.settle(ctx); err != nil {
 		return err
 	}
-	f.spend(list)
+	f.checkBudgets(list)
 	if err := f.record(ctx, list); err != nil {
 		return err
 	}

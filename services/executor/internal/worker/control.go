@@ -66,7 +66,7 @@ func (f *follower) saw(l looked) error {
 	}
 	f.life = l.life
 	f.stop.aim(l.life.ControlOf(f.execution), f.limitOf(l.life), f.w.d.Now())
-	f.rebound(f.base)
+	f.updateLimits(f.base)
 	return nil
 }
 

@@ -20,10 +20,10 @@ var errUnwanted = errors.New("the execution is not wanted any more")
 // nothing. While one is made, the log says so, and controls are obeyed. An *unresolved
 // error ends the execution.
 func (t *turn) layer(ctx context.Context) (string, error) {
-	if t.is == nil {
+	if t.resolution == nil {
 		return "", nil
 	}
-	set, err := dependency.Parse(t.is.agent.Dependencies)
+	set, err := dependency.Parse(t.resolution.agent.Dependencies)
 	if err != nil { // it was checked when the agent was applied
 		return "", &unresolved{sandbox.CodeDependenciesFailed, fmt.Errorf("dependencies: %w", err)}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
@@ -42,9 +43,9 @@ type Grant struct {
 	Execution string
 	Epoch     uint64
 	Allow     []string
-	Upstreams []Upstream // MCP servers that the sandbox reaches at runner.EgressMCP
-	Budgets   []Budget   // that its requests to models are charged to
-	Routes    *[]string  // the only routes of the proxy that it reaches; nil for all
+	Upstreams []Upstream       // MCP servers that the sandbox reaches at runner.EgressMCP
+	Budgets   []budgets.Budget // that its requests to models are charged to
+	Routes    *[]string        // the only routes of the proxy that it reaches; nil for all
 }
 
 // Upstream is an MCP server, with headers that the sandbox does not see.
@@ -67,11 +68,11 @@ func (t *turn) grant(ctx context.Context) error {
 	if t.w.d.Egress == nil {
 		return nil
 	}
-	b, err := t.boundsOf(ctx, t.l.Life)
+	b, err := t.currentLimits(ctx, t.l.Life)
 	if err != nil {
 		return err
 	}
-	t.bounds = b
+	t.limits = b
 	err = t.w.patiently(ctx, t.agent.sandbox, func() (err error) {
 		t.authority, err = t.w.d.Egress.Register(ctx, t.grants())
 		return err
@@ -86,7 +87,7 @@ func (t *turn) grant(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
 	}
-	t.granted, t.withdrawn = t.bounds, false
+	t.granted, t.withdrawn = t.limits, false
 	return nil
 }
 
@@ -99,10 +100,10 @@ func (t *turn) withdraw(ctx context.Context) {
 	}
 	g := Grant{
 		Sandbox: sb.ID, Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
-		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.w.d.Now()),
+		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
-	if t.is != nil {
-		g.Allow = t.is.allow()
+	if t.resolution != nil {
+		g.Allow = t.resolution.allow()
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
@@ -118,22 +119,22 @@ func (t *turn) withdraw(ctx context.Context) {
 // grants is what the turn's sandbox may do.
 func (t *turn) grants() Grant {
 	return Grant{
-		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.is.allow(),
-		Upstreams: t.upstreams(), Budgets: t.budgets(t.bounds, t.l.Run, t.w.d.Now()),
+		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolution.allow(),
+		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
 }
 
 // upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
 func (t *turn) upstreams() []Upstream {
-	if t.is == nil || t.w.d.Egress == nil {
+	if t.resolution == nil || t.w.d.Egress == nil {
 		return nil
 	}
 	var out []Upstream
-	for _, m := range t.is.agent.MCPServers {
+	for _, m := range t.resolution.agent.MCPServers {
 		if m.Type == events.MCPHTTP {
 			u := Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers}
 			said := strings.Join(slices.Collect(maps.Values(m.Headers)), "\n") + "\n" + m.URL
-			for _, s := range t.is.secrets {
+			for _, s := range t.resolution.secrets {
 				if strings.Contains(said, s) {
 					u.Secrets = append(u.Secrets, s)
 				}

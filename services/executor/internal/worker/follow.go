@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
@@ -70,7 +71,7 @@ type follower struct {
 	looked  chan looked
 	life    session.State // as last seen
 	stop    escalation
-	output  output
+	output  budgets.OutputMeter
 
 	aside aside
 }
@@ -95,7 +96,7 @@ func (t *turn) follow(ctx context.Context) error {
 	f := &follower{
 		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
 		window: time.NewTimer(time.Hour), stop: escalation{killAfter: t.w.cfg.KillAfter},
-		output: output{said: t.l.Run.Output},
+		output: t.meterOutput(),
 		life:   t.l.Life, aside: newAside(t.w.d.Now()),
 	}
 	defer f.stopAll(cancel)
@@ -156,7 +157,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case r := <-f.appended:
 		f.take(r)
 		f.notBefore = time.Now().Add(f.w.cfg.Window)
-		f.spend(nil)
+		f.checkBudgets(nil)
 		return r.err
 	case <-f.window.C:
 	case r := <-f.replies:
@@ -390,7 +391,7 @@ func (f *follower) finish(ctx context.Context) error {
 	}
 	e := f.ended
 	d.Events = append(d.Events, f.calls(ctx)...)
-	f.spend(d.Events)
+	f.checkBudgets(d.Events)
 	if died, ok := f.died(e); ok {
 		if err := f.record(ctx, d.Events); err != nil {
 			return err
@@ -411,7 +412,7 @@ func (f *follower) finish(ctx context.Context) error {
 
 // outcome is the terminal event of a turn's end.
 func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed && !f.output.cut {
+	if e.Outcome == runner.Completed && !f.output.Cut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
 	if why := f.stop.reason(e.Usage); why != nil {

@@ -37,7 +37,7 @@ func (f *follower) garbageID() string {
 // keep passes on what a line became: text at once, events to the next commit.
 func (f *follower) keep(r translate.Result) {
 	switch {
-	case r.Delta != nil && (!f.takesText(len(r.Delta.Text)) || f.w.d.Room.Low()): // the block's end has the text
+	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.d.Room.Low()): // the block's end has the text
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
@@ -50,7 +50,7 @@ func (f *follower) keep(r translate.Result) {
 		f.ended = r.Ended
 	case r.Gap != "":
 		f.gap = r.Gap
-	case r.Event != nil && !f.takes(*r.Event):
+	case r.Event != nil && !f.keepsEvent(*r.Event):
 	case r.Event != nil:
 		raw, err := json.Marshal(r.Event)
 		if err != nil {

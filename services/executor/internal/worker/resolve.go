@@ -90,7 +90,7 @@ func (t *turn) resolve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.is = r
+	t.resolution = r
 	if t.l.Run.Resolved.Known || r.nothing() {
 		return nil
 	}
@@ -281,12 +281,12 @@ func (t *turn) shelve(ctx context.Context, r *resolution) error {
 // stock makes sure that the turn's sandbox has its skills.
 func (t *turn) stock(ctx context.Context) error {
 	s, ok := t.w.d.Sandbox.(stocker)
-	if !ok || t.is == nil {
+	if !ok || t.resolution == nil {
 		return nil
 	}
 	var digests []string
-	for i, used := range t.is.Skills {
-		if t.is.skills[i].Dir != "" {
+	for i, used := range t.resolution.Skills {
+		if t.resolution.skills[i].Dir != "" {
 			digests = append(digests, used.Ref.Version)
 		}
 	}

@@ -61,7 +61,7 @@ func (r *resolution) secret(name string) bool {
 
 // serve makes sure that the turn's MCP servers in containers run beside its sandbox.
 func (t *turn) serve(ctx context.Context) error {
-	all := t.is.containers()
+	all := t.resolution.containers()
 	companion, ok := t.w.d.Sandbox.(sandbox.Companion)
 	if len(all) == 0 || !ok {
 		return nil
@@ -93,6 +93,6 @@ func (t *turn) serve(ctx context.Context) error {
 			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, t.agent.sandbox, err)
 		}
 	}
-	t.is.sockets = sockets
+	t.resolution.sockets = sockets
 	return nil
 }

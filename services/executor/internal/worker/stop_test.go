@@ -7,6 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 )
 
 const grace = 10 * time.Second
@@ -89,7 +90,7 @@ func TestStopper(t *testing.T) {
 					s.aim(*m.aim, limit, at)
 				}
 				if m.spent != "" {
-					s.exhaust(codeBudgetExceeded, m.spent, at)
+					s.exhaust(budgets.CodeExceeded, m.spent, at)
 				}
 				if m.missed != "" {
 					s.missed(m.missed)

@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -35,17 +36,17 @@ type turn struct {
 	slot      *slot
 	log       *slog.Logger
 
-	agent     *agent // open link; nil until attached
-	attempt   uint32 // of the start that comes next, or runs
-	message   events.MessageAccepted
-	tr        *translate.Translator
-	paused    time.Duration // how long it stood still so far
-	begun     string        // the sandbox that this turn has begun to make
-	is        *resolution   // what it refers to
-	bounds    bounds        // what it may take, as was last known
-	granted   bounds        // as the egress proxy was last told
-	withdrawn bool          // the egress proxy was told that the execution does not run any more
-	shares    map[string]share
+	agent      *agent // open link; nil until attached
+	attempt    uint32 // of the start that comes next, or runs
+	message    events.MessageAccepted
+	tr         *translate.Translator
+	paused     time.Duration  // how long it stood still so far
+	begun      string         // the sandbox that this turn has begun to make
+	resolution *resolution    // of what the execution refers to; nil until resolve has returned
+	limits     budgets.Limits // as last read
+	granted    budgets.Limits // as last registered at the egress proxy
+	withdrawn  bool           // the egress proxy knows that the execution does not run any more
+	usage      budgets.Tracker
 
 	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
 }
@@ -83,7 +84,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	if t.bounds, err = t.boundsOf(ctx, t.l.Life); err != nil {
+	if t.limits, err = t.currentLimits(ctx, t.l.Life); err != nil {
 		return err
 	}
 	for {
@@ -164,8 +165,8 @@ func (t *turn) query() *runner.Query {
 		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = t.conversation()
-	t.is.into(q, t.w.d.Egress != nil)
-	if t.is.selective {
+	t.resolution.into(q, t.w.d.Egress != nil)
+	if t.resolution.selective {
 		q.Authority = t.authority
 	}
 	return q
