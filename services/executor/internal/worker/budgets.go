@@ -57,7 +57,7 @@ func (f *follower) checkBudgets(unstored []events.Event) {
 	now := f.w.d.Now()
 	for _, e := range unstored {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == f.execution {
-			f.stop.exhaust(budgets.CodeExceeded, d.Message, now)
+			f.stop.Exceed(budgets.CodeExceeded, d.Message, now)
 		}
 	}
 	if l, err := f.currentLimits(f.base, f.life); err == nil { // updateLimits logs an error
@@ -68,7 +68,7 @@ func (f *follower) checkBudgets(unstored []events.Event) {
 		s = run.Evolve(s, e)
 	}
 	if code, message := f.usage.Exceeded(f.charged(), f.limits, s, now); code != "" {
-		f.stop.exhaust(code, message, now)
+		f.stop.Exceed(code, message, now)
 	}
 }
 
@@ -101,7 +101,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 
 // keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
-	keep, message := f.output.Event(e, func() bool { return f.stop.stopping() && f.w.d.Room.Low() })
+	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.d.Room.Low() })
 	f.cutOutput(message)
 	return keep
 }
@@ -118,6 +118,6 @@ func (f *follower) cutOutput(message string) {
 	if message == "" {
 		return
 	}
-	f.stop.exhaust(budgets.CodeOutput, message, f.w.d.Now())
+	f.stop.Exceed(budgets.CodeOutput, message, f.w.d.Now())
 	f.pending = append(f.pending, f.facts([]events.Payload{events.Error{Code: budgets.CodeOutput, Message: message}})...)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/stopping"
 )
 
 // looked is what a look at the session's life found.
@@ -31,8 +32,8 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 		return fmt.Errorf("end sandbox %s: %w", id, err)
 	}
 	reason := "unhealthy"
-	if f.stop.control.Kind == session.Terminate {
-		reason = f.stop.control.Reason
+	if f.stop.Control().Kind == session.Terminate {
+		reason = f.stop.Control().Reason
 	}
 	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
@@ -65,19 +66,19 @@ func (f *follower) saw(l looked) error {
 		return nil
 	}
 	f.life = l.life
-	f.stop.aim(l.life.ControlOf(f.execution), f.limitOf(l.life), f.w.d.Now())
+	f.stop.Update(l.life.ControlOf(f.execution), f.limitOf(l.life), f.w.d.Now())
 	f.updateLimits(f.base)
 	return nil
 }
 
 // escalate stops the turn as hard as it has to be by now.
 func (f *follower) escalate() error {
-	switch f.stop.next(f.w.d.Now(), f.accepted) {
-	case doInterrupt:
+	switch f.stop.Next(f.w.d.Now(), f.accepted) {
+	case stopping.Interrupt:
 		f.call(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
-	case doKill:
+	case stopping.Kill:
 		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
-	case doTerminate:
+	case stopping.Terminate:
 		return errStuck
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/stopping"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -70,7 +71,7 @@ type follower struct {
 	looking bool
 	looked  chan looked
 	life    session.State // as last seen
-	stop    escalation
+	stop    stopping.Plan
 	output  budgets.OutputMeter
 
 	aside aside
@@ -95,13 +96,13 @@ func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
 		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
-		window: time.NewTimer(time.Hour), stop: escalation{killAfter: t.w.cfg.KillAfter},
+		window: time.NewTimer(time.Hour), stop: stopping.New(t.w.cfg.KillAfter),
 		output: t.meterOutput(),
 		life:   t.l.Life, aside: newAside(t.w.d.Now()),
 	}
 	defer f.stopAll(cancel)
 	defer f.window.Stop()
-	f.stop.aim(t.control(), t.limit(), t.w.d.Now())
+	f.stop.Update(t.control(), t.limit(), t.w.d.Now())
 	f.greet()
 	beat := time.NewTicker(t.w.cfg.Beat)
 	defer beat.Stop()
@@ -119,7 +120,7 @@ func (t *turn) follow(ctx context.Context) error {
 			return err
 		}
 		if err := f.escalate(); err != nil {
-			return f.abort(ctx, f.stop.reason(events.Usage{}))
+			return f.abort(ctx, f.stop.Outcome(events.Usage{}))
 		}
 		if err := f.pause(ctx); err != nil {
 			return err
@@ -309,7 +310,7 @@ func (f *follower) answered(ctx context.Context, r reply) error {
 		return nil
 	}
 	f.log.Warn("the runner did not take a command", "op", r.op, "error", r.err)
-	f.stop.missed(r.op)
+	f.stop.Undelivered(r.op)
 	if r.op == runner.OpStart {
 		// It hangs, or its stream is cut; a new stream's hello tells.
 		f.agent.link.Close()
@@ -366,7 +367,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 		// Whatever became of it, its end is in the journal.
 		f.asked, f.accepted = true, true
 	}
-	f.stop.again()
+	f.stop.Reconnected()
 	return nil
 }
 
@@ -415,7 +416,7 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 	if e.Outcome == runner.Completed && !f.output.Cut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
-	if why := f.stop.reason(e.Usage); why != nil {
+	if why := f.stop.Outcome(e.Usage); why != nil {
 		return why
 	}
 	code, message := e.Code, e.Message

@@ -19,7 +19,7 @@ const codeStorageFull = "STORAGE_FULL"
 // waitsForRoom reports whether the output that is pending waits for room in the store of NATS. The agent waits too once enough is
 // pending. What ends the turn does not wait, nor the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
-	if f.ended != nil || f.stop.stopping() || !f.w.d.Room.Low() {
+	if f.ended != nil || f.stop.IsStopping() || !f.w.d.Room.Low() {
 		return false
 	}
 	if !f.saidFull {

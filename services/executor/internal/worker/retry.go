@@ -77,7 +77,7 @@ func (f *follower) died(e *translate.Ended) (death, bool) {
 	default:
 		return death{}, false
 	}
-	if e.Outcome != runner.Failed || f.stop.reason(e.Usage) != nil || f.life.ControlOf(f.execution).N > 0 {
+	if e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.execution).N > 0 {
 		return death{}, false
 	}
 	_, ok := f.backoff(e.Code)

@@ -174,7 +174,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	b, covered := w.handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
 	switch {
 	case b != nil:
-	case stopping(ctx):
+	case isDraining(ctx):
 		return bus.Later(errStopping, handoverDelay)
 	case covered:
 		return nil
@@ -187,7 +187,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 		switch {
 		case w.handling.Finish(ref.Session, b):
 			return w.move(ctx, msg, delivery(err))
-		case stopping(ctx):
+		case isDraining(ctx):
 			return bus.Later(errStopping, handoverDelay)
 		}
 	}
@@ -227,7 +227,7 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handli
 		if err != nil && !errors.Is(err, errAgain) && !errors.Is(err, errPaused) {
 			return err
 		}
-		if stopping(ctx) {
+		if isDraining(ctx) {
 			return bus.Later(errStopping, handoverDelay)
 		}
 	}
@@ -247,7 +247,8 @@ func delivery(err error) error {
 	return err
 }
 
-func stopping(ctx context.Context) bool {
+// isDraining reports whether the executor stops.
+func isDraining(ctx context.Context) bool {
 	select {
 	case <-bus.Draining(ctx):
 		return true
