@@ -30,6 +30,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
@@ -46,10 +47,10 @@ type Deps struct {
 
 	Metrics prometheus.Registerer // nil: nobody reads what is counted
 
-	Workspaces worker.Workspaces // beside a given Provider: nil for none
-	Egress     worker.Egress     // likewise
-	Skills     worker.Skills     // likewise
-	Secrets    worker.Secrets    // nil for Config's keys
+	Workspaces worker.Workspaces  // beside a given Provider: nil for none
+	Egress     worker.Egress      // likewise
+	Skills     references.Skills  // likewise
+	Secrets    references.Secrets // nil for Config's keys
 }
 
 // Executor is one copy of the service.

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/secret"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 // secrets opens what gateways sealed; open makes it work.
@@ -19,7 +19,7 @@ type secrets struct {
 	opener     *secret.Opener
 }
 
-var _ worker.Secrets = (*secrets)(nil)
+var _ references.Secrets = (*secrets)(nil)
 
 // secrets reads the private keys; nil if there are none.
 func (c Config) secrets() (*secrets, error) {

@@ -120,7 +120,7 @@ func (t *turn) admit(ctx context.Context, a *agent) error {
 	if err := t.serve(ctx); err != nil {
 		return err
 	}
-	if err := t.stock(ctx); err != nil {
+	if err := t.loadSkills(ctx); err != nil {
 		return err
 	}
 	return t.prepare(ctx)
@@ -264,8 +264,8 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		}
 	}
 	spec := t.w.spec(t.l, id)
-	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.resolution.containers())
-	box, err := t.w.make(ctx, &spec, t.resolution.allow(), nil)
+	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.resolved.Containers())
+	box, err := t.w.make(ctx, &spec, t.resolved.Allowlist(), nil)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}

@@ -33,10 +33,10 @@ func (t *turn) currentLimits(ctx context.Context, life session.State) (budgets.L
 // charged returns the turn's execution as it is charged. The egress proxy counts the model requests of agents that do not.
 func (t *turn) charged() budgets.Execution {
 	e := budgets.Execution{Tenant: t.l.Tenant, Session: t.l.ID, ID: t.execution}
-	if t.resolution == nil {
+	if t.resolved == nil {
 		return e
 	}
-	l := t.resolution.agent.Limits
+	l := t.resolved.Definition.Limits
 	e.Own = events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}
 	if t.w.d.Egress != nil && !definition.CountsTurns(t.l.Life.Architecture) {
 		e.Own.Turns = l.Turns
@@ -93,8 +93,8 @@ func (f *follower) changedGrant() *Grant {
 // meterOutput returns the meter of the agent's output in this execution.
 func (t *turn) meterOutput() budgets.OutputMeter {
 	limits := budgets.OutputLimits{Execution: t.w.cfg.Output, Session: t.w.cfg.SessionOutput}
-	if t.resolution != nil {
-		limits = limits.ForAgent(t.resolution.agent.Limits)
+	if t.resolved != nil {
+		limits = limits.ForAgent(t.resolved.Definition.Limits)
 	}
 	return budgets.NewOutputMeter(limits, t.l.Run.OutputBefore, t.l.Run.Output)
 }

@@ -11,28 +11,29 @@ import (
 	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 // errUnwanted is a control that reached the execution before anything of it ran.
 var errUnwanted = errors.New("the execution is not wanted any more")
 
 // layer gives the layer with what the agent depends on, "" for an agent that depends on
-// nothing. While one is made, the log says so, and controls are obeyed. An *unresolved
+// nothing. While one is made, the log says so, and controls are obeyed. An *references.Error
 // error ends the execution.
 func (t *turn) layer(ctx context.Context) (string, error) {
-	if t.resolution == nil {
+	if t.resolved == nil {
 		return "", nil
 	}
-	set, err := dependency.Parse(t.resolution.agent.Dependencies)
+	set, err := dependency.Parse(t.resolved.Definition.Dependencies)
 	if err != nil { // it was checked when the agent was applied
-		return "", &unresolved{sandbox.CodeDependenciesFailed, fmt.Errorf("dependencies: %w", err)}
+		return "", &references.Error{Code: sandbox.CodeDependenciesFailed, Err: fmt.Errorf("dependencies: %w", err)}
 	}
 	if set.Empty() {
 		return "", nil
 	}
 	layerer, ok := t.w.d.Sandbox.(sandbox.Layerer)
 	if !ok {
-		return "", &unresolved{sandbox.CodeDependenciesUnavailable, fmt.Errorf("sandboxes of provider %s cannot have dependencies", t.w.cfg.Provider)}
+		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", t.w.cfg.Provider)}
 	}
 	return t.provide(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
 }
@@ -138,7 +139,7 @@ func undependable(err error) error {
 	if errors.As(err, &typed) {
 		code = typed.Code
 	}
-	return &unresolved{code, err}
+	return &references.Error{Code: code, Err: err}
 }
 
 // Registries are all that is reached where dependencies are installed.

@@ -102,8 +102,8 @@ func (t *turn) withdraw(ctx context.Context) {
 		Sandbox: sb.ID, Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
 		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
-	if t.resolution != nil {
-		g.Allow = t.resolution.allow()
+	if t.resolved != nil {
+		g.Allow = t.resolved.Allowlist()
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusWithin)
 	defer cancel()
@@ -119,22 +119,22 @@ func (t *turn) withdraw(ctx context.Context) {
 // grants is what the turn's sandbox may do.
 func (t *turn) grants() Grant {
 	return Grant{
-		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolution.allow(),
+		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolved.Allowlist(),
 		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
 }
 
 // upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
 func (t *turn) upstreams() []Upstream {
-	if t.resolution == nil || t.w.d.Egress == nil {
+	if t.resolved == nil || t.w.d.Egress == nil {
 		return nil
 	}
 	var out []Upstream
-	for _, m := range t.resolution.agent.MCPServers {
+	for _, m := range t.resolved.Definition.MCPServers {
 		if m.Type == events.MCPHTTP {
 			u := Upstream{Name: m.Name, URL: m.URL, Headers: m.Headers}
 			said := strings.Join(slices.Collect(maps.Values(m.Headers)), "\n") + "\n" + m.URL
-			for _, s := range t.resolution.secrets {
+			for _, s := range t.resolved.Secrets {
 				if strings.Contains(said, s) {
 					u.Secrets = append(u.Secrets, s)
 				}

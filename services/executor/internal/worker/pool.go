@@ -181,7 +181,7 @@ func (w *Worker) brew(ctx context.Context, id, architecture string) (*agent, err
 func (t *turn) pooled(ctx context.Context) (*agent, error) {
 	h, o := t.w, t.l.Life.Options
 	adopter, ok := h.d.Sandbox.(sandbox.Adopter)
-	if !ok || h.cfg.Pool[t.l.Life.Architecture] == 0 || o.Image != "" || len(t.resolution.containers()) > 0 || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
+	if !ok || h.cfg.Pool[t.l.Life.Architecture] == 0 || o.Image != "" || len(t.resolved.Containers()) > 0 || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
 		return nil, nil
 	}
 	began := h.d.Now()

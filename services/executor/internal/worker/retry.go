@@ -41,10 +41,10 @@ func (e *deathError) Error() string { return e.code + ": " + e.message }
 
 // policy of the turn's agent; the zero value where there is none.
 func (t *turn) policy() events.Retries {
-	if t.resolution == nil {
+	if t.resolved == nil {
 		return events.Retries{}
 	}
-	return t.resolution.agent.Retries
+	return t.resolved.Definition.Retries
 }
 
 // attempts is how often the agent may be started, by what it died of.

@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 const (
@@ -51,7 +52,7 @@ func (t *turn) room(ctx context.Context) (made func(), err error) {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-late.C:
-				return &unresolved{codeTenantSandboxes, fmt.Errorf("the tenant has %d sandboxes on this engine, the most that it may, and none of them could be ended in %s", most, roomWithin)}
+				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, the most that it may, and none of them could be ended in %s", most, roomWithin)}
 			case <-time.After(roomEvery):
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -36,17 +37,19 @@ type turn struct {
 	slot      *slot
 	log       *slog.Logger
 
-	agent      *agent // open link; nil until attached
-	attempt    uint32 // of the start that comes next, or runs
-	message    events.MessageAccepted
-	tr         *translate.Translator
-	paused     time.Duration  // how long it stood still so far
-	begun      string         // the sandbox that this turn has begun to make
-	resolution *resolution    // of what the execution refers to; nil until resolve has returned
-	limits     budgets.Limits // as last read
-	granted    budgets.Limits // as last registered at the egress proxy
-	withdrawn  bool           // the egress proxy knows that the execution does not run any more
-	usage      budgets.Tracker
+	agent     *agent // open link; nil until attached
+	attempt   uint32 // of the start that comes next, or runs
+	message   events.MessageAccepted
+	tr        *translate.Translator
+	paused    time.Duration        // how long it stood still so far
+	begun     string               // the sandbox that this turn has begun to make
+	resolved  *references.Resolved // of what the execution refers to; nil until resolve has returned
+	limits    budgets.Limits       // as last read
+	granted   budgets.Limits       // as last registered at the egress proxy
+	withdrawn bool                 // the egress proxy knows that the execution does not run any more
+	usage     budgets.Tracker
+
+	sockets []string // of the MCP servers in containers, in their order
 
 	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
 }
@@ -78,9 +81,9 @@ func (t *turn) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := t.resolve(ctx); err != nil {
-		var wrong *unresolved
+		var wrong *references.Error
 		if errors.As(err, &wrong) {
-			return t.stopAndFail(ctx, wrong.ended())
+			return t.stopAndFail(ctx, wrong.Failed())
 		}
 		return err
 	}
@@ -114,9 +117,9 @@ func (t *turn) run(ctx context.Context) (err error) {
 // ended; a *deathError or errLost say that another attempt may follow.
 func (t *turn) try(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
-		var wrong *unresolved
+		var wrong *references.Error
 		if errors.As(err, &wrong) {
-			return t.stopAndFail(ctx, wrong.ended())
+			return t.stopAndFail(ctx, wrong.Failed())
 		}
 		if errors.Is(err, errUnwanted) {
 			return t.cancelled(ctx)
@@ -165,8 +168,8 @@ func (t *turn) query() *runner.Query {
 		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = t.conversation()
-	t.resolution.into(q, t.w.d.Egress != nil)
-	if t.resolution.selective {
+	t.resolved.AddTo(q, t.w.d.Egress != nil, t.sockets)
+	if t.resolved.InspectsRequests {
 		q.Authority = t.authority
 	}
 	return q

@@ -24,6 +24,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 // Config of a Worker; every field is required but Rate, SandboxLife and Registries.
@@ -94,8 +95,8 @@ type Deps struct {
 	Metrics    prometheus.Registerer // nil: nobody reads what is counted
 	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
 	Egress     Egress                // nil: sandboxes have the way out that their provider gives them
-	Skills     Skills                // nil: no agent can have skills
-	Secrets    Secrets               // nil: no execution can have secrets
+	Skills     references.Skills     // nil: no agent can have skills
+	Secrets    references.Secrets    // nil: no execution can have secrets
 	Budgets    Budgets               // nil: no tenant has a budget
 	Room       *storage.Watch        // nil: the store of NATS counts as never full
 
@@ -115,9 +116,10 @@ type Worker struct {
 	actor   events.Actor
 	metrics *metrics
 
-	handling *handling.Set
-	slots    *permits.Limiter // of executions
-	upkeep   *permits.Limiter // of the work on sandboxes in which nothing runs
+	handling   *handling.Set
+	references *references.Resolver
+	slots      *permits.Limiter // of executions
+	upkeep     *permits.Limiter // of the work on sandboxes in which nothing runs
 
 	mu     sync.Mutex
 	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
@@ -137,6 +139,8 @@ func New(cfg Config, d Deps) *Worker {
 		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{}, making: map[string]map[string]bool{},
 	}
+	_, containers := d.Sandbox.(sandbox.Companion)
+	h.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
 	h.slots = permits.New(cfg.Slots, cfg.Reserved, h.mostHere)
 	if d.Metrics != nil {
 		h.register(d.Metrics)

@@ -306,7 +306,7 @@ func (t *turn) prepare(ctx context.Context) error {
 		return err
 	}
 	from := sources(t.l)
-	furnish := unfilled(t.l) && len(t.resolution.agent.Files) > 0 && !slices.ContainsFunc(from, source.hasFiles)
+	furnish := unfilled(t.l) && len(t.resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, source.hasFiles)
 	if t.w.d.Workspaces == nil || len(from) == 0 && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
 		return nil
 	}
@@ -455,7 +455,7 @@ func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) (events.Payload
 	ctx, cancel := context.WithTimeout(ctx, snapshotWithin)
 	defer cancel()
 	began := t.w.d.Now()
-	archive, err := packed(t.resolution.agent.Files)
+	archive, err := packed(t.resolved.Definition.Files)
 	if err == nil {
 		err = workspace.Unpack(ctx, box, "", archive)
 	}
@@ -463,7 +463,7 @@ func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) (events.Payload
 		return nil, t.broken(ctx, box.ID(), fmt.Errorf("lay down the agent's files: %w", err))
 	}
 	return events.WorkspaceRestored{
-		SandboxID: box.ID(), Files: uint32(len(t.resolution.agent.Files)), //nolint:gosec // the definition's check bounds it
+		SandboxID: box.ID(), Files: uint32(len(t.resolved.Definition.Files)), //nolint:gosec // the definition's check bounds it
 		DurationMs: uint32(t.w.d.Now().Sub(began).Milliseconds()), //nolint:gosec // bounded by snapshotWithin
 	}, nil
 }
