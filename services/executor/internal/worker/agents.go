@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -150,7 +150,7 @@ func (t *turn) find(ctx context.Context) (*agent, error) {
 		return t.create(ctx) // begun by a holder that died: creating it again finds the first
 	}
 	// A holder that died may have paused it without a word in the log, or have said that it goes on and no more.
-	if err := t.w.patiently(ctx, sb.ID, func() error { return t.w.unpause(ctx, sb.ID) }); err != nil {
+	if err := t.w.sandboxes.Retry(ctx, sb.ID, func() error { return t.w.sandboxes.Resume(ctx, sb.ID) }); err != nil {
 		t.log.Warn("whether the sandbox is paused cannot be told; its runner shows", "sandbox", sb.ID, "error", err)
 	}
 	a, err := t.w.dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
@@ -184,7 +184,7 @@ func (w *Worker) dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 		if err == nil || errors.Is(err, errLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
 			return a, err
 		}
-		if unavailable(err) {
+		if sandboxes.Unavailable(err) {
 			if time.Since(began) > w.cfg.EngineGone {
 				return nil, err
 			}
@@ -259,13 +259,13 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	}
 	if t.l.Run.Sandbox.ID == id && t.l.Run.Sandbox.Journal == "" && t.begun != id {
 		// Begun by a holder that died: what there is of it has a token that nobody knows.
-		if err := t.w.terminate(ctx, id, false); err != nil {
+		if err := t.w.sandboxes.Terminate(ctx, id, false); err != nil {
 			return nil, err
 		}
 	}
 	spec := t.w.spec(t.l, id)
 	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.resolved.Containers())
-	box, err := t.w.make(ctx, &spec, t.resolved.Allowlist(), nil)
+	box, err := t.w.sandboxes.Create(ctx, &spec, t.resolved.Allowlist(), nil)
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}
@@ -292,36 +292,12 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	return a, t.refresh(ctx)
 }
 
-// make makes a sandbox, and its way out before. An engine that is away is waited for.
-func (w *Worker) make(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error) {
-	if w.d.Egress != nil {
-		spec.EgressToken = rand.Text()
-		err := w.patiently(ctx, spec.ID, func() error {
-			_, err := w.d.Egress.Register(ctx, Grant{
-				Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
-			})
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	began := time.Now()
-	var box sandbox.Sandbox
-	err := w.patiently(ctx, spec.ID, func() (err error) {
-		box, err = w.d.Sandbox.Create(ctx, *spec)
-		return err
-	})
-	w.metrics.made(ctx, time.Since(began), err)
-	return box, err
-}
-
 // broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
 func (t *turn) broken(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err := t.w.terminate(ctx, id, false); err != nil {
+	if err := t.w.sandboxes.Terminate(ctx, id, false); err != nil {
 		t.log.Error("what there was of a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
 	}
 	return &sandboxError{id: id, err: cause}
@@ -333,7 +309,7 @@ func (t *turn) replace(ctx context.Context) error {
 	lost, kept := "its processes and what they had in memory", true
 	if old.Engine != t.w.cfg.Engine {
 		lost, kept = "the sandbox with what its workspace had since its last snapshot: engine "+old.Engine+" is gone", false
-	} else if err := t.w.terminate(ctx, old.ID, false); err != nil {
+	} else if err := t.w.sandboxes.Terminate(ctx, old.ID, false); err != nil {
 		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
 	}
 	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}

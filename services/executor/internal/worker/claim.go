@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
 // execute takes the active execution over, or on, and runs it to its end.
@@ -218,7 +219,7 @@ func (w *Worker) mayReach(ctx context.Context, l eventlog.Loaded) error {
 		return nil
 	}
 	_, err := w.d.Sandbox.Attach(ctx, sb.ID)
-	if !unavailable(err) {
+	if !sandboxes.Unavailable(err) {
 		return nil // whatever it is, the claim deals with it
 	}
 	w.d.Logger.Warn("the engine of an execution's sandbox is away; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)

@@ -28,7 +28,7 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 		return err
 	}
 	f.drop()
-	if err := f.w.terminate(ctx, id, false); err != nil {
+	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", id, err)
 	}
 	reason := "unhealthy"

@@ -49,7 +49,7 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 	begun, done := make(chan struct{}, 1), make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = t.w.patiently(work, t.l.ID, func() (err error) {
+		a.err = t.w.sandboxes.Retry(work, t.l.ID, func() (err error) {
 			a.name, err = layerer.Layer(work, want, t.w.workshop(func() {
 				select {
 				case begun <- struct{}{}:
@@ -170,13 +170,13 @@ func (w *Worker) build(ctx context.Context, spec sandbox.Spec, work func(context
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)
 		defer cancel()
-		if terr := w.terminate(undo, spec.ID, true); terr != nil {
+		if terr := w.sandboxes.Terminate(undo, spec.ID, true); terr != nil {
 			// What runs in it may still write: the layer is not whole.
 			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
 		}
 		err = concealed(err, spec.EgressToken)
 	}()
-	box, err := w.make(ctx, &spec, w.cfg.Registries.Hosts, &w.cfg.Registries.Routes)
+	box, err := w.sandboxes.Create(ctx, &spec, w.cfg.Registries.Hosts, &w.cfg.Registries.Routes)
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,10 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
 // Egress is the way out of sandboxes without a network.
@@ -73,12 +75,12 @@ func (t *turn) grant(ctx context.Context) error {
 		return err
 	}
 	t.limits = b
-	err = t.w.patiently(ctx, t.agent.sandbox, func() (err error) {
+	err = t.w.sandboxes.Retry(ctx, t.agent.sandbox, func() (err error) {
 		t.authority, err = t.w.d.Egress.Register(ctx, t.grants())
 		return err
 	})
 	switch {
-	case unavailable(err):
+	case sandboxes.Unavailable(err):
 		return &sandboxError{id: t.agent.sandbox, err: err, stays: true}
 	case errors.Is(err, ErrUnknownSandbox):
 		return fmt.Errorf("%w: %w", errLost, err)
@@ -114,6 +116,16 @@ func (t *turn) withdraw(ctx context.Context) {
 	default:
 		t.log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
 	}
+}
+
+// newSandboxes registers sandboxes that do not exist yet; it implements sandboxes.Egress.
+type newSandboxes struct{ Egress }
+
+func (e newSandboxes) RegisterNew(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string) error {
+	_, err := e.Register(ctx, Grant{
+		Sandbox: spec.ID, Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
+	})
+	return err
 }
 
 // grants is what the turn's sandbox may do.

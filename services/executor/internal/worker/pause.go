@@ -32,18 +32,6 @@ func (t *turn) resume(ctx context.Context) error {
 	return nil
 }
 
-// unpause resumes a sandbox, if it is there and paused.
-func (w *Worker) unpause(ctx context.Context, id string) error {
-	p, ok := w.d.Sandbox.(sandbox.Pauser)
-	if !ok {
-		return nil
-	}
-	if err := p.Resume(ctx, id); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-		return fmt.Errorf("resume sandbox %s: %w", id, err)
-	}
-	return nil
-}
-
 // pause makes the execution stand still, if that is wanted and no request to a
 // model is open, which would time out meanwhile.
 func (f *follower) pause(ctx context.Context) error {

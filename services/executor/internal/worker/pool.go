@@ -149,14 +149,14 @@ func (w *Worker) stock(ctx context.Context, architecture string) (*agent, error)
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)
 	defer cancel()
-	err = errors.Join(err, w.terminate(undo, id, true))
+	err = errors.Join(err, w.sandboxes.Terminate(undo, id, true))
 	w.pool.forget(id)
 	return nil, err
 }
 
 func (w *Worker) brew(ctx context.Context, id, architecture string) (*agent, error) {
 	spec := sandbox.Spec{ID: id, Labels: sandbox.Labels{Engine: w.cfg.Engine, Executor: w.cfg.Executor}}
-	box, err := w.make(ctx, &spec, nil, nil)
+	box, err := w.sandboxes.Create(ctx, &spec, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("make a sandbox for the pool: %w", err)
 	}
@@ -201,7 +201,7 @@ func (t *turn) pooled(ctx context.Context) (*agent, error) {
 		return nil, nil
 	}
 	err := t.say(ctx, events.SandboxReady{
-		SandboxID: a.sandbox, Provider: h.cfg.Provider, Engine: h.cfg.Engine, Journal: a.journal, Pooled: true, Empty: !h.keeps(),
+		SandboxID: a.sandbox, Provider: h.cfg.Provider, Engine: h.cfg.Engine, Journal: a.journal, Pooled: true, Empty: !h.sandboxes.KeepsWorkspaces(),
 		DurationMs: uint32(h.d.Now().Sub(began).Milliseconds()), //nolint:gosec // it was made before
 	})
 	if err != nil {
@@ -215,7 +215,7 @@ func (t *turn) pooled(ctx context.Context) (*agent, error) {
 // discard ends a pooled sandbox.
 func (w *Worker) discard(ctx context.Context, a *agent) {
 	a.link.Close()
-	if err := w.terminate(ctx, a.sandbox, true); err != nil {
+	if err := w.sandboxes.Terminate(ctx, a.sandbox, true); err != nil {
 		w.d.Logger.Warn("a pooled sandbox could not be ended; the sweep will try again", "sandbox", a.sandbox, "error", err)
 	}
 	w.pool.forget(a.sandbox)
@@ -247,5 +247,5 @@ func (w *Worker) sweepPooled(ctx context.Context, info sandbox.Info) error {
 		return err
 	}
 	w.d.Logger.Info("sweep: a pooled sandbox is nobody's", "sandbox", info.ID)
-	return w.terminate(ctx, info.ID, true)
+	return w.sandboxes.Terminate(ctx, info.ID, true)
 }

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
@@ -12,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
 // release gives up a sandbox, with a snapshot first. The log is told before the
@@ -41,7 +41,7 @@ func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 			return errAgain
 		}
 		if err != nil {
-			code, final := hopeless(err)
+			code, final := sandboxes.FinalCode(err)
 			if !final {
 				return err
 			}
@@ -63,19 +63,10 @@ func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 	if !here {
 		return nil // its engine is gone; should it come back, its sweep finds it
 	}
-	if err := w.terminate(ctx, sb.ID, deleted || synced != nil && !w.keeps()); err != nil {
+	if err := w.sandboxes.Terminate(ctx, sb.ID, deleted || synced != nil && !w.sandboxes.KeepsWorkspaces()); err != nil {
 		w.d.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
 	}
 	return nil
-}
-
-// terminate ends a sandbox and its way out.
-func (w *Worker) terminate(ctx context.Context, id string, wipe bool) error {
-	err := w.d.Sandbox.Terminate(ctx, id, wipe)
-	if w.d.Egress != nil {
-		err = errors.Join(err, w.d.Egress.Release(ctx, id))
-	}
-	return err
 }
 
 // nearsEnd reports whether the provider ends a sandbox soon, by its own limit: four fifths of its life are over. What is left is for
@@ -109,7 +100,7 @@ func (t *turn) retire(ctx context.Context) error {
 		return err
 	}
 	t.w.shutdown(ctx, t.l.ID, t.epoch)
-	if err := t.w.terminate(ctx, sb.ID, synced != nil && !t.w.keeps()); err != nil {
+	if err := t.w.sandboxes.Terminate(ctx, sb.ID, synced != nil && !t.w.sandboxes.KeepsWorkspaces()); err != nil {
 		t.log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 	}
 	return nil

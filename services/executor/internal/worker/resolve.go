@@ -43,7 +43,7 @@ func (t *turn) loadSkills(ctx context.Context) error {
 	if len(digests) == 0 {
 		return nil
 	}
-	err := t.w.patiently(ctx, t.agent.sandbox, func() error { return loader.Stock(ctx, t.agent.sandbox, digests) })
+	err := t.w.sandboxes.Retry(ctx, t.agent.sandbox, func() error { return loader.Stock(ctx, t.agent.sandbox, digests) })
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", errLost, err)
 	}

@@ -160,7 +160,7 @@ func (t *turn) giveUp(ctx context.Context, d death) error {
 	here := sb.Engine == t.w.cfg.Engine // else its engine is gone; should it come back, its sweep finds it
 	t.drop()
 	if here {
-		if err := t.w.terminate(ctx, sb.ID, false); err != nil {
+		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 			t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 			end.Outcome = failed.NotStopped(err)
 		}

@@ -139,5 +139,5 @@ func (w *Worker) endIdle(ctx context.Context, info sandbox.Info, reason string) 
 	}
 	w.shutdown(ctx, info.Labels.Session, epoch)
 	w.d.Logger.Info("an idle sandbox ends", "reason", reason, "sandbox", info.ID, "session", info.Labels.Session, "tenant", info.Labels.Tenant)
-	return w.terminate(ctx, info.ID, stored)
+	return w.sandboxes.Terminate(ctx, info.ID, stored)
 }

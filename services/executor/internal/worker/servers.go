@@ -21,7 +21,7 @@ func (t *turn) serve(ctx context.Context) error {
 	var group errgroup.Group
 	for n, c := range all {
 		group.Go(func() error {
-			errs[n] = t.w.patiently(ctx, t.agent.sandbox, func() (err error) {
+			errs[n] = t.w.sandboxes.Retry(ctx, t.agent.sandbox, func() (err error) {
 				sockets[n], err = companion.Serve(ctx, t.agent.sandbox, n, sandbox.Server{Image: c.Image, Egress: len(t.l.Life.Options.Egress) > 0})
 				return err
 			})

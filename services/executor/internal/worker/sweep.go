@@ -67,7 +67,7 @@ func (w *Worker) Sweep(ctx context.Context) error {
 			continue
 		}
 		w.d.Logger.Info("sweep: a sandbox is over", "sandbox", info.ID, "session", l.ID)
-		if err := w.terminate(ctx, info.ID, deleted); err != nil {
+		if err := w.sandboxes.Terminate(ctx, info.ID, deleted); err != nil {
 			return err
 		}
 	}
@@ -131,13 +131,13 @@ func (w *Worker) StopSandboxes(ctx context.Context) error {
 
 func (w *Worker) stopOne(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Session == "" {
-		return w.terminate(ctx, info.ID, true)
+		return w.sandboxes.Terminate(ctx, info.ID, true)
 	}
 	stored, _, err := w.giveUp(ctx, info, syncStopped, "manual")
 	if err != nil {
 		w.d.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 	}
-	return w.terminate(ctx, info.ID, stored)
+	return w.sandboxes.Terminate(ctx, info.ID, stored)
 }
 
 // giveUp tells the log that a sandbox in which nothing runs is ended, and
@@ -149,7 +149,7 @@ func (w *Worker) giveUp(ctx context.Context, info sandbox.Info, sync, reason str
 		return false, 0, err
 	}
 	var facts []events.Payload
-	if !w.keeps() {
+	if !w.sandboxes.KeepsWorkspaces() {
 		synced, err := w.last(ctx, l, sync)
 		if err != nil {
 			w.d.Logger.Warn("no snapshot before a sandbox ended: its workspace stays on the engine", "sandbox", info.ID, "session", l.ID, "error", err)

@@ -149,7 +149,7 @@ func (t *turn) cancelled(ctx context.Context) error {
 		return t.fail(ctx, outcome)
 	}
 	t.drop()
-	if err := t.w.terminate(ctx, sb.ID, false); err != nil {
+	if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
 	}
 	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})

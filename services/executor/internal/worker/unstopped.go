@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
 // stopWithin bounds the end of an agent whose execution is over.
@@ -82,13 +83,13 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 		return t.fail(ctx, failed)
 	}
 	t.log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
-	if sb.Engine != t.w.cfg.Engine || unavailable(err) {
+	if sb.Engine != t.w.cfg.Engine || sandboxes.Unavailable(err) {
 		return t.fail(ctx, failed.NotStopped(err))
 	}
 	if err := t.refresh(ctx); err != nil { // a holder that has claimed since has ended the stream
 		return err
 	}
-	if terr := t.w.terminate(ctx, sb.ID, false); terr != nil {
+	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
 		return t.fail(ctx, failed.NotStopped(errors.Join(err, terr)))
 	}
 	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
@@ -100,14 +101,14 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 func (w *Worker) stopAtRest(ctx context.Context, l eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	err := w.stopAgent(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
-	if err == nil || errors.Is(err, run.ErrFenced) || unavailable(err) || ctx.Err() != nil {
+	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {
 		return err
 	}
 	w.d.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)
 	if err := w.atRest(ctx, l, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true}); err != nil {
 		return err
 	}
-	return w.terminate(ctx, sb.ID, false)
+	return w.sandboxes.Terminate(ctx, sb.ID, false)
 }
 
 // handedOver says in the log that the turn ends because this executor stops, so that the

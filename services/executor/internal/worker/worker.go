@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/references"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
 // Config of a Worker; every field is required but Rate, SandboxLife and Registries.
@@ -118,6 +119,7 @@ type Worker struct {
 
 	handling   *handling.Set
 	references *references.Resolver
+	sandboxes  *sandboxes.Manager
 	slots      *permits.Limiter // of executions
 	upkeep     *permits.Limiter // of the work on sandboxes in which nothing runs
 
@@ -138,6 +140,10 @@ func New(cfg Config, d Deps) *Worker {
 		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
 		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
 		agents: map[string]*agent{}, making: map[string]map[string]bool{},
+	}
+	h.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: h.metrics.made}
+	if d.Egress != nil {
+		h.sandboxes.Egress = newSandboxes{d.Egress}
 	}
 	_, containers := d.Sandbox.(sandbox.Companion)
 	h.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
@@ -245,7 +251,7 @@ func delivery(err error) error {
 		return bus.Later(err, handoverDelay)
 	case isReserved(err):
 		return bus.Later(err, reservedDelay)
-	case errors.Is(err, run.ErrFenced), unavailable(err):
+	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
 		return bus.Later(err, heldDelay)
 	}
 	return err

@@ -243,7 +243,7 @@ func (w *Worker) record(ctx context.Context, l eventlog.Loaded, list []events.Ev
 // what is in its workspace. A warm agent may be gone with it: the next turn tells.
 func (w *Worker) revive(ctx context.Context, l eventlog.Loaded) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
-	if err := w.unpause(ctx, sb.ID); err != nil {
+	if err := w.sandboxes.Resume(ctx, sb.ID); err != nil {
 		return nil, err
 	}
 	if sb.Unstopped {
@@ -275,12 +275,6 @@ func (w *Worker) spec(l eventlog.Loaded, id string) sandbox.Spec {
 		spec.Workspace = sb.Workspace
 	}
 	return spec
-}
-
-// keeps tells whether the provider keeps workspaces by session, so that no sandbox's end loses one.
-func (w *Worker) keeps() bool {
-	_, ok := w.d.Sandbox.(sandbox.Keeper)
-	return ok
 }
 
 // last takes the snapshot before a sandbox is given up; nil where none is wanted.
