@@ -6,8 +6,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/run"
-	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 )
 
@@ -70,7 +68,7 @@ func (a *aside) begin(f *follower) {
 	if sync {
 		a.syncedAt = now
 	}
-	lnk, grant, limits := f.agent.link, f.changedGrant(), f.limits
+	lnk, grant, limits := f.agent.Link, f.changedGrant(), f.limits
 	granting := make(chan struct{})
 	a.granting = granting
 	f.waiting.Go(func() {
@@ -149,28 +147,6 @@ func (w *Worker) store(ctx context.Context, l eventlog.Loaded, sync bool) ([]eve
 		return facts, err
 	}
 	return append(facts, s), nil
-}
-
-// asker sends a command to a runner and waits for its reply.
-type asker interface {
-	Call(ctx context.Context, c runner.Command) (runner.Reply, error)
-}
-
-// health asks after a sandbox, and gives an event if that is news.
-func (w *Worker) health(ctx context.Context, sb run.Sandbox, link asker, epoch uint64) []events.Payload {
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
-	defer cancel()
-	news := events.SandboxHealth{SandboxID: sb.ID, Status: events.Healthy}
-	r, err := link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: epoch})
-	if err != nil {
-		news.Status, news.Reason = events.Unhealthy, err.Error()
-	} else if r.Status != nil {
-		news.MemoryBytes, news.DiskBytes = r.Status.MemoryBytes, r.Status.DiskBytes
-	}
-	if (news.Status == events.Unhealthy) == sb.Unhealthy {
-		return nil
-	}
-	return []events.Payload{news}
 }
 
 // note records facts in the middle of a turn.

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -159,7 +160,7 @@ func (w *Worker) mayStart(ctx context.Context, tenant string) error {
 	if most == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	n, err := w.d.Leases.Running(ctx, tenant)
 	if err != nil {
@@ -178,15 +179,15 @@ func (w *Worker) Working() map[string]int { return w.slots.Working() }
 // isRunning reports whether the session's runner runs the claimed execution, whose start the log does not have. Its
 // executor, which has the same epoch, is gone.
 func (w *Worker) isRunning(ctx context.Context, l eventlog.Loaded) bool {
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	a, err := w.dialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
+	a, err := w.dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
 	if err != nil {
 		w.d.Logger.Debug("whether an execution has been started cannot be told", "session", l.ID, "sandbox", l.Run.Sandbox.ID, "error", err)
 		return false
 	}
-	defer a.link.Close()
-	return a.hello.Status.ExecutionID == l.Run.Execution
+	defer a.Link.Close()
+	return a.Hello.Status.ExecutionID == l.Run.Execution
 }
 
 // mayClaim tells whether the session's runs may be taken: nothing runs, or the

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
@@ -148,46 +147,13 @@ type Registries struct {
 	Routes []string // of the egress proxy
 }
 
-// workshop makes sandboxes in which layers are made: nobody's, as those of the pool, so
-// that the sweep ends what an executor that died had begun.
+// workshop returns how sandboxes are created in which layers are built. begun is called when one is needed.
 func (w *Worker) workshop(begun func()) sandbox.Workshop {
 	shop := sandbox.Workshop{Begun: begun}
 	if w.d.Egress != nil {
-		shop.Build = w.build
+		shop.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
+			return w.pool.Build(ctx, spec, w.cfg.Registries.Hosts, &w.cfg.Registries.Routes, work)
+		}
 	}
 	return shop
-}
-
-func (w *Worker) build(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
-	if spec.ID, err = w.mint(events.KindSandbox); err != nil {
-		return err
-	}
-	spec.Labels = sandbox.Labels{Engine: w.cfg.Engine, Executor: w.cfg.Executor}
-	w.pool.mu.Lock()
-	w.pool.ids[spec.ID] = true
-	w.pool.mu.Unlock()
-	defer w.pool.forget(spec.ID)
-	defer func() {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), warmWithin)
-		defer cancel()
-		if terr := w.sandboxes.Terminate(undo, spec.ID, true); terr != nil {
-			// What runs in it may still write: the layer is not whole.
-			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
-		}
-		err = concealed(err, spec.EgressToken)
-	}()
-	box, err := w.sandboxes.Create(ctx, &spec, w.cfg.Registries.Hosts, &w.cfg.Registries.Routes)
-	if err != nil {
-		return err
-	}
-	return work(ctx, box)
-}
-
-// concealed is an error without the token of the sandbox that it came from, which a script may have printed.
-func concealed(err error, token string) error {
-	var typed *sandbox.Error
-	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {
-		return err
-	}
-	return &sandbox.Error{Code: typed.Code, Message: strings.ReplaceAll(typed.Message, token, "***")}
 }

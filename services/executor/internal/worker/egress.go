@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
@@ -75,19 +76,19 @@ func (t *turn) grant(ctx context.Context) error {
 		return err
 	}
 	t.limits = b
-	err = t.w.sandboxes.Retry(ctx, t.agent.sandbox, func() (err error) {
+	err = t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() (err error) {
 		t.authority, err = t.w.d.Egress.Register(ctx, t.grants())
 		return err
 	})
 	switch {
 	case sandboxes.Unavailable(err):
-		return &sandboxError{id: t.agent.sandbox, err: err, stays: true}
+		return &sandboxError{id: t.agent.Sandbox, err: err, stays: true}
 	case errors.Is(err, ErrUnknownSandbox):
-		return fmt.Errorf("%w: %w", errLost, err)
+		return fmt.Errorf("%w: %w", agents.ErrLost, err)
 	case errors.Is(err, link.ErrFenced):
 		return fmt.Errorf("%w: %w", run.ErrFenced, err)
 	case err != nil:
-		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.sandbox, err)
+		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.Sandbox, err)
 	}
 	t.granted, t.withdrawn = t.limits, false
 	return nil
@@ -107,7 +108,7 @@ func (t *turn) withdraw(ctx context.Context) {
 	if t.resolved != nil {
 		g.Allow = t.resolved.Allowlist()
 	}
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	switch _, err := t.w.d.Egress.Register(ctx, g); {
 	case err == nil:
@@ -131,7 +132,7 @@ func (e newSandboxes) RegisterNew(ctx context.Context, spec sandbox.Spec, allow 
 // grants is what the turn's sandbox may do.
 func (t *turn) grants() Grant {
 	return Grant{
-		Sandbox: t.agent.sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolved.Allowlist(),
+		Sandbox: t.agent.Sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolved.Allowlist(),
 		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
 }
@@ -177,7 +178,7 @@ func (f *follower) calls(ctx context.Context) []events.Event {
 	}
 	f.aside.awaitGrant()
 	f.withdraw(ctx)
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	lines, err := f.w.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)
 	if err != nil {
@@ -195,7 +196,7 @@ func (w *Worker) late(ctx context.Context, r run.State) []events.Event {
 	if w.d.Egress == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	lines, err := w.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
 	if err != nil {
@@ -239,7 +240,7 @@ func (w *Worker) acknowledge(ctx context.Context, r run.State) {
 	if w.d.Egress == nil || r.Egress.Journal == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, statusWithin)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	if err := w.d.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
 		w.d.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -90,7 +91,7 @@ type reply struct {
 	err  error
 }
 
-// follow returns nil when the terminal event is stored. Its errors: errLost,
+// follow returns nil when the terminal event is stored. Its errors: agents.ErrLost,
 // run.ErrFenced, errHandover, or what made the log unusable.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -184,7 +185,7 @@ func (f *follower) lines() <-chan struct{} {
 	if f.full() {
 		return nil
 	}
-	return f.agent.link.Ready()
+	return f.agent.Link.Ready()
 }
 
 // over is closed when the stream has ended; nil while lines of it are to be read.
@@ -192,7 +193,7 @@ func (f *follower) over() <-chan struct{} {
 	if f.full() {
 		return nil
 	}
-	return f.agent.link.Done()
+	return f.agent.Link.Done()
 }
 
 func (f *follower) full() bool { return f.ended != nil || f.gap != "" || f.size >= pendingBytes }
@@ -200,7 +201,7 @@ func (f *follower) full() bool { return f.ended != nil || f.gap != "" || f.size 
 // greet decides from the runner's hello whether the query is still to be given.
 func (f *follower) greet() {
 	f.asked, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
-	hello := f.agent.hello
+	hello := f.agent.Hello
 	if hello == nil {
 		return
 	}
@@ -266,7 +267,7 @@ func (f *follower) leave(ctx context.Context) error {
 
 // call sends a command without waiting for its reply.
 func (f *follower) call(c runner.Command) {
-	l := f.agent.link
+	l := f.agent.Link
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.base, callWithin)
 		defer cancel()
@@ -280,7 +281,7 @@ func (f *follower) call(c runner.Command) {
 
 // answered acts on a runner's reply.
 func (f *follower) answered(ctx context.Context, r reply) error {
-	if r.link != f.agent.link {
+	if r.link != f.agent.Link {
 		return nil // of a stream that is no more
 	}
 	var refused *runner.Error
@@ -300,7 +301,7 @@ func (f *follower) answered(ctx context.Context, r reply) error {
 				if err := f.settle(ctx); err != nil {
 					return err
 				}
-				return fmt.Errorf("%w: %w", errLost, refused)
+				return fmt.Errorf("%w: %w", agents.ErrLost, refused)
 			}
 			f.killFirst, f.asked = true, false
 			return nil
@@ -313,7 +314,7 @@ func (f *follower) answered(ctx context.Context, r reply) error {
 	f.stop.Undelivered(r.op)
 	if r.op == runner.OpStart {
 		// It hangs, or its stream is cut; a new stream's hello tells.
-		f.agent.link.Close()
+		f.agent.Link.Close()
 	}
 	return nil
 }
@@ -347,7 +348,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 	if f.full() {
 		return nil
 	}
-	if errors.Is(f.agent.link.Err(), link.ErrFenced) {
+	if errors.Is(f.agent.Link.Err(), link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
 	}
 	if err := f.idle(ctx); err != nil {
@@ -355,7 +356,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 	}
 	wasAccepted := f.accepted
 	if err := f.reattach(ctx); err != nil {
-		if errors.Is(err, errLost) {
+		if errors.Is(err, agents.ErrLost) {
 			if err := f.settle(ctx); err != nil {
 				return err
 			}
@@ -406,7 +407,7 @@ func (f *follower) finish(ctx context.Context) error {
 		Before:  d.Events,
 	})
 	if err == nil {
-		f.acknowledge(f.agent.link, f.l.Run.Sandbox.N)
+		f.acknowledge(f.agent.Link, f.l.Run.Sandbox.N)
 	}
 	return err
 }

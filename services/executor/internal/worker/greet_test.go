@@ -7,6 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -30,7 +31,7 @@ func TestGreetAfterForgottenLines(t *testing.T) {
 	} {
 		f := &follower{turn: &turn{
 			w: &Worker{d: Deps{Now: time.Now}}, l: eventlog.Loaded{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}},
-			execution: "exe_new", agent: &agent{hello: &runner.Hello{First: c.first, Last: c.last}}, tr: &translate.Translator{Last: c.seen},
+			execution: "exe_new", agent: &agents.Agent{Hello: &runner.Hello{First: c.first, Last: c.last}}, tr: &translate.Translator{Last: c.seen},
 		}}
 		f.greet()
 		if f.tr.Last != c.want || f.startAfter != c.last || c.gap != (f.gap != "") {

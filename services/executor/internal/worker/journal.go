@@ -14,7 +14,7 @@ import (
 // read takes the lines that are there.
 func (f *follower) read() {
 	for !f.full() {
-		it, ok := f.agent.link.Next()
+		it, ok := f.agent.Link.Next()
 		if !ok {
 			return
 		}
@@ -78,7 +78,7 @@ func (f *follower) commit() {
 	}
 	list := f.pending
 	f.pending, f.size, f.appending = nil, 0, true
-	lnk, l := f.agent.link, f.l
+	lnk, l := f.agent.Link, f.l
 	f.waiting.Go(func() {
 		stored, err := f.appendEvents(f.base, l, list)
 		if err == nil {

@@ -52,29 +52,15 @@ func (w *Worker) register(r prometheus.Registerer) {
 	for _, state := range []string{"resting", "working"} {
 		labels := prometheus.Labels{"state": state}
 		r.MustRegister(
-			gauge("agents", "Agents that rest, warm, between two turns, or work on one.", labels, func() float64 { n, _ := w.weight(state == "resting"); return float64(n) }),
-			gauge("agent_memory_bytes", "Memory of these agents and their processes, as last measured.", labels, func() float64 { _, b := w.weight(state == "resting"); return float64(b) }),
+			gauge("agents", "Agents that rest, warm, between two turns, or work on one.", labels, func() float64 { n, _ := w.agents.Count(state == "resting"); return float64(n) }),
+			gauge("agent_memory_bytes", "Memory of these agents and their processes, as last measured.", labels, func() float64 { _, b := w.agents.Count(state == "resting"); return float64(b) }),
 		)
 	}
 	for architecture := range w.cfg.Pool {
 		r.MustRegister(gauge("pool_sandboxes", "Sandboxes that wait in the pool with their agent started.", prometheus.Labels{"architecture": architecture}, func() float64 {
-			w.pool.mu.Lock()
-			defer w.pool.mu.Unlock()
-			return float64(len(w.pool.ready[architecture]))
+			return float64(w.pool.Ready(architecture))
 		}))
 	}
-}
-
-// weight is how many agents rest, or work, and the bytes that they take.
-func (w *Worker) weight(resting bool) (n int, bytes uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, a := range w.agents {
-		if a.resting == resting {
-			n, bytes = n+1, bytes+a.memory
-		}
-	}
-	return n, bytes
 }
 
 // stored counts the ends among events that are in the log now.

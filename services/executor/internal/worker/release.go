@@ -59,7 +59,7 @@ func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 	if err := w.record(ctx, l, append(w.late(ctx, l.Run), m.Events()...)); err != nil {
 		return err
 	}
-	w.shutdown(ctx, l.ID, l.Run.Epoch+1)
+	w.agents.Shutdown(ctx, l.ID, l.Run.Epoch+1)
 	if !here {
 		return nil // its engine is gone; should it come back, its sweep finds it
 	}
@@ -99,7 +99,7 @@ func (t *turn) retire(ctx context.Context) error {
 	if err := t.say(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: syncMaxAge, Kept: synced == nil})...); err != nil {
 		return err
 	}
-	t.w.shutdown(ctx, t.l.ID, t.epoch)
+	t.w.agents.Shutdown(ctx, t.l.ID, t.epoch)
 	if err := t.w.sandboxes.Terminate(ctx, sb.ID, synced != nil && !t.w.sandboxes.KeepsWorkspaces()); err != nil {
 		t.log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 	}

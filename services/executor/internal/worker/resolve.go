@@ -7,6 +7,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
@@ -43,9 +44,9 @@ func (t *turn) loadSkills(ctx context.Context) error {
 	if len(digests) == 0 {
 		return nil
 	}
-	err := t.w.sandboxes.Retry(ctx, t.agent.sandbox, func() error { return loader.Stock(ctx, t.agent.sandbox, digests) })
+	err := t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() error { return loader.Stock(ctx, t.agent.Sandbox, digests) })
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return fmt.Errorf("%w: %w", errLost, err)
+		return fmt.Errorf("%w: %w", agents.ErrLost, err)
 	}
 	return err
 }

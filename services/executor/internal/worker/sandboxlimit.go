@@ -137,7 +137,7 @@ func (w *Worker) endIdle(ctx context.Context, info sandbox.Info, reason string) 
 		w.d.Logger.Debug("a sandbox that was idle is in use", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 		return nil
 	}
-	w.shutdown(ctx, info.Labels.Session, epoch)
+	w.agents.Shutdown(ctx, info.Labels.Session, epoch)
 	w.d.Logger.Info("an idle sandbox ends", "reason", reason, "sandbox", info.ID, "session", info.Labels.Session, "tenant", info.Labels.Tenant)
 	return w.sandboxes.Terminate(ctx, info.ID, stored)
 }

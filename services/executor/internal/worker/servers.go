@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
 // serve makes sure that the turn's MCP servers in containers run beside its sandbox.
@@ -21,8 +22,8 @@ func (t *turn) serve(ctx context.Context) error {
 	var group errgroup.Group
 	for n, c := range all {
 		group.Go(func() error {
-			errs[n] = t.w.sandboxes.Retry(ctx, t.agent.sandbox, func() (err error) {
-				sockets[n], err = companion.Serve(ctx, t.agent.sandbox, n, sandbox.Server{Image: c.Image, Egress: len(t.l.Life.Options.Egress) > 0})
+			errs[n] = t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() (err error) {
+				sockets[n], err = companion.Serve(ctx, t.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(t.l.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil
@@ -36,12 +37,12 @@ func (t *turn) serve(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, sandbox.ErrNotFound):
-			return fmt.Errorf("%w: %w", errLost, err)
+			return fmt.Errorf("%w: %w", agents.ErrLost, err)
 		case errors.As(err, &typed):
 			named := &sandbox.Error{Code: typed.Code, Message: fmt.Sprintf("%s.image: server %s: %s", c.Field, c.Name, typed.Message), Err: err}
-			return &sandboxError{id: t.agent.sandbox, err: named, stays: true}
+			return &sandboxError{id: t.agent.Sandbox, err: named, stays: true}
 		default:
-			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, t.agent.sandbox, err)
+			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, t.agent.Sandbox, err)
 		}
 	}
 	t.sockets = sockets

@@ -51,7 +51,7 @@ func (w *Worker) Sweep(ctx context.Context) error {
 	}
 	for _, info := range list {
 		if info.Labels.Session == "" {
-			if err := w.sweepPooled(ctx, info); err != nil {
+			if err := w.pool.Sweep(ctx, info); err != nil {
 				return err
 			}
 			continue

@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/link"
@@ -19,9 +20,6 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
-
-// errLost is a sandbox that is gone, or whose journal is.
-var errLost = errors.New("the sandbox is lost")
 
 // turn is one claimed execution. Its goroutine is the handler's.
 type turn struct {
@@ -37,8 +35,8 @@ type turn struct {
 	slot      *slot
 	log       *slog.Logger
 
-	agent     *agent // open link; nil until attached
-	attempt   uint32 // of the start that comes next, or runs
+	agent     *agents.Agent // open link; nil until attached
+	attempt   uint32        // of the start that comes next, or runs
 	message   events.MessageAccepted
 	tr        *translate.Translator
 	paused    time.Duration        // how long it stood still so far
@@ -98,7 +96,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		var died *deathError
 		switch {
 		case errors.As(err, &died):
-		case errors.Is(err, errLost):
+		case errors.Is(err, agents.ErrLost):
 			died = &deathError{death{code: codeSandboxLost, message: err.Error()}}
 			t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
 		default:
@@ -114,7 +112,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 }
 
 // try is one attempt, or what is left of one. It returns nil when the execution has
-// ended; a *deathError or errLost say that another attempt may follow.
+// ended; a *deathError or agents.ErrLost say that another attempt may follow.
 func (t *turn) try(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
 		var wrong *references.Error
@@ -134,7 +132,7 @@ func (t *turn) try(ctx context.Context) error {
 		}
 		return err
 	}
-	if t.control().N > 0 && !t.agent.mayRun(t.execution, t.l.Run.Sandbox.N) {
+	if t.control().N > 0 && !t.agent.MayBeRunning(t.execution, t.l.Run.Sandbox.N) {
 		return t.cancelled(ctx)
 	}
 	return t.follow(ctx)
@@ -346,11 +344,11 @@ func (t *turn) letGo(err error) {
 	if t.agent == nil {
 		return
 	}
-	if err == nil && t.agent.alive() {
+	if err == nil && t.agent.IsAlive() {
 		if t.tr != nil { // else it failed before anything was read
-			t.agent.last = t.tr.Last
+			t.agent.Last = t.tr.Last
 		}
-		t.w.rest(t.agent, time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond)
+		t.w.agents.Rest(t.agent, time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond)
 		return
 	}
 	t.drop()
@@ -358,8 +356,8 @@ func (t *turn) letGo(err error) {
 
 func (t *turn) drop() {
 	if t.agent != nil {
-		t.w.forget(t.agent)
-		t.agent.link.Close()
+		t.w.agents.Remove(t.agent)
+		t.agent.Link.Close()
 		t.agent = nil
 	}
 }
@@ -367,16 +365,16 @@ func (t *turn) drop() {
 // reattach opens a new stream to the same runner after the last line seen.
 func (t *turn) reattach(ctx context.Context) error {
 	a := t.agent
-	a.link.Close()
-	next, err := t.w.dial(ctx, t.l.Run.Sandbox, t.ref(), runner.Attach{Epoch: t.epoch, After: t.tr.Last})
+	a.Link.Close()
+	next, err := t.w.dialer.Dial(ctx, t.l.Run.Sandbox, t.ref(), runner.Attach{Epoch: t.epoch, After: t.tr.Last})
 	if errors.Is(err, link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
 	if err != nil {
 		return err
 	}
-	t.w.forget(a)
+	t.w.agents.Remove(a)
 	t.agent = next
-	t.w.work(next, t.epoch)
+	t.w.agents.Use(next, t.epoch)
 	return nil
 }

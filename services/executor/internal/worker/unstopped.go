@@ -3,66 +3,13 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
-	"github.com/spoolhq/spool/pkg/runner"
-	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
-
-// stopWithin bounds the end of an agent whose execution is over.
-const stopWithin = 30 * time.Second
-
-// stopAgent ends what the runner in a sandbox runs, if it runs anything, and returns when
-// the processes are gone. The epoch must be that of the last claim: the runner refuses every
-// holder before it from then on. It returns nil too if the sandbox is gone. It fails with
-// run.ErrFenced when another holder has claimed since.
-func (w *Worker) stopAgent(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
-	if sb.ID == "" || sb.Journal == "" {
-		return nil // nothing was started in it
-	}
-	if sb.Engine != w.cfg.Engine || sb.Provider != w.cfg.Provider {
-		return fmt.Errorf("engine %s of sandbox %s is gone", sb.Engine, sb.ID)
-	}
-	ctx, cancel := context.WithTimeout(ctx, stopWithin)
-	defer cancel()
-	a, err := w.dial(ctx, sb, ref, runner.Attach{Epoch: epoch, After: sb.N})
-	switch {
-	case errors.Is(err, link.ErrFenced):
-		return fmt.Errorf("%w: %w", run.ErrFenced, err)
-	case errors.Is(err, sandbox.ErrNotFound):
-		return nil
-	case err != nil:
-		return err
-	}
-	defer a.link.Close()
-	return a.stopOther(ctx, "")
-}
-
-// stopOther ends what the runner runs, unless it is the execution ("" for none), and returns
-// when its processes are gone.
-func (a *agent) stopOther(ctx context.Context, execution string) error {
-	if a.hello == nil || a.hello.Status.ExecutionID == execution || a.hello.Status.ExecutionID == "" {
-		return nil
-	}
-	r, err := a.link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: a.epoch})
-	switch {
-	case errors.Is(err, link.ErrFenced):
-		return fmt.Errorf("%w: %w", run.ErrFenced, err)
-	case err != nil:
-		return err
-	case r.Status == nil || r.Status.ExecutionID != "":
-		return fmt.Errorf("the runner of sandbox %s still runs %s after a kill", a.sandbox, a.hello.Status.ExecutionID)
-	}
-	a.hello.Status = *r.Status
-	return nil
-}
 
 // stopAndFail stops the agent, which may run under an earlier claim of the execution, and
 // then ends the execution. A sandbox whose runner does not obey is ended, with its workspace
@@ -73,7 +20,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	}
 	t.drop()
 	sb := t.l.Run.Sandbox
-	err := t.w.stopAgent(ctx, sb, t.ref(), t.epoch)
+	err := t.w.dialer.Stop(ctx, sb, t.ref(), t.epoch)
 	switch {
 	case errors.Is(err, run.ErrFenced):
 		return err
@@ -100,7 +47,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 // makes sure that no turn has begun in it meanwhile.
 func (w *Worker) stopAtRest(ctx context.Context, l eventlog.Loaded) error {
 	sb := l.Run.Sandbox
-	err := w.stopAgent(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
+	err := w.dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
 	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {
 		return err
 	}

@@ -22,8 +22,10 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/pool"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
@@ -120,14 +122,14 @@ type Worker struct {
 	handling   *handling.Set
 	references *references.Resolver
 	sandboxes  *sandboxes.Manager
+	dialer     *agents.Dialer
+	agents     *agents.Registry
+	pool       *pool.Pool
 	slots      *permits.Limiter // of executions
 	upkeep     *permits.Limiter // of the work on sandboxes in which nothing runs
 
 	mu     sync.Mutex
 	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
-	agents map[string]*agent          // by session: links to runners that may have a warm agent
-	pool   *pool
-	closed bool
 }
 
 // Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
@@ -137,14 +139,22 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 // New returns a Worker.
 func New(cfg Config, d Deps) *Worker {
 	h := &Worker{
-		pool: newPool(), metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
+		metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
 		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
-		agents: map[string]*agent{}, making: map[string]map[string]bool{},
+		making: map[string]map[string]bool{},
 	}
 	h.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: h.metrics.made}
 	if d.Egress != nil {
 		h.sandboxes.Egress = newSandboxes{d.Egress}
 	}
+	h.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
+	h.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
+	_, adoptable := d.Sandbox.(sandbox.Adopter)
+	h.pool = pool.New(pool.Config{
+		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Sizes: cfg.Pool, Every: cfg.PoolEvery, MaxAge: cfg.SandboxLife / 10, Adoptable: adoptable,
+		Sandboxes: h.sandboxes, Agents: h.dialer, Query: h.warmQuery, NewID: func() (string, error) { return h.mint(events.KindSandbox) },
+		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.Lives(ctx, executor) }, Now: d.Now, Logger: d.Logger,
+	})
 	_, containers := d.Sandbox.(sandbox.Companion)
 	h.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
 	h.slots = permits.New(cfg.Slots, cfg.Reserved, h.mostHere)
@@ -152,6 +162,12 @@ func New(cfg Config, d Deps) *Worker {
 		h.register(d.Metrics)
 	}
 	return h
+}
+
+// warmQuery returns the query with which the agent of a pooled sandbox is started.
+func (w *Worker) warmQuery(architecture string) *runner.Query {
+	launch := w.cfg.Agent(architecture, events.Options{})
+	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
 }
 
 // Delays after which a job is delivered again.

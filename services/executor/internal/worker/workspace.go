@@ -248,7 +248,7 @@ func (w *Worker) revive(ctx context.Context, l eventlog.Loaded) (sandbox.Sandbox
 	}
 	if sb.Unstopped {
 		ref := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}
-		if err := w.stopAgent(ctx, sb, ref, l.Run.Epoch); err != nil {
+		if err := w.dialer.Stop(ctx, sb, ref, l.Run.Epoch); err != nil {
 			return nil, fmt.Errorf("stop the agent of an execution that has ended: %w", err)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -12,44 +11,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/link"
-	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
-
-// agent is a runner that this executor has an open stream to.
-type agent struct {
-	ref     topology.SessionRef
-	sandbox string
-	journal string
-	link    *link.Link
-	hello   *runner.Hello // nil once a turn has been taken over it
-	last    uint64        // number of the last line taken
-
-	// The lock of the Worker guards these.
-	resting bool
-	used    time.Time
-	memory  uint64
-	epoch   uint64
-
-	checked    time.Time // when its health was last asked after
-	checkEvery time.Duration
-}
-
-func (a *agent) alive() bool {
-	select {
-	case <-a.link.Done():
-		return false
-	default:
-		return true
-	}
-}
-
-// mayRun tells whether the runner may have the execution already: it says so, or
-// its journal has lines that the log has not.
-func (a *agent) mayRun(execution string, n uint64) bool {
-	return a.hello != nil && (a.hello.Status.ExecutionID == execution || a.hello.Last > n)
-}
 
 // sandboxError is a sandbox that could not be made, or cannot be used now.
 type sandboxError struct {
@@ -69,6 +34,7 @@ func (e *sandboxError) code() string {
 }
 func (e *sandboxError) Unwrap() error { return e.err }
 
+// ref returns the reference to the turn's session.
 func (t *turn) ref() topology.SessionRef {
 	return topology.SessionRef{Tenant: t.l.Tenant, Session: t.l.ID}
 }
@@ -81,7 +47,7 @@ func (t *turn) attach(ctx context.Context) error {
 	if err == nil {
 		err = t.admit(ctx, a)
 	}
-	if errors.Is(err, errLost) {
+	if errors.Is(err, agents.ErrLost) {
 		t.drop()
 		if t.l.Run.Phase == run.Running {
 			return err // an attempt was under way, and died with it
@@ -97,23 +63,23 @@ func (t *turn) attach(ctx context.Context) error {
 		return err
 	}
 	t.attempt = t.l.Run.Attempt + 1
-	if a.hello != nil && a.hello.Status.ExecutionID == t.execution {
-		t.attempt = max(a.hello.Status.Attempt, 1)
+	if a.Hello != nil && a.Hello.Status.ExecutionID == t.execution {
+		t.attempt = max(a.Hello.Status.Attempt, 1)
 	}
 	since := t.l.Run.ClaimedAt
 	if t.tr != nil {
 		since = t.tr.Time
 	}
 	t.tr = &translate.Translator{
-		Journal: a.journal, ExecutionID: t.execution, Epoch: t.epoch, Attempt: t.attempt, Last: a.last, Time: since,
+		Journal: a.Journal, ExecutionID: t.execution, Epoch: t.epoch, Attempt: t.attempt, Last: a.Last, Time: since,
 	}
 	return nil
 }
 
 // admit makes a runner the turn's own: it may go out, and its workspace is as it should be.
-func (t *turn) admit(ctx context.Context, a *agent) error {
+func (t *turn) admit(ctx context.Context, a *agents.Agent) error {
 	t.agent = a
-	t.w.work(a, t.epoch)
+	t.w.agents.Use(a, t.epoch)
 	if err := t.grant(ctx); err != nil {
 		return err
 	}
@@ -126,26 +92,26 @@ func (t *turn) admit(ctx context.Context, a *agent) error {
 	return t.prepare(ctx)
 }
 
-// find gives the session's present runner; errLost when there was one.
-func (t *turn) find(ctx context.Context) (*agent, error) {
+// find gives the session's present runner; agents.ErrLost when there was one.
+func (t *turn) find(ctx context.Context) (*agents.Agent, error) {
 	if err := t.retire(ctx); err != nil {
 		return nil, err
 	}
 	sb := t.l.Run.Sandbox
-	if a := t.w.wake(t.l.ID); a != nil {
+	if a := t.w.agents.Take(t.l.ID); a != nil {
 		// One that has seen less than the log has was followed by another executor since: its
 		// stream is ended by the runner, though that may not have come through yet.
-		if a.alive() && a.journal == sb.Journal && a.last >= sb.N {
-			a.hello = nil
+		if a.IsAlive() && a.Journal == sb.Journal && a.Last >= sb.N {
+			a.Hello = nil
 			return a, nil
 		}
-		a.link.Close()
+		a.Link.Close()
 	}
 	switch {
 	case sb.ID == "":
 		return t.create(ctx)
 	case sb.Engine != t.w.cfg.Engine || sb.Provider != t.w.cfg.Provider:
-		return nil, fmt.Errorf("%w: engine %s is gone", errLost, sb.Engine)
+		return nil, fmt.Errorf("%w: engine %s is gone", agents.ErrLost, sb.Engine)
 	case sb.Journal == "":
 		return t.create(ctx) // begun by a holder that died: creating it again finds the first
 	}
@@ -153,85 +119,25 @@ func (t *turn) find(ctx context.Context) (*agent, error) {
 	if err := t.w.sandboxes.Retry(ctx, sb.ID, func() error { return t.w.sandboxes.Resume(ctx, sb.ID) }); err != nil {
 		t.log.Warn("whether the sandbox is paused cannot be told; its runner shows", "sandbox", sb.ID, "error", err)
 	}
-	a, err := t.w.dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
+	a, err := t.w.dialer.Dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
 	if err != nil || !sb.Unstopped {
 		return a, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, stopWithin)
-	defer cancel()
-	if err := a.stopOther(ctx, t.execution); err != nil {
-		a.link.Close()
+	if err := a.StopOther(ctx, t.execution); err != nil {
+		a.Link.Close()
 		if errors.Is(err, run.ErrFenced) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%w: stop the agent of an execution that has ended: %w", errLost, err)
+		return nil, fmt.Errorf("%w: stop the agent of an execution that has ended: %w", agents.ErrLost, err)
 	}
 	return a, nil
-}
-
-// dialPauses are the waits between attempts to reach a runner that should be there.
-var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
-
-// dial opens a stream to a sandbox's runner; errLost when it, or its journal, is gone.
-// An engine that is away may come back: it is waited for.
-func (w *Worker) dial(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
-	began := time.Now()
-	for i := 0; ; i++ {
-		a, err := w.dialOnce(ctx, sb, ref, attach)
-		if err == nil || errors.Is(err, errLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
-			return a, err
-		}
-		if sandboxes.Unavailable(err) {
-			if time.Since(began) > w.cfg.EngineGone {
-				return nil, err
-			}
-			i = len(dialPauses) - 2
-		}
-		if i == len(dialPauses) {
-			return nil, fmt.Errorf("%w: its runner does not answer: %w", errLost, err)
-		}
-		w.d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
-		select {
-		case <-time.After(dialPauses[i]):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-func (w *Worker) dialOnce(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
-	box, err := w.d.Sandbox.Attach(ctx, sb.ID)
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil, fmt.Errorf("%w: %w", errLost, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find sandbox %s: %w", sb.ID, err)
-	}
-	a, err := w.open(ctx, box, ref, attach)
-	if err != nil {
-		return nil, err
-	}
-	if a.journal != sb.Journal {
-		a.link.Close()
-		return nil, fmt.Errorf("%w: its runner has journal %s in place of %s", errLost, a.journal, sb.Journal)
-	}
-	return a, nil
-}
-
-func (w *Worker) open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agent, error) {
-	l, err := link.Open(ctx, box, attach, w.d.Logger)
-	if err != nil {
-		return nil, err
-	}
-	hello := l.Hello()
-	return &agent{ref: ref, sandbox: box.ID(), journal: hello.Journal, link: l, hello: &hello, last: attach.After, epoch: attach.Epoch}, nil
 }
 
 // create makes the session's sandbox; the log knows of it before it exists.
-func (t *turn) create(ctx context.Context) (*agent, error) {
+func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
 	id := t.l.Run.Sandbox.ID
 	layer, err := t.layer(ctx)
 	if err != nil {
@@ -269,7 +175,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 	if err != nil {
 		return nil, t.broken(ctx, id, err)
 	}
-	a, err := t.w.open(ctx, box, t.ref(), runner.Attach{Epoch: t.epoch})
+	a, err := t.w.dialer.Open(ctx, box, t.ref(), runner.Attach{Epoch: t.epoch})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
@@ -277,7 +183,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		return nil, t.broken(ctx, id, err)
 	}
 	ready := events.SandboxReady{
-		SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine, Journal: a.journal, Image: spec.Image,
+		SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine, Journal: a.Journal, Image: spec.Image,
 		DurationMs: uint32(t.w.d.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
 	}
 	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
@@ -286,7 +192,7 @@ func (t *turn) create(ctx context.Context) (*agent, error) {
 		ready.Workspace = spec.Workspace
 	}
 	if err := t.say(ctx, ready); err != nil {
-		a.link.Close()
+		a.Link.Close()
 		return nil, err
 	}
 	return a, t.refresh(ctx)
@@ -331,4 +237,36 @@ func (t *turn) refresh(ctx context.Context) error {
 	}
 	t.l.Life, t.l.LifeHead = l.Life, l.LifeHead
 	return nil
+}
+
+// pooled takes a sandbox from the pool for the session; nil if none fits.
+func (t *turn) pooled(ctx context.Context) (*agents.Agent, error) {
+	o, architecture := t.l.Life.Options, t.l.Life.Architecture
+	adopter, ok := t.w.d.Sandbox.(sandbox.Adopter)
+	if !ok || t.w.pool.Size(architecture) == 0 || o.Image != "" || len(t.resolved.Containers()) > 0 || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
+		return nil, nil
+	}
+	began := t.w.d.Now()
+	a := t.w.pool.Take(ctx, architecture)
+	if a == nil {
+		return nil, nil
+	}
+	defer t.w.pool.Forget(a.Sandbox)
+	a.Session = t.ref()
+	labels := sandbox.Labels{Tenant: t.l.Tenant, Session: t.l.ID, Engine: t.w.cfg.Engine, Epoch: t.epoch}
+	if err := adopter.Adopt(ctx, a.Sandbox, labels); err != nil {
+		t.log.Warn("a pooled sandbox could not be used, another one is created", "sandbox", a.Sandbox, "error", err)
+		t.w.pool.Discard(ctx, a)
+		return nil, nil
+	}
+	err := t.say(ctx, events.SandboxReady{
+		SandboxID: a.Sandbox, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine, Journal: a.Journal, Pooled: true, Empty: !t.w.sandboxes.KeepsWorkspaces(),
+		DurationMs: uint32(t.w.d.Now().Sub(began).Milliseconds()), //nolint:gosec // the pool is not slow
+	})
+	if err != nil {
+		a.Link.Close() // the sweep ends the sandbox, which the log does not name
+		return nil, err
+	}
+	t.w.metrics.pooled()
+	return a, t.refresh(ctx)
 }
