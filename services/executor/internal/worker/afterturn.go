@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
 // afterTurn takes the snapshot that ends a turn, unless the session has
@@ -32,7 +33,7 @@ func (w *Worker) afterTurn(ctx context.Context, t *turn, b *handling.Session) er
 	if err == nil {
 		err = w.firstOf(ctx, t, facts)
 	}
-	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, errAgain) {
+	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, runlog.ErrChanged) {
 		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
 	}
 	return nil
@@ -105,13 +106,9 @@ func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error)
 
 // firstOf records facts after a turn under the turn's own epoch.
 func (w *Worker) firstOf(ctx context.Context, t *turn, facts []events.Payload) error {
-	m := events.NewMint(w.meta())
-	for _, f := range facts {
-		m.Add("", f)
-	}
-	d, err := w.decide(t.l.Run, run.Record{Epoch: t.epoch, Events: m.Events()})
+	d, err := w.runlog.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: w.runlog.Events("", facts...)})
 	if err != nil {
 		return err
 	}
-	return w.first(ctx, &t.l, d)
+	return w.runlog.Append(ctx, &t.l, d)
 }

@@ -155,7 +155,7 @@ func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
 				return a, err
 			}
 		}
-		if id, err = t.w.mint(events.KindSandbox); err != nil {
+		if id, err = t.w.runlog.NewID(events.KindSandbox); err != nil {
 			return nil, err
 		}
 		t.begun = id

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
@@ -57,13 +58,13 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session
 	defer s.end()
 	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
-	d, err := w.decide(l.Run, run.Claim{Meta: w.meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: w.cfg.Executor})
+	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.Meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: w.cfg.Executor})
 	if err != nil {
-		return nil, errAgain
+		return nil, runlog.ErrChanged
 	}
 	w.handling.SetExecution(b, execution)
 	defer w.handling.SetExecution(b, "")
-	if err := w.first(ctx, &l, d); err != nil {
+	if err := w.runlog.Append(ctx, &l, d); err != nil {
 		return nil, err
 	}
 	if l.Run.Ended(execution) {

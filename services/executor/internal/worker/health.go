@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
 // health asks a runner for its status, and returns an event if the health of the sandbox has changed.
@@ -44,7 +45,7 @@ func (h restingHealth) CheckHealth(ctx context.Context, a *agents.Agent, epoch u
 	if len(facts) == 0 {
 		return nil
 	}
-	if err := h.w.atRest(ctx, l, facts...); err != nil && !errors.Is(err, errAgain) {
+	if err := h.w.runlog.AppendFacts(ctx, l, facts...); err != nil && !errors.Is(err, runlog.ErrChanged) {
 		return err
 	}
 	return nil
@@ -61,13 +62,13 @@ func (h restingHealth) CheckGone(ctx context.Context, a *agents.Agent) error {
 		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.Over() || l.Run.Sandbox.Unhealthy {
 			return err
 		}
-		err = h.w.atRest(ctx, l, events.SandboxHealth{SandboxID: a.Sandbox, Status: events.Unhealthy, Reason: "it has ended while it rested; the next message makes another, with the same workspace where that is left"})
+		err = h.w.runlog.AppendFacts(ctx, l, events.SandboxHealth{SandboxID: a.Sandbox, Status: events.Unhealthy, Reason: "it has ended while it rested; the next message makes another, with the same workspace where that is left"})
 		// The stream is not checked again, so a snapshot that was stored meanwhile must not keep this out of the log.
-		if !errors.Is(err, errAgain) {
+		if !errors.Is(err, runlog.ErrChanged) {
 			return err
 		}
 	}
-	return errAgain
+	return runlog.ErrChanged
 }
 
 // Warm maintains the resting agents until ctx ends.

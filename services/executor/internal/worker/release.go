@@ -11,12 +11,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
 // release gives up a sandbox, with a snapshot first. The log is told before the
 // sandbox ends: its guard makes sure that nothing runs in it. Should the rest
-// fail, the sweep does it. It returns errAgain when the snapshot gave way to what is due meanwhile.
+// fail, the sweep does it. It returns runlog.ErrChanged when the snapshot gave way to what is due meanwhile.
 func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
 	sb := l.Run.Sandbox
 	if err := w.reachable(sb); err != nil {
@@ -38,7 +39,7 @@ func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 		interrupted := work.Err() != nil && ctx.Err() == nil
 		stop()
 		if err != nil && interrupted {
-			return errAgain
+			return runlog.ErrChanged
 		}
 		if err != nil {
 			code, final := sandboxes.FinalCode(err)
@@ -52,11 +53,7 @@ func (w *Worker) release(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 		facts = append(facts, *synced)
 	}
 	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
-	m := events.NewMint(w.meta())
-	for _, f := range append(facts, ended) {
-		m.Add("", f)
-	}
-	if err := w.record(ctx, l, append(w.late(ctx, l.Run), m.Events()...)); err != nil {
+	if err := w.runlog.AppendEvents(ctx, l, append(w.late(ctx, l.Run), w.runlog.Events("", append(facts, ended)...)...)); err != nil {
 		return err
 	}
 	w.agents.Shutdown(ctx, l.ID, l.Run.Epoch+1)

@@ -99,7 +99,7 @@ func (t *turn) again(ctx context.Context, d death) error {
 		Attempt: t.l.Run.Dying(), Attempts: t.attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
 	}
 	list := t.facts(facts)
-	meta := t.w.meta()
+	meta := t.w.runlog.Meta()
 	if d.n > 0 { // the same line again is the same event
 		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
@@ -152,7 +152,7 @@ func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
 // giveUp fails an execution that died too often, with its sandbox if that was lost.
 func (t *turn) giveUp(ctx context.Context, d death) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.last(d.code)}
-	end := run.End{Meta: t.w.meta(), N: d.n, Outcome: failed}
+	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
 	if d.code != codeSandboxLost {
 		return t.end(ctx, end)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
 // orphaner is a provider whose workspaces can outlive their sandboxes.
@@ -101,7 +102,7 @@ func (w *Worker) sweepPresent(ctx context.Context, l eventlog.Loaded, info sandb
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}
 	}
-	if err != nil && !errors.Is(err, run.ErrFenced) && !errors.Is(err, errAgain) {
+	if err != nil && !errors.Is(err, run.ErrFenced) && !errors.Is(err, runlog.ErrChanged) {
 		w.d.Logger.Warn("sweep: a sandbox at rest could not be looked after", "sandbox", info.ID, "session", l.ID, "error", err)
 	}
 }
@@ -158,7 +159,7 @@ func (w *Worker) giveUp(ctx context.Context, info sandbox.Info, sync, reason str
 			facts, stored = append(facts, *synced), true
 		}
 	}
-	err = w.atRest(ctx, l, append(facts, events.SandboxTerminated{SandboxID: info.ID, Reason: reason, Kept: !stored})...)
+	err = w.runlog.AppendFacts(ctx, l, append(facts, events.SandboxTerminated{SandboxID: info.ID, Reason: reason, Kept: !stored})...)
 	return stored && err == nil, l.Run.Epoch + 1, err
 }
 

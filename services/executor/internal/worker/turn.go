@@ -203,11 +203,11 @@ func (t *turn) advance(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.R
 // the state after the last commit that was stored, also with an error. It does not read or
 // write t.l, so that it may run beside the turn's goroutine.
 func (t *turn) appendEvents(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
-	d, err := t.w.decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
+	d, err := t.w.runlog.Decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
 	if err != nil || len(d.Events) == 0 { // none of the events has a meaning any more
 		return l, err
 	}
-	return t.appendDecision(ctx, l, d)
+	return t.w.runlog.AppendAll(ctx, l, d, t.log)
 }
 
 // say records facts of the holder itself about this execution.
@@ -216,62 +216,12 @@ func (t *turn) say(ctx context.Context, facts ...events.Payload) error {
 }
 
 func (t *turn) facts(list []events.Payload) []events.Event {
-	m := events.NewMint(t.w.meta())
-	for _, p := range list {
-		m.Add(t.execution, p)
-	}
-	return m.Events()
-}
-
-// appendDecision stores a decision, in as many commits as it takes, and returns the state
-// after the last one that was stored, also with an error. While the log is away it tries
-// again until ctx ends. It fails with run.ErrFenced when another holder has written. It does
-// not read or write t.l.
-func (t *turn) appendDecision(ctx context.Context, l eventlog.Loaded, d run.Decision) (eventlog.Loaded, error) {
-	parts, err := d.Split()
-	if err != nil {
-		return l, fmt.Errorf("split events of %s: %w", t.execution, err)
-	}
-	for _, part := range parts {
-		if l, err = t.appendCommit(ctx, l, part); err != nil {
-			return l, err
-		}
-	}
-	return l, nil
-}
-
-// appendCommit stores a decision that fits into one commit.
-func (t *turn) appendCommit(ctx context.Context, l eventlog.Loaded, d run.Decision) (eventlog.Loaded, error) {
-	id, err := t.w.mint(events.KindCommit)
-	if err != nil {
-		return l, err
-	}
-	pause := 50 * time.Millisecond
-	for {
-		err := t.w.d.Sessions.AppendRunPart(ctx, &l, t.w.actor, id, d)
-		var conflict *eventlog.ConflictError
-		switch {
-		case err == nil:
-			t.w.metrics.stored(d.Events)
-			return l, nil
-		case errors.As(err, &conflict):
-			return l, fmt.Errorf("%w: %w", run.ErrFenced, err)
-		case !errors.Is(err, eventlog.ErrUnavailable) && !errors.Is(err, eventlog.ErrFull):
-			return l, err
-		}
-		t.log.Warn("the log cannot be written, trying again", "error", err, "pause", pause)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return l, fmt.Errorf("%w: %w", ctx.Err(), err)
-		}
-		pause = min(2*pause, time.Second)
-	}
+	return t.w.runlog.Events(t.execution, list...)
 }
 
 // fail ends the execution by the holder's own word. The facts become true with its end.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.end(ctx, run.End{Meta: t.w.meta(), Outcome: outcome, With: t.facts(with)})
+	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.facts(with)})
 }
 
 // end completes the blocks that are still open, with what is known of their content, and
@@ -283,11 +233,11 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	if e.Blocks, err = t.known(ctx, e.Before); err != nil {
 		return err
 	}
-	d, err := t.w.decide(t.l.Run, e)
+	d, err := t.w.runlog.Decide(t.l.Run, e)
 	if err != nil {
 		return err
 	}
-	stored, err := t.appendDecision(ctx, t.l, d)
+	stored, err := t.w.runlog.AppendAll(ctx, t.l, d, t.log)
 	t.advance(stored)
 	if err != nil {
 		return err

@@ -52,7 +52,7 @@ func (w *Worker) stopAtRest(ctx context.Context, l eventlog.Loaded) error {
 		return err
 	}
 	w.d.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)
-	if err := w.atRest(ctx, l, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true}); err != nil {
+	if err := w.runlog.AppendFacts(ctx, l, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true}); err != nil {
 		return err
 	}
 	return w.sandboxes.Terminate(ctx, sb.ID, false)

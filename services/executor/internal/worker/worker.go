@@ -4,7 +4,6 @@ package worker
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
 	"github.com/spoolhq/spool/services/executor/internal/references"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
@@ -116,12 +116,12 @@ type Deps struct {
 type Worker struct {
 	cfg     Config
 	d       Deps
-	actor   events.Actor
 	metrics *metrics
 
 	handling   *handling.Set
 	references *references.Resolver
 	sandboxes  *sandboxes.Manager
+	runlog     *runlog.Writer
 	dialer     *agents.Dialer
 	agents     *agents.Registry
 	pool       *pool.Pool
@@ -139,7 +139,7 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 // New returns a Worker.
 func New(cfg Config, d Deps) *Worker {
 	h := &Worker{
-		metrics: newMetrics(), cfg: cfg, d: d, actor: events.Actor{Kind: "executor", ID: cfg.Executor}.WrittenBy("executor/" + cfg.Executor),
+		metrics: newMetrics(), cfg: cfg, d: d,
 		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
 		making: map[string]map[string]bool{},
 	}
@@ -147,12 +147,13 @@ func New(cfg Config, d Deps) *Worker {
 	if d.Egress != nil {
 		h.sandboxes.Egress = newSandboxes{d.Egress}
 	}
+	h.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: h.metrics.stored}
 	h.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	h.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
 	h.pool = pool.New(pool.Config{
 		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Sizes: cfg.Pool, Every: cfg.PoolEvery, MaxAge: cfg.SandboxLife / 10, Adoptable: adoptable,
-		Sandboxes: h.sandboxes, Agents: h.dialer, Query: h.warmQuery, NewID: func() (string, error) { return h.mint(events.KindSandbox) },
+		Sandboxes: h.sandboxes, Agents: h.dialer, Query: h.warmQuery, NewID: func() (string, error) { return h.runlog.NewID(events.KindSandbox) },
 		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.Lives(ctx, executor) }, Now: d.Now, Logger: d.Logger,
 	})
 	_, containers := d.Sandbox.(sandbox.Companion)
@@ -183,7 +184,6 @@ const (
 const maxRounds = 64
 
 var (
-	errAgain    = errors.New("the session has moved on: look again")
 	errStopping = permits.ErrStopping
 	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
 )
@@ -250,14 +250,14 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handli
 		}
 		// Only the leader knows that nothing is due.
 		fresh = eventlog.Leader
-		if err != nil && !errors.Is(err, errAgain) && !errors.Is(err, errPaused) {
+		if err != nil && !errors.Is(err, runlog.ErrChanged) && !errors.Is(err, errPaused) {
 			return err
 		}
 		if isDraining(ctx) {
 			return bus.Later(errStopping, handoverDelay)
 		}
 	}
-	return bus.Later(errAgain, heldDelay)
+	return bus.Later(runlog.ErrChanged, heldDelay)
 }
 
 // delivery says what becomes of a job whose handling ended with an error.
@@ -286,40 +286,14 @@ func isDraining(ctx context.Context) bool {
 // refuse ends an execution that a control reached before any executor did.
 func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
-	d, err := w.decide(l.Run, run.Abandon{
-		Meta: w.meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: w.cfg.Executor,
+	d, err := w.runlog.Decide(l.Run, run.Abandon{
+		Meta: w.runlog.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: w.cfg.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
 	if err != nil {
-		return errAgain
+		return runlog.ErrChanged
 	}
-	return w.first(ctx, &l, d)
-}
-
-// decide is run.Decide for what is stored as it is: the decision records how long a metered sandbox ran, where it ends that.
-func (w *Worker) decide(s run.State, c run.Command) (run.Decision, error) {
-	d, err := run.Decide(s, c)
-	if err != nil {
-		return d, err
-	}
-	return run.Meter(s, d, w.cfg.Rate), nil
-}
-
-// first appends the commit that raises the epoch: a refused guard means that the session has moved on.
-func (w *Worker) first(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
-	id, err := w.mint(events.KindCommit)
-	if err != nil {
-		return err
-	}
-	err = w.d.Sessions.AppendRun(ctx, l, w.actor, id, d)
-	var conflict *eventlog.ConflictError
-	if errors.As(err, &conflict) {
-		return errAgain
-	}
-	if err == nil {
-		w.metrics.stored(d.Events)
-	}
-	return err
+	return w.runlog.Append(ctx, &l, d)
 }
 
 // reachable tells whether this executor may deal with a sandbox: it is its
@@ -360,17 +334,4 @@ func (w *Worker) move(ctx context.Context, msg *message.Message, result error) e
 		return result
 	}
 	return nil
-}
-
-func (w *Worker) meta() events.Meta {
-	id, err := w.mint(events.KindCommand)
-	if err != nil {
-		// rand.Reader does not fail; were it to, ids from the clock would still be unique within a session.
-		id = events.Derive(events.KindCommand, w.cfg.Executor, w.d.Now().String())
-	}
-	return events.Meta{CommandID: id, Now: w.d.Now().UTC()}
-}
-
-func (w *Worker) mint(kind events.Kind) (string, error) {
-	return events.NewID(kind, w.d.Now(), rand.Reader)
 }

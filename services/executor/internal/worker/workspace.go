@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
 // Workspaces moves workspaces between sandboxes and the object store.
@@ -144,7 +145,7 @@ func (w *Worker) change(ctx context.Context, box sandbox.Sandbox, e events.Event
 	return 0, "", nil
 }
 
-// sync does what is due to a sandbox at rest: file changes, then a snapshot. It returns errAgain when something else is
+// sync does what is due to a sandbox at rest: file changes, then a snapshot. It returns runlog.ErrChanged when something else is
 // due meanwhile: a turn puts the file changes in itself, and ends with a snapshot.
 func (w *Worker) sync(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
 	if w.d.Workspaces == nil {
@@ -177,24 +178,23 @@ func (w *Worker) sync(ctx context.Context, l eventlog.Loaded, b *handling.Sessio
 	defer stop()
 	facts, err := w.syncAt(work, l, box)
 	if err != nil && work.Err() != nil && ctx.Err() == nil {
-		return errAgain
+		return runlog.ErrChanged
 	}
 	if err != nil {
 		return err
 	}
-	return w.atRest(ctx, l, facts...)
+	return w.runlog.AppendFacts(ctx, l, facts...)
 }
 
 // announce says in the log, before the workspace is written to, that this executor does so. The commit takes part in the
 // order of claims: one that was decided before it is refused, and whoever claims the session's runs later knows whom to ask.
 func (w *Worker) announce(ctx context.Context, l *eventlog.Loaded) error {
-	m := events.NewMint(w.meta())
-	m.Add("", events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: w.cfg.Executor})
-	d, err := w.decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	started := events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: w.cfg.Executor}
+	d, err := w.runlog.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: w.runlog.Events("", started)})
 	if err != nil {
-		return errAgain
+		return runlog.ErrChanged
 	}
-	return w.first(ctx, l, d)
+	return w.runlog.Append(ctx, l, d)
 }
 
 // syncAt puts file changes into a sandbox at rest and takes a snapshot; it returns the events that say so.
@@ -220,23 +220,6 @@ func (w *Worker) syncAt(ctx context.Context, l eventlog.Loaded, box sandbox.Sand
 		return nil, err
 	}
 	return append(facts, synced), nil
-}
-
-// atRest records facts about a session in which nothing runs, under the next epoch.
-func (w *Worker) atRest(ctx context.Context, l eventlog.Loaded, facts ...events.Payload) error {
-	m := events.NewMint(w.meta())
-	for _, f := range facts {
-		m.Add("", f)
-	}
-	return w.record(ctx, l, m.Events())
-}
-
-func (w *Worker) record(ctx context.Context, l eventlog.Loaded, list []events.Event) error {
-	d, err := w.decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
-	if err != nil {
-		return errAgain
-	}
-	return w.first(ctx, &l, d)
 }
 
 // revive finds a session's sandbox, and starts it again if it has ended, for
