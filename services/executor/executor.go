@@ -28,6 +28,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/references"
@@ -47,7 +48,7 @@ type Deps struct {
 
 	Metrics prometheus.Registerer // nil: nobody reads what is counted
 
-	Workspaces worker.Workspaces  // beside a given Provider: nil for none
+	Workspaces contents.Store     // beside a given Provider: nil for none
 	Egress     worker.Egress      // likewise
 	Skills     references.Skills  // likewise
 	Secrets    references.Secrets // nil for Config's keys

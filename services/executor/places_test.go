@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
@@ -135,7 +136,7 @@ func (s *fakeStore) blockSnapshots() chan struct{} {
 	return s.block
 }
 
-func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (worker.Snapshot, error) {
+func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (contents.Snapshot, error) {
 	s.mu.Lock()
 	block, fail := s.block, s.fail
 	s.mu.Unlock()
@@ -144,11 +145,11 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 		select {
 		case <-block:
 		case <-ctx.Done():
-			return worker.Snapshot{}, ctx.Err()
+			return contents.Snapshot{}, ctx.Err()
 		}
 	}
 	if fail != nil {
-		return worker.Snapshot{}, fail
+		return contents.Snapshot{}, fail
 	}
 	f := box.Files().(*fakeFiles)
 	id := "m-" + f.all()
@@ -161,7 +162,7 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 		content[k] = v
 	}
 	s.snapshots[id] = content
-	return worker.Snapshot{ID: id, Files: uint32(len(content))}, nil
+	return contents.Snapshot{ID: id, Files: uint32(len(content))}, nil
 }
 
 // blockedRestores has restores wait until block is closed. began is signalled for each.
@@ -202,9 +203,9 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 	return uint32(len(content)), nil
 }
 
-func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence worker.Fence) error {
+func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	if strings.HasPrefix(f.Path, "..") {
-		return fmt.Errorf("%w: outside", worker.ErrRefused)
+		return fmt.Errorf("%w: outside", contents.ErrRefused)
 	}
 	select {
 	case block := <-s.puts:

@@ -100,7 +100,7 @@ func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error)
 	if err != nil {
 		return nil, err
 	}
-	s, err := w.snapshot(ctx, t.l, box, syncTurn)
+	s, err := w.contents.Snapshot(ctx, t.l, box, syncTurn)
 	return []events.Payload{s}, err
 }
 

@@ -131,7 +131,7 @@ func (w *Worker) store(ctx context.Context, l eventlog.Loaded, sync bool) ([]eve
 		return nil, err
 	}
 	var facts []events.Payload
-	done, err := w.apply(ctx, l, box)
+	done, err := w.contents.Apply(ctx, l, box)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func (w *Worker) store(ctx context.Context, l eventlog.Loaded, sync bool) ([]eve
 	if !sync {
 		return facts, nil
 	}
-	s, err := w.snapshot(ctx, l, box, syncInterval)
+	s, err := w.contents.Snapshot(ctx, l, box, syncInterval)
 	if err != nil {
 		return facts, err
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
@@ -96,7 +97,7 @@ type Deltas interface {
 // Deps is what a Worker stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room.
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: nobody reads what is counted
-	Workspaces Workspaces            // nil: no snapshots are taken, and no files put in
+	Workspaces contents.Store        // nil: no snapshots are taken, and no files put in
 	Egress     Egress                // nil: sandboxes have the way out that their provider gives them
 	Skills     references.Skills     // nil: no agent can have skills
 	Secrets    references.Secrets    // nil: no execution can have secrets
@@ -121,6 +122,7 @@ type Worker struct {
 	handling   *handling.Set
 	references *references.Resolver
 	sandboxes  *sandboxes.Manager
+	contents   *contents.Mover
 	runlog     *runlog.Writer
 	dialer     *agents.Dialer
 	agents     *agents.Registry
@@ -148,6 +150,7 @@ func New(cfg Config, d Deps) *Worker {
 		h.sandboxes.Egress = newSandboxes{d.Egress}
 	}
 	h.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: h.metrics.stored}
+	h.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: h.metrics.snapshot}
 	h.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	h.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
