@@ -7,6 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
 )
 
 // aside is what is looked after beside a turn: file changes, snapshots, the
@@ -83,7 +84,7 @@ func (a *aside) begin(f *follower) {
 			r.calls, r.err = h.d.Egress.Lines(f.base, l.Run.Sandbox.ID, l.Run.Egress, false)
 		}
 		if health && r.err == nil {
-			r.facts = append(r.facts, h.health(f.base, l.Run.Sandbox, lnk, f.epoch)...)
+			r.facts = append(r.facts, idle.Health(f.base, l.Run.Sandbox, lnk, f.epoch)...)
 		}
 		if (sync || put) && r.err == nil {
 			var facts []events.Payload
@@ -142,7 +143,7 @@ func (w *Worker) store(ctx context.Context, l eventlog.Loaded, sync bool) ([]eve
 	if !sync {
 		return facts, nil
 	}
-	s, err := w.contents.Snapshot(ctx, l, box, syncInterval)
+	s, err := w.contents.Snapshot(ctx, l, box, idle.SyncInterval)
 	if err != nil {
 		return facts, err
 	}

@@ -169,7 +169,7 @@ func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
 			return nil, err
 		}
 	}
-	spec := t.w.spec(t.l, id)
+	spec := t.w.idle.Spec(t.l, id)
 	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.resolved.Containers())
 	box, err := t.w.sandboxes.Create(ctx, &spec, t.resolved.Allowlist(), nil)
 	if err != nil {

@@ -32,7 +32,7 @@ func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 	if err := w.mayClaim(ctx, l); err != nil {
 		return err
 	}
-	if err := w.mayUse(ctx, l); err != nil {
+	if err := w.idle.CheckUnused(ctx, l); err != nil {
 		return err
 	}
 	if err := w.mayReach(ctx, l); err != nil {
@@ -194,7 +194,7 @@ func (w *Worker) isRunning(ctx context.Context, l eventlog.Loaded) bool {
 // mayClaim tells whether the session's runs may be taken: nothing runs, or the
 // holder lives no more, or says that it does not run this.
 func (w *Worker) mayClaim(ctx context.Context, l eventlog.Loaded) error {
-	if err := w.reachable(l.Run.Sandbox); err != nil {
+	if err := w.idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
 	}
 	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || l.Run.Holder == w.cfg.Executor {
@@ -226,24 +226,4 @@ func (w *Worker) mayReach(ctx context.Context, l eventlog.Loaded) error {
 	}
 	w.d.Logger.Warn("the engine of an execution's sandbox is away; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
 	return bus.Later(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), heldDelay)
-}
-
-// mayUse returns nil when no other executor works on the sandbox at rest: none has begun to since the last claim, or it
-// has ended, or it is gone. An executor that works on it is told by the question that it has to give way, and the job
-// comes again soon.
-func (w *Worker) mayUse(ctx context.Context, l eventlog.Loaded) error {
-	other := l.Run.Syncing
-	if other == "" || other == w.cfg.Executor || !l.Run.Over() {
-		return nil
-	}
-	answer, err := w.d.Leases.Ask(ctx, other, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
-	switch {
-	case errors.Is(err, lease.ErrNoLease):
-		return nil
-	case err != nil:
-		return bus.Later(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), heldDelay)
-	case answer.Syncing:
-		return bus.Later(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), fullDelay)
-	}
-	return nil
 }

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
@@ -40,22 +38,6 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 		return t.fail(ctx, failed.NotStopped(errors.Join(err, terr)))
 	}
 	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
-}
-
-// stopAtRest stops the agent of an execution that has ended in the log without a word to its
-// runner. A sandbox whose runner does not obey is given up: the log is told first, whose guard
-// makes sure that no turn has begun in it meanwhile.
-func (w *Worker) stopAtRest(ctx context.Context, l eventlog.Loaded) error {
-	sb := l.Run.Sandbox
-	err := w.dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
-	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {
-		return err
-	}
-	w.d.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)
-	if err := w.runlog.AppendFacts(ctx, l, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true}); err != nil {
-		return err
-	}
-	return w.sandboxes.Terminate(ctx, sb.ID, false)
 }
 
 // handedOver says in the log that the turn ends because this executor stops, so that the

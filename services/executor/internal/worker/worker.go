@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -24,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
 	"github.com/spoolhq/spool/services/executor/internal/references"
@@ -127,11 +127,10 @@ type Worker struct {
 	dialer     *agents.Dialer
 	agents     *agents.Registry
 	pool       *pool.Pool
+	idle       *idle.Keeper
 	slots      *permits.Limiter // of executions
 	upkeep     *permits.Limiter // of the work on sandboxes in which nothing runs
 
-	mu     sync.Mutex
-	making map[string]map[string]bool // by tenant: sessions whose sandbox is made now
 }
 
 // Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
@@ -143,7 +142,6 @@ func New(cfg Config, d Deps) *Worker {
 	h := &Worker{
 		metrics: newMetrics(), cfg: cfg, d: d,
 		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
-		making: map[string]map[string]bool{},
 	}
 	h.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: h.metrics.made}
 	if d.Egress != nil {
@@ -162,6 +160,11 @@ func New(cfg Config, d Deps) *Worker {
 	_, containers := d.Sandbox.(sandbox.Companion)
 	h.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
 	h.slots = permits.New(cfg.Slots, cfg.Reserved, h.mostHere)
+	h.idle = idle.New(idle.Config{
+		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
+		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: h.upkeep, Handling: h.handling, Runs: h.runlog, Contents: h.contents,
+		Sandboxes: h.sandboxes, Dialer: h.dialer, Agents: h.agents, Pool: h.pool, EgressEvents: h.late, Logger: d.Logger, Now: d.Now,
+	})
 	if d.Metrics != nil {
 		h.register(d.Metrics)
 	}
@@ -243,9 +246,9 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handli
 		case run.Refuse:
 			err = w.refuse(ctx, l)
 		case run.Release:
-			err = w.release(ctx, l, b)
+			err = w.idle.Release(ctx, l, b)
 		case run.Sync:
-			err = w.sync(ctx, l, b)
+			err = w.idle.Sync(ctx, l, b)
 		default:
 			if fresh == eventlog.Leader {
 				return nil
@@ -299,42 +302,40 @@ func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
 	return w.runlog.Append(ctx, &l, d)
 }
 
-// reachable tells whether this executor may deal with a sandbox: it is its
-// engine's, or that engine has been gone for long.
-func (w *Worker) reachable(sb run.Sandbox) error {
-	if sb.ID == "" || sb.Engine == w.cfg.Engine && sb.Provider == w.cfg.Provider {
-		return nil
-	}
-	if gone := w.d.Leases.EngineGone(sb.Provider, sb.Engine); gone < w.cfg.EngineGone {
-		return bus.Later(&elsewhereError{sb}, elsewhere)
-	}
-	return nil
-}
-
-// elsewhereError says that a session's sandbox is on an engine that this executor cannot reach.
-type elsewhereError struct{ sandbox run.Sandbox }
-
-func (e *elsewhereError) Error() string {
-	return "sandbox " + e.sandbox.ID + " is on engine " + e.sandbox.Engine
-}
-
 // move publishes a job that only the executors of another engine can do to them, and returns nil, so that it is
 // acknowledged here. Any other result of a job is returned as it is. A job that was given back would come to executors
 // of its own subject alone, which may never reach the sandbox.
 func (w *Worker) move(ctx context.Context, msg *message.Message, result error) error {
-	var away *elsewhereError
+	var away *idle.ElsewhereError
 	if !errors.As(result, &away) {
 		return result
 	}
-	to := topology.JobOn(away.sandbox.Provider, away.sandbox.Engine)
+	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
 	if bus.Subject(msg) == to {
 		return result // its executors come back, or the engine is gone for good soon
 	}
 	// One id for each message, so that it is moved once, however often it is delivered.
 	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
 	if err := w.d.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
-		w.d.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.sandbox.Engine, "error", err)
+		w.d.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.Sandbox.Engine, "error", err)
 		return result
 	}
 	return nil
 }
+
+// Warm maintains the resting agents until ctx ends.
+func (w *Worker) Warm(ctx context.Context, every time.Duration) {
+	w.agents.Run(ctx, every, w.idle)
+}
+
+// Close closes the streams to resting agents. The agents stay, for the next executor.
+func (w *Worker) Close() { w.agents.Close() }
+
+// Pool keeps the pool filled until ctx ends; then it ends the sandboxes that are left in it.
+func (w *Worker) Pool(ctx context.Context) { w.pool.Run(ctx) }
+
+// Sweeps sweeps at once and then regularly until ctx ends.
+func (w *Worker) Sweeps(ctx context.Context, every time.Duration) { w.idle.Run(ctx, every) }
+
+// StopSandboxes ends every sandbox of the engine, each with a snapshot first. Close comes before.
+func (w *Worker) StopSandboxes(ctx context.Context) error { return w.idle.StopSandboxes(ctx) }
