@@ -13,14 +13,14 @@ import (
 
 // afterTurn takes the snapshot that ends a turn, unless the session has
 // something new to do: then the next turn's end does.
-func (w *Worker) afterTurn(ctx context.Context, t *turn, b *handling.Session) error {
-	if w.d.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != w.cfg.Engine {
+func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
+	if w.deps.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
 	}
 	work, stop := w.idle.Interruptible(ctx, t.ref(), b, idle.DelayedBySnapshot)
 	defer stop()
 	// The turn's own place among the deliveries is released already: nobody waits for this one.
-	release, err := w.upkeep.AcquireBlocking(work, t.l.Tenant)
+	release, err := w.idlePermits.AcquireBlocking(work, t.l.Tenant)
 	if err != nil {
 		return nil
 	}
@@ -36,7 +36,7 @@ func (w *Worker) afterTurn(ctx context.Context, t *turn, b *handling.Session) er
 }
 
 func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error) {
-	box, err := w.d.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
+	box, err := w.deps.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err
 	}

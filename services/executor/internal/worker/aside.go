@@ -12,57 +12,57 @@ import (
 
 // aside is what is looked after beside a turn: file changes, snapshots, the
 // sandbox's health, and what the egress proxy tells. One round at a time runs beside the loop.
-type aside struct {
-	done chan round
+type maintenance struct {
+	done chan pass
 
-	running    bool
-	syncedAt   time.Time
-	healthAt   time.Time
-	callsAt    time.Time
-	complained bool
-	granting   chan struct{} // closed when the last round has registered the sandbox, where it had to
+	running      bool
+	syncedAt     time.Time
+	healthAt     time.Time
+	egressAt     time.Time
+	pauseRefused bool
+	registering  chan struct{} // closed when the last round has registered the sandbox, where it had to
 }
 
 // awaitGrant blocks while a round registers the sandbox at the egress proxy, which is bounded by the time that the proxy has to answer.
-func (a *aside) awaitGrant() {
-	if a.granting != nil {
-		<-a.granting
+func (a *maintenance) awaitRegistration() {
+	if a.registering != nil {
+		<-a.registering
 	}
 }
 
 // round is what one look found.
-type round struct {
-	facts   []events.Payload
-	calls   []EgressLine
-	synced  bool
-	granted *budgets.Limits // registered at the egress proxy; nil if there was no need
-	err     error
+type pass struct {
+	facts      []events.Payload
+	lines      []EgressLine
+	synced     bool
+	registered *budgets.Limits // registered at the egress proxy; nil if there was no need
+	err        error
 }
 
-func newAside(now time.Time) aside {
-	return aside{done: make(chan round, 1), syncedAt: now, healthAt: now}
+func newMaintenance(now time.Time) maintenance {
+	return maintenance{done: make(chan pass, 1), syncedAt: now, healthAt: now}
 }
 
 // begin starts a round when something of it is due.
-func (a *aside) begin(f *follower) {
+func (a *maintenance) start(f *follower) {
 	if a.running || f.appending || f.ended != nil {
 		return
 	}
-	now, h := f.w.d.Now(), f.w
+	now, h := f.w.deps.Now(), f.w
 	l := f.l // nobody appends
 	l.Life = f.life
 	due := func(last time.Time, ms uint32) bool {
 		return ms > 0 && now.Sub(last) >= time.Duration(ms)*time.Millisecond
 	}
-	stores := h.d.Workspaces != nil
+	stores := h.deps.Workspaces != nil
 	sync := stores && f.accepted && (due(a.syncedAt, l.Life.Options.SyncIntervalMs) || l.Life.Syncs > l.Run.Synced)
 	put := stores && len(l.Life.After(l.Run.Applied)) > 0
 	health := due(a.healthAt, l.Life.Options.HealthIntervalMs)
-	calls := h.d.Egress != nil && now.Sub(a.callsAt) >= h.cfg.Beat
+	calls := h.deps.Egress != nil && now.Sub(a.egressAt) >= h.cfg.Beat
 	if !sync && !put && !health && !calls {
 		return
 	}
-	a.running, a.callsAt = true, now
+	a.running, a.egressAt = true, now
 	if health {
 		a.healthAt = now
 	}
@@ -71,24 +71,24 @@ func (a *aside) begin(f *follower) {
 	}
 	lnk, grant, limits := f.agent.Link, f.changedGrant(), f.limits
 	granting := make(chan struct{})
-	a.granting = granting
+	a.registering = granting
 	f.waiting.Go(func() {
-		r := round{synced: sync}
+		r := pass{synced: sync}
 		if grant != nil {
-			if _, r.err = h.d.Egress.Register(f.base, *grant); r.err == nil {
-				r.granted = &limits
+			if _, r.err = h.deps.Egress.Register(f.ctx, *grant); r.err == nil {
+				r.registered = &limits
 			}
 		}
 		close(granting)
 		if calls && r.err == nil {
-			r.calls, r.err = h.d.Egress.Lines(f.base, l.Run.Sandbox.ID, l.Run.Egress, false)
+			r.lines, r.err = h.deps.Egress.Lines(f.ctx, l.Run.Sandbox.ID, l.Run.Egress, false)
 		}
 		if health && r.err == nil {
-			r.facts = append(r.facts, idle.Health(f.base, l.Run.Sandbox, lnk, f.epoch)...)
+			r.facts = append(r.facts, idle.Health(f.ctx, l.Run.Sandbox, lnk, f.epoch)...)
 		}
 		if (sync || put) && r.err == nil {
 			var facts []events.Payload
-			facts, r.err = h.store(f.base, l, sync)
+			facts, r.err = h.syncContents(f.ctx, l, sync)
 			r.facts = append(r.facts, facts...)
 		}
 		a.done <- r
@@ -96,38 +96,38 @@ func (a *aside) begin(f *follower) {
 }
 
 // take records what a round found.
-func (a *aside) take(ctx context.Context, f *follower, r round) error {
+func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 	a.running = false
-	if r.granted != nil {
-		f.granted = *r.granted
+	if r.registered != nil {
+		f.registered = *r.registered
 	}
 	if r.err != nil && ctx.Err() == nil {
 		f.log.Warn("the workspace, or the egress proxy's journal, could not be looked after; tried again soon", "error", r.err)
 	}
-	list := append(f.facts(r.facts), f.w.callEvents(f.l.Run, f.execution, r.calls)...)
+	list := append(f.newEvents(r.facts), f.w.egressEvents(f.l.Run, f.execution, r.lines)...)
 	if len(list) == 0 {
 		return nil
 	}
-	if err := f.settle(ctx); err != nil {
+	if err := f.flush(ctx); err != nil {
 		return err
 	}
 	f.checkBudgets(list)
-	if err := f.record(ctx, list); err != nil {
+	if err := f.append(ctx, list); err != nil {
 		return err
 	}
-	if len(r.calls) > 0 {
-		f.w.acknowledge(ctx, f.l.Run)
+	if len(r.lines) > 0 {
+		f.w.acknowledgeEgress(ctx, f.l.Run)
 	}
-	if f.forgotten(r.calls) {
+	if f.proxyForgot(r.lines) {
 		f.log.Warn("the egress proxy has forgotten the agent's MCP servers: it began anew; they are registered again")
-		return f.grant(ctx)
+		return f.register(ctx)
 	}
 	return nil
 }
 
 // store puts file changes in and takes a snapshot, if wanted.
-func (w *Worker) store(ctx context.Context, l eventlog.Loaded, sync bool) ([]events.Payload, error) {
-	box, err := w.d.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
+func (w *Worker) syncContents(ctx context.Context, l eventlog.Loaded, sync bool) ([]events.Payload, error) {
+	box, err := w.deps.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -151,9 +151,9 @@ func (w *Worker) store(ctx context.Context, l eventlog.Loaded, sync bool) ([]eve
 }
 
 // note records facts in the middle of a turn.
-func (f *follower) note(ctx context.Context, facts ...events.Payload) error {
-	if err := f.settle(ctx); err != nil {
+func (f *follower) flushFacts(ctx context.Context, facts ...events.Payload) error {
+	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	return f.say(ctx, facts...)
+	return f.appendFacts(ctx, facts...)
 }

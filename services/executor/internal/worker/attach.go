@@ -18,9 +18,9 @@ import (
 
 // sandboxError is a sandbox that could not be made, or cannot be used now.
 type sandboxError struct {
-	id    string
-	err   error
-	stays bool // it is there all the same, for the next turn
+	id      string
+	err     error
+	remains bool // it is there all the same, for the next turn
 }
 
 func (e *sandboxError) Error() string { return e.err.Error() }
@@ -42,21 +42,21 @@ func (t *turn) ref() topology.SessionRef {
 // attach gets a stream to the session's runner: the one that rests here, a new
 // one to the same runner, or one to a sandbox made for the purpose.
 func (t *turn) attach(ctx context.Context) error {
-	t.drop()
-	a, err := t.find(ctx)
+	t.detach()
+	a, err := t.findAgent(ctx)
 	if err == nil {
-		err = t.admit(ctx, a)
+		err = t.prepareAgent(ctx, a)
 	}
 	if errors.Is(err, agents.ErrLost) {
-		t.drop()
+		t.detach()
 		if t.l.Run.Phase == run.Running {
 			return err // an attempt was under way, and died with it
 		}
-		if err = t.replace(ctx); err == nil {
-			a, err = t.create(ctx)
+		if err = t.replaceSandbox(ctx); err == nil {
+			a, err = t.createSandbox(ctx)
 		}
 		if err == nil {
-			err = t.admit(ctx, a)
+			err = t.prepareAgent(ctx, a)
 		}
 	}
 	if err != nil {
@@ -67,34 +67,34 @@ func (t *turn) attach(ctx context.Context) error {
 		t.attempt = max(a.Hello.Status.Attempt, 1)
 	}
 	since := t.l.Run.ClaimedAt
-	if t.tr != nil {
-		since = t.tr.Time
+	if t.translator != nil {
+		since = t.translator.Time
 	}
-	t.tr = &translate.Translator{
+	t.translator = &translate.Translator{
 		Journal: a.Journal, ExecutionID: t.execution, Epoch: t.epoch, Attempt: t.attempt, Last: a.Last, Time: since,
 	}
 	return nil
 }
 
 // admit makes a runner the turn's own: it may go out, and its workspace is as it should be.
-func (t *turn) admit(ctx context.Context, a *agents.Agent) error {
+func (t *turn) prepareAgent(ctx context.Context, a *agents.Agent) error {
 	t.agent = a
 	t.w.agents.Use(a, t.epoch)
-	if err := t.grant(ctx); err != nil {
+	if err := t.register(ctx); err != nil {
 		return err
 	}
-	if err := t.serve(ctx); err != nil {
+	if err := t.startServers(ctx); err != nil {
 		return err
 	}
 	if err := t.loadSkills(ctx); err != nil {
 		return err
 	}
-	return t.prepare(ctx)
+	return t.fillWorkspace(ctx)
 }
 
 // find gives the session's present runner; agents.ErrLost when there was one.
-func (t *turn) find(ctx context.Context) (*agents.Agent, error) {
-	if err := t.retire(ctx); err != nil {
+func (t *turn) findAgent(ctx context.Context) (*agents.Agent, error) {
+	if err := t.retireSandbox(ctx); err != nil {
 		return nil, err
 	}
 	sb := t.l.Run.Sandbox
@@ -109,11 +109,11 @@ func (t *turn) find(ctx context.Context) (*agents.Agent, error) {
 	}
 	switch {
 	case sb.ID == "":
-		return t.create(ctx)
+		return t.createSandbox(ctx)
 	case sb.Engine != t.w.cfg.Engine || sb.Provider != t.w.cfg.Provider:
 		return nil, fmt.Errorf("%w: engine %s is gone", agents.ErrLost, sb.Engine)
 	case sb.Journal == "":
-		return t.create(ctx) // begun by a holder that died: creating it again finds the first
+		return t.createSandbox(ctx) // begun by a holder that died: creating it again finds the first
 	}
 	// A holder that died may have paused it without a word in the log, or have said that it goes on and no more.
 	if err := t.w.sandboxes.Retry(ctx, sb.ID, func() error { return t.w.sandboxes.Resume(ctx, sb.ID) }); err != nil {
@@ -137,18 +137,18 @@ func (t *turn) find(ctx context.Context) (*agents.Agent, error) {
 }
 
 // create makes the session's sandbox; the log knows of it before it exists.
-func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
+func (t *turn) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	id := t.l.Run.Sandbox.ID
-	layer, err := t.layer(ctx)
+	layer, err := t.dependencyLayer(ctx)
 	if err != nil {
 		return nil, err
 	}
-	made, err := t.room(ctx)
+	made, err := t.reserveSandbox(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer made()
-	began := t.w.d.Now()
+	began := t.w.deps.Now()
 	if id == "" {
 		if layer == "" { // what sandboxes of the pool have mounted is settled
 			if a, err := t.pooled(ctx); a != nil || err != nil {
@@ -158,12 +158,12 @@ func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
 		if id, err = t.w.runlog.NewID(events.KindSandbox); err != nil {
 			return nil, err
 		}
-		t.begun = id
-		if err := t.say(ctx, events.SandboxCreating{SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine}); err != nil {
+		t.creating = id
+		if err := t.appendFacts(ctx, events.SandboxCreating{SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine}); err != nil {
 			return nil, err
 		}
 	}
-	if t.l.Run.Sandbox.ID == id && t.l.Run.Sandbox.Journal == "" && t.begun != id {
+	if t.l.Run.Sandbox.ID == id && t.l.Run.Sandbox.Journal == "" && t.creating != id {
 		// Begun by a holder that died: what there is of it has a token that nobody knows.
 		if err := t.w.sandboxes.Terminate(ctx, id, false); err != nil {
 			return nil, err
@@ -173,25 +173,25 @@ func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
 	spec.Labels.Epoch, spec.Layer, spec.Servers = t.epoch, layer, len(t.resolved.Containers())
 	box, err := t.w.sandboxes.Create(ctx, &spec, t.resolved.Allowlist(), nil)
 	if err != nil {
-		return nil, t.broken(ctx, id, err)
+		return nil, t.sandboxFailed(ctx, id, err)
 	}
 	a, err := t.w.dialer.Open(ctx, box, t.ref(), runner.Attach{Epoch: t.epoch})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
 	if err != nil {
-		return nil, t.broken(ctx, id, err)
+		return nil, t.sandboxFailed(ctx, id, err)
 	}
 	ready := events.SandboxReady{
 		SandboxID: id, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine, Journal: a.Journal, Image: spec.Image,
-		DurationMs: uint32(t.w.d.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
+		DurationMs: uint32(t.w.deps.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
 	}
 	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
 		ready.Empty = true
 	} else {
 		ready.Workspace = spec.Workspace
 	}
-	if err := t.say(ctx, ready); err != nil {
+	if err := t.appendFacts(ctx, ready); err != nil {
 		a.Link.Close()
 		return nil, err
 	}
@@ -199,7 +199,7 @@ func (t *turn) create(ctx context.Context) (*agents.Agent, error) {
 }
 
 // broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
-func (t *turn) broken(ctx context.Context, id string, cause error) error {
+func (t *turn) sandboxFailed(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -210,7 +210,7 @@ func (t *turn) broken(ctx context.Context, id string, cause error) error {
 }
 
 // replace gives up the present sandbox in the log and ends what is left of it.
-func (t *turn) replace(ctx context.Context) error {
+func (t *turn) replaceSandbox(ctx context.Context) error {
 	old := t.l.Run.Sandbox
 	lost, kept := "its processes and what they had in memory", true
 	if old.Engine != t.w.cfg.Engine {
@@ -219,16 +219,16 @@ func (t *turn) replace(ctx context.Context) error {
 		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
 	}
 	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}
-	closed, err := t.closed(ctx)
+	closed, err := t.closedBlocks(ctx)
 	if err != nil {
 		return err
 	}
-	return t.say(ctx, append(facts, closed...)...)
+	return t.appendFacts(ctx, append(facts, closed...)...)
 }
 
 // refresh looks at the session's life again after something that took a while.
 func (t *turn) refresh(ctx context.Context) error {
-	l, err := t.w.d.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
+	l, err := t.w.deps.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
 	if err != nil {
 		return err
 	}
@@ -242,11 +242,11 @@ func (t *turn) refresh(ctx context.Context) error {
 // pooled takes a sandbox from the pool for the session; nil if none fits.
 func (t *turn) pooled(ctx context.Context) (*agents.Agent, error) {
 	o, architecture := t.l.Life.Options, t.l.Life.Architecture
-	adopter, ok := t.w.d.Sandbox.(sandbox.Adopter)
+	adopter, ok := t.w.deps.Sandbox.(sandbox.Adopter)
 	if !ok || t.w.pool.Size(architecture) == 0 || o.Image != "" || len(t.resolved.Containers()) > 0 || len(o.Command) > 0 || t.l.Run.Lost.Workspace != "" {
 		return nil, nil
 	}
-	began := t.w.d.Now()
+	began := t.w.deps.Now()
 	a := t.w.pool.Take(ctx, architecture)
 	if a == nil {
 		return nil, nil
@@ -259,9 +259,9 @@ func (t *turn) pooled(ctx context.Context) (*agents.Agent, error) {
 		t.w.pool.Discard(ctx, a)
 		return nil, nil
 	}
-	err := t.say(ctx, events.SandboxReady{
+	err := t.appendFacts(ctx, events.SandboxReady{
 		SandboxID: a.Sandbox, Provider: t.w.cfg.Provider, Engine: t.w.cfg.Engine, Journal: a.Journal, Pooled: true, Empty: !t.w.sandboxes.KeepsWorkspaces(),
-		DurationMs: uint32(t.w.d.Now().Sub(began).Milliseconds()), //nolint:gosec // the pool is not slow
+		DurationMs: uint32(t.w.deps.Now().Sub(began).Milliseconds()), //nolint:gosec // the pool is not slow
 	})
 	if err != nil {
 		a.Link.Close() // the sweep ends the sandbox, which the log does not name

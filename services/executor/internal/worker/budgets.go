@@ -22,11 +22,11 @@ type Budgets interface {
 // currentLimits returns the limits that apply to the turn now.
 func (t *turn) currentLimits(ctx context.Context, life session.State) (budgets.Limits, error) {
 	l := budgets.Limits{Session: life.Options.Budget}
-	if t.w.d.Budgets == nil {
+	if t.w.deps.Budgets == nil {
 		return l, nil
 	}
 	var err error
-	l.Tenant, err = t.w.d.Budgets.Of(ctx, t.l.Tenant)
+	l.Tenant, err = t.w.deps.Budgets.Of(ctx, t.l.Tenant)
 	return l, err
 }
 
@@ -38,7 +38,7 @@ func (t *turn) charged() budgets.Execution {
 	}
 	l := t.resolved.Definition.Limits
 	e.Own = events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}
-	if t.w.d.Egress != nil && !definition.CountsTurns(t.l.Life.Architecture) {
+	if t.w.deps.Egress != nil && !definition.CountsTurns(t.l.Life.Architecture) {
 		e.Own.Turns = l.Turns
 	}
 	return e
@@ -46,7 +46,7 @@ func (t *turn) charged() budgets.Execution {
 
 // budgets returns the budgets that the turn is charged to, as last known.
 func (t *turn) budgets() []budgets.Budget {
-	return t.usage.Budgets(t.charged(), t.limits, t.l.Run, t.w.d.Now())
+	return t.usage.Budgets(t.charged(), t.limits, t.l.Run, t.w.deps.Now())
 }
 
 // codeModelRefused is the code of a model request that the egress proxy refused because a budget is used up.
@@ -54,13 +54,13 @@ const codeModelRefused = "BUDGET_EXHAUSTED"
 
 // checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are.
 func (f *follower) checkBudgets(unstored []events.Event) {
-	now := f.w.d.Now()
+	now := f.w.deps.Now()
 	for _, e := range unstored {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == f.execution {
 			f.stop.Exceed(budgets.CodeExceeded, d.Message, now)
 		}
 	}
-	if l, err := f.currentLimits(f.base, f.life); err == nil { // updateLimits logs an error
+	if l, err := f.currentLimits(f.ctx, f.life); err == nil { // updateLimits logs an error
 		f.limits = l
 	}
 	s := f.l.Run
@@ -83,10 +83,10 @@ func (f *follower) updateLimits(ctx context.Context) {
 // changedGrant returns the grant that the egress proxy needs because other executions have used some of the tenant's budgets, or
 // a budget has changed; nil if the proxy has it.
 func (f *follower) changedGrant() *Grant {
-	if f.w.d.Egress == nil || f.granted.SameBudgets(f.limits) {
+	if f.w.deps.Egress == nil || f.registered.SameBudgets(f.limits) {
 		return nil
 	}
-	g := f.grants()
+	g := f.newGrant()
 	return &g
 }
 
@@ -101,7 +101,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 
 // keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
-	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.d.Room.Low() })
+	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
 	f.cutOutput(message)
 	return keep
 }
@@ -118,6 +118,6 @@ func (f *follower) cutOutput(message string) {
 	if message == "" {
 		return
 	}
-	f.stop.Exceed(budgets.CodeOutput, message, f.w.d.Now())
-	f.pending = append(f.pending, f.facts([]events.Payload{events.Error{Code: budgets.CodeOutput, Message: message}})...)
+	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
+	f.pending = append(f.pending, f.newEvents([]events.Payload{events.Error{Code: budgets.CodeOutput, Message: message}})...)
 }

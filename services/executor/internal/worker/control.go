@@ -15,7 +15,7 @@ import (
 )
 
 // looked is what a look at the session's life found.
-type looked struct {
+type lifeResult struct {
 	life session.State
 	err  error
 }
@@ -24,10 +24,10 @@ type looked struct {
 // need not answer for that.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.l.Run.Sandbox.ID
-	if err := f.settle(ctx); err != nil {
+	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	f.drop()
+	f.detach()
 	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", id, err)
 	}
@@ -39,25 +39,25 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 }
 
 // look reads the session's life, where controls are.
-func (f *follower) look() {
-	if f.looking {
+func (f *follower) readLife() {
+	if f.readingLife {
 		return
 	}
-	f.looking = true
-	sessions, tenant, id := f.w.d.Sessions, f.l.Tenant, f.l.ID
+	f.readingLife = true
+	sessions, tenant, id := f.w.deps.Sessions, f.l.Tenant, f.l.ID
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.base, callWithin)
+		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
 		defer cancel()
 		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
 		if err == nil && l.Run.Epoch > f.epoch {
 			err = run.ErrFenced
 		}
-		f.looked <- looked{l.Life, err}
+		f.lifeRead <- lifeResult{l.Life, err}
 	})
 }
 
-func (f *follower) saw(l looked) error {
-	f.looking = false
+func (f *follower) updateLife(l lifeResult) error {
+	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
 		return l.err
 	}
@@ -66,30 +66,30 @@ func (f *follower) saw(l looked) error {
 		return nil
 	}
 	f.life = l.life
-	f.stop.Update(l.life.ControlOf(f.execution), f.limitOf(l.life), f.w.d.Now())
-	f.updateLimits(f.base)
+	f.stop.Update(l.life.ControlOf(f.execution), f.deadlineOf(l.life), f.w.deps.Now())
+	f.updateLimits(f.ctx)
 	return nil
 }
 
 // escalate stops the turn as hard as it has to be by now.
 func (f *follower) escalate() error {
-	switch f.stop.Next(f.w.d.Now(), f.accepted) {
+	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
 	case stopping.Interrupt:
-		f.call(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
 	case stopping.Kill:
-		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
 	case stopping.Terminate:
-		return errStuck
+		return errUnresponsive
 	}
 	return nil
 }
 
 // limit is when the execution must have ended.
-func (t *turn) limit() time.Time { return t.limitOf(t.l.Life) }
+func (t *turn) deadline() time.Time { return t.deadlineOf(t.l.Life) }
 
-func (t *turn) limitOf(life session.State) time.Time {
+func (t *turn) deadlineOf(life session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 {
 		return time.Time{}
 	}
-	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.paused)
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
 }

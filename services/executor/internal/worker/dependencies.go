@@ -14,12 +14,12 @@ import (
 )
 
 // errUnwanted is a control that reached the execution before anything of it ran.
-var errUnwanted = errors.New("the execution is not wanted any more")
+var errCancelled = errors.New("the execution is not wanted any more")
 
 // layer gives the layer with what the agent depends on, "" for an agent that depends on
 // nothing. While one is made, the log says so, and controls are obeyed. An *references.Error
 // error ends the execution.
-func (t *turn) layer(ctx context.Context) (string, error) {
+func (t *turn) dependencyLayer(ctx context.Context) (string, error) {
 	if t.resolved == nil {
 		return "", nil
 	}
@@ -30,15 +30,15 @@ func (t *turn) layer(ctx context.Context) (string, error) {
 	if set.Empty() {
 		return "", nil
 	}
-	layerer, ok := t.w.d.Sandbox.(sandbox.Layerer)
+	layerer, ok := t.w.deps.Sandbox.(sandbox.Layerer)
 	if !ok {
 		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", t.w.cfg.Provider)}
 	}
-	return t.provide(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
+	return t.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
 }
 
 // provide waits for a layer.
-func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (string, error) {
+func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (string, error) {
 	type answer struct {
 		name string
 		err  error
@@ -58,7 +58,7 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 			return err
 		})
 		if a.err != nil && work.Err() == nil {
-			a.err = undependable(a.err)
+			a.err = dependencyError(a.err)
 		}
 		done <- a
 	}()
@@ -74,13 +74,13 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 		select {
 		case a := <-done:
 			if a.err == nil && !since.IsZero() {
-				a.err = t.say(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", t.w.d.Now().Sub(since).Round(time.Millisecond), want)})
+				a.err = t.appendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", t.w.deps.Now().Sub(since).Round(time.Millisecond), want)})
 			}
 			return a.name, a.err
 		case <-begun:
 			if since.IsZero() {
-				since = t.w.d.Now()
-				if err := t.say(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)}); err != nil {
+				since = t.w.deps.Now()
+				if err := t.appendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)}); err != nil {
 					return stop(err)
 				}
 			}
@@ -94,14 +94,14 @@ func (t *turn) provide(ctx context.Context, layerer sandbox.Layerer, want sandbo
 			return stop(err)
 		}
 		if t.control().N > 0 {
-			return stop(errUnwanted)
+			return stop(errCancelled)
 		}
 	}
 }
 
 // whileWanted runs work that may last long, before anything of the execution runs. The work is ended early when a control
 // comes for the execution (errUnwanted) and when this executor stops (errHandover). It must not use the turn's state.
-func (t *turn) whileWanted(ctx context.Context, work func(context.Context) error) error {
+func (t *turn) unlessCancelled(ctx context.Context, work func(context.Context) error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
@@ -126,13 +126,13 @@ func (t *turn) whileWanted(ctx context.Context, work func(context.Context) error
 			return stop(err)
 		}
 		if t.control().N > 0 {
-			return stop(errUnwanted)
+			return stop(errCancelled)
 		}
 	}
 }
 
 // undependable is the end of an execution whose dependencies cannot be had.
-func undependable(err error) error {
+func dependencyError(err error) error {
 	code := sandbox.CodeDependenciesFailed
 	var typed *sandbox.Error
 	if errors.As(err, &typed) {
@@ -150,7 +150,7 @@ type Registries struct {
 // workshop returns how sandboxes are created in which layers are built. begun is called when one is needed.
 func (w *Worker) workshop(begun func()) sandbox.Workshop {
 	shop := sandbox.Workshop{Begun: begun}
-	if w.d.Egress != nil {
+	if w.deps.Egress != nil {
 		shop.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
 			return w.pool.Build(ctx, spec, w.cfg.Registries.Hosts, &w.cfg.Registries.Routes, work)
 		}

@@ -67,8 +67,8 @@ type EgressLine struct {
 }
 
 // grant registers the sandbox of the turn at the egress proxy.
-func (t *turn) grant(ctx context.Context) error {
-	if t.w.d.Egress == nil {
+func (t *turn) register(ctx context.Context) error {
+	if t.w.deps.Egress == nil {
 		return nil
 	}
 	b, err := t.currentLimits(ctx, t.l.Life)
@@ -77,12 +77,12 @@ func (t *turn) grant(ctx context.Context) error {
 	}
 	t.limits = b
 	err = t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() (err error) {
-		t.authority, err = t.w.d.Egress.Register(ctx, t.grants())
+		t.authority, err = t.w.deps.Egress.Register(ctx, t.newGrant())
 		return err
 	})
 	switch {
 	case sandboxes.Unavailable(err):
-		return &sandboxError{id: t.agent.Sandbox, err: err, stays: true}
+		return &sandboxError{id: t.agent.Sandbox, err: err, remains: true}
 	case errors.Is(err, ErrUnknownSandbox):
 		return fmt.Errorf("%w: %w", agents.ErrLost, err)
 	case errors.Is(err, link.ErrFenced):
@@ -90,15 +90,15 @@ func (t *turn) grant(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("register %s at the egress proxy: %w", t.agent.Sandbox, err)
 	}
-	t.granted, t.withdrawn = t.limits, false
+	t.registered, t.unregistered = t.limits, false
 	return nil
 }
 
 // withdraw tells the egress proxy that the execution does not run any more. The proxy refuses requests to models from
 // then on: processes that outlive the turn in the sandbox could otherwise call models for which no execution is charged.
-func (t *turn) withdraw(ctx context.Context) {
+func (t *turn) unregister(ctx context.Context) {
 	sb := t.l.Run.Sandbox
-	if t.w.d.Egress == nil || t.withdrawn || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
+	if t.w.deps.Egress == nil || t.unregistered || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
 		return
 	}
 	g := Grant{
@@ -110,9 +110,9 @@ func (t *turn) withdraw(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	switch _, err := t.w.d.Egress.Register(ctx, g); {
+	switch _, err := t.w.deps.Egress.Register(ctx, g); {
 	case err == nil:
-		t.withdrawn = true
+		t.unregistered = true
 	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or another executor's
 	default:
 		t.log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
@@ -130,7 +130,7 @@ func (e newSandboxes) RegisterNew(ctx context.Context, spec sandbox.Spec, allow 
 }
 
 // grants is what the turn's sandbox may do.
-func (t *turn) grants() Grant {
+func (t *turn) newGrant() Grant {
 	return Grant{
 		Sandbox: t.agent.Sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolved.Allowlist(),
 		Upstreams: t.upstreams(), Budgets: t.budgets(),
@@ -139,7 +139,7 @@ func (t *turn) grants() Grant {
 
 // upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
 func (t *turn) upstreams() []Upstream {
-	if t.resolved == nil || t.w.d.Egress == nil {
+	if t.resolved == nil || t.w.deps.Egress == nil {
 		return nil
 	}
 	var out []Upstream
@@ -162,7 +162,7 @@ func (t *turn) upstreams() []Upstream {
 const codeUnknownServer = "UNKNOWN_SERVER"
 
 // forgotten tells whether the proxy refused an MCP server that it was told of: it keeps them in memory alone.
-func (t *turn) forgotten(lines []EgressLine) bool {
+func (t *turn) proxyForgot(lines []EgressLine) bool {
 	servers := t.upstreams()
 	return slices.ContainsFunc(lines, func(l EgressLine) bool {
 		d, ok := l.Data.(events.EgressDenied)
@@ -172,19 +172,19 @@ func (t *turn) forgotten(lines []EgressLine) bool {
 
 // calls asks the egress proxy once more at the end of a turn, so that what the
 // turn took is in the log before its end.
-func (f *follower) calls(ctx context.Context) []events.Event {
-	if f.w.d.Egress == nil {
+func (f *follower) finalEgressEvents(ctx context.Context) []events.Event {
+	if f.w.deps.Egress == nil {
 		return nil
 	}
-	f.aside.awaitGrant()
-	f.withdraw(ctx)
+	f.maintenance.awaitRegistration()
+	f.unregister(ctx)
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	lines, err := f.w.d.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)
+	lines, err := f.w.deps.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)
 	if err != nil {
 		f.log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.w.callEvents(f.l.Run, f.execution, lines)})
+	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.w.egressEvents(f.l.Run, f.execution, lines)})
 	if err != nil {
 		return nil // fenced: the end says so too
 	}
@@ -192,23 +192,23 @@ func (f *follower) calls(ctx context.Context) []events.Event {
 }
 
 // late gives what the proxy told after the last turn, before the sandbox is given up.
-func (w *Worker) late(ctx context.Context, r run.State) []events.Event {
-	if w.d.Egress == nil {
+func (w *Worker) lateEgressEvents(ctx context.Context, r run.State) []events.Event {
+	if w.deps.Egress == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	lines, err := w.d.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
+	lines, err := w.deps.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
 	if err != nil {
-		w.d.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
+		w.deps.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
 	}
-	return w.callEvents(r, "", lines)
+	return w.egressEvents(r, "", lines)
 }
 
 // callEvents are the proxy's lines as events, with ids that are the same whoever reads them. The proxy's clock may be off:
 // no event is older than the last claim, nor in the future.
-func (w *Worker) callEvents(r run.State, execution string, lines []EgressLine) []events.Event {
-	now := w.d.Now()
+func (w *Worker) egressEvents(r run.State, execution string, lines []EgressLine) []events.Event {
+	now := w.deps.Now()
 	var out []events.Event
 	for _, l := range lines {
 		at := l.Time
@@ -236,13 +236,13 @@ func (w *Worker) callEvents(r run.State, execution string, lines []EgressLine) [
 }
 
 // acknowledge lets the proxy forget what the log holds; it is told again later if this fails.
-func (w *Worker) acknowledge(ctx context.Context, r run.State) {
-	if w.d.Egress == nil || r.Egress.Journal == "" {
+func (w *Worker) acknowledgeEgress(ctx context.Context, r run.State) {
+	if w.deps.Egress == nil || r.Egress.Journal == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	if err := w.d.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
-		w.d.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)
+	if err := w.deps.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
+		w.deps.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)
 	}
 }

@@ -24,34 +24,34 @@ import (
 
 const (
 	// pendingBytes is how much waits for the log before the runner has to.
-	pendingBytes = 4 << 20
+	maxPending = 4 << 20
 	// callWithin bounds the wait for a runner's reply.
-	callWithin = 10 * time.Second
+	callTimeout = 10 * time.Second
 	// busyPatience is how often what occupies the runner is ended.
-	busyPatience = 3
+	maxBusy = 3
 	// flushWithin bounds the last commit of a holder that stops.
-	flushWithin = 3 * time.Second
+	flushTimeout = 3 * time.Second
 )
 
 // codeBusy is the code of a refusal while another execution runs.
 const codeBusy = "BUSY"
 
 // errStuck is a runner that does not even kill.
-var errStuck = errors.New("the runner does not end the turn")
+var errUnresponsive = errors.New("the runner does not end the turn")
 
 // follower reads a runner's journal into the log until the turn ends. Only its loop reads
 // and writes its fields, those of the turn included. The goroutines that the loop starts
 // get copies of what they need, and send their results over a channel.
 type follower struct {
 	*turn
-	base    context.Context
+	ctx     context.Context
 	waiting sync.WaitGroup
 
-	pending []events.Event
-	size    int
-	ended   *translate.Ended
-	gap     string // which lines of the journal are missing
-	done    bool   // the terminal event is stored
+	pending     []events.Event
+	pendingSize int
+	ended       *translate.Ended
+	gap         string // which lines of the journal are missing
+	done        bool   // the terminal event is stored
 
 	appending bool // a commit is in flight: the loop appends nothing until idle has taken its result
 	appended  chan commitResult
@@ -59,23 +59,23 @@ type follower struct {
 	window    *time.Timer
 
 	startAfter uint64 // number of the line after which the query is given
-	asked      bool   // the query was given
+	queried    bool   // the query was given
 	accepted   bool
 	killFirst  bool // another execution occupies the runner
-	busy       int  // how often the runner said so
+	busyCount  int  // how often the runner said so
 
-	adopted      bool // the runner ran the execution already at the hello
-	saidAttached bool // execution_attached is in the log, or on its way
-	saidFull     bool // the log says, or is about to, that output waits for room in the store
-	replies      chan reply
+	adopted          bool // the runner ran the execution already at the hello
+	attachedRecorded bool // execution_attached is in the log, or on its way
+	fullRecorded     bool // the log says, or is about to, that output waits for room in the store
+	replies          chan reply
 
-	looking bool
-	looked  chan looked
-	life    session.State // as last seen
-	stop    stopping.Plan
-	output  budgets.OutputMeter
+	readingLife bool
+	lifeRead    chan lifeResult
+	life        session.State // as last seen
+	stop        stopping.Plan
+	output      budgets.OutputMeter
 
-	aside aside
+	maintenance maintenance
 }
 
 // commitResult is the end of an append that ran beside the loop.
@@ -96,28 +96,28 @@ type reply struct {
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
-		turn: t, base: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), looked: make(chan looked, 1),
+		turn: t, ctx: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
 		window: time.NewTimer(time.Hour), stop: stopping.New(t.w.cfg.KillAfter),
 		output: t.meterOutput(),
-		life:   t.l.Life, aside: newAside(t.w.d.Now()),
+		life:   t.l.Life, maintenance: newMaintenance(t.w.deps.Now()),
 	}
-	defer f.stopAll(cancel)
+	defer f.close(cancel)
 	defer f.window.Stop()
-	f.stop.Update(t.control(), t.limit(), t.w.d.Now())
-	f.greet()
+	f.stop.Update(t.control(), t.deadline(), t.w.deps.Now())
+	f.readHello()
 	beat := time.NewTicker(t.w.cfg.Beat)
 	defer beat.Stop()
 	for {
-		f.read()
+		f.readLines()
 		if f.gap != "" {
 			return f.abort(ctx, events.ExecutionFailed{Code: translate.CodeGap, Message: f.gap})
 		}
 		if f.ended != nil && !f.appending {
 			return f.finish(ctx)
 		}
-		f.attached()
-		f.commit()
-		if err := f.start(ctx); err != nil || f.done {
+		f.recordAttached()
+		f.startCommit()
+		if err := f.sendQuery(ctx); err != nil || f.done {
 			return err
 		}
 		if err := f.escalate(); err != nil {
@@ -126,7 +126,7 @@ func (t *turn) follow(ctx context.Context) error {
 		if err := f.pause(ctx); err != nil {
 			return err
 		}
-		f.aside.begin(f)
+		f.maintenance.start(f)
 		if err := f.wait(ctx, beat.C); err != nil || f.done {
 			return err
 		}
@@ -135,44 +135,44 @@ func (t *turn) follow(ctx context.Context) error {
 
 // stopAll ends the goroutines of the loop and waits for them. What an append in flight
 // has stored is part of the turn's state afterwards.
-func (f *follower) stopAll(cancel context.CancelFunc) {
+func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
 	if f.appending {
 		r := <-f.appended
-		f.take(r)
+		f.appendDone(r)
 	}
 }
 
 // take ends the append in flight with its result.
-func (f *follower) take(r commitResult) {
+func (f *follower) appendDone(r commitResult) {
 	f.appending = false
-	f.advance(r.stored)
+	f.setStored(r.stored)
 }
 
 // wait waits for the next thing to happen.
 func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	select {
-	case <-f.lines():
-	case <-f.over():
+	case <-f.linesReady():
+	case <-f.streamEnded():
 		return f.reconnect(ctx)
 	case r := <-f.appended:
-		f.take(r)
+		f.appendDone(r)
 		f.notBefore = time.Now().Add(f.w.cfg.Window)
 		f.checkBudgets(nil)
 		return r.err
 	case <-f.window.C:
 	case r := <-f.replies:
-		return f.answered(ctx, r)
-	case l := <-f.looked:
-		return f.saw(l)
-	case r := <-f.aside.done:
-		return f.aside.take(ctx, f, r)
+		return f.handleReply(ctx, r)
+	case l := <-f.lifeRead:
+		return f.updateLife(l)
+	case r := <-f.maintenance.done:
+		return f.maintenance.finish(ctx, f, r)
 	case <-beat:
-		f.look()
+		f.readLife()
 	case <-f.changed:
-		f.look()
-	case <-bus.Draining(f.base):
+		f.readLife()
+	case <-bus.Draining(f.ctx):
 		return f.handover(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
@@ -181,41 +181,41 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 }
 
 // lines is signalled when there is something to read; nil while nothing may be.
-func (f *follower) lines() <-chan struct{} {
-	if f.full() {
+func (f *follower) linesReady() <-chan struct{} {
+	if f.isFull() {
 		return nil
 	}
 	return f.agent.Link.Ready()
 }
 
 // over is closed when the stream has ended; nil while lines of it are to be read.
-func (f *follower) over() <-chan struct{} {
-	if f.full() {
+func (f *follower) streamEnded() <-chan struct{} {
+	if f.isFull() {
 		return nil
 	}
 	return f.agent.Link.Done()
 }
 
-func (f *follower) full() bool { return f.ended != nil || f.gap != "" || f.size >= pendingBytes }
+func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.pendingSize >= maxPending }
 
 // greet decides from the runner's hello whether the query is still to be given.
-func (f *follower) greet() {
-	f.asked, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
+func (f *follower) readHello() {
+	f.queried, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
 	hello := f.agent.Hello
 	if hello == nil {
 		return
 	}
 	f.startAfter = hello.Last
-	f.tr.Last = max(f.tr.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner forgets what is in the log, and will not tell it again
-	if hello.First > f.tr.Last+1 {
-		for _, r := range f.tr.Missing(hello.First-1, f.w.d.Now().UTC()) {
-			f.keep(r)
+	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner forgets what is in the log, and will not tell it again
+	if hello.First > f.translator.Last+1 {
+		for _, r := range f.translator.Missing(hello.First-1, f.w.deps.Now().UTC()) {
+			f.handleResult(r)
 		}
 	}
 	switch hello.Status.ExecutionID {
 	case "":
 	case f.execution:
-		f.asked, f.accepted, f.adopted = true, true, true
+		f.queried, f.accepted, f.adopted = true, true, true
 	default:
 		f.killFirst = true
 	}
@@ -224,38 +224,38 @@ func (f *follower) greet() {
 // attached says in the log, once, that this holder follows a running agent that it took
 // over, when the log has what the runner's journal held at the hello. A holder that dies of
 // what the journal holds does not come so far: its claim counts.
-func (f *follower) attached() {
-	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.saidAttached || f.appending || len(f.pending) > 0 || f.tr.Last < f.startAfter {
+func (f *follower) recordAttached() {
+	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || f.appending || len(f.pending) > 0 || f.translator.Last < f.startAfter {
 		return
 	}
-	f.saidAttached = true
-	for _, e := range f.facts([]events.Payload{events.ExecutionAttached{Epoch: f.epoch, SandboxID: f.l.Run.Sandbox.ID}}) {
-		f.keep(translate.Result{Event: &e})
+	f.attachedRecorded = true
+	for _, e := range f.newEvents([]events.Payload{events.ExecutionAttached{Epoch: f.epoch, SandboxID: f.l.Run.Sandbox.ID}}) {
+		f.handleResult(translate.Result{Event: &e})
 	}
 }
 
 // start gives the query once the journal holds nothing older. It returns errFull when the turn has no slot and none is free.
-func (f *follower) start(ctx context.Context) error {
-	if f.asked || f.ended != nil || f.tr.Last < f.startAfter {
+func (f *follower) sendQuery(ctx context.Context) error {
+	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
 	}
 	if f.killFirst {
-		f.asked = true
-		f.call(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		f.queried = true
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
 		return nil
 	}
-	if !f.slot.take() {
-		return f.leave(ctx)
+	if !f.slot.acquire() {
+		return f.leaveWithoutSlot(ctx)
 	}
-	f.asked = true
-	f.call(runner.Command{Op: runner.OpStart, Epoch: f.epoch, Query: f.query()})
+	f.queried = true
+	f.send(runner.Command{Op: runner.OpStart, Epoch: f.epoch, Query: f.query()})
 	return nil
 }
 
 // leave ends a turn without a slot that finds nothing to follow: its execution is cancelled, if a control wants that,
 // or waits for a slot.
-func (f *follower) leave(ctx context.Context) error {
-	if err := f.settle(ctx); err != nil {
+func (f *follower) leaveWithoutSlot(ctx context.Context) error {
+	if err := f.flush(ctx); err != nil {
 		return err
 	}
 	if f.control().N > 0 {
@@ -266,21 +266,21 @@ func (f *follower) leave(ctx context.Context) error {
 }
 
 // call sends a command without waiting for its reply.
-func (f *follower) call(c runner.Command) {
+func (f *follower) send(c runner.Command) {
 	l := f.agent.Link
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.base, callWithin)
+		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
 		defer cancel()
 		_, err := l.Call(ctx, c)
 		select {
 		case f.replies <- reply{c.Op, l, err}:
-		case <-f.base.Done():
+		case <-f.ctx.Done():
 		}
 	})
 }
 
 // answered acts on a runner's reply.
-func (f *follower) answered(ctx context.Context, r reply) error {
+func (f *follower) handleReply(ctx context.Context, r reply) error {
 	if r.link != f.agent.Link {
 		return nil // of a stream that is no more
 	}
@@ -290,23 +290,23 @@ func (f *follower) answered(ctx context.Context, r reply) error {
 		return fmt.Errorf("%w: %w", run.ErrFenced, r.err)
 	case r.op == runner.OpKill && f.killFirst:
 		// What occupied the runner is ended, or could not be: the start will tell.
-		f.killFirst, f.asked = false, false
+		f.killFirst, f.queried = false, false
 		return nil
 	case r.op == runner.OpStart && r.err == nil:
 		f.accepted = true
 		return nil
 	case r.op == runner.OpStart && errors.As(r.err, &refused):
 		if refused.Code == codeBusy {
-			if f.busy++; f.busy > busyPatience {
-				if err := f.settle(ctx); err != nil {
+			if f.busyCount++; f.busyCount > maxBusy {
+				if err := f.flush(ctx); err != nil {
 					return err
 				}
 				return fmt.Errorf("%w: %w", agents.ErrLost, refused)
 			}
-			f.killFirst, f.asked = true, false
+			f.killFirst, f.queried = true, false
 			return nil
 		}
-		return f.refused(ctx, refused)
+		return f.failRefused(ctx, refused)
 	case r.err == nil:
 		return nil
 	}
@@ -320,8 +320,8 @@ func (f *follower) answered(ctx context.Context, r reply) error {
 }
 
 // refused fails an execution that the runner would not begin.
-func (f *follower) refused(ctx context.Context, why *runner.Error) error {
-	if err := f.settle(ctx); err != nil {
+func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
+	if err := f.flush(ctx); err != nil {
 		return err
 	}
 	f.done = true
@@ -329,13 +329,13 @@ func (f *follower) refused(ctx context.Context, why *runner.Error) error {
 }
 
 // idle waits for the append in flight. Whoever appends from the loop calls it first.
-func (f *follower) idle(ctx context.Context) error {
+func (f *follower) awaitAppend(ctx context.Context) error {
 	if !f.appending {
 		return nil
 	}
 	select {
 	case r := <-f.appended:
-		f.take(r)
+		f.appendDone(r)
 		return r.err
 	case <-ctx.Done():
 		return ctx.Err()
@@ -344,29 +344,29 @@ func (f *follower) idle(ctx context.Context) error {
 
 // reconnect opens the stream again where it broke off.
 func (f *follower) reconnect(ctx context.Context) error {
-	f.read() // what came before its end
-	if f.full() {
+	f.readLines() // what came before its end
+	if f.isFull() {
 		return nil
 	}
 	if errors.Is(f.agent.Link.Err(), link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
 	}
-	if err := f.idle(ctx); err != nil {
+	if err := f.awaitAppend(ctx); err != nil {
 		return err
 	}
 	wasAccepted := f.accepted
 	if err := f.reattach(ctx); err != nil {
 		if errors.Is(err, agents.ErrLost) {
-			if err := f.settle(ctx); err != nil {
+			if err := f.flush(ctx); err != nil {
 				return err
 			}
 		}
 		return err
 	}
-	f.greet()
+	f.readHello()
 	if wasAccepted {
 		// Whatever became of it, its end is in the journal.
-		f.asked, f.accepted = true, true
+		f.queried, f.accepted = true, true
 	}
 	f.stop.Reconnected()
 	return nil
@@ -374,9 +374,9 @@ func (f *follower) reconnect(ctx context.Context) error {
 
 // handover stores what is pending and leaves the rest to the next holder.
 func (f *follower) handover(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, flushWithin)
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
-	if err := f.settle(ctx); err != nil {
+	if err := f.flush(ctx); err != nil {
 		f.log.Warn("the last events are left to the next holder", "error", err)
 	}
 	return errStopping
@@ -385,23 +385,23 @@ func (f *follower) handover(ctx context.Context) error {
 // finish writes the end that the journal tells of.
 func (f *follower) finish(ctx context.Context) error {
 	list := f.pending
-	f.pending, f.size = nil, 0
+	f.pending, f.pendingSize = nil, 0
 	// What no longer has a meaning is left out, as it would be in a commit of its own.
 	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: list})
 	if err != nil {
 		return err
 	}
 	e := f.ended
-	d.Events = append(d.Events, f.calls(ctx)...)
+	d.Events = append(d.Events, f.finalEgressEvents(ctx)...)
 	f.checkBudgets(d.Events)
-	if died, ok := f.died(e); ok {
-		if err := f.record(ctx, d.Events); err != nil {
+	if died, ok := f.deathOf(e); ok {
+		if err := f.append(ctx, d.Events); err != nil {
 			return err
 		}
 		return &deathError{died}
 	}
 	err = f.end(ctx, run.End{
-		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.tr.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
+		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,
 		Outcome: f.outcome(e.Ended),
 		Before:  d.Events,
@@ -429,7 +429,7 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 	}
 	switch code {
 	case codeExited, codeSilent, codeOutOfMemory:
-		message += f.last(code)
+		message += f.attemptSuffix(code)
 	}
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }

@@ -30,12 +30,12 @@ func TestGreetAfterForgottenLines(t *testing.T) {
 		"a hello without bounds":      {seen: 3, want: 3},
 	} {
 		f := &follower{turn: &turn{
-			w: &Worker{d: Deps{Now: time.Now}}, l: eventlog.Loaded{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}},
-			execution: "exe_new", agent: &agents.Agent{Hello: &runner.Hello{First: c.first, Last: c.last}}, tr: &translate.Translator{Last: c.seen},
+			w: &Worker{deps: Deps{Now: time.Now}}, l: eventlog.Loaded{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}},
+			execution: "exe_new", agent: &agents.Agent{Hello: &runner.Hello{First: c.first, Last: c.last}}, translator: &translate.Translator{Last: c.seen},
 		}}
-		f.greet()
-		if f.tr.Last != c.want || f.startAfter != c.last || c.gap != (f.gap != "") {
-			t.Errorf("%s: seen is %d, want %d; the query waits for %d; gap %q", name, f.tr.Last, c.want, f.startAfter, f.gap)
+		f.readHello()
+		if f.translator.Last != c.want || f.startAfter != c.last || c.gap != (f.gap != "") {
+			t.Errorf("%s: seen is %d, want %d; the query waits for %d; gap %q", name, f.translator.Last, c.want, f.startAfter, f.gap)
 		}
 	}
 }

@@ -12,36 +12,36 @@ import (
 )
 
 // read takes the lines that are there.
-func (f *follower) read() {
-	for !f.full() {
+func (f *follower) readLines() {
+	for !f.isFull() {
 		it, ok := f.agent.Link.Next()
 		if !ok {
 			return
 		}
-		now := f.w.d.Now().UTC()
+		now := f.w.deps.Now().UTC()
 		if it.Line == nil {
-			f.keep(f.tr.Garbage(f.garbageID(), it.Garbage, it.TooLong, now))
+			f.handleResult(f.translator.Garbage(f.garbageID(), it.Garbage, it.TooLong, now))
 			continue
 		}
-		for _, r := range f.tr.Line(*it.Line, now) {
-			f.keep(r)
+		for _, r := range f.translator.Line(*it.Line, now) {
+			f.handleResult(r)
 		}
 	}
 }
 
 // garbageID is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
-	return f.tr.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
+	return f.translator.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
 }
 
 // keep passes on what a line became: text at once, events to the next commit.
-func (f *follower) keep(r translate.Result) {
+func (f *follower) handleResult(r translate.Result) {
 	switch {
-	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.d.Room.Low()): // the block's end has the text
+	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the block's end has the text
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
-			err = f.w.d.Deltas.Publish(events.DeltaSubject(f.l.Tenant, f.l.ID), raw)
+			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.l.Tenant, f.l.ID), raw)
 		}
 		if err != nil {
 			f.log.Debug("text in flight was lost", "error", err)
@@ -57,7 +57,7 @@ func (f *follower) keep(r translate.Result) {
 			f.log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
 			return
 		}
-		f.pending, f.size = append(f.pending, *r.Event), f.size+len(raw)
+		f.pending, f.pendingSize = append(f.pending, *r.Event), f.pendingSize+len(raw)
 		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
 			f.notBefore = time.Time{} // its text is shown to nobody before it
 		}
@@ -65,7 +65,7 @@ func (f *follower) keep(r translate.Result) {
 }
 
 // commit starts an append of what is pending, unless one is under way or it is too early.
-func (f *follower) commit() {
+func (f *follower) startCommit() {
 	if f.appending || len(f.pending) == 0 {
 		return
 	}
@@ -77,10 +77,10 @@ func (f *follower) commit() {
 		return
 	}
 	list := f.pending
-	f.pending, f.size, f.appending = nil, 0, true
+	f.pending, f.pendingSize, f.appending = nil, 0, true
 	lnk, l := f.agent.Link, f.l
 	f.waiting.Go(func() {
-		stored, err := f.appendEvents(f.base, l, list)
+		stored, err := f.appendTo(f.ctx, l, list)
 		if err == nil {
 			f.acknowledge(lnk, stored.Run.Sandbox.N)
 		}
@@ -96,11 +96,11 @@ func (f *follower) acknowledge(l *link.Link, n uint64) {
 }
 
 // settle waits for the append in flight and stores what is pending.
-func (f *follower) settle(ctx context.Context) error {
-	if err := f.idle(ctx); err != nil {
+func (f *follower) flush(ctx context.Context) error {
+	if err := f.awaitAppend(ctx); err != nil {
 		return err
 	}
 	list := f.pending
-	f.pending, f.size = nil, 0
-	return f.record(ctx, list)
+	f.pending, f.pendingSize = nil, 0
+	return f.append(ctx, list)
 }

@@ -16,51 +16,51 @@ var errPaused = errors.New("the execution is paused")
 
 // resume records that an execution that stood still goes on. The log knows before the sandbox does: attaching resumes a
 // sandbox that the log does not call paused, also after a holder died between the two.
-func (t *turn) resume(ctx context.Context) error {
+func (t *turn) recordResumed(ctx context.Context) error {
 	if t.l.Run.Phase == run.Paused {
 		sb := t.l.Run.Sandbox
 		var facts []events.Payload
 		if sb.Paused && sb.Engine == t.w.cfg.Engine {
 			facts = append(facts, events.SandboxResumed{SandboxID: sb.ID})
 		}
-		stood := max(0, t.w.d.Now().Sub(t.l.Run.PausedAt).Milliseconds())
-		if err := t.say(ctx, append(facts, events.ExecutionResumed{PausedMs: uint32(stood)})...); err != nil { //nolint:gosec // no pause lasts 49 days: sessions end before
+		stood := max(0, t.w.deps.Now().Sub(t.l.Run.PausedAt).Milliseconds())
+		if err := t.appendFacts(ctx, append(facts, events.ExecutionResumed{PausedMs: uint32(stood)})...); err != nil { //nolint:gosec // no pause lasts 49 days: sessions end before
 			return err
 		}
 	}
-	t.paused = time.Duration(t.l.Run.PausedMs) * time.Millisecond //nolint:gosec // as above
+	t.pausedFor = time.Duration(t.l.Run.PausedMs) * time.Millisecond //nolint:gosec // as above
 	return nil
 }
 
 // pause makes the execution stand still, if that is wanted and no request to a
 // model is open, which would time out meanwhile.
 func (f *follower) pause(ctx context.Context) error {
-	if !f.life.PausedNow(f.execution) || f.ended != nil || f.asked && !f.accepted {
+	if !f.life.PausedNow(f.execution) || f.ended != nil || f.queried && !f.accepted {
 		return nil
 	}
-	p, ok := f.w.d.Sandbox.(sandbox.Pauser)
+	p, ok := f.w.deps.Sandbox.(sandbox.Pauser)
 	if !ok {
-		if f.aside.complained {
+		if f.maintenance.pauseRefused {
 			return nil
 		}
-		f.aside.complained = true
-		return f.note(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
+		f.maintenance.pauseRefused = true
+		return f.flushFacts(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
 	}
 	id := f.l.Run.Sandbox.ID
-	if f.w.d.Egress != nil {
-		n, err := f.w.d.Egress.Open(ctx, id)
+	if f.w.deps.Egress != nil {
+		n, err := f.w.deps.Egress.Open(ctx, id)
 		if err != nil || n > 0 {
 			return nil // looked at again soon
 		}
 	}
-	if err := f.settle(ctx); err != nil {
+	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	f.drop()
+	f.detach()
 	if err := p.Pause(ctx, id); err != nil {
 		return fmt.Errorf("pause sandbox %s: %w", id, err)
 	}
-	if err := f.say(ctx, events.SandboxPaused{SandboxID: id}, events.ExecutionPaused{}); err != nil {
+	if err := f.appendFacts(ctx, events.SandboxPaused{SandboxID: id}, events.ExecutionPaused{}); err != nil {
 		return err
 	}
 	return errPaused

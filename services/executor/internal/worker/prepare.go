@@ -13,17 +13,17 @@ import (
 )
 
 // prepare fills a new workspace, and puts in what file changes say.
-func (t *turn) prepare(ctx context.Context) error {
+func (t *turn) fillWorkspace(ctx context.Context) error {
 	sb := t.l.Run.Sandbox
-	if err := t.layTranscript(ctx); err != nil {
+	if err := t.provideTranscript(ctx); err != nil {
 		return err
 	}
 	from := contents.Sources(t.l)
 	furnish := contents.IsUnfilled(t.l) && len(t.resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
-	if t.w.d.Workspaces == nil || len(from) == 0 && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
+	if t.w.deps.Workspaces == nil || len(from) == 0 && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
 		return nil
 	}
-	box, err := t.w.d.Sandbox.Attach(ctx, sb.ID)
+	box, err := t.w.deps.Sandbox.Attach(ctx, sb.ID)
 	if err != nil {
 		return fmt.Errorf("find sandbox %s: %w", sb.ID, err)
 	}
@@ -37,14 +37,14 @@ func (t *turn) prepare(ctx context.Context) error {
 		filled = append(filled, restored)
 	}
 	if furnish {
-		furnished, err := t.furnish(ctx, box)
+		furnished, err := t.writeAgentFiles(ctx, box)
 		if err != nil {
 			return err
 		}
 		filled = append(filled, furnished)
 	}
 	if len(filled) > 0 {
-		if err := t.say(ctx, filled...); err != nil {
+		if err := t.appendFacts(ctx, filled...); err != nil {
 			return err
 		}
 	}
@@ -52,27 +52,27 @@ func (t *turn) prepare(ctx context.Context) error {
 	if err != nil || done == nil {
 		return err
 	}
-	return t.say(ctx, *done)
+	return t.appendFacts(ctx, *done)
 }
 
 // layTranscript gives the sandbox the transcript that the agent is to begin with. The file is in no snapshot, and nothing in the log says that a
 // sandbox has it: a turn provides it as long as the agent has no session of its own.
-func (t *turn) layTranscript(ctx context.Context) error {
-	if _, fork := t.conversation(); t.w.d.Workspaces == nil || fork == nil || !fork.Provided {
+func (t *turn) provideTranscript(ctx context.Context) error {
+	if _, fork := t.conversation(); t.w.deps.Workspaces == nil || fork == nil || !fork.Provided {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, contents.Timeout)
 	defer cancel()
-	box, err := t.w.d.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
+	box, err := t.w.deps.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
 	if err != nil {
 		return fmt.Errorf("find sandbox %s: %w", t.l.Run.Sandbox.ID, err)
 	}
-	err = t.w.d.Workspaces.Provide(ctx, box, *t.l.Life.Transcript)
+	err = t.w.deps.Workspaces.Provide(ctx, box, *t.l.Life.Transcript)
 	if errors.Is(err, workspace.ErrNotFound) {
 		err = &sandbox.Error{Code: codeTranscriptLost, Message: "the transcript that the session begins with is no longer in the object store", Err: err}
 	}
 	if err != nil {
-		return t.broken(ctx, box.ID(), fmt.Errorf("give the agent its transcript: %w", err))
+		return t.sandboxFailed(ctx, box.ID(), fmt.Errorf("give the agent its transcript: %w", err))
 	}
 	return nil
 }
@@ -81,9 +81,9 @@ func (t *turn) layTranscript(ctx context.Context) error {
 func (t *turn) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
 	l := t.l
 	var restored events.WorkspaceRestored
-	err := t.whileWanted(ctx, func(ctx context.Context) (err error) {
+	err := t.unlessCancelled(ctx, func(ctx context.Context) (err error) {
 		if restored, err = t.w.contents.Restore(ctx, l, box, from); err != nil {
-			err = t.broken(ctx, box.ID(), err)
+			err = t.sandboxFailed(ctx, box.ID(), err)
 		}
 		return err
 	})
@@ -91,10 +91,10 @@ func (t *turn) restore(ctx context.Context, box sandbox.Sandbox, from []contents
 }
 
 // furnish lays down the files that the agent's definition has, and returns the event that says so.
-func (t *turn) furnish(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
+func (t *turn) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	written, err := t.w.contents.Write(ctx, box, t.resolved.Definition.Files)
 	if err != nil {
-		return nil, t.broken(ctx, box.ID(), err)
+		return nil, t.sandboxFailed(ctx, box.ID(), err)
 	}
 	return written, nil
 }

@@ -14,15 +14,15 @@ const (
 	// codeTenantSandboxes is of an execution for which there was no room among its tenant's sandboxes.
 	codeTenantSandboxes = "TENANT_SANDBOXES"
 	// roomWithin bounds how long an execution waits for room.
-	roomWithin = time.Minute
+	roomTimeout = time.Minute
 	// roomEvery is the pause before room is looked for again.
-	roomEvery = 500 * time.Millisecond
+	roomPause = 500 * time.Millisecond
 )
 
 // tenantSandboxes returns how many sandboxes a tenant may have on this engine; 0 is no limit.
 func (w *Worker) tenantSandboxes(tenant string) int {
-	if w.d.Budgets != nil {
-		if own := w.d.Budgets.Limits(tenant).Sandboxes; own > 0 {
+	if w.deps.Budgets != nil {
+		if own := w.deps.Budgets.Limits(tenant).Sandboxes; own > 0 {
 			return int(own)
 		}
 	}
@@ -31,14 +31,14 @@ func (w *Worker) tenantSandboxes(tenant string) int {
 
 // room makes room for the session's sandbox among those of its tenant on this engine: past the limit the sandbox that has
 // been idle for the longest ends. The caller must call made once the sandbox exists, or is not to be.
-func (t *turn) room(ctx context.Context) (made func(), err error) {
+func (t *turn) reserveSandbox(ctx context.Context) (made func(), err error) {
 	most := t.w.tenantSandboxes(t.l.Tenant)
 	if most == 0 {
 		return func() {}, nil
 	}
 	tenant, id := t.l.Tenant, t.l.ID
-	err = t.whileWanted(ctx, func(ctx context.Context) error {
-		late := time.NewTimer(roomWithin)
+	err = t.unlessCancelled(ctx, func(ctx context.Context) error {
+		late := time.NewTimer(roomTimeout)
 		defer late.Stop()
 		for {
 			if ok, err := t.w.idle.Reserve(ctx, tenant, id, most); ok || err != nil {
@@ -48,8 +48,8 @@ func (t *turn) room(ctx context.Context) (made func(), err error) {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-late.C:
-				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, the most that it may, and none of them could be ended in %s", most, roomWithin)}
-			case <-time.After(roomEvery):
+				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, the most that it may, and none of them could be ended in %s", most, roomTimeout)}
+			case <-time.After(roomPause):
 			}
 		}
 	})
@@ -57,16 +57,16 @@ func (t *turn) room(ctx context.Context) (made func(), err error) {
 }
 
 // retire replaces a sandbox that is too old, between two turns.
-func (t *turn) retire(ctx context.Context) error {
+func (t *turn) retireSandbox(ctx context.Context) error {
 	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
-	old := limit > 0 && !sb.ReadyAt.IsZero() && t.w.d.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || t.w.idle.NearsEnd(sb)
+	old := limit > 0 && !sb.ReadyAt.IsZero() && t.w.deps.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || t.w.idle.NearsEnd(sb)
 	// What was taken over may run already.
 	if !old || t.l.Run.TakenOver() || sb.Engine != t.w.cfg.Engine {
 		return nil
 	}
 	var synced *events.WorkspaceSynced
 	l := t.l
-	err := t.whileWanted(ctx, func(ctx context.Context) (err error) {
+	err := t.unlessCancelled(ctx, func(ctx context.Context) (err error) {
 		synced, err = t.w.idle.LastSnapshot(ctx, l, idle.SyncMaxAge)
 		return err
 	})
@@ -77,7 +77,7 @@ func (t *turn) retire(ctx context.Context) error {
 	if synced != nil {
 		facts = append(facts, *synced)
 	}
-	if err := t.say(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
+	if err := t.appendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
 		return err
 	}
 	t.w.agents.Shutdown(ctx, t.l.ID, t.epoch)

@@ -8,7 +8,7 @@ import (
 )
 
 // isReserved reports whether an error says that only the reserve of the store of NATS is left.
-func isReserved(err error) bool {
+func isStoreFull(err error) bool {
 	var reserved *storage.ReservedError
 	return errors.As(err, &reserved)
 }
@@ -19,12 +19,12 @@ const codeStorageFull = "STORAGE_FULL"
 // waitsForRoom reports whether the output that is pending waits for room in the store of NATS. The agent waits too once enough is
 // pending. What ends the turn does not wait, nor the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
-	if f.ended != nil || f.stop.IsStopping() || !f.w.d.Room.Low() {
+	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
 		return false
 	}
-	if !f.saidFull {
-		f.saidFull = true
-		for _, e := range f.facts([]events.Payload{events.Error{
+	if !f.fullRecorded {
+		f.fullRecorded = true
+		for _, e := range f.newEvents([]events.Payload{events.Error{
 			Code: codeStorageFull, Message: "the store of NATS is full but for its reserve: what the agent says from here on is stored when there is room again",
 		}}) {
 			f.pending = append([]events.Event{e}, f.pending...)

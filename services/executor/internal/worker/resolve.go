@@ -16,7 +16,7 @@ import (
 func (t *turn) resolve(ctx context.Context) error {
 	r, err := t.w.references.Resolve(ctx, references.Execution{
 		ID: t.execution, Session: t.l, Message: t.message,
-		Report: func(ctx context.Context, e events.Error) error { return t.say(ctx, e) },
+		Report: func(ctx context.Context, e events.Error) error { return t.appendFacts(ctx, e) },
 	})
 	if err != nil {
 		return err
@@ -25,7 +25,7 @@ func (t *turn) resolve(ctx context.Context) error {
 	if t.l.Run.Resolved.Known || r.IsEmpty() {
 		return nil
 	}
-	return t.say(ctx, r.ExecutionResolved)
+	return t.appendFacts(ctx, r.ExecutionResolved)
 }
 
 // skillLoader is a provider whose sandboxes do not share a folder of skills.
@@ -36,7 +36,7 @@ type skillLoader interface {
 
 // loadSkills makes sure that the turn's sandbox has its skills.
 func (t *turn) loadSkills(ctx context.Context) error {
-	loader, ok := t.w.d.Sandbox.(skillLoader)
+	loader, ok := t.w.deps.Sandbox.(skillLoader)
 	if !ok || t.resolved == nil {
 		return nil
 	}

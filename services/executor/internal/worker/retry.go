@@ -24,7 +24,7 @@ const (
 )
 
 // errNotBefore is an execution whose next attempt is not due yet: it keeps its job, and no slot.
-var errNotBefore = errors.New("the next attempt is not due yet")
+var errNotDue = errors.New("the next attempt is not due yet")
 
 // death is the end of an attempt that was not the turn's.
 type death struct {
@@ -40,7 +40,7 @@ type deathError struct{ death }
 func (e *deathError) Error() string { return e.code + ": " + e.message }
 
 // policy of the turn's agent; the zero value where there is none.
-func (t *turn) policy() events.Retries {
+func (t *turn) retries() events.Retries {
 	if t.resolved == nil {
 		return events.Retries{}
 	}
@@ -48,8 +48,8 @@ func (t *turn) policy() events.Retries {
 }
 
 // attempts is how often the agent may be started, by what it died of.
-func (t *turn) attempts(code string) uint32 {
-	switch n := t.policy().Attempts; {
+func (t *turn) maxAttempts(code string) uint32 {
+	switch n := t.retries().Attempts; {
 	case n > 0:
 		return n
 	case code == codeSandboxLost:
@@ -59,19 +59,19 @@ func (t *turn) attempts(code string) uint32 {
 }
 
 // backoff is for how long the next attempt waits; ok is false when there is none, or not before the execution's limit.
-func (t *turn) backoff(code string) (wait time.Duration, ok bool) {
+func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 	dying := t.l.Run.Dying()
-	if dying >= t.attempts(code) {
+	if dying >= t.maxAttempts(code) {
 		return 0, false
 	}
-	wait = t.policy().Backoff(dying)
-	limit := t.limit()
-	return wait, limit.IsZero() || t.w.d.Now().Add(wait).Before(limit)
+	wait = t.retries().Backoff(dying)
+	limit := t.deadline()
+	return wait, limit.IsZero() || t.w.deps.Now().Add(wait).Before(limit)
 }
 
 // died tells whether the journal's end of a turn is a death that another attempt
 // follows: nobody had asked for an end.
-func (f *follower) died(e *translate.Ended) (death, bool) {
+func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	switch e.Code {
 	case codeExited, codeSilent, codeOutOfMemory:
 	default:
@@ -80,25 +80,25 @@ func (f *follower) died(e *translate.Ended) (death, bool) {
 	if e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.execution).N > 0 {
 		return death{}, false
 	}
-	_, ok := f.backoff(e.Code)
-	return death{e.Code, e.Message, e.N, f.tr.Journal, e.Time}, ok
+	_, ok := f.nextWait(e.Code)
+	return death{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
 }
 
 // again records that an attempt died, and what waits before the next. It gives
 // nil when that is due at once, and a delay of the job when it is not.
-func (t *turn) again(ctx context.Context, d death) error {
-	wait, ok := t.backoff(d.code)
+func (t *turn) recordDeath(ctx context.Context, d death) error {
+	wait, ok := t.nextWait(d.code)
 	if !ok {
-		return t.giveUp(ctx, d)
+		return t.failAfterDeath(ctx, d)
 	}
-	facts, err := t.closed(ctx)
+	facts, err := t.closedBlocks(ctx)
 	if err != nil {
 		return err
 	}
 	failed := events.AttemptFailed{
-		Attempt: t.l.Run.Dying(), Attempts: t.attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
+		Attempt: t.l.Run.Dying(), Attempts: t.maxAttempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
 	}
-	list := t.facts(facts)
+	list := t.newEvents(facts)
 	meta := t.w.runlog.Meta()
 	if d.n > 0 { // the same line again is the same event
 		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
@@ -107,33 +107,33 @@ func (t *turn) again(ctx context.Context, d death) error {
 	m.Add(t.execution, failed)
 	last := m.Events()[0]
 	last.N = d.n
-	if err := t.record(ctx, append(list, last)); err != nil {
+	if err := t.append(ctx, append(list, last)); err != nil {
 		return err
 	}
 	t.log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)
 	if wait > 0 {
-		return t.w.early(t.l)
+		return t.w.checkDue(t.l)
 	}
 	return nil
 }
 
 // early is the delay of a job whose execution's next attempt is not due yet, nil
 // for any other. It is looked at again soon: somebody may want it to stop.
-func (w *Worker) early(l eventlog.Loaded) error {
+func (w *Worker) checkDue(l eventlog.Loaded) error {
 	r := l.Run
 	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
 		return nil
 	}
-	wait := r.NotBefore.Sub(w.d.Now())
+	wait := r.NotBefore.Sub(w.deps.Now())
 	if wait <= 0 {
 		return nil
 	}
-	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotBefore), min(wait, heldDelay))
+	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, heldDelay))
 }
 
 // closed are the completions of the blocks that are open, as far as they are known.
-func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
-	known, err := t.known(ctx, nil)
+func (t *turn) closedBlocks(ctx context.Context) ([]events.Payload, error) {
+	known, err := t.openBlocks(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
 	for _, open := range t.l.Run.Open {
 		b, ok := known[open.ID]
 		if !ok {
-			b = events.Block{ID: open.ID, Kind: events.KindError, Time: t.w.d.Now().UTC(), ConversationID: events.MainConversation}
+			b = events.Block{ID: open.ID, Kind: events.KindError, Time: t.w.deps.Now().UTC(), ConversationID: events.MainConversation}
 		}
 		b.Status = events.StatusError
 		facts = append(facts, events.BlockComplete{Block: b})
@@ -150,28 +150,28 @@ func (t *turn) closed(ctx context.Context) ([]events.Payload, error) {
 }
 
 // giveUp fails an execution that died too often, with its sandbox if that was lost.
-func (t *turn) giveUp(ctx context.Context, d death) error {
-	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.last(d.code)}
+func (t *turn) failAfterDeath(ctx context.Context, d death) error {
+	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.attemptSuffix(d.code)}
 	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
 	if d.code != codeSandboxLost {
 		return t.end(ctx, end)
 	}
 	sb := t.l.Run.Sandbox
 	here := sb.Engine == t.w.cfg.Engine // else its engine is gone; should it come back, its sweep finds it
-	t.drop()
+	t.detach()
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 			t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 			end.Outcome = failed.NotStopped(err)
 		}
 	}
-	end.With = t.facts([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
+	end.With = t.newEvents([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
 	return t.end(ctx, end)
 }
 
 // last says of which attempt a death was that no other follows, "" if there was to be one alone.
-func (t *turn) last(code string) string {
-	dying, of := t.l.Run.Dying(), t.attempts(code)
+func (t *turn) attemptSuffix(code string) string {
+	dying, of := t.l.Run.Dying(), t.maxAttempts(code)
 	switch {
 	case of <= 1:
 		return ""

@@ -12,9 +12,9 @@ import (
 )
 
 // serve makes sure that the turn's MCP servers in containers run beside its sandbox.
-func (t *turn) serve(ctx context.Context) error {
+func (t *turn) startServers(ctx context.Context) error {
 	all := t.resolved.Containers()
-	companion, ok := t.w.d.Sandbox.(sandbox.Companion)
+	companion, ok := t.w.deps.Sandbox.(sandbox.Companion)
 	if len(all) == 0 || !ok {
 		return nil
 	}
@@ -40,7 +40,7 @@ func (t *turn) serve(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", agents.ErrLost, err)
 		case errors.As(err, &typed):
 			named := &sandbox.Error{Code: typed.Code, Message: fmt.Sprintf("%s.image: server %s: %s", c.Field, c.Name, typed.Message), Err: err}
-			return &sandboxError{id: t.agent.Sandbox, err: named, stays: true}
+			return &sandboxError{id: t.agent.Sandbox, err: named, remains: true}
 		default:
 			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, t.agent.Sandbox, err)
 		}

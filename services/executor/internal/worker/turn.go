@@ -35,47 +35,47 @@ type turn struct {
 	slot      *slot
 	log       *slog.Logger
 
-	agent     *agents.Agent // open link; nil until attached
-	attempt   uint32        // of the start that comes next, or runs
-	message   events.MessageAccepted
-	tr        *translate.Translator
-	paused    time.Duration        // how long it stood still so far
-	begun     string               // the sandbox that this turn has begun to make
-	resolved  *references.Resolved // of what the execution refers to; nil until resolve has returned
-	limits    budgets.Limits       // as last read
-	granted   budgets.Limits       // as last registered at the egress proxy
-	withdrawn bool                 // the egress proxy knows that the execution does not run any more
-	usage     budgets.Tracker
+	agent        *agents.Agent // open link; nil until attached
+	attempt      uint32        // of the start that comes next, or runs
+	message      events.MessageAccepted
+	translator   *translate.Translator
+	pausedFor    time.Duration        // how long it stood still so far
+	creating     string               // the sandbox that this turn has begun to make
+	resolved     *references.Resolved // of what the execution refers to; nil until resolve has returned
+	limits       budgets.Limits       // as last read
+	registered   budgets.Limits       // as last registered at the egress proxy
+	unregistered bool                 // the egress proxy knows that the execution does not run any more
+	usage        budgets.Tracker
 
 	sockets []string // of the MCP servers in containers, in their order
 
 	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
 }
 
-func newTurn(h *Worker, l eventlog.Loaded, b *handling.Session) *turn {
+func newTurn(w *Worker, l eventlog.Loaded, b *handling.Session) *turn {
 	execution := l.Run.Execution
 	return &turn{
-		w: h, l: l, execution: execution, epoch: l.Run.Epoch, claimedAt: l.Run.ClaimedAt, changed: b.Changed(),
-		log: h.d.Logger.With("session", l.ID, "execution", execution, "epoch", l.Run.Epoch),
+		w: w, l: l, execution: execution, epoch: l.Run.Epoch, claimedAt: l.Run.ClaimedAt, changed: b.Changed(),
+		log: w.deps.Logger.With("session", l.ID, "execution", execution, "epoch", l.Run.Epoch),
 	}
 }
 
 // run returns nil when the execution has ended.
 func (t *turn) run(ctx context.Context) (err error) {
-	defer func() { t.letGo(err) }()
+	defer func() { t.releaseAgent(err) }()
 	defer func() {
 		// Neither a stop of this executor nor the want of a slot is a failed claim.
 		if errors.Is(err, errStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
-			t.handedOver(ctx)
+			t.recordHandedOver(ctx)
 		}
 	}()
 	if t.l.Run.Exhausted() {
 		return t.stopAndFail(ctx, run.ClaimsExhausted())
 	}
-	if t.message, err = t.w.d.Sessions.Message(ctx, t.l, t.l.Life.Active); err != nil {
+	if t.message, err = t.w.deps.Sessions.Message(ctx, t.l, t.l.Life.Active); err != nil {
 		return err
 	}
-	if err := t.resume(ctx); err != nil {
+	if err := t.recordResumed(ctx); err != nil {
 		return err
 	}
 	if err := t.resolve(ctx); err != nil {
@@ -89,10 +89,10 @@ func (t *turn) run(ctx context.Context) (err error) {
 		return err
 	}
 	for {
-		if c := t.control(); c.N > 0 && (c.Kind == session.Terminate || t.l.Run.Sandbox.Journal == "" || t.w.d.Now().Before(t.l.Run.NotBefore)) {
+		if c := t.control(); c.N > 0 && (c.Kind == session.Terminate || t.l.Run.Sandbox.Journal == "" || t.w.deps.Now().Before(t.l.Run.NotBefore)) {
 			return t.cancelled(ctx)
 		}
-		err := t.try(ctx)
+		err := t.runAttempt(ctx)
 		var died *deathError
 		switch {
 		case errors.As(err, &died):
@@ -102,10 +102,10 @@ func (t *turn) run(ctx context.Context) (err error) {
 		default:
 			return err
 		}
-		if err := t.again(ctx, died.death); err != nil || t.l.Run.Ended(t.execution) {
+		if err := t.recordDeath(ctx, died.death); err != nil || t.l.Run.Ended(t.execution) {
 			return err
 		}
-		if !t.slot.take() {
+		if !t.slot.acquire() {
 			return permits.ErrNoneFree // the log says that the attempt died: the next one waits for a slot
 		}
 	}
@@ -113,19 +113,19 @@ func (t *turn) run(ctx context.Context) (err error) {
 
 // try is one attempt, or what is left of one. It returns nil when the execution has
 // ended; a *deathError or agents.ErrLost say that another attempt may follow.
-func (t *turn) try(ctx context.Context) error {
+func (t *turn) runAttempt(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
 		var wrong *references.Error
 		if errors.As(err, &wrong) {
 			return t.stopAndFail(ctx, wrong.Failed())
 		}
-		if errors.Is(err, errUnwanted) {
+		if errors.Is(err, errCancelled) {
 			return t.cancelled(ctx)
 		}
 		var broken *sandboxError
 		if errors.As(err, &broken) {
 			failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
-			if broken.stays {
+			if broken.remains {
 				return t.stopAndFail(ctx, failed)
 			}
 			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
@@ -146,7 +146,7 @@ func (t *turn) cancelled(ctx context.Context) error {
 	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
 		return t.fail(ctx, outcome)
 	}
-	t.drop()
+	t.detach()
 	if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
 	}
@@ -166,7 +166,7 @@ func (t *turn) query() *runner.Query {
 		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = t.conversation()
-	t.resolved.AddTo(q, t.w.d.Egress != nil, t.sockets)
+	t.resolved.AddTo(q, t.w.deps.Egress != nil, t.sockets)
 	if t.resolved.InspectsRequests {
 		q.Authority = t.authority
 	}
@@ -190,19 +190,19 @@ func (t *turn) conversation() (resume string, fork *runner.Fork) {
 
 // record appends events of the holder or of the journal, in as many commits as it takes.
 // No other append of the turn may be in flight.
-func (t *turn) record(ctx context.Context, list []events.Event) error {
-	stored, err := t.appendEvents(ctx, t.l, list)
-	t.advance(stored)
+func (t *turn) append(ctx context.Context, list []events.Event) error {
+	stored, err := t.appendTo(ctx, t.l, list)
+	t.setStored(stored)
 	return err
 }
 
 // advance takes the state that an append handed back. Life stays: no append of a turn changes it.
-func (t *turn) advance(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.RunHead, stored.Run }
+func (t *turn) setStored(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.RunHead, stored.Run }
 
 // appendEvents appends events to the runs of l, in as many commits as it takes, and returns
 // the state after the last commit that was stored, also with an error. It does not read or
 // write t.l, so that it may run beside the turn's goroutine.
-func (t *turn) appendEvents(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
+func (t *turn) appendTo(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
 	d, err := t.w.runlog.Decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
 	if err != nil || len(d.Events) == 0 { // none of the events has a meaning any more
 		return l, err
@@ -211,26 +211,26 @@ func (t *turn) appendEvents(ctx context.Context, l eventlog.Loaded, list []event
 }
 
 // say records facts of the holder itself about this execution.
-func (t *turn) say(ctx context.Context, facts ...events.Payload) error {
-	return t.record(ctx, t.facts(facts))
+func (t *turn) appendFacts(ctx context.Context, facts ...events.Payload) error {
+	return t.append(ctx, t.newEvents(facts))
 }
 
-func (t *turn) facts(list []events.Payload) []events.Event {
+func (t *turn) newEvents(list []events.Payload) []events.Event {
 	return t.w.runlog.Events(t.execution, list...)
 }
 
 // fail ends the execution by the holder's own word. The facts become true with its end.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.facts(with)})
+	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.newEvents(with)})
 }
 
 // end completes the blocks that are still open, with what is known of their content, and
 // writes the terminal event, in as many commits as it takes.
 func (t *turn) end(ctx context.Context, e run.End) error {
 	e.Epoch, e.ExecutionID = t.epoch, t.execution
-	t.withdraw(ctx)
+	t.unregister(ctx)
 	var err error
-	if e.Blocks, err = t.known(ctx, e.Before); err != nil {
+	if e.Blocks, err = t.openBlocks(ctx, e.Before); err != nil {
 		return err
 	}
 	d, err := t.w.runlog.Decide(t.l.Run, e)
@@ -238,7 +238,7 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 		return err
 	}
 	stored, err := t.w.runlog.AppendAll(ctx, t.l, d, t.log)
-	t.advance(stored)
+	t.setStored(stored)
 	if err != nil {
 		return err
 	}
@@ -248,8 +248,8 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 
 // known returns the blocks that are open in the log, or opened by events that are not
 // stored yet, with their content as far as the log and DELTAS have it.
-func (t *turn) known(ctx context.Context, unstored []events.Event) (map[string]events.Block, error) {
-	blocks, err := t.w.d.Sessions.OpenBlocks(ctx, t.l)
+func (t *turn) openBlocks(ctx context.Context, unstored []events.Event) (map[string]events.Block, error) {
+	blocks, err := t.w.deps.Sessions.OpenBlocks(ctx, t.l)
 	if err != nil {
 		return nil, err
 	}
@@ -266,13 +266,13 @@ func (t *turn) known(ctx context.Context, unstored []events.Event) (map[string]e
 	if len(blocks) == 0 {
 		return blocks, nil
 	}
-	since := t.w.d.Now()
+	since := t.w.deps.Now()
 	for _, b := range blocks {
 		if b.Time.Before(since) {
 			since = b.Time
 		}
 	}
-	texts, err := t.w.d.Deltas.Texts(ctx, t.l.Tenant, t.l.ID, since.Add(-time.Minute))
+	texts, err := t.w.deps.Deltas.Texts(ctx, t.l.Tenant, t.l.ID, since.Add(-time.Minute))
 	if err != nil {
 		// Text in flight may be lost; the blocks are closed all the same.
 		t.log.Warn("the text of open blocks could not be read", "error", err)
@@ -290,21 +290,21 @@ func (t *turn) known(ctx context.Context, unstored []events.Event) (map[string]e
 }
 
 // letGo keeps the agent warm for the next turn, or ends the stream to it.
-func (t *turn) letGo(err error) {
+func (t *turn) releaseAgent(err error) {
 	if t.agent == nil {
 		return
 	}
 	if err == nil && t.agent.IsAlive() {
-		if t.tr != nil { // else it failed before anything was read
-			t.agent.Last = t.tr.Last
+		if t.translator != nil { // else it failed before anything was read
+			t.agent.Last = t.translator.Last
 		}
 		t.w.agents.Rest(t.agent, time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond)
 		return
 	}
-	t.drop()
+	t.detach()
 }
 
-func (t *turn) drop() {
+func (t *turn) detach() {
 	if t.agent != nil {
 		t.w.agents.Remove(t.agent)
 		t.agent.Link.Close()
@@ -316,7 +316,7 @@ func (t *turn) drop() {
 func (t *turn) reattach(ctx context.Context) error {
 	a := t.agent
 	a.Link.Close()
-	next, err := t.w.dialer.Dial(ctx, t.l.Run.Sandbox, t.ref(), runner.Attach{Epoch: t.epoch, After: t.tr.Last})
+	next, err := t.w.dialer.Dial(ctx, t.l.Run.Sandbox, t.ref(), runner.Attach{Epoch: t.epoch, After: t.translator.Last})
 	if errors.Is(err, link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}

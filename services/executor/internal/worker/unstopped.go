@@ -16,7 +16,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	if !t.l.Run.TakenOver() {
 		return t.fail(ctx, failed)
 	}
-	t.drop()
+	t.detach()
 	sb := t.l.Run.Sandbox
 	err := t.w.dialer.Stop(ctx, sb, t.ref(), t.epoch)
 	switch {
@@ -43,13 +43,13 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 // handedOver says in the log that the turn ends because this executor stops, so that the
 // claim does not count as one that came to nothing. It is best effort: a claim that is not
 // handed over counts until the next holder attaches.
-func (t *turn) handedOver(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWithin)
+func (t *turn) recordHandedOver(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
 	if t.l.Run.Over() {
 		return
 	}
-	if err := t.say(ctx, events.ExecutionHandedOver{Epoch: t.epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
+	if err := t.appendFacts(ctx, events.ExecutionHandedOver{Epoch: t.epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
 		t.log.Warn("the log does not say that the execution is handed over", "error", err)
 	}
 }

@@ -116,20 +116,20 @@ type Deps struct {
 // Holder runs executions. It is safe for concurrent use.
 type Worker struct {
 	cfg     Config
-	d       Deps
+	deps    Deps
 	metrics *metrics
 
-	handling   *handling.Set
-	references *references.Resolver
-	sandboxes  *sandboxes.Manager
-	contents   *contents.Mover
-	runlog     *runlog.Writer
-	dialer     *agents.Dialer
-	agents     *agents.Registry
-	pool       *pool.Pool
-	idle       *idle.Keeper
-	slots      *permits.Limiter // of executions
-	upkeep     *permits.Limiter // of the work on sandboxes in which nothing runs
+	handling    *handling.Set
+	references  *references.Resolver
+	sandboxes   *sandboxes.Manager
+	contents    *contents.Mover
+	runlog      *runlog.Writer
+	dialer      *agents.Dialer
+	agents      *agents.Registry
+	pool        *pool.Pool
+	idle        *idle.Keeper
+	slots       *permits.Limiter // of executions
+	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
 
 }
 
@@ -139,36 +139,36 @@ func Deliveries(slots int) int { return 2*slots + 4 }
 
 // New returns a Worker.
 func New(cfg Config, d Deps) *Worker {
-	h := &Worker{
-		metrics: newMetrics(), cfg: cfg, d: d,
-		handling: handling.NewSet(), upkeep: permits.New(max(2, cfg.Slots/2), 0, nil),
+	w := &Worker{
+		metrics: newMetrics(), cfg: cfg, deps: d,
+		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
 	}
-	h.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: h.metrics.made}
+	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.made}
 	if d.Egress != nil {
-		h.sandboxes.Egress = newSandboxes{d.Egress}
+		w.sandboxes.Egress = newSandboxes{d.Egress}
 	}
-	h.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: h.metrics.stored}
-	h.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: h.metrics.snapshot}
-	h.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
-	h.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
+	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.stored}
+	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.snapshot}
+	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
+	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
-	h.pool = pool.New(pool.Config{
+	w.pool = pool.New(pool.Config{
 		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Sizes: cfg.Pool, Every: cfg.PoolEvery, MaxAge: cfg.SandboxLife / 10, Adoptable: adoptable,
-		Sandboxes: h.sandboxes, Agents: h.dialer, Query: h.warmQuery, NewID: func() (string, error) { return h.runlog.NewID(events.KindSandbox) },
+		Sandboxes: w.sandboxes, Agents: w.dialer, Query: w.warmQuery, NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) },
 		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.Lives(ctx, executor) }, Now: d.Now, Logger: d.Logger,
 	})
 	_, containers := d.Sandbox.(sandbox.Companion)
-	h.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
-	h.slots = permits.New(cfg.Slots, cfg.Reserved, h.mostHere)
-	h.idle = idle.New(idle.Config{
+	w.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
+	w.slots = permits.New(cfg.Slots, cfg.Reserved, w.maxExecutions)
+	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
-		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: h.upkeep, Handling: h.handling, Runs: h.runlog, Contents: h.contents,
-		Sandboxes: h.sandboxes, Dialer: h.dialer, Agents: h.agents, Pool: h.pool, EgressEvents: h.late, Logger: d.Logger, Now: d.Now,
+		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.lateEgressEvents, Logger: d.Logger, Now: d.Now,
 	})
 	if d.Metrics != nil {
-		h.register(d.Metrics)
+		w.register(d.Metrics)
 	}
-	return h
+	return w
 }
 
 // warmQuery returns the query with which the agent of a pooled sandbox is started.
@@ -187,7 +187,7 @@ const (
 )
 
 // maxRounds bounds how often one delivery looks again at what is due.
-const maxRounds = 64
+const maxPasses = 64
 
 var (
 	errStopping = permits.ErrStopping
@@ -218,7 +218,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 		err := w.session(ctx, ref, b)
 		switch {
 		case w.handling.Finish(ref.Session, b):
-			return w.move(ctx, msg, delivery(err))
+			return w.moveJob(ctx, msg, jobResult(err))
 		case isDraining(ctx):
 			return bus.Later(errStopping, handoverDelay)
 		}
@@ -235,8 +235,8 @@ func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer
 // session does what is due until nothing is.
 func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
-	for range maxRounds {
-		l, err := w.d.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
+	for range maxPasses {
+		l, err := w.deps.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
 		if err != nil {
 			return err
 		}
@@ -267,11 +267,11 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handli
 }
 
 // delivery says what becomes of a job whose handling ended with an error.
-func delivery(err error) error {
+func jobResult(err error) error {
 	switch {
 	case errors.Is(err, errStopping):
 		return bus.Later(err, handoverDelay)
-	case isReserved(err):
+	case isStoreFull(err):
 		return bus.Later(err, reservedDelay)
 	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
 		return bus.Later(err, heldDelay)
@@ -305,7 +305,7 @@ func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
 // move publishes a job that only the executors of another engine can do to them, and returns nil, so that it is
 // acknowledged here. Any other result of a job is returned as it is. A job that was given back would come to executors
 // of its own subject alone, which may never reach the sandbox.
-func (w *Worker) move(ctx context.Context, msg *message.Message, result error) error {
+func (w *Worker) moveJob(ctx context.Context, msg *message.Message, result error) error {
 	var away *idle.ElsewhereError
 	if !errors.As(result, &away) {
 		return result
@@ -316,8 +316,8 @@ func (w *Worker) move(ctx context.Context, msg *message.Message, result error) e
 	}
 	// One id for each message, so that it is moved once, however often it is delivered.
 	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
-	if err := w.d.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
-		w.d.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.Sandbox.Engine, "error", err)
+	if err := w.deps.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
+		w.deps.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.Sandbox.Engine, "error", err)
 		return result
 	}
 	return nil
