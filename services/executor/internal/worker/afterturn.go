@@ -11,15 +11,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// afterTurn takes the snapshot that ends a turn, unless the session has
-// something new to do: then the next turn's end does.
+// snapshotAfterTurn takes the snapshot after a turn, unless something else is due: then the end of the next turn does.
 func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
 	if w.deps.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
 	}
 	work, stop := w.idle.Interruptible(ctx, t.ref(), b, idle.DelayedBySnapshot)
 	defer stop()
-	// The turn's own place among the deliveries is released already: nobody waits for this one.
+	// The turn has released its slot among the deliveries already, so that no job waits for this one.
 	release, err := w.idlePermits.AcquireBlocking(work, t.l.Tenant)
 	if err != nil {
 		return nil
@@ -44,7 +43,7 @@ func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error)
 	return []events.Payload{s}, err
 }
 
-// firstOf records facts after a turn under the turn's own epoch.
+// firstOf appends facts after a turn, under its epoch.
 func (w *Worker) firstOf(ctx context.Context, t *turn, facts []events.Payload) error {
 	d, err := w.runlog.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: w.runlog.Events("", facts...)})
 	if err != nil {

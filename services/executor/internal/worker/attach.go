@@ -16,11 +16,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// sandboxError is a sandbox that could not be made, or cannot be used now.
+// A sandboxError is the failure to create or to use a sandbox.
 type sandboxError struct {
 	id      string
 	err     error
-	remains bool // it is there all the same, for the next turn
+	remains bool // the sandbox exists, for the next turn
 }
 
 func (e *sandboxError) Error() string { return e.err.Error() }
@@ -39,8 +39,7 @@ func (t *turn) ref() topology.SessionRef {
 	return topology.SessionRef{Tenant: t.l.Tenant, Session: t.l.ID}
 }
 
-// attach gets a stream to the session's runner: the one that rests here, a new
-// one to the same runner, or one to a sandbox made for the purpose.
+// attach opens a stream to the session's runner: it uses the resting agent's stream, opens one to the same runner, or creates a sandbox.
 func (t *turn) attach(ctx context.Context) error {
 	t.detach()
 	a, err := t.findAgent(ctx)
@@ -50,7 +49,7 @@ func (t *turn) attach(ctx context.Context) error {
 	if errors.Is(err, agents.ErrLost) {
 		t.detach()
 		if t.l.Run.Phase == run.Running {
-			return err // an attempt was under way, and died with it
+			return err // the attempt died with the sandbox
 		}
 		if err = t.replaceSandbox(ctx); err == nil {
 			a, err = t.createSandbox(ctx)
@@ -76,7 +75,7 @@ func (t *turn) attach(ctx context.Context) error {
 	return nil
 }
 
-// admit makes a runner the turn's own: it may go out, and its workspace is as it should be.
+// prepareAgent makes an agent the turn's own: it registers the sandbox at the egress proxy, and prepares MCP servers, skills and workspace.
 func (t *turn) prepareAgent(ctx context.Context, a *agents.Agent) error {
 	t.agent = a
 	t.w.agents.Use(a, t.epoch)
@@ -92,15 +91,16 @@ func (t *turn) prepareAgent(ctx context.Context, a *agents.Agent) error {
 	return t.fillWorkspace(ctx)
 }
 
-// find gives the session's present runner; agents.ErrLost when there was one.
+// findAgent returns the agent of the session's present sandbox, and creates the first sandbox. The error wraps agents.ErrLost if the sandbox is
+// gone.
 func (t *turn) findAgent(ctx context.Context) (*agents.Agent, error) {
 	if err := t.retireSandbox(ctx); err != nil {
 		return nil, err
 	}
 	sb := t.l.Run.Sandbox
 	if a := t.w.agents.Take(t.l.ID); a != nil {
-		// One that has seen less than the log has was followed by another executor since: its
-		// stream is ended by the runner, though that may not have come through yet.
+		// If the log has lines that this stream has not read, another executor has followed the agent since. The runner has ended this stream,
+		// even if its end has not arrived yet.
 		if a.IsAlive() && a.Journal == sb.Journal && a.Last >= sb.N {
 			a.Hello = nil
 			return a, nil
@@ -113,11 +113,11 @@ func (t *turn) findAgent(ctx context.Context) (*agents.Agent, error) {
 	case sb.Engine != t.w.cfg.Engine || sb.Provider != t.w.cfg.Provider:
 		return nil, fmt.Errorf("%w: engine %s is gone", agents.ErrLost, sb.Engine)
 	case sb.Journal == "":
-		return t.createSandbox(ctx) // begun by a holder that died: creating it again finds the first
+		return t.createSandbox(ctx) // an executor that crashed began to create it: Create returns the same sandbox
 	}
-	// A holder that died may have paused it without a word in the log, or have said that it goes on and no more.
+	// An executor that crashed may have paused the sandbox without an event, or may have recorded that it resumes and not resumed it.
 	if err := t.w.sandboxes.Retry(ctx, sb.ID, func() error { return t.w.sandboxes.Resume(ctx, sb.ID) }); err != nil {
-		t.log.Warn("whether the sandbox is paused cannot be told; its runner shows", "sandbox", sb.ID, "error", err)
+		t.log.Warn("the sandbox could not be resumed; the runner will show whether it is paused", "sandbox", sb.ID, "error", err)
 	}
 	a, err := t.w.dialer.Dial(ctx, sb, t.ref(), runner.Attach{Epoch: t.epoch, After: sb.N})
 	if errors.Is(err, link.ErrFenced) {
@@ -136,7 +136,7 @@ func (t *turn) findAgent(ctx context.Context) (*agents.Agent, error) {
 	return a, nil
 }
 
-// create makes the session's sandbox; the log knows of it before it exists.
+// createSandbox creates the session's sandbox. The log names it before it exists.
 func (t *turn) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	id := t.l.Run.Sandbox.ID
 	layer, err := t.dependencyLayer(ctx)
@@ -150,7 +150,7 @@ func (t *turn) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	defer made()
 	began := t.w.deps.Now()
 	if id == "" {
-		if layer == "" { // what sandboxes of the pool have mounted is settled
+		if layer == "" { // a sandbox of the pool cannot mount one
 			if a, err := t.pooled(ctx); a != nil || err != nil {
 				return a, err
 			}
@@ -164,7 +164,7 @@ func (t *turn) createSandbox(ctx context.Context) (*agents.Agent, error) {
 		}
 	}
 	if t.l.Run.Sandbox.ID == id && t.l.Run.Sandbox.Journal == "" && t.creating != id {
-		// Begun by a holder that died: what there is of it has a token that nobody knows.
+		// An executor that crashed began to create it, with an egress token that is lost.
 		if err := t.w.sandboxes.Terminate(ctx, id, false); err != nil {
 			return nil, err
 		}
@@ -198,18 +198,19 @@ func (t *turn) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	return a, t.refresh(ctx)
 }
 
-// broken cleans up after a sandbox that could not be made, unless it is this executor that stops.
+// sandboxFailed ends what exists of a sandbox that could not be created or filled, and returns a *sandboxError; only the error of ctx if that has
+// ended.
 func (t *turn) sandboxFailed(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err := t.w.sandboxes.Terminate(ctx, id, false); err != nil {
-		t.log.Error("what there was of a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+		t.log.Error("a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
 	}
 	return &sandboxError{id: id, err: cause}
 }
 
-// replace gives up the present sandbox in the log and ends what is left of it.
+// replaceSandbox gives up the present sandbox in the log, and ends it.
 func (t *turn) replaceSandbox(ctx context.Context) error {
 	old := t.l.Run.Sandbox
 	lost, kept := "its processes and what they had in memory", true
@@ -226,7 +227,8 @@ func (t *turn) replaceSandbox(ctx context.Context) error {
 	return t.appendFacts(ctx, append(facts, closed...)...)
 }
 
-// refresh looks at the session's life again after something that took a while.
+// refresh loads the session's life again after a step that may have lasted long. It returns run.ErrFenced if another executor has claimed the
+// session's runs.
 func (t *turn) refresh(ctx context.Context) error {
 	l, err := t.w.deps.Sessions.Load(ctx, t.l.Tenant, t.l.ID, eventlog.Leader)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// execute takes the active execution over, or on, and runs it to its end.
+// execute claims the active execution, or continues this executor's claim, and runs it to its end.
 func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
 	if err := w.checkDue(l); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (w *Worker) execute(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 	return w.snapshotAfterTurn(ctx, t, b)
 }
 
-// run runs the active execution to its end; nil if its claim was the end of it.
+// run runs the active execution to its end. It returns nil for the turn if the claim ended the execution.
 func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session) (*turn, error) {
 	release, err := w.acquireSlot(ctx, l)
 	if err != nil {
@@ -68,7 +68,7 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session
 		return nil, err
 	}
 	if l.Run.Ended(execution) {
-		return nil, nil // claimed too often without progress: failed by the claim
+		return nil, nil // the claim failed it, after too many claims without progress
 	}
 	t := newTurn(w, l, b)
 	t.slot = s
@@ -82,15 +82,15 @@ var errTenant = errors.New("the tenant runs as many executions as it may")
 // tenantDelay is the delay of a job that errTenant returns.
 const tenantDelay = 20 * time.Millisecond
 
-// slot is a turn's permit to start an agent. The turn's goroutine owns it.
+// A slot is a turn's permit to start an agent. Only the turn's goroutine uses it.
 type slot struct {
 	slots    *permits.Limiter
 	tenant   string
-	release  func() // nil while the turn only follows what runs already
-	endCount func() // ends what such a turn counts as; nil for others
+	release  func() // nil while the turn only follows an agent that runs already
+	endCount func() // ends the count of a turn without a slot; nil if it began with one
 }
 
-// take reports whether the turn may start an agent: it has a slot already, or one is free now.
+// acquire reports whether the turn may start an agent: it has a slot already, or one is free now.
 func (s *slot) acquire() bool {
 	if s.release == nil {
 		s.release, _ = s.slots.TryAcquire(s.tenant)
@@ -107,9 +107,8 @@ func (s *slot) close() {
 	}
 }
 
-// slotFor waits for a slot for the active execution, if it needs one, and returns its release; nil if it needs none.
-// Only an agent that is started needs a slot. An execution that runs already is followed at once, and one that a
-// control ends is ended at once, however many others wait.
+// acquireSlot waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
+// needs a slot: an execution that runs already is followed, and one that a control ends is ended, however many jobs wait.
 func (w *Worker) acquireSlot(ctx context.Context, l eventlog.Loaded) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
@@ -141,7 +140,7 @@ func (w *Worker) tenantSlots(tenant string) int {
 	return w.cfg.TenantSlots
 }
 
-// mostHere returns how many executions of a tenant this executor may run at once; 0 is no limit. Each needs a sandbox.
+// maxExecutions returns how many executions of a tenant this executor may run at once; 0 is no limit. Each execution needs a sandbox.
 func (w *Worker) maxExecutions(tenant string) int {
 	slots, sandboxes := w.tenantSlots(tenant), w.tenantSandboxes(tenant)
 	if slots == 0 || sandboxes > 0 && sandboxes < slots {
@@ -150,10 +149,11 @@ func (w *Worker) maxExecutions(tenant string) int {
 	return slots
 }
 
-// mayStart returns an error if the tenant runs more on all executors than it may, together with the execution that has a slot here already.
+// checkTenantSlots returns an error if a tenant runs more executions than it may, over all executors. The execution that has just got its
+// slot here is counted.
 func (w *Worker) checkTenantSlots(ctx context.Context, tenant string) error {
 	if w.deps.Budgets != nil {
-		if _, err := w.deps.Budgets.Of(ctx, tenant); err != nil { // an executor that has just begun does not know the limits yet
+		if _, err := w.deps.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
 			return bus.Later(err, heldDelay)
 		}
 	}
@@ -177,22 +177,22 @@ func (w *Worker) checkTenantSlots(ctx context.Context, tenant string) error {
 // Working returns how many executions of each tenant run here.
 func (w *Worker) Working() map[string]int { return w.slots.Working() }
 
-// isRunning reports whether the session's runner runs the claimed execution, whose start the log does not have. Its
-// executor, which has the same epoch, is gone.
+// isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
+// is gone.
 func (w *Worker) isRunning(ctx context.Context, l eventlog.Loaded) bool {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	a, err := w.dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
 	if err != nil {
-		w.deps.Logger.Debug("whether an execution has been started cannot be told", "session", l.ID, "sandbox", l.Run.Sandbox.ID, "error", err)
+		w.deps.Logger.Debug("it cannot be checked whether an execution has been started", "session", l.ID, "sandbox", l.Run.Sandbox.ID, "error", err)
 		return false
 	}
 	defer a.Link.Close()
 	return a.Hello.Status.ExecutionID == l.Run.Execution
 }
 
-// mayClaim tells whether the session's runs may be taken: nothing runs, or the
-// holder lives no more, or says that it does not run this.
+// checkClaimable returns an error unless the active execution may be claimed: nothing runs in the session, or the executor that claimed it is
+// gone, or answers that it does not run it.
 func (w *Worker) checkClaimable(ctx context.Context, l eventlog.Loaded) error {
 	if err := w.idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
@@ -212,8 +212,8 @@ func (w *Worker) checkClaimable(ctx context.Context, l eventlog.Loaded) error {
 	return nil
 }
 
-// mayReach returns an error while the engine is away on which a claimed execution may run. Another claim could only come to nothing,
-// and an execution survives few of these. However long the engine is away, the execution is claimed once it is back.
+// checkEngine returns an error while the engine is unavailable on which a claimed execution may be running. An execution survives only a few
+// claims that come to nothing, so it is claimed once the engine is back.
 func (w *Worker) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == w.cfg.Engine && sb.Provider == w.cfg.Provider
@@ -222,8 +222,8 @@ func (w *Worker) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 	}
 	_, err := w.deps.Sandbox.Attach(ctx, sb.ID)
 	if !sandboxes.Unavailable(err) {
-		return nil // whatever it is, the claim deals with it
+		return nil // the claim handles any other error
 	}
-	w.deps.Logger.Warn("the engine of an execution's sandbox is away; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
+	w.deps.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
 	return bus.Later(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), heldDelay)
 }

@@ -14,14 +14,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/stopping"
 )
 
-// looked is what a look at the session's life found.
+// A lifeResult is the result of loading the session's life.
 type lifeResult struct {
 	life session.State
 	err  error
 }
 
-// abort ends an execution whose runner does not obey, or cannot be relied on, together with its sandbox. The runner
-// need not answer for that.
+// abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.l.Run.Sandbox.ID
 	if err := f.flush(ctx); err != nil {
@@ -38,7 +37,7 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
-// look reads the session's life, where controls are.
+// readLife starts to load the session's life, which has the controls.
 func (f *follower) readLife() {
 	if f.readingLife {
 		return
@@ -56,13 +55,14 @@ func (f *follower) readLife() {
 	})
 }
 
+// updateLife acts on the loaded life.
 func (f *follower) updateLife(l lifeResult) error {
 	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
 		return l.err
 	}
 	if l.err != nil {
-		f.log.Warn("controls cannot be read, trying again", "error", l.err)
+		f.log.Warn("the session's controls cannot be read, trying again", "error", l.err)
 		return nil
 	}
 	f.life = l.life
@@ -71,7 +71,7 @@ func (f *follower) updateLife(l lifeResult) error {
 	return nil
 }
 
-// escalate stops the turn as hard as it has to be by now.
+// escalate takes the step that is due to stop the turn. It returns errUnresponsive when the sandbox has to be ended.
 func (f *follower) escalate() error {
 	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
 	case stopping.Interrupt:
@@ -84,7 +84,7 @@ func (f *follower) escalate() error {
 	return nil
 }
 
-// limit is when the execution must have ended.
+// deadline returns when the execution must have ended, zero if it has no limit.
 func (t *turn) deadline() time.Time { return t.deadlineOf(t.l.Life) }
 
 func (t *turn) deadlineOf(life session.State) time.Time {

@@ -13,12 +13,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// errUnwanted is a control that reached the execution before anything of it ran.
-var errCancelled = errors.New("the execution is not wanted any more")
+// errCancelled is returned when a control reached the execution before its agent was started.
+var errCancelled = errors.New("the execution is cancelled")
 
-// layer gives the layer with what the agent depends on, "" for an agent that depends on
-// nothing. While one is made, the log says so, and controls are obeyed. An *references.Error
-// error ends the execution.
+// dependencyLayer returns the layer with the agent's dependencies, "" if it has none. While the layer is built, the log says so and controls are
+// obeyed. An *references.Error ends the execution.
 func (t *turn) dependencyLayer(ctx context.Context) (string, error) {
 	if t.resolved == nil {
 		return "", nil
@@ -37,7 +36,7 @@ func (t *turn) dependencyLayer(ctx context.Context) (string, error) {
 	return t.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
 }
 
-// provide waits for a layer.
+// awaitLayer waits for a layer.
 func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (string, error) {
 	type answer struct {
 		name string
@@ -52,7 +51,7 @@ func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want san
 			a.name, err = layerer.Layer(work, want, t.w.workshop(func() {
 				select {
 				case begun <- struct{}{}:
-				default: // tried again
+				default: // Retry has called it again
 				}
 			}))
 			return err
@@ -99,8 +98,8 @@ func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want san
 	}
 }
 
-// whileWanted runs work that may last long, before anything of the execution runs. The work is ended early when a control
-// comes for the execution (errUnwanted) and when this executor stops (errHandover). It must not use the turn's state.
+// unlessCancelled runs work that may last long, before the agent is started. The work is ended early by a control of the execution (errCancelled) and
+// when this executor stops (errStopping). It must not use the turn's state.
 func (t *turn) unlessCancelled(ctx context.Context, work func(context.Context) error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -131,7 +130,7 @@ func (t *turn) unlessCancelled(ctx context.Context, work func(context.Context) e
 	}
 }
 
-// undependable is the end of an execution whose dependencies cannot be had.
+// dependencyError returns the *references.Error of dependencies that cannot be installed.
 func dependencyError(err error) error {
 	code := sandbox.CodeDependenciesFailed
 	var typed *sandbox.Error
@@ -141,9 +140,9 @@ func dependencyError(err error) error {
 	return &references.Error{Code: code, Err: err}
 }
 
-// Registries are all that is reached where dependencies are installed.
+// Registries are what a sandbox may reach while dependencies are installed.
 type Registries struct {
-	Hosts  []string // as an allowlist has them
+	Hosts  []string // entries of an allowlist
 	Routes []string // of the egress proxy
 }
 

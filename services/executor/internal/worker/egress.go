@@ -18,26 +18,27 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Egress is the way out of sandboxes without a network.
+// Egress registers sandboxes at the egress proxy and reads its journal.
 type Egress interface {
-	// Register lets a sandbox out under a policy; a later one replaces the former,
-	// an empty token keeps it. It returns the certificate, in PEM, that verifies the proxy's
-	// certificates of the hosts that have methods in the policy, "" if there are none. ErrUnknownSandbox and link.ErrFenced are its special errors.
+	// Register registers a sandbox with a policy, which replaces an earlier one. An empty token keeps the last one. Register returns the
+	// certificate, in PEM, that verifies the proxy's certificates of the hosts that have methods in the policy; "" if there are none. The error
+	// wraps ErrUnknownSandbox or link.ErrFenced in these cases.
 	Register(ctx context.Context, g Grant) (authority string, err error)
-	// Release shuts the way out; one that is unknown is no error.
+	// Release ends a registration. An unknown sandbox is no error.
 	Release(ctx context.Context, sandbox string) error
-	// Open is how many requests to models are under way.
+	// Open returns how many model requests are open.
 	Open(ctx context.Context, sandbox string) (int, error)
-	// Lines gives what the proxy journaled about a sandbox after a line; settled, what of requests to models that end just now too.
+	// Lines returns the lines of the proxy's journal about a sandbox after a line. With settled, Lines waits for those of model requests that are
+	// just ending.
 	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]EgressLine, error)
-	// Ack lets the proxy forget lines that are in the log.
+	// Ack allows the proxy to drop lines that are in the log.
 	Ack(ctx context.Context, sandbox string, upTo run.Line) error
 }
 
-// ErrUnknownSandbox is a sandbox whose token the proxy does not know, and that it was not told.
+// ErrUnknownSandbox is returned for a sandbox without a token, whose token the proxy does not know.
 var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
 
-// Grant is what a sandbox may do at the egress proxy, and for whom.
+// A Grant is what a sandbox may do at the egress proxy, and on whose account.
 type Grant struct {
 	Sandbox   string
 	Token     string
@@ -47,26 +48,26 @@ type Grant struct {
 	Epoch     uint64
 	Allow     []string
 	Upstreams []Upstream       // MCP servers that the sandbox reaches at runner.EgressMCP
-	Budgets   []budgets.Budget // that its requests to models are charged to
-	Routes    *[]string        // the only routes of the proxy that it reaches; nil for all
+	Budgets   []budgets.Budget // budgets that its model requests are charged to
+	Routes    *[]string        // the only routes of the proxy that it may use; nil for all
 }
 
-// Upstream is an MCP server, with headers that the sandbox does not see.
+// An Upstream is an MCP server with headers that the sandbox must not see.
 type Upstream struct {
 	Name    string
 	URL     string
 	Headers map[string]string
-	Secrets []string // what of URL and Headers no answer may tell
+	Secrets []string // parts of URL and Headers that no answer may contain
 }
 
-// EgressLine is a line of the proxy's journal.
+// An EgressLine is a line of the proxy's journal.
 type EgressLine struct {
 	Execution string
 	Time      time.Time
 	Data      events.Payload // EgressDenied or ModelCalled
 }
 
-// grant registers the sandbox of the turn at the egress proxy.
+// register registers the sandbox of the turn at the egress proxy.
 func (t *turn) register(ctx context.Context) error {
 	if t.w.deps.Egress == nil {
 		return nil
@@ -94,8 +95,8 @@ func (t *turn) register(ctx context.Context) error {
 	return nil
 }
 
-// withdraw tells the egress proxy that the execution does not run any more. The proxy refuses requests to models from
-// then on: processes that outlive the turn in the sandbox could otherwise call models for which no execution is charged.
+// unregister tells the egress proxy that the execution does not run any more. The proxy refuses model requests from then on: processes that
+// outlive the turn could otherwise call models on the account of no execution.
 func (t *turn) unregister(ctx context.Context) {
 	sb := t.l.Run.Sandbox
 	if t.w.deps.Egress == nil || t.unregistered || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
@@ -113,7 +114,7 @@ func (t *turn) unregister(ctx context.Context) {
 	switch _, err := t.w.deps.Egress.Register(ctx, g); {
 	case err == nil:
 		t.unregistered = true
-	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or another executor's
+	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or belongs to another executor
 	default:
 		t.log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
 	}
@@ -129,7 +130,7 @@ func (e newSandboxes) RegisterNew(ctx context.Context, spec sandbox.Spec, allow 
 	return err
 }
 
-// grants is what the turn's sandbox may do.
+// newGrant returns the present grant of the turn's sandbox.
 func (t *turn) newGrant() Grant {
 	return Grant{
 		Sandbox: t.agent.Sandbox, Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolved.Allowlist(),
@@ -137,7 +138,7 @@ func (t *turn) newGrant() Grant {
 	}
 }
 
-// upstreams are the MCP servers that the proxy is to reach for the turn's sandbox.
+// upstreams returns the MCP servers that the proxy reaches for the turn's sandbox.
 func (t *turn) upstreams() []Upstream {
 	if t.resolved == nil || t.w.deps.Egress == nil {
 		return nil
@@ -158,10 +159,10 @@ func (t *turn) upstreams() []Upstream {
 	return out
 }
 
-// codeUnknownServer is of a request for an MCP server that the proxy was not told of, or no more.
+// codeUnknownServer is the code of a refused request for an MCP server that the proxy does not know.
 const codeUnknownServer = "UNKNOWN_SERVER"
 
-// forgotten tells whether the proxy refused an MCP server that it was told of: it keeps them in memory alone.
+// proxyForgot reports whether the proxy refused an MCP server that was registered: it keeps them in memory only.
 func (t *turn) proxyForgot(lines []EgressLine) bool {
 	servers := t.upstreams()
 	return slices.ContainsFunc(lines, func(l EgressLine) bool {
@@ -170,8 +171,7 @@ func (t *turn) proxyForgot(lines []EgressLine) bool {
 	})
 }
 
-// calls asks the egress proxy once more at the end of a turn, so that what the
-// turn took is in the log before its end.
+// finalEgressEvents returns what the egress proxy has journaled by the end of a turn, so that the log has the turn's use before its end.
 func (f *follower) finalEgressEvents(ctx context.Context) []events.Event {
 	if f.w.deps.Egress == nil {
 		return nil
@@ -186,12 +186,12 @@ func (f *follower) finalEgressEvents(ctx context.Context) []events.Event {
 	}
 	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.w.egressEvents(f.l.Run, f.execution, lines)})
 	if err != nil {
-		return nil // fenced: the end says so too
+		return nil // fenced, which the end returns too
 	}
 	return d.Events
 }
 
-// late gives what the proxy told after the last turn, before the sandbox is given up.
+// lateEgressEvents returns what the egress proxy has journaled since the last turn, before the sandbox is given up.
 func (w *Worker) lateEgressEvents(ctx context.Context, r run.State) []events.Event {
 	if w.deps.Egress == nil {
 		return nil
@@ -200,13 +200,13 @@ func (w *Worker) lateEgressEvents(ctx context.Context, r run.State) []events.Eve
 	defer cancel()
 	lines, err := w.deps.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
 	if err != nil {
-		w.deps.Logger.Warn("what the egress proxy told last of a sandbox is lost", "sandbox", r.Sandbox.ID, "error", err)
+		w.deps.Logger.Warn("the last lines of the egress proxy about a sandbox are lost", "sandbox", r.Sandbox.ID, "error", err)
 	}
 	return w.egressEvents(r, "", lines)
 }
 
-// callEvents are the proxy's lines as events, with ids that are the same whoever reads them. The proxy's clock may be off:
-// no event is older than the last claim, nor in the future.
+// egressEvents returns lines of the proxy as events. The ids do not depend on the executor. The proxy's clock may be wrong: no event is older than
+// the last claim or in the future.
 func (w *Worker) egressEvents(r run.State, execution string, lines []EgressLine) []events.Event {
 	now := w.deps.Now()
 	var out []events.Event
@@ -235,7 +235,7 @@ func (w *Worker) egressEvents(r run.State, execution string, lines []EgressLine)
 	return out
 }
 
-// acknowledge lets the proxy forget what the log holds; it is told again later if this fails.
+// acknowledgeEgress allows the proxy to drop the lines that the log holds. After an error a later call does.
 func (w *Worker) acknowledgeEgress(ctx context.Context, r run.State) {
 	if w.deps.Egress == nil || r.Egress.Journal == "" {
 		return

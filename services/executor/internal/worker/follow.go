@@ -23,25 +23,24 @@ import (
 )
 
 const (
-	// pendingBytes is how much waits for the log before the runner has to.
+	// maxPending is how many bytes of events may wait for the log before the runner has to wait.
 	maxPending = 4 << 20
-	// callWithin bounds the wait for a runner's reply.
+	// callTimeout bounds the wait for a runner's reply.
 	callTimeout = 10 * time.Second
-	// busyPatience is how often what occupies the runner is ended.
+	// maxBusy is how often another execution that the runner runs is killed.
 	maxBusy = 3
-	// flushWithin bounds the last commit of a holder that stops.
+	// flushTimeout bounds the last commit of an executor that stops.
 	flushTimeout = 3 * time.Second
 )
 
-// codeBusy is the code of a refusal while another execution runs.
+// codeBusy is the code of the runner's refusal while it runs another execution.
 const codeBusy = "BUSY"
 
-// errStuck is a runner that does not even kill.
+// errUnresponsive is returned when the runner does not end the turn after a kill.
 var errUnresponsive = errors.New("the runner does not end the turn")
 
-// follower reads a runner's journal into the log until the turn ends. Only its loop reads
-// and writes its fields, those of the turn included. The goroutines that the loop starts
-// get copies of what they need, and send their results over a channel.
+// A follower copies a runner's journal to the log until the turn ends. Only its loop uses its fields and those of the turn. The goroutines
+// that the loop starts get copies, and send their results over a channel.
 type follower struct {
 	*turn
 	ctx     context.Context
@@ -50,49 +49,49 @@ type follower struct {
 	pending     []events.Event
 	pendingSize int
 	ended       *translate.Ended
-	gap         string // which lines of the journal are missing
+	gap         string // message about missing lines of the journal; "" if there are none
 	done        bool   // the terminal event is stored
 
-	appending bool // a commit is in flight: the loop appends nothing until idle has taken its result
+	appending bool // a commit is in flight: the loop appends nothing until it has the result
 	appended  chan commitResult
 	notBefore time.Time // of the next commit
 	window    *time.Timer
 
-	startAfter uint64 // number of the line after which the query is given
-	queried    bool   // the query was given
+	startAfter uint64 // number of the line after which the query is sent
+	queried    bool   // the query was sent
 	accepted   bool
-	killFirst  bool // another execution occupies the runner
-	busyCount  int  // how often the runner said so
+	killFirst  bool // the runner runs another execution
+	busyCount  int  // how often the runner refused because of that
 
-	adopted          bool // the runner ran the execution already at the hello
-	attachedRecorded bool // execution_attached is in the log, or on its way
-	fullRecorded     bool // the log says, or is about to, that output waits for room in the store
+	adopted          bool // the runner was running the execution at the hello
+	attachedRecorded bool // execution_attached is in the log, or pending
+	fullRecorded     bool // the event about output that waits for room in the store is in the log, or pending
 	replies          chan reply
 
 	readingLife bool
 	lifeRead    chan lifeResult
-	life        session.State // as last seen
+	life        session.State // as last loaded
 	stop        stopping.Plan
 	output      budgets.OutputMeter
 
 	maintenance maintenance
 }
 
-// commitResult is the end of an append that ran beside the loop.
+// A commitResult is the result of an append that ran in another goroutine.
 type commitResult struct {
-	stored eventlog.Loaded // after the last commit that was stored, also with an error
+	stored eventlog.Loaded // state after the last stored commit, also with an error
 	err    error
 }
 
-// reply is a runner's answer to a command.
+// A reply is a runner's reply to a command.
 type reply struct {
 	op   runner.Op
-	link *link.Link // that was asked
+	link *link.Link // over which the command was sent
 	err  error
 }
 
-// follow returns nil when the terminal event is stored. Its errors: agents.ErrLost,
-// run.ErrFenced, errHandover, or what made the log unusable.
+// follow follows the runner until the terminal event is stored; then it returns nil. Other errors than those of the log wrap agents.ErrLost,
+// run.ErrFenced or errStopping.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
@@ -133,8 +132,7 @@ func (t *turn) follow(ctx context.Context) error {
 	}
 }
 
-// stopAll ends the goroutines of the loop and waits for them. What an append in flight
-// has stored is part of the turn's state afterwards.
+// close ends the goroutines of the loop and waits for them. Commits that the append in flight has stored are part of the turn's state afterwards.
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
@@ -144,13 +142,13 @@ func (f *follower) close(cancel context.CancelFunc) {
 	}
 }
 
-// take ends the append in flight with its result.
+// appendDone takes the result of the append in flight.
 func (f *follower) appendDone(r commitResult) {
 	f.appending = false
 	f.setStored(r.stored)
 }
 
-// wait waits for the next thing to happen.
+// wait blocks until something happens that the loop has to act on, and acts on it.
 func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.linesReady():
@@ -180,7 +178,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	return nil
 }
 
-// lines is signalled when there is something to read; nil while nothing may be.
+// linesReady is signalled when there are lines to read; nil while no line may be read.
 func (f *follower) linesReady() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -188,7 +186,7 @@ func (f *follower) linesReady() <-chan struct{} {
 	return f.agent.Link.Ready()
 }
 
-// over is closed when the stream has ended; nil while lines of it are to be read.
+// streamEnded is closed when the stream has ended; nil while no line may be read.
 func (f *follower) streamEnded() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -196,9 +194,10 @@ func (f *follower) streamEnded() <-chan struct{} {
 	return f.agent.Link.Done()
 }
 
+// isFull reports whether no further line is read for now.
 func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.pendingSize >= maxPending }
 
-// greet decides from the runner's hello whether the query is still to be given.
+// readHello derives from the runner's hello which lines are missing, and whether the query has to be sent.
 func (f *follower) readHello() {
 	f.queried, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
 	hello := f.agent.Hello
@@ -206,7 +205,7 @@ func (f *follower) readHello() {
 		return
 	}
 	f.startAfter = hello.Last
-	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner forgets what is in the log, and will not tell it again
+	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner drops lines that are in the log
 	if hello.First > f.translator.Last+1 {
 		for _, r := range f.translator.Missing(hello.First-1, f.w.deps.Now().UTC()) {
 			f.handleResult(r)
@@ -221,9 +220,8 @@ func (f *follower) readHello() {
 	}
 }
 
-// attached says in the log, once, that this holder follows a running agent that it took
-// over, when the log has what the runner's journal held at the hello. A holder that dies of
-// what the journal holds does not come so far: its claim counts.
+// recordAttached records, once, that this executor follows a running agent that it took over. It waits until the log has what the journal held
+// at the hello: an executor that crashes because of the journal does not get there, and its claim counts.
 func (f *follower) recordAttached() {
 	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || f.appending || len(f.pending) > 0 || f.translator.Last < f.startAfter {
 		return
@@ -234,7 +232,7 @@ func (f *follower) recordAttached() {
 	}
 }
 
-// start gives the query once the journal holds nothing older. It returns errFull when the turn has no slot and none is free.
+// sendQuery sends the query once the journal holds no older lines. It returns permits.ErrNoneFree when the turn needs a slot and none is free.
 func (f *follower) sendQuery(ctx context.Context) error {
 	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
@@ -252,8 +250,8 @@ func (f *follower) sendQuery(ctx context.Context) error {
 	return nil
 }
 
-// leave ends a turn without a slot that finds nothing to follow: its execution is cancelled, if a control wants that,
-// or waits for a slot.
+// leaveWithoutSlot ends a turn that has no slot and no agent to follow: its execution is cancelled if a control demands that, or waits for a
+// slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.flush(ctx); err != nil {
 		return err
@@ -265,7 +263,7 @@ func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	return permits.ErrNoneFree
 }
 
-// call sends a command without waiting for its reply.
+// send sends a command without waiting for the reply.
 func (f *follower) send(c runner.Command) {
 	l := f.agent.Link
 	f.waiting.Go(func() {
@@ -279,17 +277,17 @@ func (f *follower) send(c runner.Command) {
 	})
 }
 
-// answered acts on a runner's reply.
+// handleReply acts on a runner's reply.
 func (f *follower) handleReply(ctx context.Context, r reply) error {
 	if r.link != f.agent.Link {
-		return nil // of a stream that is no more
+		return nil // of an earlier stream
 	}
 	var refused *runner.Error
 	switch {
 	case errors.Is(r.err, link.ErrFenced):
 		return fmt.Errorf("%w: %w", run.ErrFenced, r.err)
 	case r.op == runner.OpKill && f.killFirst:
-		// What occupied the runner is ended, or could not be: the start will tell.
+		// The other execution has ended, or could not be ended, which the reply to the query shows.
 		f.killFirst, f.queried = false, false
 		return nil
 	case r.op == runner.OpStart && r.err == nil:
@@ -310,16 +308,16 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	case r.err == nil:
 		return nil
 	}
-	f.log.Warn("the runner did not take a command", "op", r.op, "error", r.err)
+	f.log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
 	f.stop.Undelivered(r.op)
 	if r.op == runner.OpStart {
-		// It hangs, or its stream is cut; a new stream's hello tells.
+		// The runner hangs or the stream is broken; the hello of a new stream shows which.
 		f.agent.Link.Close()
 	}
 	return nil
 }
 
-// refused fails an execution that the runner would not begin.
+// failRefused fails an execution that the runner refused to start.
 func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	if err := f.flush(ctx); err != nil {
 		return err
@@ -328,7 +326,7 @@ func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// idle waits for the append in flight. Whoever appends from the loop calls it first.
+// awaitAppend waits for the append in flight. The loop must call it before it appends.
 func (f *follower) awaitAppend(ctx context.Context) error {
 	if !f.appending {
 		return nil
@@ -342,9 +340,9 @@ func (f *follower) awaitAppend(ctx context.Context) error {
 	}
 }
 
-// reconnect opens the stream again where it broke off.
+// reconnect opens a new stream after the last one has ended.
 func (f *follower) reconnect(ctx context.Context) error {
-	f.readLines() // what came before its end
+	f.readLines()
 	if f.isFull() {
 		return nil
 	}
@@ -365,28 +363,28 @@ func (f *follower) reconnect(ctx context.Context) error {
 	}
 	f.readHello()
 	if wasAccepted {
-		// Whatever became of it, its end is in the journal.
+		// The query was accepted, so that its end is in the journal.
 		f.queried, f.accepted = true, true
 	}
 	f.stop.Reconnected()
 	return nil
 }
 
-// handover stores what is pending and leaves the rest to the next holder.
+// handover stores the pending events and leaves the rest to the next executor.
 func (f *follower) handover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	if err := f.flush(ctx); err != nil {
-		f.log.Warn("the last events are left to the next holder", "error", err)
+		f.log.Warn("the last events are left to the next executor", "error", err)
 	}
 	return errStopping
 }
 
-// finish writes the end that the journal tells of.
+// finish records the end of the turn that the journal has, or the death of its attempt.
 func (f *follower) finish(ctx context.Context) error {
 	list := f.pending
 	f.pending, f.pendingSize = nil, 0
-	// What no longer has a meaning is left out, as it would be in a commit of its own.
+	// As in any commit, events that no longer apply are left out.
 	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: list})
 	if err != nil {
 		return err
@@ -412,7 +410,7 @@ func (f *follower) finish(ctx context.Context) error {
 	return err
 }
 
-// outcome is the terminal event of a turn's end.
+// outcome returns the terminal event of a turn that has ended in the journal.
 func (f *follower) outcome(e runner.Ended) events.Payload {
 	if e.Outcome == runner.Completed && !f.output.Cut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}

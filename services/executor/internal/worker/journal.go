@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// read takes the lines that are there.
+// readLines handles the lines that have arrived.
 func (f *follower) readLines() {
 	for !f.isFull() {
 		it, ok := f.agent.Link.Next()
@@ -29,15 +29,15 @@ func (f *follower) readLines() {
 	}
 }
 
-// garbageID is unique to this stream, since such lines have no number.
+// garbageID returns an id for lines that cannot be read. It is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
 	return f.translator.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
 }
 
-// keep passes on what a line became: text at once, events to the next commit.
+// handleResult publishes text at once, and keeps events for the next commit.
 func (f *follower) handleResult(r translate.Result) {
 	switch {
-	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the block's end has the text
+	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
@@ -59,12 +59,12 @@ func (f *follower) handleResult(r translate.Result) {
 		}
 		f.pending, f.pendingSize = append(f.pending, *r.Event), f.pendingSize+len(raw)
 		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
-			f.notBefore = time.Time{} // its text is shown to nobody before it
+			f.notBefore = time.Time{} // clients show its text only after this event
 		}
 	}
 }
 
-// commit starts an append of what is pending, unless one is under way or it is too early.
+// startCommit starts an append of the pending events, unless one is running or it is too early.
 func (f *follower) startCommit() {
 	if f.appending || len(f.pending) == 0 {
 		return
@@ -88,14 +88,14 @@ func (f *follower) startCommit() {
 	})
 }
 
-// acknowledge lets the runner forget the journal up to line n, which the log holds.
+// acknowledge allows the runner to drop the journal up to line n, which the log holds.
 func (f *follower) acknowledge(l *link.Link, n uint64) {
 	if err := l.Acknowledge(f.epoch, n); err != nil {
 		f.log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }
 
-// settle waits for the append in flight and stores what is pending.
+// flush waits for the append in flight and stores the pending events.
 func (f *follower) flush(ctx context.Context) error {
 	if err := f.awaitAppend(ctx); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// metrics are what a Worker counts.
+// metrics are the metrics of a Worker.
 type metrics struct {
 	ended           *prometheus.CounterVec
 	sandboxes       *prometheus.CounterVec
@@ -40,7 +40,7 @@ func newMetrics() *metrics {
 	}
 }
 
-// register tells a registry of all that is counted, and of what there is at the moment.
+// register registers all metrics.
 func (w *Worker) register(r prometheus.Registerer) {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
@@ -63,7 +63,7 @@ func (w *Worker) register(r prometheus.Registerer) {
 	}
 }
 
-// stored counts the ends among events that are in the log now.
+// stored counts the executions that end with stored events.
 func (m *metrics) stored(list []events.Event) {
 	for _, e := range list {
 		if t := e.Data.EventType(); events.Terminal(t) {
@@ -72,7 +72,7 @@ func (m *metrics) stored(list []events.Event) {
 	}
 }
 
-// made counts a sandbox that was to be made, unless that was called off.
+// made counts a call that created a sandbox, unless it was cancelled.
 func (m *metrics) made(ctx context.Context, took time.Duration, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -88,7 +88,7 @@ func (m *metrics) made(ctx context.Context, took time.Duration, err error) {
 // pooled counts a sandbox that was taken from the pool.
 func (m *metrics) pooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
 
-// snapshot counts one that was to be taken, unless that was called off.
+// snapshot counts a snapshot, unless it was cancelled.
 func (m *metrics) snapshot(ctx context.Context, took time.Duration, stored uint64, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return

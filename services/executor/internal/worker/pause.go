@@ -11,11 +11,11 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// errPaused is an execution that stands still: it keeps neither slot nor job.
+// errPaused is returned for an execution that was paused: it has neither a slot nor a job.
 var errPaused = errors.New("the execution is paused")
 
-// resume records that an execution that stood still goes on. The log knows before the sandbox does: attaching resumes a
-// sandbox that the log does not call paused, also after a holder died between the two.
+// recordResumed records that a paused execution continues. The log has that before the sandbox is resumed: attaching resumes a sandbox that the
+// log does not have as paused, also if an executor crashed between the two.
 func (t *turn) recordResumed(ctx context.Context) error {
 	if t.l.Run.Phase == run.Paused {
 		sb := t.l.Run.Sandbox
@@ -32,8 +32,7 @@ func (t *turn) recordResumed(ctx context.Context) error {
 	return nil
 }
 
-// pause makes the execution stand still, if that is wanted and no request to a
-// model is open, which would time out meanwhile.
+// pause pauses the execution if a control demands it and no model request is open, which would time out meanwhile.
 func (f *follower) pause(ctx context.Context) error {
 	if !f.life.PausedNow(f.execution) || f.ended != nil || f.queried && !f.accepted {
 		return nil
@@ -50,7 +49,7 @@ func (f *follower) pause(ctx context.Context) error {
 	if f.w.deps.Egress != nil {
 		n, err := f.w.deps.Egress.Open(ctx, id)
 		if err != nil || n > 0 {
-			return nil // looked at again soon
+			return nil // tried again with the next beat
 		}
 	}
 	if err := f.flush(ctx); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// prepare fills a new workspace, and puts in what file changes say.
+// fillWorkspace fills a new workspace, and applies file changes.
 func (t *turn) fillWorkspace(ctx context.Context) error {
 	sb := t.l.Run.Sandbox
 	if err := t.provideTranscript(ctx); err != nil {
@@ -27,7 +27,7 @@ func (t *turn) fillWorkspace(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find sandbox %s: %w", sb.ID, err)
 	}
-	// All that fills the workspace becomes true at once: an executor that takes over before that begins anew.
+	// What fills the workspace is recorded at once: an executor that takes over before that starts anew.
 	var filled []events.Payload
 	if len(from) > 0 {
 		restored, err := t.restore(ctx, box, from)
@@ -55,8 +55,8 @@ func (t *turn) fillWorkspace(ctx context.Context) error {
 	return t.appendFacts(ctx, *done)
 }
 
-// layTranscript gives the sandbox the transcript that the agent is to begin with. The file is in no snapshot, and nothing in the log says that a
-// sandbox has it: a turn provides it as long as the agent has no session of its own.
+// provideTranscript copies the transcript that the agent starts with into the sandbox. It is in no snapshot, and no event says that a sandbox has
+// it, so that every turn provides it until the agent has a session of its own.
 func (t *turn) provideTranscript(ctx context.Context) error {
 	if _, fork := t.conversation(); t.w.deps.Workspaces == nil || fork == nil || !fork.Provided {
 		return nil
@@ -77,7 +77,7 @@ func (t *turn) provideTranscript(ctx context.Context) error {
 	return nil
 }
 
-// restore fills a new workspace, in which nothing runs yet, as long as the execution is wanted.
+// restore fills a new workspace, unless the execution is cancelled meanwhile.
 func (t *turn) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
 	l := t.l
 	var restored events.WorkspaceRestored
@@ -90,7 +90,7 @@ func (t *turn) restore(ctx context.Context, box sandbox.Sandbox, from []contents
 	return restored, err
 }
 
-// furnish lays down the files that the agent's definition has, and returns the event that says so.
+// writeAgentFiles writes the files of the agent's definition, and returns the event that records it.
 func (t *turn) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	written, err := t.w.contents.Write(ctx, box, t.resolved.Definition.Files)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// Codes of deaths that another attempt may follow.
+// Codes of deaths after which another attempt may follow.
 const (
 	codeSandboxLost = "SANDBOX_LOST"
 	codeExited      = "AGENT_EXITED"
@@ -23,23 +23,23 @@ const (
 	codeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// errNotBefore is an execution whose next attempt is not due yet: it keeps its job, and no slot.
+// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again; it has no slot.
 var errNotDue = errors.New("the next attempt is not due yet")
 
-// death is the end of an attempt that was not the turn's.
+// A death is the end of an attempt that is not the end of the turn.
 type death struct {
 	code, message string
-	n             uint64 // number of the journal line that tells of it; 0 for the holder's own word
+	n             uint64 // number of the journal line of the end; 0 if the journal has none
 	journal       string
 	at            time.Time
 }
 
-// deathError says that an attempt died, and that another one may follow.
+// A deathError reports that an attempt died, and that another one may follow.
 type deathError struct{ death }
 
 func (e *deathError) Error() string { return e.code + ": " + e.message }
 
-// policy of the turn's agent; the zero value where there is none.
+// retries returns the retry policy of the turn's agent; the zero value if it has none.
 func (t *turn) retries() events.Retries {
 	if t.resolved == nil {
 		return events.Retries{}
@@ -47,7 +47,7 @@ func (t *turn) retries() events.Retries {
 	return t.resolved.Definition.Retries
 }
 
-// attempts is how often the agent may be started, by what it died of.
+// maxAttempts returns how often the agent may be started, by the code of the last death.
 func (t *turn) maxAttempts(code string) uint32 {
 	switch n := t.retries().Attempts; {
 	case n > 0:
@@ -58,7 +58,7 @@ func (t *turn) maxAttempts(code string) uint32 {
 	return 1
 }
 
-// backoff is for how long the next attempt waits; ok is false when there is none, or not before the execution's limit.
+// nextWait returns how long the next attempt waits. ok is false if there is no further attempt, or none before the execution's deadline.
 func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 	dying := t.l.Run.Dying()
 	if dying >= t.maxAttempts(code) {
@@ -69,8 +69,8 @@ func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 	return wait, limit.IsZero() || t.w.deps.Now().Add(wait).Before(limit)
 }
 
-// died tells whether the journal's end of a turn is a death that another attempt
-// follows: nobody had asked for an end.
+// deathOf returns the death that the end of the turn in the journal is, and reports whether it is one: nobody asked for the end, and another
+// attempt follows.
 func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	switch e.Code {
 	case codeExited, codeSilent, codeOutOfMemory:
@@ -84,8 +84,8 @@ func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	return death{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
 }
 
-// again records that an attempt died, and what waits before the next. It gives
-// nil when that is due at once, and a delay of the job when it is not.
+// recordDeath records that an attempt died and how long the next one waits. It returns nil if that is due at once, else the delay of the job.
+// If no attempt follows, it ends the execution.
 func (t *turn) recordDeath(ctx context.Context, d death) error {
 	wait, ok := t.nextWait(d.code)
 	if !ok {
@@ -100,7 +100,7 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	}
 	list := t.newEvents(facts)
 	meta := t.w.runlog.Meta()
-	if d.n > 0 { // the same line again is the same event
+	if d.n > 0 { // an event that is recorded again for the same line has the same id
 		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
 	m := events.NewMint(meta)
@@ -117,8 +117,8 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	return nil
 }
 
-// early is the delay of a job whose execution's next attempt is not due yet, nil
-// for any other. It is looked at again soon: somebody may want it to stop.
+// checkDue returns the delay of the job of an execution whose next attempt is not due yet; nil for any other. The delay is short, since the
+// execution may be cancelled.
 func (w *Worker) checkDue(l eventlog.Loaded) error {
 	r := l.Run
 	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
@@ -131,7 +131,7 @@ func (w *Worker) checkDue(l eventlog.Loaded) error {
 	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, heldDelay))
 }
 
-// closed are the completions of the blocks that are open, as far as they are known.
+// closedBlocks returns the completion of each open block, with the content that is known.
 func (t *turn) closedBlocks(ctx context.Context) ([]events.Payload, error) {
 	known, err := t.openBlocks(ctx, nil)
 	if err != nil {
@@ -149,7 +149,7 @@ func (t *turn) closedBlocks(ctx context.Context) ([]events.Payload, error) {
 	return facts, nil
 }
 
-// giveUp fails an execution that died too often, with its sandbox if that was lost.
+// failAfterDeath fails an execution after its last attempt, and ends its sandbox if that was lost.
 func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.attemptSuffix(d.code)}
 	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
@@ -157,7 +157,7 @@ func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 		return t.end(ctx, end)
 	}
 	sb := t.l.Run.Sandbox
-	here := sb.Engine == t.w.cfg.Engine // else its engine is gone; should it come back, its sweep finds it
+	here := sb.Engine == t.w.cfg.Engine // else its engine is gone, and its sweep ends the sandbox should it come back
 	t.detach()
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
@@ -169,7 +169,7 @@ func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 	return t.end(ctx, end)
 }
 
-// last says of which attempt a death was that no other follows, "" if there was to be one alone.
+// attemptSuffix returns which attempt the last one was, for a message; "" if only one was allowed.
 func (t *turn) attemptSuffix(code string) string {
 	dying, of := t.l.Run.Dying(), t.maxAttempts(code)
 	switch {

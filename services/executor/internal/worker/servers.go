@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// serve makes sure that the turn's MCP servers in containers run beside its sandbox.
+// startServers makes sure that the MCP servers in containers run next to the turn's sandbox.
 func (t *turn) startServers(ctx context.Context) error {
 	all := t.resolved.Containers()
 	companion, ok := t.w.deps.Sandbox.(sandbox.Companion)
@@ -29,7 +29,7 @@ func (t *turn) startServers(ctx context.Context) error {
 			return nil
 		})
 	}
-	_ = group.Wait() // each has its own error
+	_ = group.Wait() // errs has the errors
 	for n, c := range all {
 		var typed *sandbox.Error
 		switch err := errs[n]; {

@@ -21,27 +21,26 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// turn is one claimed execution. Its goroutine is the handler's.
+// A turn is one claimed execution. The goroutine of its job's delivery runs it.
 type turn struct {
 	w *Worker
-	// l is the session as this turn last loaded or stored it. Only the turn's own
-	// goroutine reads and writes it. An append that runs in another goroutine works on
-	// a copy, and hands the new state back; until then l is the last stored state.
+	// l is the session as this turn last loaded or stored it. Only the turn's goroutine reads and writes it. An append that
+	// runs in another goroutine uses a copy and returns the new state; until then l is the last stored state.
 	l         eventlog.Loaded
 	execution string
 	epoch     uint64
-	claimedAt time.Time // first, by whomever
+	claimedAt time.Time // when an executor first claimed the execution
 	changed   <-chan struct{}
 	slot      *slot
 	log       *slog.Logger
 
-	agent        *agents.Agent // open link; nil until attached
-	attempt      uint32        // of the start that comes next, or runs
+	agent        *agents.Agent // nil until attached
+	attempt      uint32        // number of the attempt that runs or is next
 	message      events.MessageAccepted
 	translator   *translate.Translator
-	pausedFor    time.Duration        // how long it stood still so far
-	creating     string               // the sandbox that this turn has begun to make
-	resolved     *references.Resolved // of what the execution refers to; nil until resolve has returned
+	pausedFor    time.Duration        // time for which the execution was paused
+	creating     string               // id of the sandbox that this turn has recorded as being created
+	resolved     *references.Resolved // nil until resolve has returned
 	limits       budgets.Limits       // as last read
 	registered   budgets.Limits       // as last registered at the egress proxy
 	unregistered bool                 // the egress proxy knows that the execution does not run any more
@@ -60,11 +59,11 @@ func newTurn(w *Worker, l eventlog.Loaded, b *handling.Session) *turn {
 	}
 }
 
-// run returns nil when the execution has ended.
+// run runs the execution, and returns nil when it has ended.
 func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
-		// Neither a stop of this executor nor the want of a slot is a failed claim.
+		// A claim does not count as failed because this executor stops or has no slot.
 		if errors.Is(err, errStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
 			t.recordHandedOver(ctx)
 		}
@@ -98,7 +97,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		case errors.As(err, &died):
 		case errors.Is(err, agents.ErrLost):
 			died = &deathError{death{code: codeSandboxLost, message: err.Error()}}
-			t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+			t.log.Warn("the sandbox was lost during the execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
 		default:
 			return err
 		}
@@ -106,13 +105,13 @@ func (t *turn) run(ctx context.Context) (err error) {
 			return err
 		}
 		if !t.slot.acquire() {
-			return permits.ErrNoneFree // the log says that the attempt died: the next one waits for a slot
+			return permits.ErrNoneFree // the attempt's death is recorded: the next attempt waits for a slot
 		}
 	}
 }
 
-// try is one attempt, or what is left of one. It returns nil when the execution has
-// ended; a *deathError or agents.ErrLost say that another attempt may follow.
+// runAttempt runs an attempt, or follows one that runs already. It returns nil when the execution has ended. After a *deathError or an
+// error that wraps agents.ErrLost another attempt may follow.
 func (t *turn) runAttempt(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
 		var wrong *references.Error
@@ -138,8 +137,8 @@ func (t *turn) runAttempt(ctx context.Context) error {
 	return t.follow(ctx)
 }
 
-// cancelled ends an execution as a control asks for: one of which nothing runs, or one that is terminated together with its
-// sandbox, for which the runner is not asked.
+// cancelled ends an execution as its control demands. Either nothing of it runs, or its sandbox is terminated with it, for which the
+// runner is not needed.
 func (t *turn) cancelled(ctx context.Context) error {
 	c, sb := t.control(), t.l.Run.Sandbox
 	outcome := events.ExecutionCancelled{Reason: c.Reason}
@@ -153,10 +152,10 @@ func (t *turn) cancelled(ctx context.Context) error {
 	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
 }
 
-// control is what the life of the session, as last loaded, asks of this execution.
+// control returns the control of this execution in the session's life, as last loaded.
 func (t *turn) control() session.Control { return t.l.Life.ControlOf(t.execution) }
 
-// query is what the runner is told to do.
+// query returns the query that starts the execution in the runner.
 func (t *turn) query() *runner.Query {
 	launch := t.w.cfg.Agent(t.l.Life.Architecture, t.l.Life.Options)
 	q := &runner.Query{
@@ -173,8 +172,8 @@ func (t *turn) query() *runner.Query {
 	return q
 }
 
-// conversation returns what the agent goes on from, should its process be gone: its own session, or, in a fork whose
-// agent has none yet, a copy of the one that the fork began with; or a copy of the transcript that the session began with.
+// conversation returns the conversation that the agent continues if its process is gone: its own session; in a fork whose agent has none
+// yet, a copy of the session that the fork began with; or a copy of the transcript that the session began with.
 func (t *turn) conversation() (resume string, fork *runner.Fork) {
 	if own := t.l.Run.AgentSession; own != "" {
 		return own, nil
@@ -188,44 +187,42 @@ func (t *turn) conversation() (resume string, fork *runner.Fork) {
 	return "", nil
 }
 
-// record appends events of the holder or of the journal, in as many commits as it takes.
-// No other append of the turn may be in flight.
+// append appends events of this executor or of the journal, in as many commits as it needs. No other append of the turn may be running.
 func (t *turn) append(ctx context.Context, list []events.Event) error {
 	stored, err := t.appendTo(ctx, t.l, list)
 	t.setStored(stored)
 	return err
 }
 
-// advance takes the state that an append handed back. Life stays: no append of a turn changes it.
+// setStored sets the state that an append returned. The session's life stays: no append of a turn changes it.
 func (t *turn) setStored(stored eventlog.Loaded) { t.l.RunHead, t.l.Run = stored.RunHead, stored.Run }
 
-// appendEvents appends events to the runs of l, in as many commits as it takes, and returns
-// the state after the last commit that was stored, also with an error. It does not read or
-// write t.l, so that it may run beside the turn's goroutine.
+// appendTo appends events to the runs of l, in as many commits as it needs, and returns the state after the last commit that was stored,
+// also with an error. It does not use t.l, so that it may run in another goroutine.
 func (t *turn) appendTo(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
 	d, err := t.w.runlog.Decide(l.Run, run.Record{Epoch: t.epoch, Events: list})
-	if err != nil || len(d.Events) == 0 { // none of the events has a meaning any more
+	if err != nil || len(d.Events) == 0 { // the session has moved on, and no event applies any more
 		return l, err
 	}
 	return t.w.runlog.AppendAll(ctx, l, d, t.log)
 }
 
-// say records facts of the holder itself about this execution.
+// appendFacts appends facts about this execution.
 func (t *turn) appendFacts(ctx context.Context, facts ...events.Payload) error {
 	return t.append(ctx, t.newEvents(facts))
 }
 
+// newEvents returns facts about this execution as events.
 func (t *turn) newEvents(list []events.Payload) []events.Event {
 	return t.w.runlog.Events(t.execution, list...)
 }
 
-// fail ends the execution by the holder's own word. The facts become true with its end.
+// fail ends the execution with an outcome that is not from the journal. The facts are stored together with the end.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
 	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.newEvents(with)})
 }
 
-// end completes the blocks that are still open, with what is known of their content, and
-// writes the terminal event, in as many commits as it takes.
+// end completes the open blocks with the content that is known, and appends the terminal event, in as many commits as it needs.
 func (t *turn) end(ctx context.Context, e run.End) error {
 	e.Epoch, e.ExecutionID = t.epoch, t.execution
 	t.unregister(ctx)
@@ -246,8 +243,8 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	return nil
 }
 
-// known returns the blocks that are open in the log, or opened by events that are not
-// stored yet, with their content as far as the log and DELTAS have it.
+// openBlocks returns the blocks that are open in the log, or opened by unstored events, with their content as far as the log and the stream
+// DELTAS have it.
 func (t *turn) openBlocks(ctx context.Context, unstored []events.Event) (map[string]events.Block, error) {
 	blocks, err := t.w.deps.Sessions.OpenBlocks(ctx, t.l)
 	if err != nil {
@@ -274,7 +271,7 @@ func (t *turn) openBlocks(ctx context.Context, unstored []events.Event) (map[str
 	}
 	texts, err := t.w.deps.Deltas.Texts(ctx, t.l.Tenant, t.l.ID, since.Add(-time.Minute))
 	if err != nil {
-		// Text in flight may be lost; the blocks are closed all the same.
+		// Without the text the blocks are completed all the same.
 		t.log.Warn("the text of open blocks could not be read", "error", err)
 	}
 	for id, b := range blocks {
@@ -289,13 +286,13 @@ func (t *turn) openBlocks(ctx context.Context, unstored []events.Event) (map[str
 	return blocks, nil
 }
 
-// letGo keeps the agent warm for the next turn, or ends the stream to it.
+// releaseAgent keeps the agent warm for the next turn, or closes its stream if the turn failed.
 func (t *turn) releaseAgent(err error) {
 	if t.agent == nil {
 		return
 	}
 	if err == nil && t.agent.IsAlive() {
-		if t.translator != nil { // else it failed before anything was read
+		if t.translator != nil { // nil if the turn failed before it read a line
 			t.agent.Last = t.translator.Last
 		}
 		t.w.agents.Rest(t.agent, time.Duration(t.l.Life.Options.HealthIntervalMs)*time.Millisecond)
@@ -304,6 +301,7 @@ func (t *turn) releaseAgent(err error) {
 	t.detach()
 }
 
+// detach closes the stream to the agent. The agent stays.
 func (t *turn) detach() {
 	if t.agent != nil {
 		t.w.agents.Remove(t.agent)
@@ -312,7 +310,7 @@ func (t *turn) detach() {
 	}
 }
 
-// reattach opens a new stream to the same runner after the last line seen.
+// reattach opens a new stream to the same runner, after the last line that was read.
 func (t *turn) reattach(ctx context.Context) error {
 	a := t.agent
 	a.Link.Close()

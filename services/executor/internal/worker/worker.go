@@ -41,21 +41,21 @@ type Config struct {
 	Reserved        int           // further executions, of tenants that have none here
 	TenantSlots     int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
 	TenantSandboxes int           // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
-	WarmMemory      uint64        // bytes that agents may take together before resting ones are ended
-	Window          time.Duration // least time from an acknowledgement to the next commit
-	Beat            time.Duration // how often controls and limits are looked at
+	WarmMemory      uint64        // bytes that all agents may use together before resting ones are ended
+	Window          time.Duration // least time from a stored commit to the next one
+	Beat            time.Duration // how often controls and limits are read
 	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
 	MaxAttempts     uint32        // starts of one execution
-	EngineGone      time.Duration // without a lease, after which an engine's sandboxes are given up
+	EngineGone      time.Duration // time without a lease after which the sandboxes of an engine are given up
 
-	Output        events.Output // what an agent may say in one execution
-	SessionOutput events.Output // and in all executions of a session
-	Pace          runner.Pace   // how fast it may say it
+	Output        events.Output // most that an agent may write in one execution
+	SessionOutput events.Output // most that agents may write in all executions of a session
+	Pace          runner.Pace   // how fast an agent may write
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // how often the pool is filled
 
-	Rate        run.Rate      // what sandboxes cost; zero where they are not metered
+	Rate        run.Rate      // price of sandboxes; zero if they have none
 	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
 
 	Registries Registries // where dependencies of agents come from
@@ -72,37 +72,38 @@ type Launch struct {
 	Set     bool              // reports whether Env and Command name the model, by model settings: see runner.Query.ModelSet
 }
 
-// Leases answers who lives.
+// Leases returns what other executors do.
 type Leases interface {
-	// Ask asks an executor what it does for a session; lease.ErrNoLease and lease.ErrSilent are its special errors.
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
+	// answer.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
-	// Lives tells whether an executor has a lease.
+	// Lives reports whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
-	// Running returns how many executions of a tenant all executors run, this one's included, by what each told last.
+	// Running returns how many executions of a tenant run on all executors, this one included, as each last reported.
 	Running(ctx context.Context, tenant string) (int, error)
-	// Renew tells others at once what this executor runs.
+	// Renew publishes at once what this executor runs.
 	Renew(ctx context.Context)
-	// EngineGone is for how long an engine has had no lease.
+	// EngineGone returns for how long an engine has had no lease.
 	EngineGone(provider, engine string) time.Duration
 }
 
-// Deltas carries text in flight.
+// Deltas publishes the text of unfinished blocks, and reads it again.
 type Deltas interface {
-	// Publish sends without waiting; losing it loses nothing.
+	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
 	Publish(subject string, data []byte) error
-	// Texts reads what DELTAS holds of a session's blocks since a time, by block.
+	// Texts returns the text of a session's blocks, by block, from deltas since a time.
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// Deps is what a Worker stands on; everything is required but Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room.
+// Deps are the dependencies of a Worker. Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room may be nil.
 type Deps struct {
-	Metrics    prometheus.Registerer // nil: nobody reads what is counted
-	Workspaces contents.Store        // nil: no snapshots are taken, and no files put in
-	Egress     Egress                // nil: sandboxes have the way out that their provider gives them
-	Skills     references.Skills     // nil: no agent can have skills
-	Secrets    references.Secrets    // nil: no execution can have secrets
+	Metrics    prometheus.Registerer // nil: no metrics
+	Workspaces contents.Store        // nil: no snapshots and no file changes
+	Egress     Egress                // nil: sandboxes have the network of their provider
+	Skills     references.Skills     // nil: executions with skills fail
+	Secrets    references.Secrets    // nil: executions with secrets fail
 	Budgets    Budgets               // nil: no tenant has a budget
-	Room       *storage.Watch        // nil: the store of NATS counts as never full
+	Room       *storage.Watch        // nil: the store of NATS is never full
 
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
@@ -113,7 +114,7 @@ type Deps struct {
 	Now      func() time.Time
 }
 
-// Holder runs executions. It is safe for concurrent use.
+// A Worker runs executions. It is safe for concurrent use.
 type Worker struct {
 	cfg     Config
 	deps    Deps
@@ -133,8 +134,8 @@ type Worker struct {
 
 }
 
-// Deliveries returns how many jobs an executor should ask for at once. Those that take long release their place once they
-// have a permit, or wait for one.
+// Deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
+// for one.
 func Deliveries(slots int) int { return 2*slots + 4 }
 
 // New returns a Worker.
@@ -179,14 +180,12 @@ func (w *Worker) warmQuery(architecture string) *runner.Query {
 
 // Delays after which a job is delivered again.
 const (
-	heldDelay     = 2 * time.Second        // another executor has it
-	elsewhere     = time.Second            // its sandbox is another engine's
-	fullDelay     = 100 * time.Millisecond // another executor works on its sandbox, or there is no seat to wait for a slot
+	heldDelay     = 2 * time.Second // another executor has the session
 	handoverDelay = time.Millisecond
 	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
-// maxRounds bounds how often one delivery looks again at what is due.
+// maxPasses bounds how often one delivery loads the session again.
 const maxPasses = 64
 
 var (
@@ -194,7 +193,7 @@ var (
 	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
 )
 
-// Handle does what a job's session asks for; it is a handler of the bus.
+// Handle does what is due for the session of a job. It is a handler of the bus.
 func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -225,14 +224,14 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	}
 }
 
-// Hint says that a session has a new fact.
+// Hint wakes the handler of a session that has a new fact.
 func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 
-// Answer returns what this executor does for a session. Who asks wants to do it instead, so work on a sandbox at rest
-// looks whether it has to give way.
+// Answer returns what this executor does for a session. It is asked by an executor that wants to do it instead, so that work on an idle sandbox checks
+// whether it has to stop.
 func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
 
-// session does what is due until nothing is.
+// session does what is due for a session until nothing is.
 func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
 	for range maxPasses {
@@ -266,7 +265,7 @@ func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handli
 	return bus.Later(runlog.ErrChanged, heldDelay)
 }
 
-// delivery says what becomes of a job whose handling ended with an error.
+// jobResult returns the result of a job whose handling ended with an error.
 func jobResult(err error) error {
 	switch {
 	case errors.Is(err, errStopping):
@@ -289,7 +288,7 @@ func isDraining(ctx context.Context) bool {
 	}
 }
 
-// refuse ends an execution that a control reached before any executor did.
+// refuse ends an execution that a control reached before any executor claimed it.
 func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
 	d, err := w.runlog.Decide(l.Run, run.Abandon{
@@ -302,9 +301,9 @@ func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
 	return w.runlog.Append(ctx, &l, d)
 }
 
-// move publishes a job that only the executors of another engine can do to them, and returns nil, so that it is
-// acknowledged here. Any other result of a job is returned as it is. A job that was given back would come to executors
-// of its own subject alone, which may never reach the sandbox.
+// moveJob publishes a job again for the executors of another engine, which alone can do it, and returns nil, so that the delivery is acknowledged here.
+// It returns any other result as it is. A job that is returned would be delivered to executors of its own subject only, and these may never reach
+// the sandbox.
 func (w *Worker) moveJob(ctx context.Context, msg *message.Message, result error) error {
 	var away *idle.ElsewhereError
 	if !errors.As(result, &away) {
@@ -312,12 +311,12 @@ func (w *Worker) moveJob(ctx context.Context, msg *message.Message, result error
 	}
 	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
 	if bus.Subject(msg) == to {
-		return result // its executors come back, or the engine is gone for good soon
+		return result // its executors come back, or the engine is soon considered gone
 	}
-	// One id for each message, so that it is moved once, however often it is delivered.
+	// The id is derived from the message, so that it is published once, however often it is delivered.
 	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
 	if err := w.deps.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
-		w.deps.Logger.Warn("a job could not be moved to the engine of its sandbox; it is given back", "engine", away.Sandbox.Engine, "error", err)
+		w.deps.Logger.Warn("a job could not be moved to the engine of its sandbox; it is returned", "engine", away.Sandbox.Engine, "error", err)
 		return result
 	}
 	return nil

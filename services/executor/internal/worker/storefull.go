@@ -7,17 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/storage"
 )
 
-// isReserved reports whether an error says that only the reserve of the store of NATS is left.
+// isStoreFull reports whether an error means that only the reserve of the store of NATS is left.
 func isStoreFull(err error) bool {
 	var reserved *storage.ReservedError
 	return errors.As(err, &reserved)
 }
 
-// codeStorageFull is the code of the error event that says why the output of an execution waits.
+// codeStorageFull is the code of the error event about output that waits for room.
 const codeStorageFull = "STORAGE_FULL"
 
-// waitsForRoom reports whether the output that is pending waits for room in the store of NATS. The agent waits too once enough is
-// pending. What ends the turn does not wait, nor the output of a turn that is being stopped.
+// waitsForRoom reports whether the pending events have to wait for room in the store of NATS. Once enough are pending the agent waits too. The end of
+// a turn does not wait, nor the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
 	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
 		return false

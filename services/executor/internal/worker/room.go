@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// codeTenantSandboxes is of an execution for which there was no room among its tenant's sandboxes.
+	// codeTenantSandboxes is the code of an execution for which its tenant had no room for a sandbox.
 	codeTenantSandboxes = "TENANT_SANDBOXES"
-	// roomWithin bounds how long an execution waits for room.
+	// roomTimeout bounds how long an execution waits for room.
 	roomTimeout = time.Minute
-	// roomEvery is the pause before room is looked for again.
+	// roomPause is the pause between two tries to get room.
 	roomPause = 500 * time.Millisecond
 )
 
@@ -29,9 +29,9 @@ func (w *Worker) tenantSandboxes(tenant string) int {
 	return w.cfg.TenantSandboxes
 }
 
-// room makes room for the session's sandbox among those of its tenant on this engine: past the limit the sandbox that has
-// been idle for the longest ends. The caller must call made once the sandbox exists, or is not to be.
-func (t *turn) reserveSandbox(ctx context.Context) (made func(), err error) {
+// reserveSandbox reserves room for the session's sandbox among those of its tenant on this engine. If there is none, the sandbox that has been
+// idle for the longest ends. The caller must call done once the sandbox exists, or is not created after all.
+func (t *turn) reserveSandbox(ctx context.Context) (done func(), err error) {
 	most := t.w.tenantSandboxes(t.l.Tenant)
 	if most == 0 {
 		return func() {}, nil
@@ -56,11 +56,11 @@ func (t *turn) reserveSandbox(ctx context.Context) (made func(), err error) {
 	return func() { t.w.idle.Unreserve(tenant, id) }, err
 }
 
-// retire replaces a sandbox that is too old, between two turns.
+// retireSandbox ends a sandbox that is too old, between two turns.
 func (t *turn) retireSandbox(ctx context.Context) error {
 	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
 	old := limit > 0 && !sb.ReadyAt.IsZero() && t.w.deps.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || t.w.idle.NearsEnd(sb)
-	// What was taken over may run already.
+	// An execution that was taken over may run in it.
 	if !old || t.l.Run.TakenOver() || sb.Engine != t.w.cfg.Engine {
 		return nil
 	}

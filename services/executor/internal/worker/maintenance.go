@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/idle"
 )
 
-// aside is what is looked after beside a turn: file changes, snapshots, the
-// sandbox's health, and what the egress proxy tells. One round at a time runs beside the loop.
+// maintenance runs the periodic work of a turn: file changes, snapshots, health checks, and reading the egress proxy's journal. At most one pass
+// runs at a time, in its own goroutine.
 type maintenance struct {
 	done chan pass
 
@@ -20,17 +20,17 @@ type maintenance struct {
 	healthAt     time.Time
 	egressAt     time.Time
 	pauseRefused bool
-	registering  chan struct{} // closed when the last round has registered the sandbox, where it had to
+	registering  chan struct{} // closed when the last pass has registered the sandbox, or did not have to
 }
 
-// awaitGrant blocks while a round registers the sandbox at the egress proxy, which is bounded by the time that the proxy has to answer.
+// awaitRegistration blocks while a pass registers the sandbox at the egress proxy; the proxy's timeout bounds it.
 func (a *maintenance) awaitRegistration() {
 	if a.registering != nil {
 		<-a.registering
 	}
 }
 
-// round is what one look found.
+// A pass is the result of one pass.
 type pass struct {
 	facts      []events.Payload
 	lines      []EgressLine
@@ -43,13 +43,13 @@ func newMaintenance(now time.Time) maintenance {
 	return maintenance{done: make(chan pass, 1), syncedAt: now, healthAt: now}
 }
 
-// begin starts a round when something of it is due.
+// start starts a pass if some of its work is due.
 func (a *maintenance) start(f *follower) {
 	if a.running || f.appending || f.ended != nil {
 		return
 	}
 	now, h := f.w.deps.Now(), f.w
-	l := f.l // nobody appends
+	l := f.l // no append is running
 	l.Life = f.life
 	due := func(last time.Time, ms uint32) bool {
 		return ms > 0 && now.Sub(last) >= time.Duration(ms)*time.Millisecond
@@ -95,14 +95,14 @@ func (a *maintenance) start(f *follower) {
 	})
 }
 
-// take records what a round found.
+// finish records the result of a pass.
 func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 	a.running = false
 	if r.registered != nil {
 		f.registered = *r.registered
 	}
 	if r.err != nil && ctx.Err() == nil {
-		f.log.Warn("the workspace, or the egress proxy's journal, could not be looked after; tried again soon", "error", r.err)
+		f.log.Warn("the maintenance of the workspace, or of the egress proxy's journal, failed; trying again", "error", r.err)
 	}
 	list := append(f.newEvents(r.facts), f.w.egressEvents(f.l.Run, f.execution, r.lines)...)
 	if len(list) == 0 {
@@ -119,13 +119,13 @@ func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 		f.w.acknowledgeEgress(ctx, f.l.Run)
 	}
 	if f.proxyForgot(r.lines) {
-		f.log.Warn("the egress proxy has forgotten the agent's MCP servers: it began anew; they are registered again")
+		f.log.Warn("the egress proxy has restarted without the agent's MCP servers: they are registered again")
 		return f.register(ctx)
 	}
 	return nil
 }
 
-// store puts file changes in and takes a snapshot, if wanted.
+// syncContents applies file changes and takes a snapshot if wanted. It returns the events that record them.
 func (w *Worker) syncContents(ctx context.Context, l eventlog.Loaded, sync bool) ([]events.Payload, error) {
 	box, err := w.deps.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
@@ -150,7 +150,7 @@ func (w *Worker) syncContents(ctx context.Context, l eventlog.Loaded, sync bool)
 	return append(facts, s), nil
 }
 
-// note records facts in the middle of a turn.
+// flushFacts stores the pending events, and then facts about the execution.
 func (f *follower) flushFacts(ctx context.Context, facts ...events.Payload) error {
 	if err := f.flush(ctx); err != nil {
 		return err

@@ -9,9 +9,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// stopAndFail stops the agent, which may run under an earlier claim of the execution, and
-// then ends the execution. A sandbox whose runner does not obey is ended, with its workspace
-// kept. If that fails too, the end says that the agent could not be told to stop.
+// stopAndFail stops the agent, which may run since an earlier claim, and fails the execution. If the runner does not obey, the sandbox is ended and its
+// workspace kept. If that fails too, the terminal event says that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
 	if !t.l.Run.TakenOver() {
 		return t.fail(ctx, failed)
@@ -31,7 +30,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	if sb.Engine != t.w.cfg.Engine || sandboxes.Unavailable(err) {
 		return t.fail(ctx, failed.NotStopped(err))
 	}
-	if err := t.refresh(ctx); err != nil { // a holder that has claimed since has ended the stream
+	if err := t.refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
 		return err
 	}
 	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
@@ -40,9 +39,8 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
 }
 
-// handedOver says in the log that the turn ends because this executor stops, so that the
-// claim does not count as one that came to nothing. It is best effort: a claim that is not
-// handed over counts until the next holder attaches.
+// recordHandedOver records that the turn ends because this executor stops, so that its claim does not count as one without progress. If that
+// fails, the claim counts until the next executor attaches.
 func (t *turn) recordHandedOver(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
