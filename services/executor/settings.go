@@ -11,13 +11,13 @@ import (
 // EgressSettings are the settings of the egress proxy's process.
 type EgressSettings = egress.Settings
 
-// DescribeMetrics registers what an executor counts, of none: for documents.
+// DescribeMetrics registers the metrics of an executor without values, for the documentation.
 func DescribeMetrics(r prometheus.Registerer) {
 	worker.New(worker.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, worker.Deps{Metrics: r})
 	registerDiskLimit(r, func() string { return "" })
 }
 
-// DescribeEgressMetrics registers what an egress proxy counts, of none: for documents.
+// DescribeEgressMetrics registers the metrics of an egress proxy without values, for the documentation.
 func DescribeEgressMetrics(r prometheus.Registerer) {
 	telemetry.New(func() int { return 0 }, r)
 }

@@ -1,4 +1,4 @@
-// Package skills brings skills from the object store to an engine for the holder.
+// Package skills brings skills from the object store to an engine for package references.
 package skills
 
 import (

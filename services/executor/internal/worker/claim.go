@@ -205,9 +205,9 @@ func (w *Worker) checkClaimable(ctx context.Context, l eventlog.Loaded) error {
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.Later(fmt.Errorf("is %s still held? %w", l.Run.Execution, err), heldDelay)
+		return bus.Later(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), heldDelay)
 	case answer.Running == l.Run.Execution:
-		return bus.Later(fmt.Errorf("%s is held by %s", answer.Running, l.Run.Holder), heldDelay)
+		return bus.Later(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), heldDelay)
 	}
 	return nil
 }

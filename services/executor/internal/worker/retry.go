@@ -69,7 +69,7 @@ func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 	return wait, limit.IsZero() || t.w.deps.Now().Add(wait).Before(limit)
 }
 
-// deathOf returns the death that the end of the turn in the journal is, and reports whether it is one: nobody asked for the end, and another
+// deathOf returns the death that the end of the turn in the journal is, and reports whether it is one: no control asked for the end, and another
 // attempt follows.
 func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	switch e.Code {

@@ -1,4 +1,4 @@
-// Package workspaces joins sandboxes and the object store of workspaces for the holder.
+// Package workspaces joins sandboxes and the object store of workspaces for package contents.
 package workspaces
 
 import (
