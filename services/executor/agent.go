@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/runner"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // openCodeModel is OpenCode's model at OpenAI where nobody names one: it has no default of its own.
@@ -46,15 +46,15 @@ func (c Config) endpoint(provider string) endpoint {
 
 // agent returns how the process of an architecture is given its model. The
 // environment reaches that process alone: not the log, nor the rest of the sandbox.
-func (c Config) agent(runs string, o events.Options) holder.Launch {
+func (c Config) agent(runs string, o events.Options) worker.Launch {
 	provider, model := c.model(runs, o)
-	l := holder.Launch{Model: model, Env: c.environment(runs, provider), Command: slices.Clone(o.Command)}
+	l := worker.Launch{Model: model, Env: c.environment(runs, provider), Command: slices.Clone(o.Command)}
 	c.settle(&l, provider, o.ModelSettings)
 	return l
 }
 
 // settle puts model settings into a launch: those of the preset, then the session's own.
-func (c Config) settle(l *holder.Launch, provider string, s events.ModelSettings) {
+func (c Config) settle(l *worker.Launch, provider string, s events.ModelSettings) {
 	preset, _ := architecture.FindPreset(s.Preset)
 	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
 	at := c.endpoint(provider)

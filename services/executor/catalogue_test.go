@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 // digestOf stands for the digest of a definition, which only has to differ.
@@ -77,7 +77,7 @@ func (s *talk) postWith(text string, variables map[string]events.Variable) strin
 	return execution
 }
 
-// vault is holder.Secrets in memory.
+// vault is references.Secrets in memory.
 type vault struct {
 	mu     sync.Mutex
 	values map[string]string
@@ -98,12 +98,12 @@ func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
 	return value, nil
 }
 
-// shelf is holder.Skills in memory.
+// shelf is references.Skills in memory.
 type shelf struct{ lost string }
 
 func (s shelf) Provide(_ context.Context, digest string) (string, error) {
 	if digest == s.lost {
-		return "", holder.ErrNoSkill
+		return "", references.ErrNoArchive
 	}
 	return "/bin/skills/" + digest, nil
 }

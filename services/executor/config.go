@@ -310,7 +310,7 @@ func (c Config) withFolder() (Config, error) {
 }
 
 // keptEngine reads the engine's name from the data folder, or makes one. Two
-// executors that begin at once agree: whoever comes second reads the first's.
+// executors that start at once agree: the second one reads the name of the first.
 func keptEngine(dir string) (string, error) {
 	path := filepath.Join(dir, "engine")
 	raw, err := os.ReadFile(path)

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // Where packages come from unless the settings say otherwise.
@@ -22,13 +22,13 @@ const (
 	pipFiles    = "files.pythonhosted.org:443" // the index only names them
 )
 
-// The shortest and the longest time that a layer which nobody uses is kept.
+// The shortest and the longest time that an unused layer is kept.
 const (
 	minKeep = time.Minute
 	maxKeep = 365 * 24 * time.Hour
 )
 
-// checkDependencies looks at the settings of layers, and fills in what is at zero.
+// checkDependencies checks the settings of layers, and sets the defaults.
 func (c *Config) checkDependencies() error {
 	for name, s := range map[string]string{"npm-registry": c.NPMRegistry, "pip-index-url": c.PIPIndexURL} {
 		if s == "" {
@@ -54,8 +54,8 @@ func (c *Config) checkDependencies() error {
 	return nil
 }
 
-// layers are the settings of layers for a provider. Local sandboxes ask what the
-// machine's installers are set to.
+// layers returns the settings of layers for the provider. Empty settings of local sandboxes leave the choice to the
+// machine's installers.
 func (c Config) layers() layer.Config {
 	l := layer.Config{NPMRegistry: c.NPMRegistry, PIPIndexURL: c.PIPIndexURL, Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}
 	if c.Sandbox == Docker {
@@ -78,10 +78,9 @@ func (c Config) pip() string {
 	return c.PIPIndexURL
 }
 
-// registries are the hosts and the routes of the egress proxy that a sandbox reaches in
-// which dependencies are installed.
-func (c Config) registries() holder.Registries {
-	r := holder.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
+// registries returns the hosts and the routes of the egress proxy that a sandbox may reach while dependencies are installed in it.
+func (c Config) registries() worker.Registries {
+	r := worker.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
 	if c.pip() == pipIndex {
 		r.Hosts = append(r.Hosts, pipFiles)
 	}

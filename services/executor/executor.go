@@ -1,7 +1,7 @@
 // Package executor is the service that runs agents: it takes jobs, claims
-// executions, holds their sandboxes, follows the runners' journals into the log
-// and keeps agents warm from turn to turn. Any number of copies may run; what
-// one leaves behind, another goes on with.
+// executions, creates their sandboxes, copies the runners' journals to the log
+// and keeps agents warm between turns. Any number of executors may run; when one
+// stops or crashes, another one continues its work.
 package executor
 
 import (
@@ -28,27 +28,30 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
+	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
 )
 
-// Deps is what the service stands on.
+// Deps are the dependencies of an Executor.
 type Deps struct {
-	NATS     *nats.Conn // the connection that Log writes over too
+	NATS     *nats.Conn // the connection that Log uses too
 	Log      eventlog.Log
-	Provider sandbox.Provider // nil for Config.Sandbox; a given one has neither workspaces in the object store nor egress unless they are given too
+	Provider sandbox.Provider // nil: the provider that Config.Sandbox names. Any other has workspaces in the object store and an egress proxy only if they are set too
 	Logger   *slog.Logger
 	Now      func() time.Time // nil for Clock
 	Clock    *bus.Clock       // of the streams; nil for one over this host's clock
 
-	Metrics prometheus.Registerer // nil: nobody reads what is counted
+	Metrics prometheus.Registerer // nil: no metrics
 
-	Workspaces holder.Workspaces // beside a given Provider: nil for none
-	Egress     holder.Egress     // likewise
-	Skills     holder.Skills     // likewise
-	Secrets    holder.Secrets    // nil for Config's keys
+	Workspaces contents.Store     // used with Provider; nil: none
+	Egress     worker.Egress      // used with Provider; nil: none
+	Skills     references.Skills  // used with Provider; nil: none
+	Secrets    references.Secrets // nil: the keys of Config
 }
 
 // Executor is one copy of the service.
@@ -60,20 +63,20 @@ type Executor struct {
 	leases  *lease.Keeper
 	budgets *budget.Watch
 	room    *storage.Watch
-	holder  *holder.Holder
-	store   *workspaces.Workspaces // nil where Deps brought its own
-	egress  egressClient           // the zero value where Deps brought its own, and where there is no proxy
-	own     sandbox.Provider       // nil where Deps brought its own
+	worker  *worker.Worker
+	store   *workspaces.Workspaces // nil if Deps has one
+	egress  egressClient           // the zero value if Deps has one, or if there is no egress proxy
+	own     sandbox.Provider       // closed at the end; nil if Deps has one
 	jobs    *jobs
 
-	publisher *bus.Publisher // of dead letters, and of jobs that are for another engine
+	publisher *bus.Publisher // of dead letters, and of jobs for another engine
 	ready     chan struct{}
 
-	skills  *skills.Skills // nil where Deps brought its own
-	secrets *secrets       // nil where there is no key
+	skills  *skills.Skills // nil if Deps has them
+	secrets *secrets       // nil if there is no key
 }
 
-// New makes a copy. It makes the data folder where it needs one and talks to nobody yet.
+// New returns an Executor. It creates the data folder if it needs one, and sends nothing to NATS or to the engine.
 func New(cfg Config, deps Deps) (*Executor, error) {
 	e, err := build(cfg, deps)
 	if err != nil {
@@ -155,41 +158,42 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
-	e.holder = holder.New(holder.Config{
+	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
 		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
-	}, holder.Deps{
+	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Jobs: e.publisher, Deltas: holder.NewStream(e.js), Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: deltas.New(e.js), Logger: deps.Logger, Now: deps.Now,
 	})
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
 	}
-	e.leases.Count(e.holder.Working)
+	e.leases.Count(e.worker.Working)
 	if e.jobs, err = newJobs(e); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-// newEngine is a name for the engine of a data folder.
+// newEngine returns a new name for the engine of a data folder.
 func newEngine() string { return strings.ToLower(rand.Text()[:16]) }
 
-// ID is the executor's own id, new with every copy.
+// ID returns the id of this executor, which is new with each New.
 func (e *Executor) ID() string { return e.id }
 
-// Ready is closed when jobs are taken.
+// Ready returns a channel that is closed when the executor takes jobs.
 func (e *Executor) Ready() <-chan struct{} { return e.ready }
 
-// Workspaces is the folder of local workspaces, one for each session.
+// Workspaces returns the folder of local workspaces, which has one folder for each session.
 func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
 
-// Run takes jobs until ctx ends. Then executions that run are handed over: their
-// agents go on and the next executor follows them; sandboxes stay, unless
-// Config.StopSandboxes and no other executor of the engine lives; the lease is given back.
+// Run takes jobs until ctx ends. Then it hands its executions over: their agents
+// continue, and the next executor follows them. Sandboxes stay, unless
+// Config.StopSandboxes is set and no other executor of the engine is alive. Run
+// releases the lease at the end.
 func (e *Executor) Run(ctx context.Context) error {
 	if err := e.open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
@@ -202,35 +206,35 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("executor: %w", errors.Join(err, ctl.Unsubscribe()))
 	}
-	// The lease outlives the jobs: nobody may take over what is still being handed over.
+	// The lease outlives the jobs: no executor may take over an execution while it is being handed over.
 	leased, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
 	work, stop := context.WithCancel(ctx)
 	defer stop()
 	var keep, all errgroup.Group
 	keep.Go(func() error {
-		defer stop() // without a lease nothing may be held
+		defer stop() // without a lease the executor may not run executions
 		return e.leases.Run(leased)
 	})
 	all.Go(func() error { return e.deps.Clock.Run(work) })
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { return e.room.Run(work) })
-	all.Go(func() error { e.holder.Warm(work, e.cfg.WarmEvery); return nil })
-	all.Go(func() error { e.holder.Sweeps(work, e.cfg.SweepEvery); return nil })
-	all.Go(func() error { e.holder.Pool(work); return nil })
+	all.Go(func() error { e.worker.Warm(work, e.cfg.WarmEvery); return nil })
+	all.Go(func() error { e.worker.Sweeps(work, e.cfg.SweepEvery); return nil })
+	all.Go(func() error { e.worker.Pool(work); return nil })
 	all.Go(func() error { e.jobs.adopt(work); return nil })
 	all.Go(func() error {
 		defer stop()
 		return e.jobs.run(work, e.ready)
 	})
 	err = errors.Join(all.Wait(), files.Close())
-	e.holder.Close()
+	e.worker.Close()
 	release()
 	err = errors.Join(err, keep.Wait())
 	if e.cfg.StopSandboxes {
 		err = errors.Join(err, e.stopSandboxes(context.WithoutCancel(ctx)))
 	}
-	err = errors.Join(err, e.hangUp())
+	err = errors.Join(err, e.closeConnections())
 	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
 		err = errors.Join(err, uerr)
 	}
@@ -301,8 +305,8 @@ func (e *Executor) openBuckets(ctx context.Context) error {
 	return e.secrets.open(ctx, e.js)
 }
 
-// hangUp closes the connections to the engine and to the egress proxy.
-func (e *Executor) hangUp() error {
+// closeConnections closes the connections to the engine and to the egress proxy.
+func (e *Executor) closeConnections() error {
 	e.egress.close()
 	if c, ok := e.own.(io.Closer); ok {
 		return c.Close()
@@ -316,14 +320,14 @@ const stopWithin = time.Minute
 func (e *Executor) stopSandboxes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopWithin)
 	defer cancel()
-	// Its own lease is given back: of several that stop at once the last one finds nobody.
+	// This executor's lease is released already: of several that stop at once, the last one finds no other.
 	if others, err := e.leases.Others(ctx); err != nil || others {
 		return err
 	}
-	return e.holder.StopSandboxes(ctx)
+	return e.worker.StopSandboxes(ctx)
 }
 
-// ctl takes hints, and questions whether this executor runs a session's execution.
+// ctl handles hints, and requests for what this executor does for a session.
 func (e *Executor) ctl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)
 	if err != nil {
@@ -331,10 +335,10 @@ func (e *Executor) ctl(msg *nats.Msg) {
 		return
 	}
 	if msg.Reply == "" {
-		e.holder.Hint(ref.Session)
+		e.worker.Hint(ref.Session)
 		return
 	}
-	raw, err := json.Marshal(e.holder.Answer(ref.Session))
+	raw, err := json.Marshal(e.worker.Answer(ref.Session))
 	if err == nil {
 		err = msg.Respond(raw)
 	}

@@ -31,7 +31,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 func TestMain(m *testing.M) {
@@ -61,8 +61,8 @@ type bench struct {
 	local    func(*executor.Config) // for real sandboxes
 	store    *fakeStore             // nil for none
 	egress   *fakeEgress            // nil for none
-	skills   holder.Skills          // nil for none
-	secrets  holder.Secrets         // nil for none
+	skills   references.Skills      // nil for none
+	secrets  references.Secrets     // nil for none
 	pausable bool                   // the provider can pause, and pool
 	wrap     func(sandbox.Provider) sandbox.Provider
 	metrics  *prometheus.Registry // nil for none

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 const (
@@ -23,7 +23,7 @@ const (
 	handover = 10 * time.Second
 )
 
-// jobs takes the executor's jobs, and those of engines that are gone.
+// jobs takes jobs for this executor's engine, and those for engines that are gone.
 type jobs struct {
 	e      *Executor
 	router *bus.Router
@@ -46,7 +46,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.Concurrency = holder.Deliveries(j.e.cfg.Slots)
+		cfg.Concurrency = worker.Deliveries(j.e.cfg.Slots)
 		cfg.HeartBeat = time.Second
 		// An executor that is frozen loses its claim on further jobs before the ones it holds come again.
 		cfg.PullExpiry = 3 * time.Second
@@ -58,8 +58,8 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A run lasts as long as it lasts, and a job is given back as often as it takes.
-		if err := router.Handle(d.Config.Durable, topic, sub, j.e.holder.Handle, bus.WithTimeout(-1), bus.WithMaxDeliveries(-1)); err != nil {
+		// Neither the duration of a run nor the number of deliveries of a job is limited.
+		if err := router.Handle(d.Config.Durable, topic, sub, j.e.worker.Handle, bus.WithTimeout(-1), bus.WithMaxDeliveries(-1)); err != nil {
 			return nil, err
 		}
 	}
@@ -82,7 +82,7 @@ func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
 	return j.router.Run(ctx)
 }
 
-// adopt takes the jobs that wait for engines without an executor, as long as they have none.
+// adopt takes the jobs for engines without an executor, as long as they have none.
 func (j *jobs) adopt(ctx context.Context) {
 	var routers sync.WaitGroup
 	defer routers.Wait()
@@ -119,7 +119,7 @@ func (j *jobs) adopt(ctx context.Context) {
 	}
 }
 
-// waiting gives the engines that have jobs and have been gone for long.
+// waiting returns the engines that have jobs and have been without an executor for long.
 func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptEvery)
 	defer cancel()

@@ -15,8 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // pausable is the fake provider with what Docker has: pause, a pool, an engine that goes away.
@@ -136,7 +137,7 @@ func (s *fakeStore) blockSnapshots() chan struct{} {
 	return s.block
 }
 
-func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (holder.Snapshot, error) {
+func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (contents.Snapshot, error) {
 	s.mu.Lock()
 	block, fail := s.block, s.fail
 	s.mu.Unlock()
@@ -145,11 +146,11 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 		select {
 		case <-block:
 		case <-ctx.Done():
-			return holder.Snapshot{}, ctx.Err()
+			return contents.Snapshot{}, ctx.Err()
 		}
 	}
 	if fail != nil {
-		return holder.Snapshot{}, fail
+		return contents.Snapshot{}, fail
 	}
 	f := box.Files().(*fakeFiles)
 	id := "m-" + f.all()
@@ -162,7 +163,7 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 		content[k] = v
 	}
 	s.snapshots[id] = content
-	return holder.Snapshot{ID: id, Files: uint32(len(content))}, nil
+	return contents.Snapshot{ID: id, Files: uint32(len(content))}, nil
 }
 
 // blockedRestores has restores wait until block is closed. began is signalled for each.
@@ -203,9 +204,9 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 	return uint32(len(content)), nil
 }
 
-func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence holder.Fence) error {
+func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	if strings.HasPrefix(f.Path, "..") {
-		return fmt.Errorf("%w: outside", holder.ErrRefused)
+		return fmt.Errorf("%w: outside", contents.ErrRefused)
 	}
 	select {
 	case block := <-s.puts:
@@ -252,7 +253,7 @@ func (e *fakeEgress) Register(_ context.Context, id string, r api.Registration) 
 		return "", &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
 	}
 	if r.Token == "" && e.gone[id] {
-		return "", holder.ErrUnknownSandbox
+		return "", worker.ErrUnknownSandbox
 	}
 	e.grants = append(e.grants, grant{id, r})
 	return e.authority, nil
@@ -277,10 +278,10 @@ func (e *fakeEgress) set(open int) {
 	e.open = open
 }
 
-func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]holder.EgressLine, error) {
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]worker.EgressLine, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var out []holder.EgressLine
+	var out []worker.EgressLine
 	for i, data := range e.lines {
 		n := uint64(i + 1)
 		if after.Journal == "proxy" && n <= after.N {
@@ -294,7 +295,7 @@ func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) 
 			d.Journal, d.Line = "proxy", n
 			data = d
 		}
-		out = append(out, holder.EgressLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
+		out = append(out, worker.EgressLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
 	}
 	return out, nil
 }

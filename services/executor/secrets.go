@@ -10,18 +10,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/secret"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// secrets opens what gateways sealed; open makes it work.
+// secrets opens values that gateways sealed. It must be opened with open first.
 type secrets struct {
 	identities []age.Identity
 	opener     *secret.Opener
 }
 
-var _ holder.Secrets = (*secrets)(nil)
+var _ references.Secrets = (*secrets)(nil)
 
-// secrets reads the private keys; nil if there are none.
+// secrets returns the private keys of the settings, nil if there are none.
 func (c Config) secrets() (*secrets, error) {
 	text := c.SecretsKey
 	switch {
@@ -54,7 +54,7 @@ func (s *secrets) open(ctx context.Context, js jetstream.JetStream) error {
 	return err
 }
 
-// Open gives a value.
+// Open implements references.Secrets.
 func (s *secrets) Open(ctx context.Context, tenant, key string) (string, error) {
 	return s.opener.Open(ctx, tenant, key)
 }

@@ -5,19 +5,19 @@ import (
 
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 // EgressSettings are the settings of the egress proxy's process.
 type EgressSettings = egress.Settings
 
-// DescribeMetrics registers what an executor counts, of none: for documents.
+// DescribeMetrics registers the metrics of an executor without values, for the documentation.
 func DescribeMetrics(r prometheus.Registerer) {
-	holder.New(holder.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, holder.Deps{Metrics: r})
+	worker.New(worker.Config{Slots: 1, Pool: map[string]int{"claude-code": 1}}, worker.Deps{Metrics: r})
 	registerDiskLimit(r, func() string { return "" })
 }
 
-// DescribeEgressMetrics registers what an egress proxy counts, of none: for documents.
+// DescribeEgressMetrics registers the metrics of an egress proxy without values, for the documentation.
 func DescribeEgressMetrics(r prometheus.Registerer) {
 	telemetry.New(func() int { return 0 }, r)
 }

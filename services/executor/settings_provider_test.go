@@ -358,7 +358,7 @@ func TestSettingDiskLimit(t *testing.T) {
 	if err := e.chooseDiskLimit(t.Context()); err == nil || !strings.Contains(err.Error(), "SPOOL_SANDBOX_DISK_LIMIT") {
 		t.Errorf("quota, which the engine has not: %v", err)
 	}
-	if err := e.hangUp(); err != nil {
+	if err := e.closeConnections(); err != nil {
 		t.Error(err)
 	}
 }

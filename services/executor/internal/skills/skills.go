@@ -1,4 +1,4 @@
-// Package skills brings skills from the object store to an engine for the holder.
+// Package skills brings skills from the object store to an engine for package references.
 package skills
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
 // Shelf is a provider whose sandboxes see skills.
@@ -26,14 +26,14 @@ type Shelf interface {
 	Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
 }
 
-// Skills implements holder.Skills over the bucket of the same name.
+// Skills implements references.Skills over the bucket of the same name.
 type Skills struct {
 	store workspace.Store
 	shelf Shelf
 	once  singleflight.Group // one fetch of a skill at a time
 }
 
-var _ holder.Skills = (*Skills)(nil)
+var _ references.Skills = (*Skills)(nil)
 
 // New makes one that Open makes work.
 func New(shelf Shelf) *Skills { return &Skills{shelf: shelf} }
@@ -70,7 +70,7 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 func (s *Skills) fetch(ctx context.Context, digest string) (_ *os.File, err error) {
 	content, err := s.store.Get(ctx, digest)
 	if errors.Is(err, workspace.ErrNotFound) {
-		return nil, fmt.Errorf("%w: %w", holder.ErrNoSkill, err)
+		return nil, fmt.Errorf("%w: %w", references.ErrNoArchive, err)
 	}
 	if err != nil {
 		return nil, err

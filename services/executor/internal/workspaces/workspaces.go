@@ -1,4 +1,4 @@
-// Package workspaces joins sandboxes and the object store of workspaces for the holder.
+// Package workspaces joins sandboxes and the object store of workspaces for package contents.
 package workspaces
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
-	"github.com/spoolhq/spool/services/executor/internal/holder"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// Workspaces implements holder.Workspaces over the bucket of the same name.
+// Workspaces implements contents.Store over the bucket of the same name.
 type Workspaces struct {
 	store  workspace.Store
 	room   *storage.Watch
 	logger *slog.Logger
 }
 
-var _ holder.Workspaces = (*Workspaces)(nil)
+var _ contents.Store = (*Workspaces)(nil)
 
 // New makes one that Open makes work.
 func New(log *slog.Logger) *Workspaces { return &Workspaces{logger: log} }
@@ -50,10 +50,10 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 }
 
 // Snapshot stores what changed since the previous one.
-func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (holder.Snapshot, error) {
+func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (contents.Snapshot, error) {
 	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous})
 	if err != nil {
-		return holder.Snapshot{}, err
+		return contents.Snapshot{}, err
 	}
 	if r.Lost != nil {
 		w.logger.Warn("the snapshot before could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
@@ -61,7 +61,7 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 	for _, s := range r.Skips {
 		w.logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
 	}
-	return holder.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped}, nil
+	return contents.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped}, nil
 }
 
 // Restore fills a sandbox from a snapshot, or from some of its trees.
@@ -71,10 +71,10 @@ func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topol
 }
 
 // Put writes a file, or unpacks an archive.
-func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence holder.Fence) error {
+func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
-		return fmt.Errorf("%w: its content is no longer in the object store", holder.ErrRefused)
+		return fmt.Errorf("%w: its content is no longer in the object store", contents.ErrRefused)
 	}
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	}
 	var refused *workspace.RefusedError
 	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errCorrupt) {
-		return fmt.Errorf("%w: %w", holder.ErrRefused, err)
+		return fmt.Errorf("%w: %w", contents.ErrRefused, err)
 	}
 	return err
 }

@@ -1,0 +1,127 @@
+// Package agentstest has a sandbox whose runner answers commands, for tests that need an open stream.
+package agentstest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"slices"
+	"sync"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// A Box is a sandbox with a runner that has an agent process and runs no execution, unless Status is changed. It is safe for
+// concurrent use.
+type Box struct {
+	Name    string // id of the sandbox
+	Journal string
+
+	mu     sync.Mutex
+	status runner.Status
+	ops    []runner.Op
+	procs  []*process
+}
+
+// NewBox returns a Box. Its agent process uses so many bytes of memory.
+func NewBox(id string, memory uint64) *Box {
+	return &Box{Name: id, Journal: "jnl_" + id, status: runner.Status{AgentPID: 42, MemoryBytes: memory}}
+}
+
+// SetStatus sets the status that the runner reports.
+func (b *Box) SetStatus(s runner.Status) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.status = s
+}
+
+// Ops returns the commands that the runner got.
+func (b *Box) Ops() []runner.Op {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.ops)
+}
+
+// Cut ends all streams.
+func (b *Box) Cut() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range b.procs {
+		_ = p.Kill()
+	}
+}
+
+// ID implements sandbox.Sandbox.
+func (b *Box) ID() string { return b.Name }
+
+// Secret implements sandbox.Sandbox.
+func (b *Box) Secret() string { return "" }
+
+// Running implements sandbox.Sandbox.
+func (b *Box) Running(context.Context) (bool, error) { return true, nil }
+
+// Files implements sandbox.Sandbox.
+func (b *Box) Files() sandbox.Files { return nil }
+
+// Exec implements sandbox.Sandbox: every command attaches to the runner.
+func (b *Box) Exec(context.Context, sandbox.Command) (sandbox.Process, error) {
+	p := &process{}
+	p.in, p.stdin = io.Pipe()
+	p.stdout, p.out = io.Pipe()
+	p.stderr, p.errs = io.Pipe()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.procs = append(b.procs, p)
+	hello := runner.Hello{Protocol: runner.ProtocolVersion, Journal: b.Journal, First: 1, Status: b.status}
+	p.all.Go(func() { b.serve(p, hello) })
+	return p, nil
+}
+
+func (b *Box) serve(p *process, hello runner.Hello) {
+	out := json.NewEncoder(p.out)
+	if out.Encode(runner.Message{Hello: &hello}) != nil {
+		return
+	}
+	for in := bufio.NewScanner(p.in); in.Scan(); {
+		var c runner.Command
+		if json.Unmarshal(in.Bytes(), &c) != nil {
+			return
+		}
+		b.mu.Lock()
+		b.ops = append(b.ops, c.Op)
+		if c.Op == runner.OpKill {
+			b.status.ExecutionID, b.status.AgentPID = "", 0
+		}
+		status := b.status
+		b.mu.Unlock()
+		if out.Encode(runner.Message{Reply: &runner.Reply{ID: c.ID, Status: &status}}) != nil {
+			return
+		}
+	}
+}
+
+// process is one attached stream.
+type process struct {
+	in             *io.PipeReader
+	out            *io.PipeWriter
+	stdin          *io.PipeWriter
+	stdout, stderr *io.PipeReader
+	errs           *io.PipeWriter
+	all            sync.WaitGroup
+}
+
+func (p *process) Stdin() io.WriteCloser { return p.stdin }
+func (p *process) Stdout() io.Reader     { return p.stdout }
+func (p *process) Stderr() io.Reader     { return p.stderr }
+
+func (p *process) Wait() (int, error) {
+	p.all.Wait()
+	return -1, nil
+}
+
+func (p *process) Kill() error {
+	_, _, _ = p.in.Close(), p.out.Close(), p.errs.Close()
+	return nil
+}

@@ -1,0 +1,243 @@
+package agents
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// Health records the health of the sandboxes of resting agents.
+type Health interface {
+	// CheckHealth asks the runner for its status, and records a change of the sandbox's health.
+	CheckHealth(ctx context.Context, a *Agent, epoch uint64) error
+	// CheckGone records that the sandbox has ended if it has. The stream of the agent has ended, perhaps because another executor
+	// has the agent now.
+	CheckGone(ctx context.Context, a *Agent) error
+}
+
+// A Registry holds the agents that this executor has a stream to: those that work on a turn, and those that rest, warm, until their
+// session's next one. It is safe for concurrent use.
+type Registry struct {
+	memory uint64 // bytes that all agents together may use before resting ones are ended
+	now    func() time.Time
+	logger *slog.Logger
+
+	mu     sync.Mutex
+	agents map[string]*Agent // by session
+	closed bool
+}
+
+// NewRegistry returns an empty Registry. Agents may use so many bytes of memory together.
+func NewRegistry(memory uint64, now func() time.Time, logger *slog.Logger) *Registry {
+	return &Registry{memory: memory, now: now, logger: logger, agents: map[string]*Agent{}}
+}
+
+// Use records that an agent works on a turn under an epoch.
+func (r *Registry) Use(a *Agent, epoch uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a.resting, a.epoch = false, epoch
+	r.agents[a.Session.Session] = a
+}
+
+// Rest keeps an agent for the next turn of its session. The health of its sandbox is checked at an interval; 0 is never. A closed
+// Registry closes the stream.
+func (r *Registry) Rest(a *Agent, checkEvery time.Duration) {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		a.Link.Close()
+		return
+	}
+	now := r.now()
+	a.resting, a.used, a.checked, a.checkEvery = true, now, now, checkEvery
+	r.agents[a.Session.Session] = a
+	r.mu.Unlock()
+}
+
+// Remove removes an agent. It does not close its stream.
+func (r *Registry) Remove(a *Agent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.agents[a.Session.Session] == a {
+		delete(r.agents, a.Session.Session)
+	}
+}
+
+// Take removes and returns the resting agent of a session, nil if there is none.
+func (r *Registry) Take(session string) *Agent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.agents[session]
+	if a == nil || !a.resting {
+		return nil
+	}
+	delete(r.agents, session)
+	return a
+}
+
+// Shutdown ends the runner of a session over the stream of its resting agent, if there is one, and closes the stream.
+func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
+	a := r.Take(session)
+	if a == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	defer cancel()
+	if _, err := a.Link.Call(ctx, runner.Command{Op: runner.OpShutdown, Epoch: epoch}); err != nil {
+		r.logger.Debug("the runner was not shut down over its stream", "session", session, "sandbox", a.Sandbox, "error", err)
+	}
+	a.Link.Close()
+}
+
+// Count returns how many agents rest, or work, and the bytes of memory that they used when last measured.
+func (r *Registry) Count(resting bool) (n int, bytes uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range r.agents {
+		if a.resting == resting {
+			n, bytes = n+1, bytes+a.memory
+		}
+	}
+	return n, bytes
+}
+
+// Run maintains the agents until ctx ends: it measures their memory, closes streams that have ended or have no agent process behind
+// them, checks the health of resting agents' sandboxes, and ends the agents that have rested for the longest while all agents
+// together use too much memory. Their sandboxes stay.
+func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			r.maintain(ctx, health)
+		}
+	}
+}
+
+func (r *Registry) maintain(ctx context.Context, health Health) {
+	for _, a := range r.list(func(*Agent) bool { return true }) {
+		r.measure(ctx, a, health)
+	}
+	now := r.now()
+	due := r.list(func(a *Agent) bool {
+		isDue := a.resting && now.Sub(a.checked) >= a.checkEvery && a.checkEvery > 0
+		if isDue {
+			a.checked = now
+		}
+		return isDue
+	})
+	for _, a := range due {
+		if err := health.CheckHealth(ctx, a, r.epochOf(a)); err != nil && ctx.Err() == nil {
+			r.logger.Warn("the health of a sandbox could not be checked", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
+		}
+	}
+	for _, a := range r.takeExcess() {
+		r.end(ctx, a)
+	}
+}
+
+// end ends the process of a resting agent and closes the stream.
+func (r *Registry) end(ctx context.Context, a *Agent) {
+	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	defer cancel()
+	if _, err := a.Link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: r.epochOf(a)}); err != nil {
+		r.logger.Warn("a resting agent could not be ended", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
+	}
+	a.Link.Close()
+}
+
+// list returns the agents for which match returns true. match is called with mu held.
+func (r *Registry) list(match func(*Agent) bool) []*Agent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []*Agent
+	for _, a := range r.agents {
+		if match(a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// epochOf returns the epoch under which an agent was used last.
+func (r *Registry) epochOf(a *Agent) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return a.epoch
+}
+
+// measure records the memory of an agent. It removes and closes the stream of a resting agent without a process.
+func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
+	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	defer cancel()
+	reply, err := a.Link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: r.epochOf(a)})
+	r.mu.Lock()
+	if err == nil && reply.Status != nil {
+		a.memory = reply.Status.MemoryBytes
+	}
+	empty := !a.IsAlive() || err == nil && reply.Status != nil && reply.Status.AgentPID == 0 && reply.Status.ExecutionID == ""
+	remove := empty && a.resting && r.agents[a.Session.Session] == a
+	if remove {
+		delete(r.agents, a.Session.Session)
+	}
+	r.mu.Unlock()
+	if !remove {
+		return
+	}
+	if !a.IsAlive() {
+		if err := health.CheckGone(ctx, a); err != nil && ctx.Err() == nil {
+			r.logger.Warn("it could not be checked whether a sandbox is gone", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
+		}
+	}
+	a.Link.Close()
+}
+
+// takeExcess removes and returns the agents that must end for the rest to use no more memory than allowed, the longest rested first.
+func (r *Registry) takeExcess() []*Agent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var sum uint64
+	var resting []*Agent
+	for _, a := range r.agents {
+		sum += a.memory
+		if a.resting {
+			resting = append(resting, a)
+		}
+	}
+	slices.SortFunc(resting, func(a, b *Agent) int { return a.used.Compare(b.used) })
+	var out []*Agent
+	for _, a := range resting {
+		if sum <= r.memory {
+			break
+		}
+		sum -= min(sum, a.memory)
+		delete(r.agents, a.Session.Session)
+		out = append(out, a)
+	}
+	return out
+}
+
+// Close closes the streams of resting agents, now and later. The agents stay, for the next executor.
+func (r *Registry) Close() {
+	r.mu.Lock()
+	r.closed = true
+	var list []*Agent
+	for id, a := range r.agents {
+		if a.resting {
+			list = append(list, a)
+			delete(r.agents, id)
+		}
+	}
+	r.mu.Unlock()
+	for _, a := range list {
+		a.Link.Close()
+	}
+}

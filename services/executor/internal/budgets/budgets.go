@@ -1,0 +1,109 @@
+// Package budgets computes what an execution may still use: of its own budget, its session's and its tenant's, and of the
+// limits of its agent's output.
+package budgets
+
+import (
+	"reflect"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
+)
+
+// CodeExceeded is the code of an execution that ended because a budget is used up.
+const CodeExceeded = "BUDGET_EXCEEDED"
+
+// Limits are the budgets of a session and of its tenant, with what the tenant has used.
+type Limits struct {
+	Session events.Budget
+	Tenant  budget.Tenant
+}
+
+// SameBudgets reports whether l and m have the same budgets. Limits of a tenant that are no budgets may differ.
+func (l Limits) SameBudgets(m Limits) bool {
+	return l.Session == m.Session && reflect.DeepEqual(l.Tenant.Budgets, m.Tenant.Budgets)
+}
+
+// An Execution identifies the execution that is charged.
+type Execution struct {
+	Tenant  string
+	Session string
+	ID      string
+	Own     events.Budget // of this execution alone; Turns is 0 unless the egress proxy counts the model requests
+}
+
+// A Tracker computes the budgets of one execution. What a tenant has used arrives late, since other executors report it. The
+// Tracker adds what the execution has used since the last report, so that the sum never decreases. The zero value is ready
+// for use. It is not safe for concurrent use.
+type Tracker struct {
+	allocations map[string]allocation
+}
+
+// An allocation is the use of one tenant budget as the execution knows it.
+type allocation struct {
+	total events.Spent // of all executions
+	own   events.Spent // of this execution, when total was computed
+}
+
+// Budgets returns every budget that the execution is charged to, for a state of its session's runs. Budgets without a limit
+// are left out.
+func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []api.Budget {
+	var out []api.Budget
+	add := func(account, whose string, limit events.Budget, spent events.Spent) {
+		if limit != (events.Budget{}) {
+			out = append(out, api.Budget{Account: account, Whose: whose, Limit: limit, Spent: spent})
+		}
+	}
+	own := s.Spent()
+	spent := own
+	if e.Own.Turns > 0 {
+		spent.Turns = s.Calls
+	}
+	add(e.ID, "the execution", e.Own, spent)
+	own.TimeMs = s.Ran(now)
+	spent = s.SessionSpent()
+	spent.TimeMs += own.TimeMs
+	l.Session.Turns = 0
+	add(e.Session, "the session", l.Session, spent)
+	for _, b := range l.Tenant.Budgets {
+		b = b.At(now)
+		account := "tenant/" + e.Tenant + "/" + string(b.Period) + "/" + b.From
+		b.Limit.Turns = 0
+		add(account, b.Whose(e.Tenant), b.Limit, t.update(account, b.Spent, own))
+	}
+	return out
+}
+
+// Exceeded returns the code and the message of the first budget or tenant limit that is used up, "" if there is none. It
+// ignores limits of turns: the last allowed request may be the answer, and the egress proxy refuses the next one.
+func (t *Tracker) Exceeded(e Execution, l Limits, s run.State, now time.Time) (code, message string) {
+	for _, b := range t.Budgets(e, l, s, now) {
+		b.Limit.Turns = 0
+		if message := b.Limit.Exceeded(b.Spent, b.Whose); message != "" {
+			return CodeExceeded, message
+		}
+	}
+	if message := l.Tenant.EventsExceeded(e.Tenant, now); message != "" {
+		return events.CodeTenantEvents, message
+	}
+	return "", ""
+}
+
+// update returns what was used of a tenant budget: at least what was reported, and at least the last result plus what the
+// execution has used since.
+func (t *Tracker) update(account string, reported, own events.Spent) events.Spent {
+	if t.allocations == nil {
+		t.allocations = map[string]allocation{}
+	}
+	a, seen := t.allocations[account]
+	if !seen {
+		// Tokens and cost of the execution before this claim are reported, or soon are. Its time is reported when it ends.
+		a.own = events.Spent{Tokens: own.Tokens, CostUSD: own.CostUSD}
+	}
+	since := events.Spent{Tokens: own.Tokens - min(own.Tokens, a.own.Tokens), CostUSD: max(0, own.CostUSD-a.own.CostUSD)}
+	a.total, a.own = a.total.Plus(since).Max(events.Spent{Tokens: reported.Tokens, CostUSD: reported.CostUSD, TimeMs: reported.TimeMs}), own
+	t.allocations[account] = a
+	return a.total.Plus(events.Spent{TimeMs: own.TimeMs})
+}

@@ -1,0 +1,118 @@
+package budgets
+
+import (
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// CodeOutput is the code of an execution that ended because its agent wrote more than it may, and of the error event at the
+// place where the output is cut.
+const CodeOutput = "OUTPUT_LIMIT"
+
+const (
+	// keptAfterCut is the most events that are kept after the cut, of those that the next turn or the usage report needs.
+	keptAfterCut = 64
+	// reserveBytes is how much of the reserve of the store of NATS the output of a turn may take that is being stopped.
+	reserveBytes = 1 << 20
+)
+
+// OutputLimits are the most that an agent may write; a limit of 0 is none.
+type OutputLimits struct {
+	Execution events.Output
+	Session   events.Output // all executions of the session
+}
+
+// ForAgent returns the limits with those of an agent's definition where they are lower.
+func (l OutputLimits) ForAgent(agent events.Limits) OutputLimits {
+	lower := func(limit *uint64, own uint32) {
+		if own > 0 && (*limit == 0 || uint64(own) < *limit) {
+			*limit = uint64(own)
+		}
+	}
+	lower(&l.Execution.Events, agent.OutputEvents)
+	lower(&l.Execution.Bytes, agent.OutputBytes)
+	return l
+}
+
+// An OutputMeter counts what an agent writes in an execution, and decides what is kept of it once a limit is exceeded. It is not
+// safe for concurrent use.
+type OutputMeter struct {
+	limits  OutputLimits
+	before  events.Output // of the session's earlier executions
+	written events.Output // of this execution, with what is not stored yet
+	text    uint64        // bytes of text in flight, which the log does not hold
+	stopped events.Output // written while the turn was being stopped and only the reserve of the store was left
+	cut     bool
+	kept    int // events kept after the cut
+}
+
+// NewOutputMeter returns a meter for an execution that has written some output already, in a session whose earlier executions
+// wrote before.
+func NewOutputMeter(limits OutputLimits, before, written events.Output) OutputMeter {
+	return OutputMeter{limits: limits, before: before, written: written}
+}
+
+// Cut reports whether a limit was exceeded.
+func (m *OutputMeter) Cut() bool { return m.cut }
+
+// Event counts an event of the runner's journal, and reports whether it is kept. onReserve reports whether the turn is being
+// stopped while only the reserve of the store is left. For the event that exceeds a limit first, message says which limit: the
+// caller must put it into the log before the event, and stop the turn.
+func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, message string) {
+	if e.N == 0 { // of the executor, not of the journal
+		return true, ""
+	}
+	written := m.written.Plus(events.OutputOf(e))
+	if !m.cut {
+		message = m.exceeded(written)
+		if message == "" && onReserve() {
+			message = m.exceedsReserve(e)
+		}
+		if message == "" {
+			m.written = written
+			return true, ""
+		}
+		m.cut = true
+	}
+	switch e.Data.(type) {
+	case events.ExecutionStarted, events.TranscriptWritten, events.MetadataUpdate:
+		m.kept++
+		return m.kept <= keptAfterCut, message
+	}
+	return false, message
+}
+
+// Text counts the bytes of text in flight, whose limit is that of the events again. Its results are those of Event.
+func (m *OutputMeter) Text(bytes int) (keep bool, message string) {
+	m.text += uint64(bytes) //nolint:gosec // a length
+	if !m.cut {
+		message = m.exceeded(events.Output{Bytes: m.text})
+		m.cut = message != ""
+	}
+	return !m.cut, message
+}
+
+// exceeded returns a message if the execution's output is over a limit, else "".
+func (m *OutputMeter) exceeded(o events.Output) string {
+	for _, x := range []struct {
+		owner         string
+		output, limit events.Output
+	}{
+		{"execution", o, m.limits.Execution},
+		{"session", o.Plus(m.before), m.limits.Session},
+	} {
+		if x.output.Exceeds(x.limit) {
+			return fmt.Sprintf("the output of the %s is cut here: its limit is %d events and %d bytes", x.owner, x.limit.Events, x.limit.Bytes)
+		}
+	}
+	return ""
+}
+
+// exceedsReserve counts an event that takes from the reserve of the store, and returns a message once these are too many, else "".
+func (m *OutputMeter) exceedsReserve(e events.Event) string {
+	if m.stopped = m.stopped.Plus(events.OutputOf(e)); m.stopped.Bytes <= reserveBytes {
+		return ""
+	}
+	return "the output of the execution is cut here: it is being stopped, and the store of NATS is full but for its reserve"
+}

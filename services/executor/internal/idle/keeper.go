@@ -1,0 +1,140 @@
+// Package idle maintains the sandboxes of sessions in which nothing runs: it applies file changes, takes snapshots, checks their
+// health, ends them, and removes those that the log no longer has.
+package idle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/pool"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Delays after which a job is delivered again.
+const (
+	busyDelay      = 100 * time.Millisecond // another executor works on the sandbox
+	unknownDelay   = 2 * time.Second        // another executor does not answer
+	elsewhereDelay = time.Second            // the sandbox is on another engine
+)
+
+// maxTries bounds how often a health check loads a session again that has changed.
+const maxTries = 64
+
+// Leases returns what other executors do.
+type Leases interface {
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	// EngineGone returns for how long an engine has had no lease.
+	EngineGone(provider, engine string) time.Duration
+}
+
+// Config of a Keeper; every field is required but Store and SandboxLife.
+type Config struct {
+	Executor     string        // id of this executor
+	ProviderName string        // name of the sandbox provider
+	Engine       string        // engine of this executor
+	Abandoned    time.Duration // without a lease, after which the sandboxes of an engine are given up
+	SandboxLife  time.Duration // after which the provider ends a sandbox; 0 is never
+	Beat         time.Duration // between two tries to read the log
+
+	Provider  sandbox.Provider
+	Store     contents.Store // nil: no snapshots are taken, and no file changes applied
+	Sessions  eventlog.Sessions
+	Leases    Leases
+	Permits   *permits.Limiter // of the work of a Keeper
+	Handling  *handling.Set
+	Runs      *runlog.Writer
+	Contents  *contents.Mover
+	Sandboxes *sandboxes.Manager
+	Dialer    *agents.Dialer
+	Agents    *agents.Registry
+	Pool      *pool.Pool
+
+	// EgressEvents returns what the egress proxy has recorded of a sandbox since the last event in the log.
+	EgressEvents func(ctx context.Context, s run.State) []events.Event
+
+	Logger *slog.Logger
+	Now    func() time.Time
+}
+
+// A Keeper maintains sandboxes in which nothing runs. It is safe for concurrent use.
+type Keeper struct {
+	Config
+
+	mu       sync.Mutex
+	reserved map[string]map[string]bool // by tenant: sessions whose sandbox is being created
+}
+
+// New returns a Keeper.
+func New(cfg Config) *Keeper {
+	return &Keeper{Config: cfg, reserved: map[string]map[string]bool{}}
+}
+
+// ElsewhereError is returned for a sandbox on an engine that this executor cannot reach.
+type ElsewhereError struct{ Sandbox run.Sandbox }
+
+func (e *ElsewhereError) Error() string {
+	return "sandbox " + e.Sandbox.ID + " is on engine " + e.Sandbox.Engine
+}
+
+// CheckReachable returns an error that wraps an *ElsewhereError if a sandbox is on another engine, unless that engine has been gone for so long
+// that its sandboxes are given up.
+func (k *Keeper) CheckReachable(sb run.Sandbox) error {
+	if sb.ID == "" || sb.Engine == k.Engine && sb.Provider == k.ProviderName {
+		return nil
+	}
+	if gone := k.Leases.EngineGone(sb.Provider, sb.Engine); gone < k.Abandoned {
+		return bus.Later(&ElsewhereError{sb}, elsewhereDelay)
+	}
+	return nil
+}
+
+// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs. Asking that executor
+// makes it stop, and the error says when the job is to be delivered again.
+func (k *Keeper) CheckUnused(ctx context.Context, l eventlog.Loaded) error {
+	other := l.Run.Syncing
+	if other == "" || other == k.Executor || !l.Run.Over() {
+		return nil
+	}
+	answer, err := k.Leases.Ask(ctx, other, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
+	switch {
+	case errors.Is(err, lease.ErrNoLease):
+		return nil
+	case err != nil:
+		return bus.Later(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownDelay)
+	case answer.Syncing:
+		return bus.Later(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyDelay)
+	}
+	return nil
+}
+
+// stopAgent stops the agent of an execution that ended in the log while its runner could not be reached. If the runner does not obey,
+// the sandbox is given up. The log records that first: its guard makes sure that no turn has begun in the sandbox meanwhile.
+func (k *Keeper) stopAgent(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	err := k.Dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
+	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {
+		return err
+	}
+	k.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)
+	if err := k.Runs.AppendFacts(ctx, l, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true}); err != nil {
+		return err
+	}
+	return k.Sandboxes.Terminate(ctx, sb.ID, false)
+}

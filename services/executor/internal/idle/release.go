@@ -1,0 +1,129 @@
+package idle
+
+import (
+	"context"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Release gives up the sandbox of a session, with a snapshot first. The log records it before the sandbox ends: its guard makes sure
+// that nothing runs in the sandbox. If a later step fails, the sweep does it. Release returns runlog.ErrChanged if something that must not wait
+// for the snapshot becomes due.
+func (k *Keeper) Release(ctx context.Context, l eventlog.Loaded, s *handling.Session) error {
+	sb := l.Run.Sandbox
+	if err := k.CheckReachable(sb); err != nil {
+		return err
+	}
+	permit, err := k.Permits.Acquire(ctx, l.Tenant)
+	if err != nil {
+		return err
+	}
+	defer permit()
+	bus.ReleaseSlot(ctx)
+	here := sb.Engine == k.Engine
+	deleted := l.Life.Status == session.Deleted
+	var facts []events.Payload
+	var synced *events.WorkspaceSynced
+	if here {
+		work, stop := k.Interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, s, delayedByRelease)
+		synced, err = k.LastSnapshot(work, l, run.ReleaseReason(l.Life))
+		interrupted := work.Err() != nil && ctx.Err() == nil
+		stop()
+		if err != nil && interrupted {
+			return runlog.ErrChanged
+		}
+		if err != nil {
+			code, final := sandboxes.FinalCode(err)
+			if !final {
+				return err
+			}
+			facts = append(facts, events.Error{Code: code, Message: "no snapshot could be taken before the sandbox was given up: " + err.Error()})
+		}
+	}
+	if synced != nil {
+		facts = append(facts, *synced)
+	}
+	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
+	if err := k.Runs.AppendEvents(ctx, l, append(k.EgressEvents(ctx, l.Run), k.Runs.Events("", append(facts, ended)...)...)); err != nil {
+		return err
+	}
+	k.Agents.Shutdown(ctx, l.ID, l.Run.Epoch+1)
+	if !here {
+		return nil // its engine is gone; should it come back, its sweep finds it
+	}
+	if err := k.Sandboxes.Terminate(ctx, sb.ID, deleted || synced != nil && !k.Sandboxes.KeepsWorkspaces()); err != nil {
+		k.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
+	}
+	return nil
+}
+
+// NearsEnd reports whether the provider ends a sandbox soon, because four fifths of its life are over. The rest is for a turn that has just begun,
+// and for the time that the sandbox was in the pool.
+func (k *Keeper) NearsEnd(sb run.Sandbox) bool {
+	return k.SandboxLife > 0 && !sb.ReadyAt.IsZero() && k.Now().Sub(sb.ReadyAt) > k.SandboxLife/5*4
+}
+
+// Interruptible returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor stops, and when mustStop
+// returns true for the session. The caller must call stop when the work is done.
+func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(eventlog.Loaded) bool) (work context.Context, stop func()) {
+	work, cancel := context.WithCancel(ctx)
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer cancel()
+		var again <-chan time.Time
+		for {
+			select {
+			case <-s.Changed():
+			case <-again:
+			case <-bus.Draining(ctx):
+				return
+			case <-over:
+				return
+			}
+			again = nil
+			// Most often the signal is a late one of the turn's own last events.
+			switch l, err := k.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.Leader); {
+			case err != nil:
+				again = time.After(k.Beat)
+			case mustStop(l):
+				return
+			}
+		}
+	}()
+	return work, func() {
+		close(over)
+		cancel()
+		<-ended
+	}
+}
+
+// DelayedBySnapshot reports whether something is due that must not wait for a snapshot.
+func DelayedBySnapshot(l eventlog.Loaded) bool {
+	switch l.Due() {
+	case run.Execute, run.Refuse, run.Release:
+		return true
+	}
+	return false
+}
+
+// delayedByRelease reports whether something is due that must not wait for the snapshot before a release: a turn, or the end of the
+// session, which needs no snapshot.
+func delayedByRelease(l eventlog.Loaded) bool {
+	switch l.Due() {
+	case run.Execute, run.Refuse:
+		return true
+	case run.Release:
+		return l.Life.Status == session.Deleted
+	}
+	return false
+}

@@ -1,0 +1,362 @@
+// Package permits bounds how much work runs at once in an executor, and shares it fairly among tenants.
+package permits
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+)
+
+// Errors of a Limiter.
+var (
+	// ErrNoneFree is returned when no permit became free while the job waited.
+	ErrNoneFree = errors.New("no slot is free")
+	// ErrNoSeat is returned when too many jobs wait for a permit already.
+	ErrNoSeat = errors.New("no slot is free, and enough jobs wait for one here")
+	// ErrStopping is returned when the bus began to drain while the job waited.
+	ErrStopping = errors.New("this executor is stopping")
+)
+
+const (
+	maxWait        = time.Second            // a job that waited so long is returned, so that another executor may take it
+	returnDelay    = 20 * time.Millisecond  // until a job that waited in vain is delivered again
+	noSeatDelay    = 100 * time.Millisecond // until the first job of a tenant without a seat is delivered again
+	minSeats       = 64                     // least number of seats of a Limiter
+	redeliverEvery = 10 * time.Millisecond  // between two redelivered jobs of a tenant without a seat
+	maxRedeliver   = 30 * time.Second       // longest delay of a job without a seat
+	refuseTime     = 100 * time.Millisecond // least time for which Refuse refuses a tenant
+)
+
+// A Limiter bounds how much of one kind of work runs at once, and shares it among tenants. A free permit goes to the waiting
+// tenant with the least work here; among equals to the one whose last permit is the oldest; within a tenant to the job that
+// has waited the longest. It is safe for concurrent use.
+type Limiter struct {
+	size     int                     // permits for all tenants
+	reserve  int                     // additional permits, for tenants without work here
+	maxSeats int                     // jobs that may wait; one tenant has at most half of them
+	maxOf    func(tenant string) int // returns the most permits of a tenant; 0 is no limit
+
+	mu          sync.Mutex
+	refused     map[string]bool // tenants to which Refuse applies
+	held        int             // permits in use
+	working     map[string]int  // work of each tenant, with a permit or without
+	lastGrant   map[string]int  // value of grants when a tenant got its last permit
+	grants      int
+	arrivals    int
+	waiting     map[string][]*waiter // in order of arrival
+	seats       int                  // waiters with a seat
+	redeliverAt map[string]time.Time // by tenant: when its last job without a seat is delivered again
+}
+
+// A waiter is a job that waits for a permit.
+type waiter struct {
+	arrival int // number in order of arrival
+	seated  bool
+	done    chan struct{} // closed when it has a permit, or has lost its seat to another tenant
+	granted bool          // it has a permit; guarded by Limiter.mu
+}
+
+// New returns a Limiter of size permits, and reserve more for tenants that have no work here. maxOf returns the most permits
+// that a tenant may have; nil, and the result 0, are no limit.
+func New(size, reserve int, maxOf func(string) int) *Limiter {
+	if maxOf == nil {
+		maxOf = func(string) int { return 0 }
+	}
+	return &Limiter{
+		size: size, reserve: reserve, maxSeats: max(minSeats, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
+		waiting: map[string][]*waiter{}, redeliverAt: map[string]time.Time{},
+	}
+}
+
+// Acquire takes a permit for a tenant; the caller must call release. It waits for a second at most. A job that has to wait
+// releases its slot among the deliveries, so that jobs that need no permit are taken meanwhile. Seats to wait on are few: a
+// tenant without one takes a seat from the tenant that has the most. An error wraps ErrNoneFree, ErrNoSeat or ErrStopping,
+// or is that of ctx; the first two say when the job is to be delivered again.
+func (l *Limiter) Acquire(ctx context.Context, tenant string) (release func(), err error) {
+	w := &waiter{done: make(chan struct{})}
+	if err := l.enqueueSeated(tenant, w); err != nil {
+		return nil, err
+	}
+	select {
+	case <-w.done:
+		return l.result(tenant, w)
+	default:
+	}
+	bus.ReleaseSlot(ctx)
+	timer := time.NewTimer(maxWait)
+	defer timer.Stop()
+	select {
+	case <-w.done:
+		return l.result(tenant, w)
+	case <-timer.C:
+		err = bus.Later(ErrNoneFree, returnDelay)
+	case <-bus.Draining(ctx):
+		err = ErrStopping
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if l.abandon(tenant, w) {
+		return func() { l.release(tenant) }, nil
+	}
+	return nil, err
+}
+
+// result returns the permit of a waiter whose channel is closed, or the error of a waiter that has lost its seat.
+func (l *Limiter) result(tenant string, w *waiter) (release func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w.granted {
+		return func() { l.release(tenant) }, nil
+	}
+	return nil, l.noSeatError(tenant)
+}
+
+// AcquireBlocking takes a permit, and blocks until there is one or ctx ends. The caller must call release, and must not hold a
+// delivery that others need.
+func (l *Limiter) AcquireBlocking(ctx context.Context, tenant string) (release func(), err error) {
+	w := &waiter{done: make(chan struct{})}
+	l.mu.Lock()
+	l.enqueue(tenant, w)
+	l.mu.Unlock()
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		if !l.abandon(tenant, w) {
+			return nil, ctx.Err()
+		}
+	}
+	return func() { l.release(tenant) }, nil
+}
+
+// Refuse grants a tenant no permit for a short time. Call it when the tenant has all the work that it may have, over all executors.
+func (l *Limiter) Refuse(tenant string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused[tenant] = true
+	// The random part keeps executors that refused a tenant because of each other from trying again at the same time.
+	time.AfterFunc(refuseTime+rand.N(refuseTime), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.refused, tenant)
+		l.grant()
+	})
+}
+
+// Working returns the work of each tenant that has any.
+func (l *Limiter) Working() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.working)
+}
+
+// Count counts work of a tenant that needs no permit. The caller must call end.
+func (l *Limiter) Count(tenant string) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.working[tenant]++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.finish(tenant)
+		l.grant()
+	}
+}
+
+// TryAcquire takes a free permit for work that Count counts already. It does not block, and reports whether there was one. The
+// caller must call release before it ends the work.
+func (l *Limiter) TryAcquire(tenant string) (release func(), ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held >= l.size && (l.held >= l.size+l.reserve || l.working[tenant] > 1) {
+		return nil, false
+	}
+	l.held++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.held--
+		l.grant()
+	}, true
+}
+
+// enqueueSeated adds a waiter with a seat, or grants it a permit at once. It returns an error if there is no seat for it.
+func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.enqueue(tenant, w)
+	if w.granted {
+		return nil
+	}
+	own := l.seatsOf(tenant)
+	most, crowd := tenant, own
+	for t := range l.waiting {
+		if n := l.seatsOf(t); n > crowd {
+			most, crowd = t, n
+		}
+	}
+	switch {
+	case own >= l.size+2:
+		l.remove(tenant, w)
+		return l.noSeatError(tenant)
+	case l.seats < l.maxSeats:
+	case crowd <= own+1:
+		l.remove(tenant, w)
+		return l.noSeatError(tenant)
+	default:
+		l.unseat(most)
+	}
+	w.seated = true
+	l.seats++
+	return nil
+}
+
+// enqueue adds a waiter, and grants it a permit if there is one for it. mu is held.
+func (l *Limiter) enqueue(tenant string, w *waiter) {
+	l.arrivals++
+	w.arrival = l.arrivals
+	l.waiting[tenant] = append(l.waiting[tenant], w)
+	l.grant()
+}
+
+// noSeatError returns the error of a job for which there is no seat. The jobs of a tenant are delivered again one after the
+// other: JetStream delivers them before new jobs, and a tenant with a thousand of them must not delay the new job of another
+// tenant. mu is held.
+func (l *Limiter) noSeatError(tenant string) error {
+	now := time.Now()
+	for t, at := range l.redeliverAt {
+		if at.Before(now) {
+			delete(l.redeliverAt, t)
+		}
+	}
+	at, ok := l.redeliverAt[tenant]
+	if !ok {
+		at = now.Add(noSeatDelay)
+	}
+	if at = at.Add(redeliverEvery); at.After(now.Add(maxRedeliver)) {
+		at = now.Add(maxRedeliver)
+	}
+	l.redeliverAt[tenant] = at
+	return bus.Later(ErrNoSeat, at.Sub(now))
+}
+
+// abandon removes a waiter that has no permit, and reports whether it has a permit.
+func (l *Limiter) abandon(tenant string, w *waiter) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !w.granted {
+		l.remove(tenant, w)
+	}
+	return w.granted
+}
+
+// seatsOf returns how many of a tenant's waiters have a seat. mu is held.
+func (l *Limiter) seatsOf(tenant string) (n int) {
+	for _, w := range l.waiting[tenant] {
+		if w.seated {
+			n++
+		}
+	}
+	return n
+}
+
+// unseat removes the last waiter of a tenant that has a seat. mu is held.
+func (l *Limiter) unseat(tenant string) {
+	list := l.waiting[tenant]
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i].seated {
+			w := list[i]
+			l.remove(tenant, w)
+			close(w.done)
+			return
+		}
+	}
+}
+
+// remove removes a waiter, if it still waits. mu is held.
+func (l *Limiter) remove(tenant string, w *waiter) {
+	list := l.waiting[tenant]
+	for i := range list {
+		if list[i] != w {
+			continue
+		}
+		if w.seated {
+			w.seated = false
+			l.seats--
+		}
+		if list = append(list[:i:i], list[i+1:]...); len(list) == 0 {
+			delete(l.waiting, tenant)
+		} else {
+			l.waiting[tenant] = list
+		}
+		return
+	}
+}
+
+// grant gives free permits to waiters. mu is held.
+func (l *Limiter) grant() {
+	for {
+		next, found := "", false
+		for t := range l.waiting {
+			if l.canGrant(t) && (!found || l.precedes(t, next)) {
+				next, found = t, true
+			}
+		}
+		if !found {
+			return
+		}
+		w := l.waiting[next][0]
+		l.remove(next, w)
+		l.held++
+		l.working[next]++
+		l.grants++
+		l.lastGrant[next] = l.grants
+		w.granted = true
+		close(w.done)
+	}
+}
+
+// canGrant reports whether a permit may be granted to a tenant now. mu is held.
+func (l *Limiter) canGrant(tenant string) bool {
+	if l.refused[tenant] {
+		return false
+	}
+	if most := l.maxOf(tenant); most > 0 && l.working[tenant] >= most {
+		return false
+	}
+	return l.held < l.size || l.held < l.size+l.reserve && l.working[tenant] == 0
+}
+
+// precedes reports whether tenant a gets a permit before tenant b. mu is held.
+func (l *Limiter) precedes(a, b string) bool {
+	if l.working[a] != l.working[b] {
+		return l.working[a] < l.working[b]
+	}
+	if l.lastGrant[a] != l.lastGrant[b] {
+		return l.lastGrant[a] < l.lastGrant[b]
+	}
+	return l.waiting[a][0].arrival < l.waiting[b][0].arrival
+}
+
+func (l *Limiter) release(tenant string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held--
+	l.finish(tenant)
+	l.grant()
+}
+
+// finish counts the end of a tenant's work. mu is held.
+func (l *Limiter) finish(tenant string) {
+	if l.working[tenant]--; l.working[tenant] > 0 {
+		return
+	}
+	delete(l.working, tenant)
+	if len(l.working) == 0 && len(l.waiting) == 0 {
+		clear(l.lastGrant) // no tenant has waited, so none takes precedence
+	}
+}

@@ -1,0 +1,315 @@
+// Package pool keeps sandboxes ready whose agent process is started already.
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+)
+
+// startTimeout bounds the start of an agent in the pool, and the end of a sandbox.
+const startTimeout = time.Minute
+
+// Sandboxes creates and ends sandboxes.
+type Sandboxes interface {
+	Create(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error)
+	Terminate(ctx context.Context, id string, wipe bool) error
+}
+
+// Opener opens streams to runners.
+type Opener interface {
+	Open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agents.Agent, error)
+}
+
+// Config of a Pool; every field is required, but Sizes may be empty.
+type Config struct {
+	Executor  string         // id of this executor
+	Provider  string         // name of the sandbox provider, for messages
+	Engine    string         // engine of the sandboxes
+	Sizes     map[string]int // sandboxes to keep ready, by architecture
+	Every     time.Duration  // between two passes that fill the pool
+	MaxAge    time.Duration  // after which a sandbox in the pool is replaced; 0 is never
+	Adoptable bool           // the provider can give a sandbox to a session
+	Sandboxes Sandboxes
+	Agents    Opener
+	Query     func(architecture string) *runner.Query                  // with which the agent is started
+	NewID     func() (string, error)                                   // returns the id of a new sandbox
+	IsAlive   func(ctx context.Context, executor string) (bool, error) // reports whether an executor has a lease
+	Now       func() time.Time
+	Logger    *slog.Logger
+}
+
+// A Pool keeps sandboxes ready, by architecture. They have the default image, and their agents the default flags: a session that
+// needs others cannot use them. It is safe for concurrent use.
+type Pool struct {
+	cfg   Config
+	taken chan struct{} // signalled when the pool has room
+
+	mu    sync.Mutex
+	ready map[string][]entry
+	ids   map[string]bool // of the pool's sandboxes, including those that are being created or handed over
+}
+
+// An entry is a sandbox of the pool.
+type entry struct {
+	agent   *agents.Agent
+	created time.Time
+}
+
+// New returns an empty Pool.
+func New(cfg Config) *Pool {
+	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]entry{}, ids: map[string]bool{}}
+}
+
+// Size returns how many sandboxes of an architecture the pool should have ready.
+func (p *Pool) Size(architecture string) int { return p.cfg.Sizes[architecture] }
+
+// Ready returns how many sandboxes of an architecture are ready.
+func (p *Pool) Ready(architecture string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.ready[architecture])
+}
+
+// Run keeps the pool filled until ctx ends; then it ends the sandboxes that are left.
+func (p *Pool) Run(ctx context.Context) {
+	defer p.drain(context.WithoutCancel(ctx))
+	if len(p.cfg.Sizes) == 0 {
+		<-ctx.Done()
+		return
+	}
+	if !p.cfg.Adoptable {
+		p.cfg.Logger.Warn("sandboxes of this provider cannot be pooled: the pool stays empty", "provider", p.cfg.Provider)
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(p.cfg.Every)
+	defer tick.Stop()
+	for {
+		for architecture, size := range p.cfg.Sizes {
+			if err := p.fill(ctx, architecture, size); err != nil && ctx.Err() == nil {
+				p.cfg.Logger.Warn("the pool could not be filled, trying again", "architecture", architecture, "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-p.taken:
+		}
+	}
+}
+
+// fill creates the missing sandboxes, one after the other, since sessions have precedence.
+func (p *Pool) fill(ctx context.Context, architecture string, size int) error {
+	if p.cfg.MaxAge > 0 {
+		for _, a := range p.expire(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
+			p.Discard(ctx, a)
+		}
+	}
+	for ctx.Err() == nil {
+		if p.Ready(architecture) >= size {
+			return nil
+		}
+		began := p.cfg.Now()
+		a, err := p.create(ctx, architecture)
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		p.ready[architecture] = append(p.ready[architecture], entry{a, began})
+		p.mu.Unlock()
+	}
+	return ctx.Err()
+}
+
+// expire removes and returns the sandboxes that were created before a time.
+func (p *Pool) expire(architecture string, before time.Time) (old []*agents.Agent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready[architecture] = slices.DeleteFunc(p.ready[architecture], func(e entry) bool {
+		expired := e.created.Before(before)
+		if expired {
+			old = append(old, e.agent)
+		}
+		return expired
+	})
+	return old
+}
+
+// create creates a sandbox and starts its agent.
+func (p *Pool) create(ctx context.Context, architecture string) (*agents.Agent, error) {
+	id, err := p.newID()
+	if err != nil {
+		return nil, err
+	}
+	a, err := p.start(ctx, id, architecture)
+	if err == nil {
+		return a, nil
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
+	defer cancel()
+	err = errors.Join(err, p.cfg.Sandboxes.Terminate(undo, id, true))
+	p.Forget(id)
+	return nil, err
+}
+
+// newID returns an id for a sandbox of the pool. The caller must call Forget once the sandbox has ended, or is a session's.
+func (p *Pool) newID() (string, error) {
+	id, err := p.cfg.NewID()
+	if err != nil {
+		return "", err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ids[id] = true
+	return id, nil
+}
+
+func (p *Pool) start(ctx context.Context, id, architecture string) (*agents.Agent, error) {
+	spec := sandbox.Spec{ID: id, Labels: p.labels()}
+	box, err := p.cfg.Sandboxes.Create(ctx, &spec, nil, nil)
+	if err != nil {
+		return nil, fmt.Errorf("create a sandbox for the pool: %w", err)
+	}
+	a, err := p.cfg.Agents.Open(ctx, box, topology.SessionRef{}, runner.Attach{})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if _, err = a.Link.Call(ctx, runner.Command{Op: runner.OpWarm, Query: p.cfg.Query(architecture)}); err != nil {
+		a.Link.Close()
+		return nil, fmt.Errorf("start an agent of %s for the pool: %w", architecture, err)
+	}
+	return a, nil
+}
+
+// labels returns the labels of a sandbox without a session.
+func (p *Pool) labels() sandbox.Labels {
+	return sandbox.Labels{Engine: p.cfg.Engine, Executor: p.cfg.Executor}
+}
+
+// Take removes a sandbox of an architecture from the pool, and returns its agent; nil if none is alive. It ends those that are not.
+// The caller must call Forget once the sandbox is its session's, or Discard.
+func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
+	a, dead := p.take(architecture)
+	for _, d := range dead {
+		p.Discard(ctx, d)
+	}
+	return a
+}
+
+func (p *Pool) take(architecture string) (a *agents.Agent, dead []*agents.Agent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.ready[architecture]
+	for len(list) > 0 && a == nil {
+		if next := list[0].agent; next.IsAlive() {
+			a = next
+		} else {
+			dead = append(dead, next)
+		}
+		list = list[1:]
+	}
+	p.ready[architecture] = list
+	select {
+	case p.taken <- struct{}{}:
+	default:
+	}
+	return a, dead
+}
+
+// Forget removes a sandbox from those that Sweep spares.
+func (p *Pool) Forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.ids, id)
+}
+
+// Discard ends a sandbox of the pool.
+func (p *Pool) Discard(ctx context.Context, a *agents.Agent) {
+	a.Link.Close()
+	if err := p.cfg.Sandboxes.Terminate(ctx, a.Sandbox, true); err != nil {
+		p.cfg.Logger.Warn("a pooled sandbox could not be ended; the sweep will try again", "sandbox", a.Sandbox, "error", err)
+	}
+	p.Forget(a.Sandbox)
+}
+
+// drain ends the sandboxes that are left in the pool.
+func (p *Pool) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	p.mu.Lock()
+	var all []entry
+	for architecture, list := range p.ready {
+		all = append(all, list...)
+		delete(p.ready, architecture)
+	}
+	p.mu.Unlock()
+	for _, e := range all {
+		p.Discard(ctx, e.agent)
+	}
+}
+
+// Sweep ends a sandbox without a session if the executor that created it has no use for it or is gone.
+func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
+	if info.Labels.Executor == p.cfg.Executor {
+		if p.owns(info.ID) {
+			return nil
+		}
+	} else if alive, err := p.cfg.IsAlive(ctx, info.Labels.Executor); err != nil || alive {
+		return err
+	}
+	p.cfg.Logger.Info("sweep: a pooled sandbox has no executor", "sandbox", info.ID)
+	return p.cfg.Sandboxes.Terminate(ctx, info.ID, true)
+}
+
+func (p *Pool) owns(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ids[id]
+}
+
+// Build creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox may reach the
+// hosts of an allowlist and some routes of the egress proxy. Should this executor die, the Sweep of another one ends the sandbox.
+func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
+	if spec.ID, err = p.newID(); err != nil {
+		return err
+	}
+	spec.Labels = p.labels()
+	defer p.Forget(spec.ID)
+	defer func() {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
+		defer cancel()
+		if terr := p.cfg.Sandboxes.Terminate(undo, spec.ID, true); terr != nil {
+			// A process in it may still write to the layer.
+			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
+		}
+		err = redact(err, spec.EgressToken)
+	}()
+	box, err := p.cfg.Sandboxes.Create(ctx, &spec, allow, routes)
+	if err != nil {
+		return err
+	}
+	return work(ctx, box)
+}
+
+// redact returns an error without the token of the sandbox that it came from: a script may have printed it.
+func redact(err error, token string) error {
+	var typed *sandbox.Error
+	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {
+		return err
+	}
+	return &sandbox.Error{Code: typed.Code, Message: strings.ReplaceAll(typed.Message, token, "***")}
+}

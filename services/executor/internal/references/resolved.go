@@ -1,0 +1,179 @@
+package references
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/layers"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/skill"
+)
+
+// Resolved is everything that an execution refers to.
+type Resolved struct {
+	events.ExecutionResolved
+	Definition       events.AgentSpec // of the agent; zero for the built-in one
+	Secrets          []string         // values that must not be shown anywhere
+	InspectsRequests bool             // a host of Egress allows some methods only, so that the egress proxy reads requests to it
+
+	skills    []runner.Skill    // in the order of ExecutionResolved.Skills; Dir is "" if the archive is missing
+	documents []string          // the SKILL.md of each
+	values    map[string]string // of the variables, secrets opened
+	removed   []string          // digests of skills that were removed from the catalogue
+}
+
+// IsEmpty reports whether the execution refers to nothing, has no variables and may reach no hosts.
+func (r *Resolved) IsEmpty() bool {
+	return r.Agent.Slug == "" && len(r.Environments) == 0 && len(r.Variables) == 0 && len(r.Egress) == 0
+}
+
+// Allowlist returns the entries of the sandbox's allowlist. It is never nil.
+func (r *Resolved) Allowlist() []string {
+	out := make([]string, 0, len(r.Egress))
+	for _, h := range r.Egress {
+		out = append(out, h.Entry)
+	}
+	return out
+}
+
+// SkillDigests returns the digests of the skills that lie on the engine.
+func (r *Resolved) SkillDigests() []string {
+	var out []string
+	for i, used := range r.Skills {
+		if r.skills[i].Dir != "" {
+			out = append(out, used.Ref.Version)
+		}
+	}
+	return out
+}
+
+// A Container is an MCP server that runs in a container of its own.
+type Container struct {
+	events.MCPServer
+	Field string // of the definition, for messages
+}
+
+// Containers returns the MCP servers that run in containers, in the order of the definition.
+func (r *Resolved) Containers() []Container {
+	var out []Container
+	for i, m := range r.Definition.MCPServers {
+		if m.Type == events.MCPDocker {
+			out = append(out, Container{m, fmt.Sprintf("mcpServers[%d]", i)})
+		}
+	}
+	return out
+}
+
+// checkServers returns an *Error for MCP servers in containers if the provider runs none, and for secrets in their arguments, which
+// every process can read. It must be called before expandServers.
+func (r *Resolver) checkServers(out *Resolved) error {
+	for _, c := range out.Containers() {
+		if !r.Containers {
+			return &Error{"MCP_SERVER_UNSUPPORTED", fmt.Errorf("%s.type: docker MCP servers need provider docker, and this session's is %s: server %s", c.Field, r.Provider, c.Name)}
+		}
+		for i, arg := range c.Command {
+			for _, name := range layers.Placeholders(arg) {
+				if out.isSecret(name) {
+					return &Error{"SECRET_EXPOSED", fmt.Errorf("%s.command[%d]: variable %s is a secret, and every process can read arguments: give it to server %s in env", c.Field, i, name, c.Name)}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (r *Resolved) isSecret(name string) bool {
+	return slices.ContainsFunc(r.Variables, func(v events.Provenance) bool { return v.Secret && v.Name == name })
+}
+
+// expandServers replaces the placeholders in the definitions of MCP servers.
+func (r *Resolved) expandServers() error {
+	value := func(name string) (string, bool) {
+		v, ok := r.values[name]
+		return v, ok
+	}
+	var errs []error
+	expand := func(s string) string {
+		out, err := layers.Expand(s, value)
+		errs = append(errs, err)
+		return out
+	}
+	servers := make([]events.MCPServer, len(r.Definition.MCPServers))
+	for i, m := range r.Definition.MCPServers {
+		m.URL, m.Command = expand(m.URL), slices.Clone(m.Command)
+		for j := range m.Command {
+			m.Command[j] = expand(m.Command[j])
+		}
+		m.Env, m.Headers = expandAll(m.Env, expand), expandAll(m.Headers, expand)
+		servers[i] = m
+	}
+	r.Definition.MCPServers = servers
+	return variableError(errors.Join(errs...))
+}
+
+func expandAll(in map[string]string, expand func(string) string) map[string]string {
+	if in == nil {
+		return nil
+	}
+	out := make(map[string]string, len(in))
+	for _, k := range slices.Sorted(maps.Keys(in)) {
+		out[k] = expand(in[k])
+	}
+	return out
+}
+
+// mcpTimeout is the most milliseconds of a call to an MCP server whose definition has no limit.
+const mcpTimeout = 30_000
+
+// AddTo adds to a query what the agent consists of. sockets are those of the MCP servers in containers, in the order of Containers.
+// If proxied, MCP servers are reached through the egress proxy, and their headers are left to it.
+func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
+	a := r.Definition
+	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.prompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
+	for _, sub := range a.Subagents {
+		sub.Instructions, sub.Skills = r.prompt(sub.Instructions, sub.Name), nil
+		q.Subagents = append(q.Subagents, sub)
+	}
+	for _, s := range r.skills { // the agent's own are first
+		if s.Dir != "" && !slices.ContainsFunc(q.Skills, func(other runner.Skill) bool { return other.Dir == s.Dir }) {
+			q.Skills = append(q.Skills, s)
+		}
+	}
+	for _, m := range a.MCPServers {
+		socket := ""
+		if m.Type == events.MCPDocker && len(sockets) > 0 {
+			socket, sockets = sockets[0], sockets[1:]
+		}
+		if proxied && m.Type == events.MCPHTTP {
+			m.URL, m.Headers = runner.EgressURL+runner.EgressMCP+m.Name, nil
+		}
+		q.MCPServers = append(q.MCPServers, runner.MCPServer{
+			Name: m.Name, Type: m.Type, Socket: socket, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
+		})
+	}
+	for name, value := range r.values {
+		if _, set := q.Env[name]; !set {
+			q.Env[name] = value
+		}
+	}
+	q.Redact = r.Secrets
+}
+
+// prompt returns instructions followed by the description of the skills of a sub-agent; subagent is "" for the agent itself.
+func (r *Resolved) prompt(instructions, subagent string) string {
+	var list []skill.Prompted
+	for i, s := range r.skills {
+		if r.Skills[i].Subagent == subagent {
+			list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.documents[i]})
+		}
+	}
+	if len(list) == 0 {
+		return instructions
+	}
+	return strings.TrimPrefix(instructions+"\n\n"+skill.Prompt(list, skill.PromptBudget), "\n\n")
+}

@@ -1,0 +1,129 @@
+// Package stopping decides how a turn is stopped: an interrupt first, then a kill of the agent, then the end of its sandbox.
+package stopping
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// A Step is a command that stops a turn.
+type Step int
+
+// The steps, each harder than the one before.
+const (
+	None Step = iota
+	Interrupt
+	Kill
+	Terminate
+)
+
+// A Plan decides when a turn is interrupted, its agent killed and its sandbox terminated. It has no side effects. It uses the
+// times at which this executor saw a reason to stop, so that the clock of another machine does not shorten a grace period. It
+// is not safe for concurrent use.
+type Plan struct {
+	killAfter time.Duration // from the interrupt to the kill, and from the kill to the termination
+
+	control session.Control
+	limit   time.Time // zero for none
+
+	overLimit     bool
+	exceeded      string    // message of the first budget or limit that is used up
+	code          string    // its code
+	killFrom      time.Time // when the first reason was seen that allows a kill
+	interruptSent bool
+	killedAt      time.Time // when the kill was due
+	killSent      bool
+}
+
+// New returns a Plan that kills the agent killAfter after the interrupt, and terminates the sandbox killAfter later.
+func New(killAfter time.Duration) Plan { return Plan{killAfter: killAfter} }
+
+// Control returns the control in force; N is 0 if there is none.
+func (p *Plan) Control() session.Control { return p.control }
+
+// Update sets the control in force and the time by which the turn must end, zero for none.
+func (p *Plan) Update(c session.Control, limit, now time.Time) {
+	p.control, p.limit = c, limit
+	if c.N > 0 && c.Kind != session.Interrupt {
+		p.escalate(now)
+	}
+}
+
+// Exceed records that the execution has used up a budget or a limit. Only the first call has an effect.
+func (p *Plan) Exceed(code, message string, now time.Time) {
+	if p.exceeded == "" {
+		p.exceeded, p.code = message, code
+		p.escalate(now)
+	}
+}
+
+// IsStopping reports whether there is a reason to stop the turn.
+func (p *Plan) IsStopping() bool { return p.control.N > 0 || p.overLimit || p.exceeded != "" }
+
+func (p *Plan) escalate(now time.Time) {
+	if p.killFrom.IsZero() {
+		p.killFrom = now
+	}
+}
+
+// Next returns the step that is due. accepted reports whether the runner has accepted the query.
+func (p *Plan) Next(now time.Time, accepted bool) Step {
+	if !p.limit.IsZero() && !now.Before(p.limit) && !p.overLimit {
+		p.overLimit = true
+		p.escalate(now)
+	}
+	if !p.IsStopping() {
+		return None
+	}
+	if p.control.Kind == session.Terminate && p.control.N > 0 {
+		return Terminate
+	}
+	if accepted && !p.interruptSent {
+		p.interruptSent = true
+		return Interrupt
+	}
+	if p.killFrom.IsZero() || now.Sub(p.killFrom) < p.killAfter {
+		return None
+	}
+	if p.killedAt.IsZero() {
+		p.killedAt = now
+	}
+	if now.Sub(p.killedAt) >= p.killAfter {
+		return Terminate
+	}
+	if !p.killSent {
+		p.killSent = true
+		return Kill
+	}
+	return None
+}
+
+// Undelivered records that a command did not reach the runner: the step is due again.
+func (p *Plan) Undelivered(op runner.Op) {
+	switch op {
+	case runner.OpInterrupt:
+		p.interruptSent = false
+	case runner.OpKill:
+		p.killSent = false
+	}
+}
+
+// Reconnected records that the stream to the runner is a new one: every step is due again.
+func (p *Plan) Reconnected() { p.interruptSent, p.killSent = false, false }
+
+// Outcome returns the terminal event of a turn that was stopped, nil if there was no reason to stop it.
+func (p *Plan) Outcome(u events.Usage) events.Payload {
+	switch {
+	case p.control.N > 0:
+		return events.ExecutionCancelled{Reason: p.control.Reason, Usage: u}
+	case p.exceeded != "":
+		return events.ExecutionFailed{Code: p.code, Message: p.exceeded, Usage: u}
+	case p.overLimit:
+		return events.ExecutionFailed{Code: "TURN_LIMIT_EXCEEDED", Message: fmt.Sprintf("the turn did not end before its limit at %s", p.limit.UTC().Format(time.RFC3339)), Usage: u}
+	}
+	return nil
+}

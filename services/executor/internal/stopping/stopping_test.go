@@ -1,0 +1,110 @@
+package stopping
+
+import (
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+const grace = 10 * time.Second
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// A moment is a time at which a Plan gets some news, and the step that must be due then.
+type moment struct {
+	after       time.Duration
+	aim         *session.Control
+	idle        bool // the runner has not accepted the query
+	missed      runner.Op
+	reconnected bool
+	exceeded    string
+	want        Step
+}
+
+// TestPlan_Next: each step is due at its time, and the outcome names the reason.
+func TestPlan_Next(t *testing.T) {
+	t.Parallel()
+	interrupt := &session.Control{N: 1, Kind: session.Interrupt, Reason: "interrupted"}
+	cancel := &session.Control{N: 2, Kind: session.Cancel, Reason: "cancelled"}
+	for name, c := range map[string]struct {
+		limit   time.Duration
+		moments []moment
+		reason  events.Payload
+	}{
+		"nothing": {0, []moment{{want: None}, {after: time.Hour, want: None}}, nil},
+		"interrupt never kills": {0, []moment{
+			{aim: interrupt, want: Interrupt}, {after: time.Hour, want: None},
+		}, events.ExecutionCancelled{Reason: "interrupted"}},
+		"interrupt waits for the runner": {0, []moment{
+			{aim: interrupt, idle: true, want: None}, {after: time.Second, want: Interrupt},
+		}, events.ExecutionCancelled{Reason: "interrupted"}},
+		"cancel": {0, []moment{
+			{aim: cancel, want: Interrupt}, {after: grace - 1, want: None}, {after: grace, want: Kill},
+			{after: 2*grace - 1, want: None}, {after: 2 * grace, want: Terminate},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"cancel of what was never taken": {0, []moment{
+			{aim: cancel, idle: true, want: None}, {after: grace, idle: true, want: Kill}, {after: 2 * grace, idle: true, want: Terminate},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"cancel after interrupt": {0, []moment{
+			{aim: interrupt, want: Interrupt}, {after: time.Hour, aim: cancel, want: None},
+			{after: time.Hour + grace, want: Kill},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"seen again": {0, []moment{
+			{aim: cancel, want: Interrupt}, {after: 5 * time.Second, aim: cancel, want: None}, {after: grace, aim: cancel, want: Kill},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"commands that were missed": {0, []moment{
+			{aim: cancel, want: Interrupt}, {missed: runner.OpInterrupt, want: Interrupt}, {after: grace, want: Kill},
+			{after: grace, missed: runner.OpKill, want: Kill}, {after: 2 * grace, want: Terminate},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"a new stream": {0, []moment{
+			{aim: cancel, want: Interrupt}, {after: 1, reconnected: true, want: Interrupt}, {after: grace, want: Kill},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"limit": {time.Minute, []moment{
+			{want: None}, {after: time.Minute, want: Interrupt}, {after: time.Minute + grace, want: Kill}, {after: time.Minute + 2*grace, want: Terminate},
+		}, events.ExecutionFailed{Code: "TURN_LIMIT_EXCEEDED", Message: "the turn did not end before its limit at 2026-01-02T03:05:05Z"}},
+		"a budget": {0, []moment{
+			{want: None}, {after: time.Second, exceeded: "all is used up", want: Interrupt}, {after: 2 * time.Second, exceeded: "again", want: None},
+			{after: time.Second + grace, want: Kill}, {after: time.Second + 2*grace, want: Terminate},
+		}, events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: "all is used up"}},
+		"a control is the reason also when a budget is used up": {0, []moment{
+			{exceeded: "all is used up", want: Interrupt}, {after: time.Second, aim: cancel, want: None},
+		}, events.ExecutionCancelled{Reason: "cancelled"}},
+		"a control is the reason also past the limit": {time.Minute, []moment{
+			{after: time.Minute, aim: interrupt, want: Interrupt},
+		}, events.ExecutionCancelled{Reason: "interrupted"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := New(grace)
+			limit := time.Time{}
+			if c.limit > 0 {
+				limit = start.Add(c.limit)
+			}
+			s.Update(session.Control{}, limit, start)
+			for i, m := range c.moments {
+				at := start.Add(m.after)
+				if m.aim != nil {
+					s.Update(*m.aim, limit, at)
+				}
+				if m.exceeded != "" {
+					s.Exceed("BUDGET_EXCEEDED", m.exceeded, at)
+				}
+				if m.missed != "" {
+					s.Undelivered(m.missed)
+				}
+				if m.reconnected {
+					s.Reconnected()
+				}
+				if got := s.Next(at, !m.idle); got != m.want {
+					t.Errorf("moment %d: %d, want %d", i, got, m.want)
+				}
+			}
+			if got := s.Outcome(events.Usage{}); got != c.reason {
+				t.Errorf("reason %+v, want %+v", got, c.reason)
+			}
+		})
+	}
+}

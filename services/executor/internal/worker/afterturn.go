@@ -1,0 +1,53 @@
+package worker
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+)
+
+// snapshotAfterTurn takes the snapshot after a turn, unless something else is due: then the end of the next turn does.
+func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
+	if w.deps.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != w.cfg.Engine {
+		return nil
+	}
+	work, stop := w.idle.Interruptible(ctx, t.ref(), b, idle.DelayedBySnapshot)
+	defer stop()
+	// The turn has released its slot among the deliveries already, so that no job waits for this one.
+	release, err := w.idlePermits.AcquireBlocking(work, t.l.Tenant)
+	if err != nil {
+		return nil
+	}
+	defer release()
+	facts, err := w.turnEnd(work, t)
+	if err == nil {
+		err = w.firstOf(ctx, t, facts)
+	}
+	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, runlog.ErrChanged) {
+		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+	}
+	return nil
+}
+
+func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error) {
+	box, err := w.deps.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
+	if err != nil {
+		return nil, err
+	}
+	s, err := w.contents.Snapshot(ctx, t.l, box, idle.SyncTurn)
+	return []events.Payload{s}, err
+}
+
+// firstOf appends facts after a turn, under its epoch.
+func (w *Worker) firstOf(ctx context.Context, t *turn, facts []events.Payload) error {
+	d, err := w.runlog.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: w.runlog.Events("", facts...)})
+	if err != nil {
+		return err
+	}
+	return w.runlog.Append(ctx, &t.l, d)
+}

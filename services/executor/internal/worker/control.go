@@ -1,0 +1,95 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/stopping"
+)
+
+// A lifeResult is the result of loading the session's life.
+type lifeResult struct {
+	life session.State
+	err  error
+}
+
+// abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
+func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
+	id := f.l.Run.Sandbox.ID
+	if err := f.flush(ctx); err != nil {
+		return err
+	}
+	f.detach()
+	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
+		return fmt.Errorf("end sandbox %s: %w", id, err)
+	}
+	reason := "unhealthy"
+	if f.stop.Control().Kind == session.Terminate {
+		reason = f.stop.Control().Reason
+	}
+	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
+}
+
+// readLife starts to load the session's life, which has the controls.
+func (f *follower) readLife() {
+	if f.readingLife {
+		return
+	}
+	f.readingLife = true
+	sessions, tenant, id := f.w.deps.Sessions, f.l.Tenant, f.l.ID
+	f.waiting.Go(func() {
+		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		defer cancel()
+		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
+		if err == nil && l.Run.Epoch > f.epoch {
+			err = run.ErrFenced
+		}
+		f.lifeRead <- lifeResult{l.Life, err}
+	})
+}
+
+// updateLife acts on the loaded life.
+func (f *follower) updateLife(l lifeResult) error {
+	f.readingLife = false
+	if errors.Is(l.err, run.ErrFenced) {
+		return l.err
+	}
+	if l.err != nil {
+		f.log.Warn("the session's controls cannot be read, trying again", "error", l.err)
+		return nil
+	}
+	f.life = l.life
+	f.stop.Update(l.life.ControlOf(f.execution), f.deadlineOf(l.life), f.w.deps.Now())
+	f.updateLimits(f.ctx)
+	return nil
+}
+
+// escalate takes the step that is due to stop the turn. It returns errUnresponsive when the sandbox has to be ended.
+func (f *follower) escalate() error {
+	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
+	case stopping.Interrupt:
+		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
+	case stopping.Kill:
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+	case stopping.Terminate:
+		return errUnresponsive
+	}
+	return nil
+}
+
+// deadline returns when the execution must have ended, zero if it has no limit.
+func (t *turn) deadline() time.Time { return t.deadlineOf(t.l.Life) }
+
+func (t *turn) deadlineOf(life session.State) time.Time {
+	if life.Options.TurnLimitMs == 0 {
+		return time.Time{}
+	}
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
+}

@@ -1,0 +1,340 @@
+// Package worker handles the jobs of sessions: it claims executions, starts them on a runner in a sandbox, writes the
+// runner's journal to the log, obeys controls, and keeps agents and sandboxes between turns.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/pool"
+	"github.com/spoolhq/spool/services/executor/internal/references"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Config of a Worker; every field is required but Rate, SandboxLife and Registries.
+type Config struct {
+	Executor string // xtr_…
+	Provider string // name of the sandbox provider
+	Engine   string
+
+	Slots           int           // executions at once
+	Reserved        int           // further executions, of tenants that have none here
+	TenantSlots     int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
+	TenantSandboxes int           // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
+	WarmMemory      uint64        // bytes that all agents may use together before resting ones are ended
+	Window          time.Duration // least time from a stored commit to the next one
+	Beat            time.Duration // how often controls and limits are read
+	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
+	MaxAttempts     uint32        // starts of one execution
+	EngineGone      time.Duration // time without a lease after which the sandboxes of an engine are given up
+
+	Output        events.Output // most that an agent may write in one execution
+	SessionOutput events.Output // most that agents may write in all executions of a session
+	Pace          runner.Pace   // how fast an agent may write
+
+	Pool      map[string]int // sandboxes kept ready, by architecture
+	PoolEvery time.Duration  // how often the pool is filled
+
+	Rate        run.Rate      // price of sandboxes; zero if they have none
+	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
+
+	Registries Registries // where dependencies of agents come from
+
+	// Agent returns how the process of an architecture is given its model.
+	Agent func(architecture string, o events.Options) Launch
+}
+
+// Launch is how an agent's process is given its model.
+type Launch struct {
+	Model   string            // the session's, unless it names none
+	Env     map[string]string // of the process
+	Command []string          // of architecture acp: the session's, with the arguments of its model settings
+	Set     bool              // reports whether Env and Command name the model, by model settings: see runner.Query.ModelSet
+}
+
+// Leases returns what other executors do.
+type Leases interface {
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
+	// answer.
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	// Lives reports whether an executor has a lease.
+	Lives(ctx context.Context, executor string) (bool, error)
+	// Running returns how many executions of a tenant run on all executors, this one included, as each last reported.
+	Running(ctx context.Context, tenant string) (int, error)
+	// Renew publishes at once what this executor runs.
+	Renew(ctx context.Context)
+	// EngineGone returns for how long an engine has had no lease.
+	EngineGone(provider, engine string) time.Duration
+}
+
+// Deltas publishes the text of unfinished blocks, and reads it again.
+type Deltas interface {
+	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
+	Publish(subject string, data []byte) error
+	// Texts returns the text of a session's blocks, by block, from deltas since a time.
+	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
+}
+
+// Deps are the dependencies of a Worker. Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room may be nil.
+type Deps struct {
+	Metrics    prometheus.Registerer // nil: no metrics
+	Workspaces contents.Store        // nil: no snapshots and no file changes
+	Egress     Egress                // nil: sandboxes have the network of their provider
+	Skills     references.Skills     // nil: executions with skills fail
+	Secrets    references.Secrets    // nil: executions with secrets fail
+	Budgets    Budgets               // nil: no tenant has a budget
+	Room       *storage.Watch        // nil: the store of NATS is never full
+
+	Sessions eventlog.Sessions
+	Sandbox  sandbox.Provider
+	Leases   Leases
+	Deltas   Deltas
+	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
+	Logger   *slog.Logger
+	Now      func() time.Time
+}
+
+// A Worker runs executions. It is safe for concurrent use.
+type Worker struct {
+	cfg     Config
+	deps    Deps
+	metrics *metrics
+
+	handling    *handling.Set
+	references  *references.Resolver
+	sandboxes   *sandboxes.Manager
+	contents    *contents.Mover
+	runlog      *runlog.Writer
+	dialer      *agents.Dialer
+	agents      *agents.Registry
+	pool        *pool.Pool
+	idle        *idle.Keeper
+	slots       *permits.Limiter // of executions
+	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
+
+}
+
+// Deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
+// for one.
+func Deliveries(slots int) int { return 2*slots + 4 }
+
+// New returns a Worker.
+func New(cfg Config, d Deps) *Worker {
+	w := &Worker{
+		metrics: newMetrics(), cfg: cfg, deps: d,
+		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
+	}
+	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.made}
+	if d.Egress != nil {
+		w.sandboxes.Egress = newSandboxes{d.Egress}
+	}
+	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.stored}
+	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.snapshot}
+	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
+	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
+	_, adoptable := d.Sandbox.(sandbox.Adopter)
+	w.pool = pool.New(pool.Config{
+		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Sizes: cfg.Pool, Every: cfg.PoolEvery, MaxAge: cfg.SandboxLife / 10, Adoptable: adoptable,
+		Sandboxes: w.sandboxes, Agents: w.dialer, Query: w.warmQuery, NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) },
+		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.Lives(ctx, executor) }, Now: d.Now, Logger: d.Logger,
+	})
+	_, containers := d.Sandbox.(sandbox.Companion)
+	w.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
+	w.slots = permits.New(cfg.Slots, cfg.Reserved, w.maxExecutions)
+	w.idle = idle.New(idle.Config{
+		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
+		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.lateEgressEvents, Logger: d.Logger, Now: d.Now,
+	})
+	if d.Metrics != nil {
+		w.register(d.Metrics)
+	}
+	return w
+}
+
+// warmQuery returns the query with which the agent of a pooled sandbox is started.
+func (w *Worker) warmQuery(architecture string) *runner.Query {
+	launch := w.cfg.Agent(architecture, events.Options{})
+	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
+}
+
+// Delays after which a job is delivered again.
+const (
+	heldDelay     = 2 * time.Second // another executor has the session
+	handoverDelay = time.Millisecond
+	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
+)
+
+// maxPasses bounds how often one delivery loads the session again.
+const maxPasses = 64
+
+var (
+	errStopping = permits.ErrStopping
+	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
+)
+
+// Handle does what is due for the session of a job. It is a handler of the bus.
+func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	ref, err := topology.DecodeSessionRef(msg.Payload)
+	if err != nil {
+		return bus.Poison(fmt.Errorf("job: %w", err))
+	}
+	b, covered := w.handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
+	switch {
+	case b != nil:
+	case isDraining(ctx):
+		return bus.Later(errStopping, handoverDelay)
+	case covered:
+		return nil
+	default:
+		return bus.Later(errHandled, heldDelay)
+	}
+	defer w.handling.Abandon(ref.Session, b)
+	for {
+		err := w.session(ctx, ref, b)
+		switch {
+		case w.handling.Finish(ref.Session, b):
+			return w.moveJob(ctx, msg, jobResult(err))
+		case isDraining(ctx):
+			return bus.Later(errStopping, handoverDelay)
+		}
+	}
+}
+
+// Hint wakes the handler of a session that has a new fact.
+func (w *Worker) Hint(id string) { w.handling.Wake(id) }
+
+// Answer returns what this executor does for a session. It is asked by an executor that wants to do it instead, so that work on an idle sandbox checks
+// whether it has to stop.
+func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
+
+// session does what is due for a session until nothing is.
+func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
+	fresh := eventlog.Any
+	for range maxPasses {
+		l, err := w.deps.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
+		if err != nil {
+			return err
+		}
+		switch l.Due() {
+		case run.Execute:
+			err = w.execute(ctx, l, b)
+		case run.Refuse:
+			err = w.refuse(ctx, l)
+		case run.Release:
+			err = w.idle.Release(ctx, l, b)
+		case run.Sync:
+			err = w.idle.Sync(ctx, l, b)
+		default:
+			if fresh == eventlog.Leader {
+				return nil
+			}
+		}
+		// Only the leader knows that nothing is due.
+		fresh = eventlog.Leader
+		if err != nil && !errors.Is(err, runlog.ErrChanged) && !errors.Is(err, errPaused) {
+			return err
+		}
+		if isDraining(ctx) {
+			return bus.Later(errStopping, handoverDelay)
+		}
+	}
+	return bus.Later(runlog.ErrChanged, heldDelay)
+}
+
+// jobResult returns the result of a job whose handling ended with an error.
+func jobResult(err error) error {
+	switch {
+	case errors.Is(err, errStopping):
+		return bus.Later(err, handoverDelay)
+	case isStoreFull(err):
+		return bus.Later(err, reservedDelay)
+	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
+		return bus.Later(err, heldDelay)
+	}
+	return err
+}
+
+// isDraining reports whether the executor stops.
+func isDraining(ctx context.Context) bool {
+	select {
+	case <-bus.Draining(ctx):
+		return true
+	default:
+		return ctx.Err() != nil
+	}
+}
+
+// refuse ends an execution that a control reached before any executor claimed it.
+func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
+	active := l.Life.Active.ExecutionID
+	d, err := w.runlog.Decide(l.Run, run.Abandon{
+		Meta: w.runlog.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: w.cfg.Executor,
+		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
+	})
+	if err != nil {
+		return runlog.ErrChanged
+	}
+	return w.runlog.Append(ctx, &l, d)
+}
+
+// moveJob publishes a job again for the executors of another engine, which alone can do it, and returns nil, so that the delivery is acknowledged here.
+// It returns any other result as it is. A job that is returned would be delivered to executors of its own subject only, and these may never reach
+// the sandbox.
+func (w *Worker) moveJob(ctx context.Context, msg *message.Message, result error) error {
+	var away *idle.ElsewhereError
+	if !errors.As(result, &away) {
+		return result
+	}
+	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
+	if bus.Subject(msg) == to {
+		return result // its executors come back, or the engine is soon considered gone
+	}
+	// The id is derived from the message, so that it is published once, however often it is delivered.
+	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
+	if err := w.deps.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
+		w.deps.Logger.Warn("a job could not be moved to the engine of its sandbox; it is returned", "engine", away.Sandbox.Engine, "error", err)
+		return result
+	}
+	return nil
+}
+
+// Warm maintains the resting agents until ctx ends.
+func (w *Worker) Warm(ctx context.Context, every time.Duration) {
+	w.agents.Run(ctx, every, w.idle)
+}
+
+// Close closes the streams to resting agents. The agents stay, for the next executor.
+func (w *Worker) Close() { w.agents.Close() }
+
+// Pool keeps the pool filled until ctx ends; then it ends the sandboxes that are left in it.
+func (w *Worker) Pool(ctx context.Context) { w.pool.Run(ctx) }
+
+// Sweeps sweeps at once and then regularly until ctx ends.
+func (w *Worker) Sweeps(ctx context.Context, every time.Duration) { w.idle.Run(ctx, every) }
+
+// StopSandboxes ends every sandbox of the engine, each with a snapshot first. Close comes before.
+func (w *Worker) StopSandboxes(ctx context.Context) error { return w.idle.StopSandboxes(ctx) }
