@@ -145,8 +145,8 @@ const configName = "claude"
 // config is the CLI's configuration folder.
 func config(p agent.Place) string { return filepath.Join(p.State, configName) }
 
-// known reports whether a session has a transcript here: without one "claude --resume" exits at once.
-func known(p agent.Place, agentSession string) bool {
+// hasTranscript reports whether a session has a transcript here: without one "claude --resume" exits at once.
+func hasTranscript(p agent.Place, agentSession string) bool {
 	path, err := Adapter{}.Transcript(p, agentSession)
 	if err != nil {
 		return false

@@ -23,7 +23,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return nil, nil
 	}
 	if l.Fork == nil {
-		if !known(l.Place, l.Resume) {
+		if !hasTranscript(l.Place, l.Resume) {
 			return nil, nil
 		}
 		return []string{"--resume", l.Resume}, nil
@@ -67,7 +67,7 @@ func forget(to string) error {
 // lost returns why the session of a launch cannot be gone on with, "" if it can.
 func lost(l agent.Launch) string {
 	switch {
-	case l.Resume == "" || l.Fork == nil && known(l.Place, l.Resume) || l.Fork != nil && known(l.Place, transcript.ForkID(l)):
+	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Place, l.Resume) || l.Fork != nil && hasTranscript(l.Place, transcript.ForkID(l)):
 		return ""
 	case l.Fork != nil && l.Fork.Anchor != "":
 		return fmt.Sprintf("session %.100s of Claude Code has no transcript here with the line %.100q", l.Resume, l.Fork.Anchor)

@@ -228,9 +228,9 @@ func (s *session) answered(l line, t *agent.Turn) error {
 	return nil
 }
 
-// insist asks again to stop when a model's answer begins after the CLI agreed to
+// interruptAgain asks again to stop when a model's answer begins after the CLI agreed to
 // stop: it was asked before it had begun the turn.
-func (s *session) insist() error {
+func (s *session) interruptAgain() error {
 	s.mu.Lock()
 	again := s.interrupted && s.heard
 	s.heard = false

@@ -67,7 +67,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 			s.turn.model = e.Message.Model
 		}
 		s.turn.seen = plus(s.turn.seen, usage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
-		return s.insist()
+		return s.interruptAgain()
 	case "content_block_start":
 		c.answer.blocks = append(c.answer.blocks, s.begin(c, e, t))
 	case "content_block_delta":
