@@ -17,12 +17,12 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 		return nil // it had been ended before
 	}
 	if m.Error != nil {
-		s.whenTold(s.failed(m.Error), t)
+		s.endAfterSubagents(s.failed(m.Error), t)
 		return nil
 	}
 	r, err := decode[sdk.PromptResponse](m.Result, "answer to session/prompt")
 	if err != nil {
-		s.whenTold(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endAfterSubagents(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 		return nil
 	}
 	if s.cut && r.StopReason == sdk.StopReasonEndTurn {
@@ -43,7 +43,7 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	if r.Usage != nil {
 		e.Usage = usage(*r.Usage)
 	}
-	s.whenTold(e, t)
+	s.endAfterSubagents(e, t)
 	return nil
 }
 
@@ -59,8 +59,8 @@ func (s *session) mistaken(r sdk.StopReason) bool {
 	return late && !s.shown && (r == sdk.StopReasonCancelled || r == sdk.StopReasonEndTurn)
 }
 
-// whenTold ends the turn after the conversations of its sub-agents have been repeated.
-func (s *session) whenTold(e runner.Ended, t *agent.Turn) {
+// endAfterSubagents ends the turn after the conversations of its sub-agents have been repeated.
+func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
 	if len(s.subs) > 0 && e.Outcome == runner.Completed {
 		s.end = func(t *agent.Turn) { s.finish(e, t) }
 		return

@@ -53,9 +53,9 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 	}
 	switch {
 	case s.fork == nil:
-		return s.goOn(t)
+		return s.openSession(t)
 	case !s.d.Forks && s.fork.Anchor == "":
-		return s.goOn(t) // the sandbox has its own copy of the agent's records
+		return s.openSession(t) // the sandbox has its own copy of the agent's records
 	case !s.d.Forks:
 		s.lost(t, "the agent cannot cut a conversation")
 		return s.start()
@@ -83,11 +83,11 @@ func (s *session) useCopy(t *agent.Turn) error {
 		return s.start()
 	}
 	s.resume = s.forked.Session
-	return s.goOn(t)
+	return s.openSession(t)
 }
 
-// goOn opens the earlier session, or a new one.
-func (s *session) goOn(t *agent.Turn) error {
+// openSession opens the earlier session, or a new one.
+func (s *session) openSession(t *agent.Turn) error {
 	switch {
 	case s.resume == "":
 		return s.start()

@@ -110,14 +110,14 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 		return nil
 	}
 	// A warm agent that prints nothing is considered hung, and a model may take long to answer.
-	if err := s.poke(ignored); err != nil {
+	if err := s.sendPing(ignored); err != nil {
 		return err
 	}
 	return s.ask(t)
 }
 
 // sendPing makes the agent print an answer without asking its model.
-func (s *session) poke(done handler) error {
+func (s *session) sendPing(done handler) error {
 	if s.caps.SessionCapabilities.List != nil {
 		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
 	}
@@ -151,16 +151,16 @@ func (s *session) Interrupt() error {
 	if !asking {
 		return nil // it ends when the handshake does
 	}
-	return s.urge(id, rounds)
+	return s.requestStop(id, maxStopRequests)
 }
 
-// rounds is how often the session repeats a request to stop a turn that goes on.
-const rounds = 3
+// maxStopRequests is how often the session repeats a request to stop a turn that goes on.
+const maxStopRequests = 3
 
-// urge sends a request to stop, and repeats it when the agent has answered a later request: an agent that had not
+// requestStop sends a request to stop, and repeats it when the agent has answered a later request: an agent that had not
 // begun the turn yet forgets the first one.
-func (s *session) urge(id sdk.SessionId, left int) error {
-	if left < rounds {
+func (s *session) requestStop(id sdk.SessionId, left int) error {
+	if left < maxStopRequests {
 		s.mu.Lock()
 		s.late = true
 		s.mu.Unlock()
@@ -168,14 +168,14 @@ func (s *session) urge(id sdk.SessionId, left int) error {
 	if err := s.cancel(id); err != nil || left == 0 {
 		return err
 	}
-	return s.poke(func(message, *agent.Turn) error {
+	return s.sendPing(func(message, *agent.Turn) error {
 		s.mu.Lock()
 		again := s.interrupted && s.asking
 		s.mu.Unlock()
 		if !again {
 			return nil
 		}
-		return s.urge(id, left-1)
+		return s.requestStop(id, left-1)
 	})
 }
 
@@ -183,9 +183,9 @@ func (s *session) cancel(id sdk.SessionId) error {
 	return s.in.Send(request{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
 }
 
-// insist repeats the request to stop when the agent begins something new after it: the agent may not have begun the
+// requestStopAgain repeats the request to stop when the agent begins something new after it: the agent may not have begun the
 // turn when it was asked first.
-func (s *session) insist() error {
+func (s *session) requestStopAgain() error {
 	if !s.stopped() || !s.pending {
 		return nil
 	}

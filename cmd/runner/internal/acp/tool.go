@@ -87,7 +87,7 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 		s.shown = true
 		c = &call{Call: Call{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
 		s.calls[u.ID] = c
-		if err := s.insist(); err != nil {
+		if err := s.requestStopAgain(); err != nil {
 			return err
 		}
 	}
@@ -191,12 +191,12 @@ func (s *session) delegated(c *call, sub Subagent, t *agent.Turn) error {
 		finish(t)
 		return nil
 	}
-	return s.retell(sdk.SessionId(sub.Session), &flow{conv: c.ID}, finish)
+	return s.repeatSession(sdk.SessionId(sub.Session), &flow{conv: c.ID}, finish)
 }
 
-// retell makes the agent repeat the session of a sub-agent into a conversation of its own. Agents do not report it
+// repeatSession makes the agent repeat the session of a sub-agent into a conversation of its own. Agents do not report it
 // while it runs.
-func (s *session) retell(id sdk.SessionId, f *flow, finish func(*agent.Turn)) error {
+func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Turn)) error {
 	s.subs[id] = f
 	return s.call(sdk.AgentMethodSessionLoad, s.load(id), func(m message, t *agent.Turn) error {
 		if s.subs[id] != f {

@@ -140,7 +140,7 @@ func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) er
 		}
 		s.shown = true
 		f.block, f.kind, f.message, f.said = t.Open(f.conv, b), kind, c.MessageID, nil
-		if err := s.insist(); err != nil {
+		if err := s.requestStopAgain(); err != nil {
 			return err
 		}
 	}

@@ -121,7 +121,7 @@ func (t *Turn) append(line runner.Line) {
 func (t *Turn) Open(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b = t.dress(conversation, b, events.StatusPending)
+	b = t.setFields(conversation, b, events.StatusPending)
 	if t.end == nil && t.cfg.Journal != nil {
 		o := &openBlock{block: b, conversation: conversation, text: text{redact: t.cfg.Redact.Stream()}}
 		if b.Kind == events.KindToolUse {
@@ -141,7 +141,7 @@ func (t *Turn) Whole(conversation string, b events.Block) string {
 	if b.Status == events.StatusError {
 		status = events.StatusError
 	}
-	b = t.dress(conversation, b, status)
+	b = t.setFields(conversation, b, status)
 	t.write(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
 	return b.ID
 }
@@ -236,8 +236,8 @@ func (t *Turn) End(e runner.Ended) {
 	}
 }
 
-// dress sets the fields of a block that the turn decides.
-func (t *Turn) dress(conversation string, b events.Block, s events.BlockStatus) events.Block {
+// setFields sets the fields of a block that the turn decides.
+func (t *Turn) setFields(conversation string, b events.Block, s events.BlockStatus) events.Block {
 	if t.cfg.Journal != nil {
 		b.ID = t.cfg.Journal.NewBlockID()
 	}

@@ -1,8 +1,7 @@
-// Package claudecode is the architecture claude-code: the Claude Code CLI,
-// driven over its two-way protocol (JSON lines on stdin and stdout). One process
-// takes turn after turn; when it is gone the next one goes on with its session.
+// Package claudecode is the adapter of architecture claude-code: the Claude Code CLI with its two-way protocol of JSON
+// lines on stdin and stdout. One process does all turns; when it has ended, the next process resumes its session.
 //
-// What the CLI prints was recorded with version Tested, see testdata/README.md.
+// The recordings are of version Tested of the CLI, see testdata/README.md.
 package claudecode
 
 import (
@@ -24,45 +23,44 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is its name.
+// Architecture is the name of the architecture.
 const Architecture = architecture.ClaudeCode
 
-// Tested is the version of the CLI that the recordings are of. Another one is
-// used all the same, and the session's log says so.
+// Tested is the version of the CLI that was recorded. Another version is used all the same, and the session's log says
+// so.
 const Tested = "2.1.197"
 
-// program is the CLI's name on the PATH.
+// program is the name of the CLI on the PATH.
 const program = "claude"
 
-// maxRetries is how often the CLI asks the model again unless
-// CLAUDE_CODE_MAX_RETRIES says otherwise: four waits come to 7.5 s. The CLI's
-// own default of ten keeps a turn without a model for minutes.
+// maxRetries is how often the CLI repeats a request to the model, unless CLAUDE_CODE_MAX_RETRIES is set. Four retries
+// wait 7.5 s in total. With the CLI's default of ten, a turn without a model takes minutes.
 const maxRetries = "4"
 
-// mcpPatience is how long the first turn waits for MCP servers, in milliseconds: a
-// process that a query finds warm has to show a sign of life before it is taken for hung.
+// mcpPatience is how long the first turn waits for MCP servers, in milliseconds. It is limited because a warm process
+// has to print something before it is considered hung.
 const mcpPatience = "20000"
 
-// promptDigest names the variable that stands for the handshake in the command:
-// the prompts in it are too long for an argument, and others need another process.
+// promptDigest is a variable of the command that holds a digest of the handshake. The prompts in the handshake are too
+// long for an argument, and a change of them needs another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
-// withoutPeople are the tools that need somebody to answer, or that begin turns
-// by themselves, which nobody would record.
+// withoutPeople are the tools that need a person to answer, or that begin turns by themselves, which would not be
+// recorded.
 var withoutPeople = []string{
 	"AskUserQuestion", "EnterPlanMode", "ExitPlanMode", "EnterWorktree", "ExitWorktree",
 	"CronCreate", "CronDelete", "CronList", "ScheduleWakeup",
 }
 
-// inherited are variables by which one Claude Code recognises another as its parent.
+// inherited are the variables by which a Claude Code recognises another one as its parent.
 var inherited = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION", "CLAUDE_CODE_CHILD"}
 
-// Adapter drives Claude Code.
+// Adapter runs Claude Code.
 type Adapter struct {
 	Now func() time.Time // measures tools; nil for time.Now
 }
 
-// Command starts the `claude` of the agent's PATH with its files in the state folder.
+// Command returns the `claude` on the agent's PATH, with its files in the state folder.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := lookup(l)
 	if err != nil {
@@ -83,8 +81,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if l.Model != "" {
 		args = append(args, "--model", l.Model)
 	}
-	// No --session-id: the CLI refuses one that it has used, and a process that
-	// died early must not block its session. The id is learnt from what it prints.
+	// There is no --session-id: the CLI refuses an id that it has used, so a process that ended early would block its
+	// session. The session learns the id from the output.
 	resume, err := resumeArgs(l)
 	if err != nil {
 		return agent.Command{}, err
@@ -93,7 +91,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	set := map[string]string{
 		"CLAUDE_CONFIG_DIR":                        config(l.Place),
 		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-		// What runs on after a turn's end would begin turns that nobody asked for.
+		// Background work that goes on after the end of a turn would begin turns without a query.
 		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
 		"CLAUDE_CODE_DISABLE_CRON":             "1",
 	}
@@ -113,8 +111,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, inherited...), Files: files}, nil
 }
 
-// Open sends the handshake. Its answer is the process's first line, so that it
-// shows signs of life before any query.
+// Open sends the handshake. The answer is the first line of the process, so it prints something before any query.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	if a.Now == nil {
 		a.Now = time.Now
@@ -126,12 +123,12 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
-// Transcript is the CLI's own record of a session.
+// Transcript returns the path of the record that the CLI keeps of a session.
 func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
-	// The CLI names the folder after the working directory as the system tells it.
+	// The CLI names the folder after the working directory with symbolic links resolved.
 	dir, err := filepath.EvalSymlinks(p.Workspace)
 	if err != nil {
 		return "", fmt.Errorf("workspace: %w", err)
@@ -139,14 +136,14 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	return filepath.Join(config(p), "projects", folder(dir), agentSession+".jsonl"), nil
 }
 
-// configName is the CLI's configuration folder below the state folder.
+// configName is the name of the CLI's configuration folder below the state folder.
 const configName = "claude"
 
-// config is the CLI's configuration folder.
+// config returns the CLI's configuration folder.
 func config(p agent.Place) string { return filepath.Join(p.State, configName) }
 
-// known reports whether a session has a transcript here: without one "claude --resume" exits at once.
-func known(p agent.Place, agentSession string) bool {
+// hasTranscript reports whether the transcript of a session exists. Without it, "claude --resume" exits at once.
+func hasTranscript(p agent.Place, agentSession string) bool {
 	path, err := Adapter{}.Transcript(p, agentSession)
 	if err != nil {
 		return false
@@ -160,7 +157,7 @@ func has(l agent.Launch, name string) bool {
 	return ok || slices.ContainsFunc(l.Environ, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 }
 
-// lookup finds the CLI on the PATH that the agent will have.
+// lookup returns the path of the CLI on the PATH that the agent will have.
 func lookup(l agent.Launch) (string, error) {
 	path := l.Env["PATH"]
 	for _, kv := range l.Environ {
@@ -183,10 +180,10 @@ func lookup(l agent.Launch) (string, error) {
 	}
 }
 
-// maxFolder is from where on the CLI shortens a folder's name, in UTF-16 units.
+// maxFolder is the length in UTF-16 units from which the CLI shortens the name of a folder.
 const maxFolder = 200
 
-// folder is the CLI's name for a working directory's transcripts.
+// folder returns the name of the folder in which the CLI keeps the transcripts of a working directory.
 func folder(dir string) string {
 	units := utf16.Encode([]rune(dir))
 	name := make([]byte, len(units))
@@ -206,7 +203,7 @@ func folder(dir string) string {
 	return string(name[:maxFolder]) + "-" + strconv.FormatInt(max(int64(hash), -int64(hash)), 36)
 }
 
-// isUUID accepts the canonical form alone: the id becomes a file's name.
+// isUUID reports whether s is a UUID in the canonical form, which can be the name of a file.
 func isUUID(s string) bool {
 	if len(s) != 36 {
 		return false

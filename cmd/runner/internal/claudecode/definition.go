@@ -15,16 +15,16 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// mcpPrefix begins the names of MCP servers' tools: mcp__server__tool.
+// mcpPrefix is the prefix of the names of tools of MCP servers: mcp__server__tool.
 const mcpPrefix = "mcp__"
 
-// mcpConfig is where the CLI is told of MCP servers. Their variables and headers may be secrets.
+// mcpConfig is the file with the MCP servers for the CLI. Their variables and headers may be secrets.
 const mcpConfig = agent.Unkept + "/claude-mcp.json"
 
-// toolName is a tool's name; a rule such as Bash(git *) is none.
+// toolName matches the name of a tool, but not a rule such as Bash(git *).
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
 
-// checkTools refuses names that would be taken for something else among the CLI's arguments.
+// checkTools returns an error for names that the CLI's arguments would give another meaning.
 func checkTools(l agent.Launch) error {
 	for field, names := range map[string][]string{"allow": l.Tools.Allow, "deny": l.Tools.Deny} {
 		for i, name := range names {
@@ -36,9 +36,9 @@ func checkTools(l agent.Launch) error {
 	return nil
 }
 
-// definitionArgs are the flags for what the agent is made of.
+// definitionArgs returns the flags for the definition of the agent.
 func definitionArgs(l agent.Launch) []string {
-	// Of MCP servers only the agent's: a workspace's would be programs that nobody asked for.
+	// Only the MCP servers of the agent are started: those of a workspace would be unknown programs.
 	args := []string{
 		"--strict-mcp-config",
 		"--disallowedTools", strings.Join(append(slices.Clone(withoutPeople), l.Tools.Deny...), ","),
@@ -55,8 +55,8 @@ func definitionArgs(l agent.Launch) []string {
 	return args
 }
 
-// ownTools are the CLI's own tools that are allowed: those that are named, and
-// those without which sub-agents and skills that the agent has could not be used.
+// ownTools returns those of the CLI's own tools that are allowed: the named ones, and those that the agent's
+// sub-agents and skills need.
 func ownTools(l agent.Launch) []string {
 	own := slices.DeleteFunc(slices.Clone(l.Tools.Allow), isMCP)
 	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isAgent) {
@@ -68,7 +68,7 @@ func ownTools(l agent.Launch) []string {
 	return own
 }
 
-// definitionFiles are what the CLI reads of the agent from its configuration folder.
+// definitionFiles returns the files of the configuration folder for the definition of the agent.
 func definitionFiles(l agent.Launch) ([]agent.File, error) {
 	var files []agent.File
 	add := func(path, content string) { files = append(files, agent.File{Path: path, Content: content}) }
@@ -98,7 +98,7 @@ func definitionFiles(l agent.Launch) ([]agent.File, error) {
 	return files, nil
 }
 
-// quote makes a scalar of YAML, of which a string of JSON is one.
+// quote returns s as a scalar of YAML. A string of JSON is one.
 func quote(s string) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
@@ -107,7 +107,7 @@ func quote(s string) string {
 	return string(raw)
 }
 
-// mcpServer is a server in the CLI's words.
+// mcpServer is an MCP server in the format of the CLI.
 type mcpServer struct {
 	Type    string            `json:"type"`
 	Command string            `json:"command,omitempty"`
@@ -118,9 +118,8 @@ type mcpServer struct {
 	Timeout uint32            `json:"timeout,omitempty"` // milliseconds for a call
 }
 
-// mcpServers writes the servers in the CLI's words. The CLI fills in ${VAR} by
-// itself, and here every variable is filled in already: what looks like one is
-// given by a variable of its own.
+// mcpServers returns the servers in the format of the CLI. The CLI expands ${VAR}, but all variables have been
+// expanded before: so text that looks like a variable is passed by a variable of its own.
 func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[string]string) {
 	servers, variables = map[string]mcpServer{}, map[string]string{}
 	literal := func(s string) string {
@@ -152,7 +151,7 @@ func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[str
 	return servers, variables
 }
 
-// subagent is a sub-agent in the handshake's words.
+// subagent is a sub-agent in the format of the handshake.
 type subagent struct {
 	Description string   `json:"description"`
 	Prompt      string   `json:"prompt"`
@@ -176,8 +175,8 @@ func subagents(l agent.Launch) map[string]subagent {
 	return out
 }
 
-// withServers narrows a sub-agent to the MCP servers that it names. It starts no
-// sub-agents, which might have others, unless its list of tools says so.
+// withServers limits a sub-agent to the MCP servers that it names. It may not start sub-agents, which could have other
+// servers, unless its list of tools has that tool.
 func withServers(l agent.Launch, a events.SubagentSpec) (tools, without []string) {
 	tools = slices.Clone(a.Tools)
 	for _, s := range l.MCPServers {
@@ -197,10 +196,10 @@ func withServers(l agent.Launch, a events.SubagentSpec) (tools, without []string
 
 func isMCP(tool string) bool { return strings.HasPrefix(tool, mcpPrefix) }
 
-// notInNames is what the CLI writes as an underscore in the names of tools.
+// notInNames matches the characters that the CLI replaces by an underscore in names of tools.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// scope is what the policy knows of the agent.
+// scope is what the policy knows about the agent.
 type scope struct {
 	root    string      // the workspace
 	skills  []string    // folders that may be read
@@ -209,7 +208,7 @@ type scope struct {
 	servers []mcpServed // its MCP servers
 }
 
-// mcpServed is what a server's tools are called, and which of them the agent has.
+// mcpServed is the prefix of the tools of a server, and which of them the agent has.
 type mcpServed struct {
 	prefix string
 	only   []string // whole names; nil for all
@@ -225,7 +224,7 @@ func newScope(l agent.Launch) scope {
 		for _, t := range server.Tools {
 			m.only = append(m.only, m.prefix+notInNames.ReplaceAllString(t, "_"))
 		}
-		// A server of which the definition allows some tools by name has these alone.
+		// If the definition allows some tools of a server by name, the agent has only these.
 		named := slices.DeleteFunc(slices.Clone(l.Tools.Allow), func(t string) bool { return !strings.HasPrefix(t, m.prefix) })
 		switch {
 		case len(named) > 0 && m.only == nil:
@@ -238,7 +237,7 @@ func newScope(l agent.Launch) scope {
 	return s
 }
 
-// serves tells whether a tool is of one of the agent's MCP servers, and whether the agent has it.
+// serves reports whether a tool belongs to one of the agent's MCP servers, and whether the agent has it.
 func (s scope) serves(tool string) (known, has bool) {
 	var of mcpServed // the longest that fits: a server's name may begin another's
 	for _, m := range s.servers {
@@ -249,7 +248,7 @@ func (s scope) serves(tool string) (known, has bool) {
 	return of.prefix != "", of.only == nil || slices.Contains(of.only, tool)
 }
 
-// skillFile gives the real path of something that lies in one of the agent's skills.
+// skillFile returns the real path of a file in the folder of one of the skills.
 func (s scope) skillFile(path string) (string, bool) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || !filepath.IsAbs(path) {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// tally is what the process took since it began.
+// tally is the usage and the cost of the process since it was started.
 type tally struct {
 	input, output, cacheRead, cacheWrite uint64
 	cost                                 float64
@@ -29,7 +29,7 @@ func (r result) tally() tally {
 	return sum
 }
 
-// since is what was taken after before. A sum that went down was begun anew.
+// since returns the difference of two tallies. A counter that went down was reset in between.
 func (now tally) since(before tally) (events.Usage, float64) {
 	sub := func(a, b uint64) uint32 {
 		if a < b {
@@ -47,7 +47,7 @@ func (now tally) since(before tally) (events.Usage, float64) {
 	}, cost
 }
 
-// result ends the turn.
+// result handles a result line, which ends the turn.
 func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	r, err := decode[result](raw, "result")
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// settle finishes what the CLI leaves open.
+// settle finishes the blocks that the CLI leaves open.
 func (s *session) settle(t *agent.Turn) {
 	if s.turn.todo != "" {
 		t.Complete(s.turn.todo, nil)
@@ -92,7 +92,7 @@ func (s *session) settle(t *agent.Turn) {
 	}
 }
 
-// ended judges a result: is_error counts, whatever the subtype says.
+// ended returns the end of the turn for a result. It uses is_error and not the subtype.
 func (s *session) ended(r result) runner.Ended {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
@@ -113,7 +113,7 @@ func (s *session) ended(r result) runner.Ended {
 	}
 }
 
-// modelCode classifies a failure of the model by the API's status, else by the CLI's word for it.
+// modelCode returns the code for a failure of the model: by the API's status, else by the CLI's own word for it.
 func modelCode(status int, why string) string {
 	switch {
 	case status == 401, status == 403, status == 0 && why == "authentication_failed":
@@ -126,7 +126,7 @@ func modelCode(status int, why string) string {
 	return "MODEL_ERROR"
 }
 
-// written tells where the CLI keeps its record: at the first sign of a session, and at every end.
+// written journals the path of the transcript, at the first line with a session id and at every end.
 func (s *session) written(agentSession string, t *agent.Turn) {
 	if agentSession == "" {
 		return
@@ -140,8 +140,8 @@ func (s *session) written(agentSession string, t *agent.Turn) {
 	t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: agentSession, Path: path})
 }
 
-// expectLastLine has the next snapshot wait for the last line of the turn's answer, which the CLI writes a tenth of a second after it has
-// reported the turn's end.
+// expectLastLine makes the next snapshot wait for the last line of the turn's answer, which the CLI writes to the
+// transcript a tenth of a second after it has reported the end of the turn.
 func (s *session) expectLastLine(t *agent.Turn) {
 	if s.turn.last == "" || s.agentSession == "" {
 		return
@@ -155,7 +155,7 @@ func (s *session) expectLastLine(t *agent.Turn) {
 	}
 }
 
-// notice is a system line.
+// notice is a line of type system.
 type notice struct {
 	Status       string  `json:"status"`
 	Attempt      int     `json:"attempt"` // api_retry
@@ -172,7 +172,7 @@ type notice struct {
 	} `json:"compact_metadata"`
 }
 
-// system takes the CLI's notices.
+// system handles lines of type system.
 func (s *session) system(l line, raw []byte, t *agent.Turn) error {
 	var n notice
 	if err := json.Unmarshal(raw, &n); err != nil {
@@ -205,7 +205,7 @@ func (s *session) system(l line, raw []byte, t *agent.Turn) error {
 	case "task_started": // its blocks tell the rest
 		s.turn.agents[n.TaskID] = n.ToolUseID
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
-		// The blocks tell the same.
+		// The blocks contain the same.
 	default:
 		logf(t, "info", "%s", raw)
 	}

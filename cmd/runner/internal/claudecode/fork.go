@@ -23,7 +23,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return nil, nil
 	}
 	if l.Fork == nil {
-		if !known(l.Place, l.Resume) {
+		if !hasTranscript(l.Place, l.Resume) {
 			return nil, nil
 		}
 		return []string{"--resume", l.Resume}, nil
@@ -56,7 +56,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	return nil, forget(to)
 }
 
-// forget removes the copy that an earlier attempt made.
+// forget removes the copy that an earlier attempt has written.
 func forget(to string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
@@ -64,10 +64,10 @@ func forget(to string) error {
 	return nil
 }
 
-// lost returns why the session of a launch cannot be gone on with, "" if it can.
+// lost returns why the session of a launch cannot be resumed, or "".
 func lost(l agent.Launch) string {
 	switch {
-	case l.Resume == "" || l.Fork == nil && known(l.Place, l.Resume) || l.Fork != nil && known(l.Place, transcript.ForkID(l)):
+	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Place, l.Resume) || l.Fork != nil && hasTranscript(l.Place, transcript.ForkID(l)):
 		return ""
 	case l.Fork != nil && l.Fork.Anchor != "":
 		return fmt.Sprintf("session %.100s of Claude Code has no transcript here with the line %.100q", l.Resume, l.Fork.Anchor)
@@ -96,13 +96,13 @@ func originals(l agent.Launch) ([]string, error) {
 	return list, nil
 }
 
-// cutter finds the line of an anchor.
+// cutter cuts a transcript after the line of an anchor.
 type cutter struct {
 	anchor string
 	kind   string // of the line, once it is found
 }
 
-// edit ends the copy with the anchor's line.
+// edit ends the copy after the line of the anchor.
 func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
 		return raw, transcript.Keep

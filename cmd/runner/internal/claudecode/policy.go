@@ -30,7 +30,7 @@ const (
 	ruleNoQuery    = "no-query"           // deny: nobody would record it
 )
 
-// paths names the argument of each file tool; a search without one is in the workspace.
+// paths has the argument with the path for each file tool. A search without that argument is in the workspace.
 var paths = map[string]struct {
 	argument string
 	optional bool
@@ -50,7 +50,7 @@ var (
 	network = []string{"WebFetch", "WebSearch"}
 )
 
-// decision is how a question is answered.
+// decision is the answer to a permission request.
 type decision struct {
 	allow  bool
 	rule   string
@@ -58,8 +58,8 @@ type decision struct {
 	input  json.RawMessage // what the tool is run with, when allowed
 }
 
-// decide is the policy `workspace`: allow what stays inside it, deny the rest.
-// It has no third answer, and no side effect.
+// decide applies the policy `workspace`: it allows what stays inside the workspace and denies everything else. It has
+// no side effect.
 func decide(q question, s scope) decision {
 	var input map[string]json.RawMessage
 	if len(q.Input) == 0 || json.Unmarshal(q.Input, &input) != nil || input == nil {
@@ -89,7 +89,7 @@ func decide(q question, s scope) decision {
 	return decision{rule: ruleUnknown, reason: fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it. Go on without it.", q.ToolName)}
 }
 
-// decidePath allows a file tool inside the workspace, on exactly the path that was looked at.
+// decidePath allows a file tool on a path inside the workspace. The CLI gets exactly the path that was checked.
 func decidePath(q question, input map[string]json.RawMessage, argument string, optional bool, s scope) decision {
 	root := s.root
 	var path string
@@ -97,7 +97,7 @@ func decidePath(q question, input map[string]json.RawMessage, argument string, o
 		return decision{rule: ruleUnreadable, reason: argument + " is not a text"}
 	}
 	if pattern, ok := input["pattern"]; ok && q.ToolName == "Glob" {
-		// A pattern can be a path of its own.
+		// A pattern can contain a path.
 		var p string
 		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
 			return outside(string(pattern), root)
@@ -118,7 +118,7 @@ func decidePath(q question, input map[string]json.RawMessage, argument string, o
 	} else {
 		return outside(path, root)
 	}
-	// The CLI expands and trims paths in its own ways; it gets the one that was judged.
+	// The CLI expands and trims paths by rules of its own, so it gets the path that was checked.
 	raw, err := json.Marshal(judged)
 	if err != nil {
 		return decision{rule: ruleUnreadable, reason: argument + " cannot be written as JSON"}
@@ -135,13 +135,14 @@ func outside(path, root string) decision {
 	return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, root)}
 }
 
-// inside gives the path relative to the workspace's root, if no link leads out of it.
+// inside returns the path relative to the root of the workspace. It fails if a symbolic link leads out of the
+// workspace.
 func inside(root, path string) (string, bool) {
 	if strings.HasPrefix(path, "~") {
 		return "", false // the CLI takes it for the home folder
 	}
 	if filepath.IsAbs(path) {
-		// The names that the workspace has elsewhere would be other folders to the CLI.
+		// Aliases of the workspace, such as /mnt/workspace, would be other folders for the CLI.
 		real, err := filepath.EvalSymlinks(root)
 		if err != nil || !under(root, path) && !under(real, path) {
 			return "", false
@@ -156,12 +157,12 @@ func under(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// isSpace is what JavaScript trims.
+// isSpace reports whether the trim function of JavaScript removes r.
 func isSpace(r rune) bool {
 	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
 }
 
-// asked answers a question of the CLI, at once: there is nobody to wait for.
+// asked answers a permission request of the CLI at once. No person is asked.
 func (s *session) asked(l line, t *agent.Turn) error {
 	reply := func(r response) error {
 		r.RequestID = l.RequestID

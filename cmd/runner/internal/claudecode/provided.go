@@ -8,7 +8,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// provided copies the conversation of a transcript that came from outside, and returns the arguments with which the CLI goes on with it.
+// provided copies the conversation of a transcript that a caller provided, and returns the arguments with which the
+// CLI resumes it.
 func provided(l agent.Launch, id, to string) ([]string, error) {
 	workspace, err := filepath.EvalSymlinks(l.Workspace)
 	if err != nil {
@@ -21,14 +22,14 @@ func provided(l agent.Launch, id, to string) ([]string, error) {
 	return []string{"--resume", id}, nil
 }
 
-// keptLines are the types of lines that make up a conversation. All others are the CLI's own notes, which it acts on when it
-// resumes: queued prompts, modes, histories of files, working trees, names of agents.
+// keptLines are the types of lines that belong to a conversation. All others are the CLI's own notes, on which it acts
+// when it resumes: queued prompts, modes, histories of files, working trees, names of agents.
 var keptLines = []string{"user", "assistant", "system", "attachment", "progress"}
 
-// adopter makes lines of another machine those of a session here.
+// adopter changes the lines of a foreign transcript to lines of a session in this workspace.
 type adopter struct{ id, workspace string }
 
-// edit keeps the lines of the conversation.
+// edit keeps the lines of the conversation and drops all others.
 func (a adopter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	line := transcript.Members(raw)
 	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLines, transcript.Text(line["type"])) {

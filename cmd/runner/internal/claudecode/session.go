@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// session translates for one process.
+// session is the agent.Session of one process.
 type session struct {
 	place agent.Place
 	scope scope // of the policy
@@ -42,7 +42,7 @@ type session struct {
 	turn    turnState
 }
 
-// turnState is forgotten when the turn ends.
+// turnState is the state of one turn.
 type turnState struct {
 	conversations map[string]*conversation // by the call that made it, "" for the agent itself
 	agents        map[string]string        // calls of sub-agents, by the CLI's own name for these
@@ -54,7 +54,7 @@ type turnState struct {
 	last          string                   // uuid of the last line of an answer in the agent's own conversation
 }
 
-// call is a tool at work.
+// call is a call of a tool that is running.
 type call struct {
 	conv    string
 	name    string
@@ -70,7 +70,7 @@ func newTurnState() turnState {
 	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*call{}}
 }
 
-// handshake is what the CLI is told before any query, of the agent's definition.
+// handshake is the part of the agent's definition that is sent before any query.
 type handshake struct {
 	Prompt    string              `json:"prompt"` // added to the CLI's own system prompt
 	Subagents map[string]subagent `json:"subagents"`
@@ -82,7 +82,7 @@ func newHandshake(l agent.Launch) handshake {
 
 func (h handshake) says() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
 
-// bytes are the same for the same handshake.
+// bytes returns the same bytes for the same handshake.
 func (h handshake) bytes() []byte {
 	raw, err := json.Marshal(h)
 	if err != nil {
@@ -91,7 +91,7 @@ func (h handshake) bytes() []byte {
 	return raw
 }
 
-// initialize is the handshake.
+// initialize returns the request of the handshake.
 func (s *session) initialize(h handshake) {
 	request := map[string]any{"subtype": "initialize", "hooks": nil}
 	if h.Prompt != "" {
@@ -100,11 +100,11 @@ func (s *session) initialize(h handshake) {
 	if len(h.Subagents) > 0 {
 		request["agents"] = h.Subagents
 	}
-	// The values are our own: they can be encoded.
+	// These values can always be encoded.
 	_, _ = s.control(request) //nolint:errcheck // see above
 }
 
-// control sends a request and gives its id.
+// control sends a request and returns its id.
 func (s *session) control(request map[string]any) (string, error) {
 	s.mu.Lock()
 	s.requests++
@@ -135,10 +135,10 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	return s.in.Send(userLine{Type: "user", Message: userMessage{Role: "user", Content: content}})
 }
 
-// imageTypes are what the model's API takes.
+// imageTypes are the media types that the model's API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
-// userContent is a text, or parts in the Messages API's shape.
+// userContent returns the query as a text, or as content blocks of the Messages API.
 func userContent(q runner.Query) (any, error) {
 	if len(q.Parts) == 0 {
 		return q.Content, nil
@@ -177,7 +177,7 @@ func (s *session) Interrupt() error {
 	return err
 }
 
-// Line takes what the CLI prints.
+// Line handles a line that the CLI printed.
 func (s *session) Line(raw []byte, t *agent.Turn) error {
 	l, err := decode[line](raw, "line")
 	if err != nil {
@@ -203,14 +203,14 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case "rate_limit_event":
 		logf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":
-		// Signs of life alone.
+		// These lines only show that the process is alive.
 	default:
 		logf(t, "info", "%s", raw)
 	}
 	return nil
 }
 
-// answered takes the answer to one of our requests.
+// answered handles the answer to a request of the session.
 func (s *session) answered(l line, t *agent.Turn) error {
 	a, err := decode[answer](l.Response, "control_response")
 	if err != nil {
@@ -228,9 +228,9 @@ func (s *session) answered(l line, t *agent.Turn) error {
 	return nil
 }
 
-// insist asks again to stop when a model's answer begins after the CLI agreed to
-// stop: it was asked before it had begun the turn.
-func (s *session) insist() error {
+// interruptAgain repeats the interrupt if an answer of the model begins after the CLI has accepted one: the CLI had
+// not begun the turn then.
+func (s *session) interruptAgain() error {
 	s.mu.Lock()
 	again := s.interrupted && s.heard
 	s.heard = false

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is the agent's own or a sub-agent's.
+// conversation is the state of a conversation: that of the main agent, or of a sub-agent.
 type conversation struct {
 	id       string
 	block    string // the subagent block, "" for the agent itself
@@ -17,9 +17,9 @@ type conversation struct {
 	answer   streamed
 }
 
-// streamed is the model's answer as it is streamed. If the stream breaks in its
-// first block, the CLI silently asks again without streaming; then a whole message
-// with another id follows, which takes the place of what was streamed.
+// streamed is an answer of the model that is being streamed. If the stream breaks in its first block, the CLI repeats
+// the request without streaming and does not report it. A whole message with another id follows then, which replaces
+// what was streamed.
 type streamed struct {
 	id     string
 	model  string
@@ -27,8 +27,8 @@ type streamed struct {
 	blocks []*streamedBlock
 }
 
-// streamedBlock is a content block on its way. Three lines end it, in no order
-// to be relied on: the CLI's whole block, the stream's stop, or neither.
+// streamedBlock is a content block that is being streamed. It ends with the CLI's whole block, with the stop event of
+// the stream, or with neither; the order is not fixed.
 type streamedBlock struct {
 	index  int
 	part   part   // as it began
@@ -37,7 +37,7 @@ type streamedBlock struct {
 	stated bool // the CLI's whole block has come
 }
 
-// conversation finds or makes the conversation of a line.
+// conversation returns the conversation of a line, and creates it if necessary.
 func (s *session) conversation(l line, t *agent.Turn) *conversation {
 	key := l.parent()
 	if c := s.turn.conversations[key]; c != nil {
@@ -48,11 +48,11 @@ func (s *session) conversation(l line, t *agent.Turn) *conversation {
 		s.turn.conversations[key] = c
 		return c
 	}
-	// A sub-agent whose call was not seen.
+	// The call of this sub-agent was not printed.
 	return s.spawn(events.MainConversation, part{ID: key, Name: l.SubagentType}, t)
 }
 
-// stream takes one event of the model's stream.
+// stream handles one event of the model's stream.
 func (s *session) stream(l line, t *agent.Turn) error {
 	e, err := decode[streamEvent](l.Event, "stream_event")
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 			s.turn.model = e.Message.Model
 		}
 		s.turn.seen = plus(s.turn.seen, usage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
-		return s.insist()
+		return s.interruptAgain()
 	case "content_block_start":
 		c.answer.blocks = append(c.answer.blocks, s.begin(c, e, t))
 	case "content_block_delta":
@@ -75,7 +75,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 			t.Text(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
 		}
 	case "content_block_stop":
-		// Its whole block came before; if it did not, what was streamed is all there is.
+		// If the whole block did not come before, the streamed text is all there is.
 		if b := c.answer.at(e.Index); b != nil && b.open && b.block != "" {
 			b.open = false
 			t.Complete(b.block, nil)
@@ -90,7 +90,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 	return nil
 }
 
-// begin opens a block for a content block, if its kind is known by now.
+// begin opens a block for a content block if its kind is known.
 func (s *session) begin(c *conversation, e streamEvent, t *agent.Turn) *streamedBlock {
 	b := &streamedBlock{index: e.Index, part: e.Block, open: true}
 	switch e.Block.Type {
@@ -99,7 +99,7 @@ func (s *session) begin(c *conversation, e streamEvent, t *agent.Turn) *streamed
 	case "thinking":
 		b.block = t.Open(c.id, events.Block{Kind: events.KindThinking})
 	case "tool_use", "server_tool_use", "mcp_tool_use":
-		// A sub-agent's block needs the whole input: it names the sub-agent.
+		// The block of a sub-agent needs the whole input, which names the sub-agent.
 		if !isAgent(e.Block.Name) {
 			b.block = t.Open(c.id, events.Block{
 				Kind: events.KindToolUse, ToolName: e.Block.Name, ToolUseID: e.Block.ID, DisplayName: display(e.Block.Name),
@@ -112,7 +112,7 @@ func (s *session) begin(c *conversation, e streamEvent, t *agent.Turn) *streamed
 	return b
 }
 
-// abandon finishes what an answer left open that another takes the place of.
+// abandon finishes the open blocks of an answer that another one replaces.
 func (s *session) abandon(c *conversation, t *agent.Turn) {
 	for _, b := range c.answer.blocks {
 		if b.open && b.block != "" {
@@ -131,9 +131,8 @@ func (a *streamed) at(index int) *streamedBlock {
 	return nil
 }
 
-// find gives the block that a whole part is of: the call's own, else the first
-// of its type that was not stated yet. A message that was asked for again has
-// other calls.
+// find returns the block that a whole part belongs to: by the id of the call, else the first block of its type that
+// has no whole part yet. A message that was requested again has other calls.
 func (a *streamed) find(p part) *streamedBlock {
 	for _, b := range a.blocks {
 		if !b.stated && b.part.Type == p.Type && (b.part.ID == p.ID || a.again && b.open) {
@@ -143,7 +142,7 @@ func (a *streamed) find(p part) *streamedBlock {
 	return nil
 }
 
-// assistant takes a whole content block, or a message that was not streamed.
+// assistant handles a whole content block, or a message that was not streamed.
 func (s *session) assistant(l line, t *agent.Turn) error {
 	m, err := decode[message](l.Message, "assistant message")
 	if err != nil {
@@ -183,7 +182,7 @@ type statement struct {
 	anchor  string
 }
 
-// state takes a whole part: what was streamed of it, in b if anything, is finished with it.
+// state journals a whole part. If b is not nil, it finishes that streamed block.
 func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
@@ -233,7 +232,7 @@ func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent
 	})
 }
 
-// synthetic takes what the CLI says in the model's place: errors, and the answers of its own commands.
+// synthetic handles messages of the CLI in place of the model: errors, and the answers of its own commands.
 func (s *session) synthetic(l line, m message, c *conversation, t *agent.Turn) {
 	why := ""
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
@@ -248,7 +247,7 @@ func (s *session) synthetic(l line, m message, c *conversation, t *agent.Turn) {
 	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text, Anchor: anchor})
 }
 
-// plus adds up, and stops at the counters' end.
+// plus returns the sum, limited to the largest value of the counters.
 func plus(sum events.Usage, u usage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// isAgent tells whether a tool is a sub-agent; the CLI lists it as Task and calls it Agent.
+// isAgent reports whether a tool runs a sub-agent. The CLI lists it as Task and calls it Agent.
 func isAgent(tool string) bool { return tool == "Agent" || tool == "Task" }
 
-// display is a tool's name for people.
+// display returns the name of a tool for people.
 func display(tool string) string {
 	if rest, ok := strings.CutPrefix(tool, "mcp__"); ok {
 		server, name, _ := strings.Cut(rest, "__")
@@ -22,7 +22,7 @@ func display(tool string) string {
 	return tool
 }
 
-// arguments are those of the CLI's tools that say what a call is about.
+// arguments are the arguments of the CLI's tools that describe a call.
 type arguments struct {
 	Description  string `json:"description"`
 	FilePath     string `json:"file_path"`
@@ -43,7 +43,7 @@ type arguments struct {
 	Todos  []events.TodoItem `json:"todos"` // TodoWrite
 }
 
-// arguments reads what is known of a call's input; what has another shape says nothing.
+// arguments decodes the input of a call, as far as it is known. Arguments of another type are ignored.
 func readArguments(input json.RawMessage) arguments {
 	var a arguments
 	if len(input) > 0 && json.Unmarshal(input, &a) != nil {
@@ -52,7 +52,7 @@ func readArguments(input json.RawMessage) arguments {
 	return a
 }
 
-// describe says in a line what a call is about.
+// describe returns a one-line description of a call.
 func describe(input json.RawMessage, workspace string) string {
 	a := readArguments(input)
 	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
@@ -68,7 +68,7 @@ func describe(input json.RawMessage, workspace string) string {
 	return ""
 }
 
-// spawn begins a sub-agent's conversation, inside another one.
+// spawn begins the conversation of a sub-agent inside another conversation.
 func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	if c := s.turn.conversations[p.ID]; c != nil {
 		return c
@@ -89,7 +89,7 @@ func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	return c
 }
 
-// user takes tool results, a sub-agent's prompt, and the CLI's own notes.
+// user handles tool results, the prompt of a sub-agent, and the CLI's own notes.
 func (s *session) user(l line, t *agent.Turn) error {
 	if l.IsReplay {
 		s.taken = s.taken || s.pending
@@ -123,7 +123,7 @@ type toolResult struct {
 	anchor     string
 }
 
-// toolResult finishes a call. The structured result serves for lists only.
+// toolResult journals the result of a call. The structured result is used for the agent's list only.
 func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 	var took time.Duration
 	conv := c.id
@@ -144,14 +144,14 @@ func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 	}
 }
 
-// finish ends a sub-agent. Its last words have no line of their own.
+// finish ends the conversation of a sub-agent. Its last words are in the result of the call alone.
 func (s *session) finish(sub *conversation, p toolResult, took time.Duration, t *agent.Turn) {
 	said := p.Content.text()
 	var own struct {
 		Content content `json:"content"`
 	}
 	if json.Unmarshal(p.structured, &own) == nil && len(own.Content) > 0 {
-		// Without the CLI's note to the model about how to go on.
+		// The CLI's note to the model about how to go on is left out.
 		said = own.Content.text()
 		if said != sub.lastText {
 			t.Whole(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
@@ -168,7 +168,7 @@ func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// task is an entry of the agent's list; older tools write the list as a whole.
+// task is an entry of the agent's list. Older tools write the whole list.
 type task struct {
 	id   string
 	item events.TodoItem
@@ -176,7 +176,7 @@ type task struct {
 
 type tasks []task
 
-// apply follows a successful call; it tells whether the list may have changed.
+// apply updates the list after a successful call, and reports whether it may have changed.
 func (l *tasks) apply(c call, structured json.RawMessage) bool {
 	a := readArguments(c.input)
 	switch c.name {
@@ -203,7 +203,7 @@ func (l *tasks) apply(c call, structured json.RawMessage) bool {
 	return true
 }
 
-// update changes one entry. One that was made by a process before is not known by its text.
+// update changes one entry. The text of an entry that an earlier process created is unknown.
 func (l *tasks) update(a arguments) {
 	for i := range *l {
 		t := &(*l)[i]
@@ -231,7 +231,7 @@ func (l *tasks) update(a arguments) {
 	}
 }
 
-// showTodos shows the list: one block a turn, that changes.
+// showTodos journals the list in one block per turn, which it updates.
 func (s *session) showTodos(t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(s.tasks))
 	for _, task := range s.tasks {

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// line is any line that the CLI prints; Type tells which fields it has.
+// line is a line that the CLI prints. Type says which fields are set.
 type line struct {
 	Type      string  `json:"type"`
 	Subtype   string  `json:"subtype"`
@@ -32,7 +32,7 @@ type line struct {
 	Version string `json:"claude_code_version"` // system/init
 }
 
-// parent is the call that the line belongs to, "" for the agent itself.
+// parent returns the id of the call that the line belongs to; "" for the main agent.
 func (l line) parent() string {
 	if l.Parent == nil {
 		return ""
@@ -40,8 +40,9 @@ func (l line) parent() string {
 	return *l.Parent
 }
 
-// anchor returns the anchor of a block that part i of m states in a conversation. The CLI cuts after a line, so only
-// the last part of a line has one; a sub-agent's lines are not in the transcript of the session.
+// anchor returns the anchor of a block that part i of m states in a conversation. The CLI can cut after a line, so
+// only the last part of a line has an anchor. Lines of a sub-agent are not in the transcript of the session and have
+// none.
 func (l line) anchor(m message, i int, conversation string) string {
 	if i < len(m.Content)-1 || conversation != events.MainConversation {
 		return ""
@@ -49,7 +50,7 @@ func (l line) anchor(m message, i int, conversation string) string {
 	return l.UUID
 }
 
-// message is a message of the model, or of the user.
+// message is a message of the model or of the user.
 type message struct {
 	ID      string  `json:"id"`
 	Model   string  `json:"model"`
@@ -57,7 +58,7 @@ type message struct {
 	Usage   usage   `json:"usage"`
 }
 
-// content is a list of parts; the CLI writes a single text as a string.
+// content is a list of parts. The CLI writes a single text as a string.
 type content []part
 
 func (c *content) UnmarshalJSON(raw []byte) error {
@@ -72,7 +73,7 @@ func (c *content) UnmarshalJSON(raw []byte) error {
 	return json.Unmarshal(raw, (*[]part)(c))
 }
 
-// text joins what can be read.
+// text returns the texts of all parts.
 func (c content) text() string {
 	var out []string
 	for _, p := range c {
@@ -104,7 +105,7 @@ type part struct {
 	ToolName string `json:"tool_name"` // tool_reference
 }
 
-// streamEvent is an event of the Messages API's stream.
+// streamEvent is an event of the stream of the Messages API.
 type streamEvent struct {
 	Type    string  `json:"type"`
 	Index   int     `json:"index"`
@@ -119,7 +120,7 @@ type streamEvent struct {
 	Usage usage `json:"usage"` // message_delta
 }
 
-// usage is the API's own count, for one message.
+// usage is the count of the API for one message.
 type usage struct {
 	Input      uint32 `json:"input_tokens"`
 	Output     uint32 `json:"output_tokens"`
@@ -127,7 +128,7 @@ type usage struct {
 	CacheWrite uint32 `json:"cache_creation_input_tokens"`
 }
 
-// result is a turn's end.
+// result is the line that ends a turn.
 type result struct {
 	Subtype        string                `json:"subtype"`
 	IsError        bool                  `json:"is_error"`
@@ -163,14 +164,14 @@ type answer struct {
 	Error     string `json:"error"`
 }
 
-// controlRequest is what we ask of the CLI.
+// controlRequest is a request of the session.
 type controlRequest struct {
 	Type      string         `json:"type"`
 	RequestID string         `json:"request_id"`
 	Request   map[string]any `json:"request"`
 }
 
-// controlResponse is our answer to a question.
+// controlResponse is the answer of the session to a question.
 type controlResponse struct {
 	Type     string   `json:"type"`
 	Response response `json:"response"`
@@ -183,14 +184,14 @@ type response struct {
 	Error     string `json:"error,omitempty"`
 }
 
-// verdict is the answer to a permission question.
+// verdict is the answer to a permission request.
 type verdict struct {
 	Behavior     string          `json:"behavior"` // allow, deny
 	UpdatedInput json.RawMessage `json:"updatedInput,omitempty"`
 	Message      string          `json:"message,omitempty"`
 }
 
-// userLine is a query.
+// userLine is the line of a query.
 type userLine struct {
 	Type      string      `json:"type"`
 	SessionID string      `json:"session_id"`
@@ -203,7 +204,7 @@ type userMessage struct {
 	Content any    `json:"content"`
 }
 
-// decode reads a part of a line; what says which.
+// decode decodes a part of a line. What names the part in the error.
 func decode[T any](raw json.RawMessage, what string) (T, error) {
 	var v T
 	if err := json.Unmarshal(raw, &v); err != nil {

@@ -152,7 +152,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	s.forget()
 	s.pending, s.query = true, &q
 	if s.lost != "" {
-		s.tellLost(t)
+		s.reportLost(t)
 	}
 	for _, p := range s.unsaid {
 		t.Emit(events.MainConversation, p)
@@ -164,7 +164,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	return s.start()
 }
 
-func (s *session) tellLost(t *agent.Turn) {
+func (s *session) reportLost(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
 	})
@@ -226,12 +226,12 @@ func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
 	s.mu.Unlock()
-	s.insist()
+	s.stopAgain()
 	return nil
 }
 
-// insist asks to stop a turn that was asked for and is known, unless it was told already.
-func (s *session) insist() {
+// stopAgain asks to stop a turn that was asked for and is known, unless it was told already.
+func (s *session) stopAgain() {
 	s.mu.Lock()
 	thread, turn := s.thread, s.turnID
 	due := s.interrupted && !s.heard && turn != ""
@@ -365,7 +365,7 @@ func (s *session) taken(turn string) {
 		s.turnID = turn
 	}
 	s.mu.Unlock()
-	s.insist()
+	s.stopAgain()
 }
 
 // refused takes an error as an answer.
@@ -376,7 +376,7 @@ func (s *session) refused(was asked, e *rpcError, t *agent.Turn) {
 		s.logf(t, "warn", "%v", err)
 		s.lost, s.resume = lost(s.launch), ""
 		if s.pending {
-			s.tellLost(t)
+			s.reportLost(t)
 		}
 		s.begin()
 	case "turn/interrupt":

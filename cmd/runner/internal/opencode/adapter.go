@@ -53,7 +53,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if err := checkTools(l); err != nil {
 		return agent.Command{}, err
 	}
-	files, err := layOut(l)
+	files, err := writeFiles(l)
 	if err != nil {
 		return agent.Command{}, fmt.Errorf("state folder of OpenCode: %w", err)
 	}

@@ -110,8 +110,8 @@ type files struct {
 	plugin       string
 }
 
-// layOut makes the files.
-func layOut(l agent.Launch) (f files, err error) {
+// writeFiles makes the files.
+func writeFiles(l agent.Launch) (f files, err error) {
 	config := filepath.Join(home(l.Place, "config"), "opencode")
 	// An installed package, as the CLI sees it: there is no registry to ask.
 	if err := os.MkdirAll(filepath.Join(config, "node_modules"), 0o700); err != nil {

@@ -73,7 +73,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 				s.turn(ctx, r, resume)
 			default:
 			}
-			return s.drop()
+			return s.endWarm()
 		case r := <-s.starts:
 			s.turn(ctx, r, resume)
 		case m := <-s.warms:
@@ -86,13 +86,13 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			if w.urgent.Load() {
 				grace = 0
 			}
-			if err := s.dropIn(grace); err != nil {
+			if err := s.endWarmWithin(grace); err != nil {
 				s.cfg.Log.Error("end the agent", "err", err)
 			}
 		case line, ok := <-lines:
 			if !ok {
 				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.redact.String(w.proc.StderrTail()))
-				if err := s.drop(); err != nil {
+				if err := s.endWarm(); err != nil {
 					s.cfg.Log.Error("end what the agent left", "err", err)
 				}
 				continue
@@ -108,10 +108,10 @@ func (s *Supervisor) current() *warm {
 	return s.warm
 }
 
-// drop ends the agent's process.
-func (s *Supervisor) drop() error { return s.dropIn(s.cfg.TermGrace) }
+// endWarm ends the agent's process.
+func (s *Supervisor) endWarm() error { return s.endWarmWithin(s.cfg.TermGrace) }
 
-func (s *Supervisor) dropIn(grace time.Duration) error {
+func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	w := s.current()
 	if w == nil {
 		return nil
@@ -171,7 +171,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 			return t
 		}
 	}
-	if err := s.drop(); err != nil {
+	if err := s.endWarm(); err != nil {
 		s.cfg.Log.Error("end the agent before", "err", err)
 	}
 	s.hide(redact.New(r.query.Redact...))
@@ -352,14 +352,14 @@ func (s *Supervisor) killed(r *run, t *agent.Turn, message string) {
 		return
 	}
 	t.Emit(events.MainConversation, events.Error{Code: exhausted.Code, Message: exhausted.Message})
-	s.abandonIn(0, t, *exhausted)
+	s.abandonWithin(0, t, *exhausted)
 }
 
 // abandon ends the process and then the turn: when a turn has ended, none of its processes runs.
-func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonIn(s.cfg.TermGrace, t, e) }
+func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonWithin(s.cfg.TermGrace, t, e) }
 
-func (s *Supervisor) abandonIn(grace time.Duration, t *agent.Turn, e runner.Ended) {
-	if err := s.dropIn(grace); err != nil {
+func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
+	if err := s.endWarmWithin(grace); err != nil {
 		s.cfg.Log.Error("end the agent", "err", err)
 		t.Emit(events.MainConversation, events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
