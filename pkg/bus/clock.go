@@ -11,31 +11,31 @@ import (
 )
 
 const (
-	// clockEvery is how often a Clock asks for the time.
+	// clockEvery is the interval between two measurements of a Clock.
 	clockEvery = 30 * time.Second
-	// clockRetry is the pause after a question that had no answer, at the start.
+	// clockRetry is the pause after a failed measurement during the start.
 	clockRetry = 200 * time.Millisecond
-	// clockWithin bounds one question.
+	// clockWithin is the time limit of one measurement.
 	clockWithin = 5 * time.Second
-	// clockDoubt is how old an answer may be that a message is dropped by.
+	// clockDoubt is the maximum age of a measurement by which a message may be dropped.
 	clockDoubt = time.Second
-	// clockNotable is the difference to the host's clock that is worth a line in the log.
+	// clockNotable is the difference to the host's clock from which on a Clock logs a warning.
 	clockNotable = time.Second
 )
 
 // ClockConfig configures a Clock. JetStream and Stream are required.
 type ClockConfig struct {
 	JetStream jetstream.JetStream
-	// Stream is the stream whose server is asked; its user needs the right to its STREAM.INFO.
+	// Stream is the stream whose server is asked. The NATS user needs the permission for its STREAM.INFO.
 	Stream string
-	// Host is the clock of this host, which counts the time between two answers; nil means time.Now.
+	// Host returns the time of this host, which counts the time between two measurements; nil means time.Now.
 	Host func() time.Time
 	// Logger may be nil.
 	Logger *slog.Logger
 }
 
-// Clock tells the time of the server that stores a stream: the time that messages are stamped with and schedules fire
-// by. Hosts whose own clocks differ, or jump, agree on it. It is safe for concurrent use.
+// Clock returns the time of the server that stores a stream: the time with which messages are stamped and by which
+// schedules fire. Hosts agree on it even if their own clocks differ or jump. It is safe for concurrent use.
 type Clock struct {
 	cfg ClockConfig
 
@@ -47,7 +47,7 @@ type Clock struct {
 	doubt    time.Duration // half of the round trip
 }
 
-// NewClock returns a Clock. Until its first answer it tells the host's time.
+// NewClock returns a Clock. Until its first measurement it returns the host's time.
 func NewClock(cfg ClockConfig) *Clock {
 	if cfg.Host == nil {
 		cfg.Host = time.Now
@@ -58,7 +58,7 @@ func NewClock(cfg ClockConfig) *Clock {
 	return &Clock{cfg: cfg}
 }
 
-// Now returns the server's time, as far as it is known. It does not block on NATS.
+// Now returns the server's time according to the last measurement. It does not block on NATS.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,8 +72,8 @@ func (c *Clock) now() time.Time {
 	return c.store.Add(c.cfg.Host().Sub(c.host))
 }
 
-// Start blocks until the first answer, or until ctx ends: the stream may not be installed yet. A connection that is
-// closed is an error.
+// Start blocks until the first successful measurement or until ctx ends: the stream may not be installed yet. It
+// returns an error if the connection is closed.
 func (c *Clock) Start(ctx context.Context) error {
 	for said := false; ; said = true {
 		err := c.Measure(ctx)
@@ -84,7 +84,7 @@ func (c *Clock) Start(ctx context.Context) error {
 			return err
 		}
 		if !said {
-			c.cfg.Logger.Warn("NATS was not asked for its time yet; trying again", "error", err)
+			c.cfg.Logger.Warn("measure the time of NATS; retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -94,7 +94,8 @@ func (c *Clock) Start(ctx context.Context) error {
 	}
 }
 
-// Run asks for the time again and again until ctx ends. The server's clock may jump, and another server may lead the stream.
+// Run repeats the measurement until ctx ends, because the server's clock may jump and another server may become
+// leader of the stream.
 func (c *Clock) Run(ctx context.Context) error {
 	tick := time.NewTicker(clockEvery)
 	defer tick.Stop()
@@ -105,13 +106,13 @@ func (c *Clock) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		if err := c.Measure(ctx); err != nil && ctx.Err() == nil {
-			c.cfg.Logger.Warn("NATS was not asked for its time; the last answer counts on", "error", err)
+			c.cfg.Logger.Warn("measure the time of NATS; the last measurement stays in use", "error", err)
 		}
 	}
 }
 
-// Measure asks the server for its time. An answer within the uncertainty of the last one changes nothing, so that the
-// time told does not jitter.
+// Measure asks the server for its time. A result within the uncertainty of the last one changes nothing, so that
+// Now does not jitter.
 func (c *Clock) Measure(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, clockWithin)
 	defer cancel()
@@ -131,7 +132,7 @@ func (c *Clock) Measure(ctx context.Context) error {
 	store := info.TimeStamp.Add(doubt)
 	off := store.Sub(c.now())
 	if off.Abs() > max(clockNotable, doubt) {
-		c.cfg.Logger.Warn("this host's clock, or that of NATS, is off; the time of NATS counts", "by", off)
+		c.cfg.Logger.Warn("the clocks of this host and of NATS differ; the time of NATS is used", "by", off)
 	}
 	if c.measured && off.Abs() <= doubt+c.doubt {
 		store = c.now()
@@ -140,7 +141,7 @@ func (c *Clock) Measure(ctx context.Context) error {
 	return nil
 }
 
-// open returns the stream; the handle is kept.
+// open returns the stream and caches the handle.
 func (c *Clock) open(ctx context.Context) (jetstream.Stream, error) {
 	c.mu.Lock()
 	stream := c.stream
@@ -158,8 +159,8 @@ func (c *Clock) open(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// past reports whether a time of the server has passed. Before it says so it asks, unless it did so just now: the
-// server's clock may have been set back since.
+// past reports whether a time of the server has passed. Before it returns true it measures again, unless the last
+// measurement is recent: the server's clock may have been set back since.
 func (c *Clock) past(ctx context.Context, until time.Time) (bool, error) {
 	c.mu.Lock()
 	past, known := c.now().After(until), c.measured && c.cfg.Host().Sub(c.host) < clockDoubt

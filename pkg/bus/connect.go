@@ -10,9 +10,9 @@ import (
 	"github.com/spoolhq/spool/pkg/certificate"
 )
 
-// How a connection behaves while NATS is away.
+// The behaviour of a connection while NATS is unavailable.
 const (
-	reconnectBuffer = 8 << 20 // bytes of publishes that wait
+	reconnectBuffer = 8 << 20 // bytes of buffered publishes
 	reconnectWait   = 100 * time.Millisecond
 )
 
@@ -42,9 +42,9 @@ func ConnOptions(logger *slog.Logger) []nats.Option {
 	}
 }
 
-// TLSOptions returns the options of a connection that trusts the authorities of a PEM file alone, and never goes on without TLS. The
-// file is read at each attempt to connect. Without a file there are no options: TLS is then what the URL and the server say. Errors
-// name the setting nats-ca.
+// TLSOptions returns the options of a connection that trusts only the authorities of a PEM file and never falls
+// back to plain text. The file is read at each attempt to connect. Without a file it returns no options: the URL
+// and the server then decide about TLS. Errors name the setting nats-ca.
 func TLSOptions(caFile string) ([]nats.Option, error) {
 	if caFile == "" {
 		return nil, nil

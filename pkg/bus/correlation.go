@@ -21,8 +21,8 @@ func CorrelationID(ctx context.Context) string {
 	return id
 }
 
-// correlation hands a message's correlation id on to what its handler publishes with the handler's context. A message without one is
-// itself the cause: its command id, else its own id, is where the chain begins.
+// correlation passes a message's correlation id to the messages that its handler publishes with the handler's
+// context. If the message has none, the chain starts with its command id, or else its own id.
 func correlation() message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {

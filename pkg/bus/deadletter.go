@@ -13,11 +13,12 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// maxReason bounds a dead letter's reason in bytes, which travels in a header and in the server's advisory.
+// maxReason is the maximum size in bytes of a dead letter's reason, which is stored in a header and in the server's
+// advisory.
 const maxReason = 500
 
-// deadLetter moves to DEAD what is Poison, and what has been delivered MaxDeliveries times. The message is taken off its stream only after
-// DEAD has stored the copy; until then it is delivered again.
+// deadLetter moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The message
+// is acknowledged only after DEAD has stored the copy; until then it is redelivered.
 func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -25,8 +26,8 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 			bounded := cfg.MaxDeliveries > 0
 			bound := uint64(max(cfg.MaxDeliveries, 0))
 			if bounded && delivered > bound {
-				// Its handler has not come to an end in all these deliveries; another one may end this process, too.
-				err := fmt.Errorf("delivered %d times, the bound is %d, and never handled to an end", delivered, bound)
+				// No delivery has ended so far; another one may end this process as well.
+				err := fmt.Errorf("delivered %d times, the limit is %d, and no delivery has ended", delivered, bound)
 				return nil, bury(name, cfg, msg, err)
 			}
 			out, err := next(msg)
@@ -47,7 +48,7 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 	}
 }
 
-// stopping is true when a handler's error may be no more than our own shutdown.
+// stopping reports whether a handler's error may only be caused by the shutdown.
 func stopping(msg *message.Message) bool {
 	select {
 	case <-Draining(msg.Context()):
@@ -57,7 +58,7 @@ func stopping(msg *message.Message) bool {
 	}
 }
 
-// bury returns nil when DEAD has the message.
+// bury stores the message in DEAD. It returns nil if DEAD has the message.
 func bury(name string, cfg RouterConfig, msg *message.Message, cause error) error {
 	origin := Subject(msg)
 	if origin == "" {
@@ -65,7 +66,8 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 	}
 	reason := oneLine(cause.Error())
 	dead := msg.Copy()
-	// One id for each message of a stream, so that a second burial, after a lost acknowledgement, is recognised.
+	// The id is the same for every copy of a message, so that a second burial after a lost acknowledgement is
+	// recognised as a duplicate.
 	if Stream(msg) != "" {
 		dead.UUID = fmt.Sprintf("dead-%s-%d", Stream(msg), Sequence(msg))
 	}
@@ -81,10 +83,10 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 	} {
 		dead.Metadata.Set(key, value)
 	}
-	// The handler's context may have ended, which is no reason to lose the letter; its correlation id stays.
+	// The handler's context may have ended, but the letter must still be stored, with its correlation id.
 	dead.SetContext(context.WithoutCancel(msg.Context()))
 	if err := cfg.DeadLetter.Publish(topology.Dead(origin), dead); err != nil {
-		return fmt.Errorf("move to %s: %w; it is there because: %w", topology.Dead(origin), err, cause)
+		return fmt.Errorf("move to %s: %w; reason: %w", topology.Dead(origin), err, cause)
 	}
 	cfg.Logger.Warn("message moved to DEAD", "handler", name, "message_uuid", msg.UUID, "subject", origin,
 		"sequence", Sequence(msg), "delivered", Delivered(msg), "reason", reason)
@@ -92,7 +94,7 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 	return nil
 }
 
-// oneLine makes s fit for a header.
+// oneLine converts s into a valid header value.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
 	if len(s) > maxReason {

@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// deadline drops a message whose time to live has passed since the stream stored it: whoever sent it has given it up, and may have sent
-// another. A header that cannot be read is poison.
+// deadline drops a message whose time to live has passed since the stream stored it: its sender has given up, and
+// may have sent another. A message with an invalid header is poison.
 func deadline(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -36,16 +36,16 @@ func deadline(name string, cfg RouterConfig) message.HandlerMiddleware {
 	}
 }
 
-// usefulUntil returns the time of the server until which msg is to be handled, or the zero time for a message that may wait as long as it takes.
+// usefulUntil returns the server's time until which msg must be handled, or the zero time if there is no limit.
 func usefulUntil(msg *message.Message) (time.Time, error) {
 	if value := msg.Metadata.Get(topology.HeaderTimeToLive); value != "" {
 		ttl, err := time.ParseDuration(value)
 		if err != nil || Stored(msg).IsZero() {
-			return time.Time{}, fmt.Errorf("header %s of a message stored at %q is no duration: %.64q", topology.HeaderTimeToLive, msg.Metadata.Get(keyStored), value)
+			return time.Time{}, fmt.Errorf("header %s of a message stored at %q is not a duration: %.64q", topology.HeaderTimeToLive, msg.Metadata.Get(keyStored), value)
 		}
 		return Stored(msg).Add(ttl), nil
 	}
-	if value := msg.Metadata.Get(topology.HeaderDeadline); value != "" { // of a build that sent its own clock's time
+	if value := msg.Metadata.Get(topology.HeaderDeadline); value != "" { // from a build that sends the time of its own clock
 		until, err := time.Parse(time.RFC3339, value)
 		if err != nil {
 			return time.Time{}, fmt.Errorf("header %s is not RFC 3339: %w", topology.HeaderDeadline, err)

@@ -16,7 +16,7 @@ import (
 
 type deliveryKey struct{}
 
-// delivery is one message on its way through a handler.
+// delivery is a message that a handler processes.
 type delivery struct {
 	draining <-chan struct{}
 	lost     chan struct{}
@@ -26,11 +26,11 @@ type delivery struct {
 	released  chan struct{} // closed by ReleaseSlot
 
 	mu        sync.Mutex
-	confirmed time.Time // when the last sign of life was sent that the server has confirmed; at first, when the message was asked for
-	gap       bool      // the server may have waited for a sign of life for AckWait
+	confirmed time.Time // when the last heartbeat was sent that the server confirmed; initially, when the message was requested
+	gap       bool      // the server may not have received a heartbeat for AckWait
 }
 
-// confirm notes a heartbeat, sent at a time, that the server has confirmed by now.
+// confirm records that the server has confirmed a heartbeat that was sent at the given time.
 func (d *delivery) confirm(sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -38,7 +38,7 @@ func (d *delivery) confirm(sent time.Time) {
 	d.confirmed = sent
 }
 
-// note needs the lock.
+// note updates gap. The caller must hold the lock.
 func (d *delivery) note() { d.gap = d.gap || time.Since(d.confirmed) >= d.ackWait }
 
 func (d *delivery) held() bool {
@@ -48,8 +48,9 @@ func (d *delivery) held() bool {
 	return !d.gap
 }
 
-// Draining returns a channel that is closed when the Subscriber wants to end: a handler that can hand its work over should do so and
-// return. Its context goes on for CloseTimeout. It is nil, which never closes, when ctx is not a handler's.
+// Draining returns a channel that is closed when the Subscriber is shutting down: a handler that can hand over its
+// work should do so and return. The handler's context stays valid for CloseTimeout. Draining returns nil, which
+// never closes, if ctx is not a handler's.
 func Draining(ctx context.Context) <-chan struct{} {
 	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
 		return d.draining
@@ -57,9 +58,10 @@ func Draining(ctx context.Context) <-chan struct{} {
 	return nil
 }
 
-// Lost returns a channel that is closed when the server has confirmed no heartbeat for AckWait, or the connection is closed: by now
-// the message may have been delivered to someone else. The handler's context goes on, since only it knows whether that matters. It is
-// nil, which never closes, when ctx is not a handler's.
+// Lost returns a channel that is closed when the server has confirmed no heartbeat for AckWait, or the connection
+// is closed: the message may have been redelivered to another handler. The handler's context stays valid, since
+// only the handler knows whether a redelivery matters. Lost returns nil, which never closes, if ctx is not a
+// handler's.
 func Lost(ctx context.Context) <-chan struct{} {
 	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
 		return d.lost
@@ -67,10 +69,10 @@ func Lost(ctx context.Context) <-chan struct{} {
 	return nil
 }
 
-// Held reports whether the message is this handler's alone for now: at no time since it was asked for did AckWait pass between two
-// signs of life that the server confirmed. Only then can the server not have delivered it to another, who may have acknowledged it.
-// Unlike Lost it is exact after the process was frozen. A PullExpiry that is not well below AckWait makes it false more often than
-// needed. It is false when ctx is not a handler's.
+// Held reports whether the message is certainly not delivered to another handler: since it was requested, AckWait
+// has never passed between two heartbeats that the server confirmed. Unlike Lost it is exact after the process was
+// suspended. If PullExpiry is not well below AckWait, Held returns false more often than necessary. It returns
+// false if ctx is not a handler's.
 func Held(ctx context.Context) bool {
 	d, ok := ctx.Value(deliveryKey{}).(*delivery)
 	return ok && d.held()
@@ -90,8 +92,8 @@ func ReleaseSlot(ctx context.Context) {
 func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 	meta, err := m.Metadata()
 	if err != nil {
-		// It did not come from a consumer, so there is nobody to answer.
-		u.logger.Error("message without JetStream metadata dropped", "subject", m.Subject, "error", err)
+		// The message did not come from a consumer, so it cannot be acknowledged.
+		u.logger.Error("drop a message without JetStream metadata", "subject", m.Subject, "error", err)
 		return true
 	}
 	msg := unmarshal(m, meta)
@@ -112,7 +114,8 @@ func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 	}
 	select {
 	case <-d.released:
-		// The goroutine of the caller is one of the slots that the subscription waits for until this delivery is answered.
+		// The caller's goroutine is one of the slots for which the subscription waits until this delivery is
+		// acknowledged.
 		u.slots.Go(u.slot)
 		u.settle(m, msg)
 		return false
@@ -124,7 +127,7 @@ func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 	return true
 }
 
-// settle waits for a message's answer and passes it on to the server.
+// settle waits for the handler's result and sends it to the server.
 func (u *subscription) settle(m *nats.Msg, msg *message.Message) {
 	select {
 	case <-msg.Acked():
@@ -135,10 +138,10 @@ func (u *subscription) settle(m *nats.Msg, msg *message.Message) {
 			delay = own
 		}
 		if err := m.NakWithDelay(delay); err != nil {
-			u.logger.Warn("message could not be given back, it comes again after AckWait", "message_uuid", msg.UUID, "error", err)
+			u.logger.Warn("nak failed; the message is redelivered after AckWait", "message_uuid", msg.UUID, "error", err)
 		}
 	case <-u.abandon:
-		u.logger.Warn("handler has not returned in time, its message comes again after AckWait", "message_uuid", msg.UUID, "subject", m.Subject, "sequence", Sequence(msg))
+		u.logger.Warn("handler did not return in time; the message is redelivered after AckWait", "message_uuid", msg.UUID, "subject", m.Subject, "sequence", Sequence(msg))
 	}
 }
 
@@ -155,18 +158,18 @@ func (u *subscription) acknowledge(m *nats.Msg, msg *message.Message) {
 		err = m.Ack()
 	}
 	if err != nil {
-		u.logger.Warn("acknowledgement failed, the message comes again after AckWait", "message_uuid", msg.UUID, "error", err)
+		u.logger.Warn("acknowledgement failed; the message is redelivered after AckWait", "message_uuid", msg.UUID, "error", err)
 	}
 }
 
-// giveBack returns a message that no handler has seen.
+// giveBack naks a message that no handler has received.
 func (u *subscription) giveBack(m *nats.Msg) {
 	if err := m.NakWithDelay(minNakDelay); err != nil {
-		u.logger.Warn("message could not be given back, it comes again after AckWait", "subject", m.Subject, "error", err)
+		u.logger.Warn("nak failed; the message is redelivered after AckWait", "subject", m.Subject, "error", err)
 	}
 }
 
-// unmarshal takes whatever comes: a message that another program published has no id of ours, perhaps no headers at all.
+// unmarshal converts any message: one that another program published has no watermill id, and perhaps no headers.
 func unmarshal(m *nats.Msg, meta *nats.MsgMetadata) *message.Message {
 	headers := m.Header
 	sequence := strconv.FormatUint(meta.Sequence.Stream, 10)

@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// ForDurable returns the configuration of a Subscriber for a durable of the topology, and the topic to give Router.Handle. What the
-// topology does not say, Concurrency and the delays, is the caller's to add. An error means that the durable is none a Subscriber can read.
+// ForDurable returns the configuration of a Subscriber for a durable of the topology, and the topic for
+// Router.Handle. The caller adds what the topology does not define: Concurrency and the delays. It returns an error
+// if a Subscriber cannot read the durable.
 func ForDurable(js jetstream.JetStream, d topology.Durable) (SubscriberConfig, string, error) {
 	filters := d.Config.FilterSubjects
 	if d.Config.FilterSubject != "" {
@@ -19,7 +20,7 @@ func ForDurable(js jetstream.JetStream, d topology.Durable) (SubscriberConfig, s
 	case len(filters) == 0:
 		return SubscriberConfig{}, "", fmt.Errorf("bus: durable %s of stream %s has no filter", d.Config.Durable, d.Stream)
 	case d.Config.AckPolicy != jetstream.AckExplicitPolicy:
-		return SubscriberConfig{}, "", fmt.Errorf("bus: durable %s of stream %s has to acknowledge each message", d.Config.Durable, d.Stream)
+		return SubscriberConfig{}, "", fmt.Errorf("bus: durable %s of stream %s must use explicit acknowledgements", d.Config.Durable, d.Stream)
 	}
 	return SubscriberConfig{
 		JetStream: js, Stream: d.Stream, Durable: d.Config.Durable, Description: d.Config.Description, FilterSubjects: filters[1:],

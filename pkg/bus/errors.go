@@ -11,28 +11,29 @@ import (
 var (
 	// ErrClosed is returned by a Publisher or Subscriber that was closed.
 	ErrClosed = errors.New("bus: closed")
-	// ErrInvalidMessage means that a message cannot be sent as it is: its subject, or a metadata key or value, is not allowed.
+	// ErrInvalidMessage means that a message cannot be sent: its subject, or a metadata key or value, is not
+	// allowed.
 	ErrInvalidMessage = errors.New("bus: invalid message")
 	// ErrUnavailable means that the message was certainly not stored because NATS could not be reached; sending it again is safe.
 	ErrUnavailable = errors.New("bus: NATS is not available")
-	// ErrNoStream means that no stream takes the subject, so the message was not stored.
-	ErrNoStream = errors.New("bus: no stream takes this subject")
+	// ErrNoStream means that no stream has the subject, so the message was not stored.
+	ErrNoStream = errors.New("bus: no stream has this subject")
 	// ErrFull means that the stream or the server has no room and refused the message.
 	ErrFull = errors.New("bus: stream is full")
-	// ErrTooLarge means that the message is larger than the server or the stream takes.
+	// ErrTooLarge means that the message exceeds the limit of the server or the stream.
 	ErrTooLarge = errors.New("bus: message is too large")
 	// ErrRefused means that the stream refused the message for another reason, an expected sequence for example; the
 	// *jetstream.APIError in the chain has the code.
 	ErrRefused = errors.New("bus: message was refused")
-	// ErrOutcomeUnknown means that the message was sent, but whether it was stored (Publish) or what became of the command
-	// (Request) is not known. A retry has to carry the same id.
+	// ErrOutcomeUnknown means that the message was sent, but it is unknown whether it was stored (Publish) or what
+	// the command's effect is (Request). A retry must use the same id.
 	ErrOutcomeUnknown = errors.New("bus: outcome unknown")
-	// ErrNotRouted means that a handler was reached past the Router.
-	ErrNotRouted = errors.New("bus: not reached through the Router")
+	// ErrNotRouted means that a handler was called without the Router.
+	ErrNotRouted = errors.New("bus: handler called without the Router")
 )
 
-// PublishError says which of the messages given to Publish failed. Those before Index are stored; it and those after it are not,
-// unless Err is ErrOutcomeUnknown, which leaves it open for the message at Index.
+// PublishError states which message of a call to Publish failed. Messages before Index are stored; the message at
+// Index and those after it are not, except that with ErrOutcomeUnknown the message at Index may be stored.
 type PublishError struct {
 	Index   int    // position among the messages of the call, from 0
 	UUID    string // the message's id
@@ -58,7 +59,7 @@ type poisonError struct{ err error }
 func (e *poisonError) Error() string { return e.err.Error() }
 func (e *poisonError) Unwrap() error { return e.err }
 
-// Transient marks err as one that may be gone in a moment: the Router runs the handler again in place. Transient(nil) is nil.
+// Transient marks err as temporary: the Router runs the handler again without a redelivery. Transient(nil) is nil.
 func Transient(err error) error {
 	if err == nil {
 		return nil
@@ -72,7 +73,7 @@ func IsTransient(err error) bool {
 	return errors.As(err, &t)
 }
 
-// Poison marks err as one that no further delivery can cure: the Router moves the message to DEAD. Poison(nil) is nil.
+// Poison marks err as permanent: the Router moves the message to DEAD. Poison(nil) is nil.
 func Poison(err error) error {
 	if err == nil {
 		return nil
@@ -86,7 +87,7 @@ func IsPoison(err error) bool {
 	return errors.As(err, &p)
 }
 
-// JetStream's codes for a server or an account without room; nats.go has no names for them.
+// JetStream's error codes for a full server or account, for which nats.go has no names.
 const (
 	codeAccountFull     jetstream.ErrorCode = 10002
 	codeServerFull      jetstream.ErrorCode = 10023
@@ -99,7 +100,7 @@ const (
 	storeFailedTooLarge                     = "message too large"
 )
 
-// publishCause sorts what nats.go returned for a publish into this package's errors.
+// publishCause converts an error of nats.go for a publish into an error of this package.
 func publishCause(err error) error {
 	var api *jetstream.APIError
 	switch {
@@ -114,7 +115,7 @@ func publishCause(err error) error {
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrReconnectBufExceeded):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	default:
-		// Whatever else happens after the bytes may have left, a deadline above all, proves nothing.
+		// Other errors, such as a deadline, may occur after the message was sent and prove nothing.
 		return fmt.Errorf("%w: no acknowledgement from the stream: %w", ErrOutcomeUnknown, err)
 	}
 }

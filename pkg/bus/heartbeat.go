@@ -7,12 +7,12 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// inProgress is what Msg.InProgress sends. Sent as a request it is confirmed by the server, so that a dead connection shows before
-// TCP notices, which takes minutes.
+// inProgress is the payload of Msg.InProgress. It is sent as a request, so that the server confirms it and a dead
+// connection is noticed before TCP does, which takes minutes.
 var inProgress = []byte("+WPI")
 
-// startHeartbeat tells the server every HeartBeat that m is being worked on, and closes d.lost when it has not confirmed that for
-// AckWait. The returned function ends it and waits for its end.
+// startHeartbeat sends a heartbeat for m every HeartBeat. It closes d.lost if the server has not confirmed one for
+// AckWait. The returned function stops it and waits for its end.
 func (u *subscription) startHeartbeat(m *nats.Msg, d *delivery) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -49,7 +49,7 @@ func (u *subscription) heartbeat(ctx context.Context, m *nats.Msg, d *delivery) 
 		if !lost && (u.s.cfg.JetStream.Conn().IsClosed() || time.Since(confirmed) >= u.s.cfg.AckWait) {
 			lost = true
 			close(d.lost)
-			u.logger.Warn("no heartbeat confirmed for AckWait, the message may be delivered to another", "subject", m.Subject, "error", err)
+			u.logger.Warn("no heartbeat was confirmed for AckWait; the message may be redelivered to another handler", "subject", m.Subject, "error", err)
 		}
 	}
 }

@@ -13,11 +13,12 @@ type laterError struct {
 	delay time.Duration
 }
 
-func (e *laterError) Error() string { return fmt.Sprintf("again in %s: %v", e.delay, e.err) }
+func (e *laterError) Error() string { return fmt.Sprintf("retry in %s: %v", e.delay, e.err) }
 func (e *laterError) Unwrap() error { return e.err }
 
-// Later makes err one that is no failure: this is not the time, or the place, for the message. It is given back, to be delivered again
-// after d, and logged on Debug only. It counts as a delivery, so a handler that says so often wants WithMaxDeliveries(-1). Later(nil, d) is nil.
+// Later marks err as not a failure: the message cannot be processed now, or not here. It is redelivered after d,
+// and only logged at level Debug. It counts as a delivery, so a handler that returns Later often needs
+// WithMaxDeliveries(-1). Later(nil, d) is nil.
 func Later(err error, d time.Duration) error {
 	if err == nil {
 		return nil
@@ -25,7 +26,8 @@ func Later(err error, d time.Duration) error {
 	return &laterError{err: err, delay: d}
 }
 
-// later is the outermost middleware. It answers the message itself, because watermill's Router would log every error as one.
+// later is the outermost middleware. It naks the message itself, because watermill's Router would log every error
+// at level Error.
 func later(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -35,8 +37,8 @@ func later(name string, cfg RouterConfig) message.HandlerMiddleware {
 				return out, err
 			}
 			SetNakDelay(msg, wanted.delay)
-			cfg.Logger.Debug("message given back", "handler", name, "message_uuid", msg.UUID, "delay", wanted.delay, "reason", wanted.err)
-			// The Router's Ack, which follows, does nothing after this.
+			cfg.Logger.Debug("redeliver a message later", "handler", name, "message_uuid", msg.UUID, "delay", wanted.delay, "reason", wanted.err)
+			// The Router's following Ack has no effect.
 			msg.Nack()
 			return nil, nil
 		}

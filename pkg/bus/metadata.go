@@ -9,7 +9,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Metadata with this prefix describes one delivery. It is set by the Subscriber, never sent, and never taken from the wire.
+// Metadata keys with this prefix describe one delivery. The Subscriber sets them; they are never sent and never
+// taken from a received message.
 const localPrefix = "bus-"
 
 const (
@@ -22,8 +23,9 @@ const (
 	keyTerm      = localPrefix + "term"
 )
 
-// NATS keeps its own headers under this prefix. They are sent when set as metadata (Nats-Msg-Id, Nats-Schedule), but not taken from a
-// received message: sent on, an expected sequence or a message id would make the stream refuse or swallow the copy.
+// natsPrefix is the prefix of NATS's own headers. They are sent if set as metadata (Nats-Msg-Id, Nats-Schedule),
+// but not taken from a received message: if it were sent on, an expected sequence or a message id would make the
+// stream reject or drop the copy.
 const natsPrefix = "Nats-"
 
 // Delivered returns how often JetStream has delivered msg, from 1; 0 if it did not come from a Subscriber.
@@ -35,7 +37,7 @@ func Sequence(msg *message.Message) uint64 { return metadataNumber(msg, keySeque
 // Stream returns the name of the stream that msg came from, or "".
 func Stream(msg *message.Message) string { return msg.Metadata.Get(keyStream) }
 
-// Subject returns the subject that msg was published to, or "". With a wildcard topic it says which one it was.
+// Subject returns the subject that msg was published to, or "". With a wildcard topic it is the concrete subject.
 func Subject(msg *message.Message) string { return msg.Metadata.Get(keySubject) }
 
 // Stored returns when the stream stored msg, or the zero time if msg did not come from a Subscriber.
@@ -47,13 +49,13 @@ func Stored(msg *message.Message) time.Time {
 	return t
 }
 
-// SetNakDelay says how long after its Nack (after a handler's error) msg is delivered again, in place of the Subscriber's NakDelay.
-// Less than a millisecond counts as one: giving a message back without a delay would spin.
+// SetNakDelay sets the delay after which msg is redelivered if its handler fails, instead of the Subscriber's
+// NakDelay. The minimum is a millisecond: redelivery without a delay would spin.
 func SetNakDelay(msg *message.Message, d time.Duration) {
 	setMetadata(msg, keyNakDelay, max(d, minNakDelay).String())
 }
 
-// setTerm makes the acknowledgement of msg a termination, which the server reports to whoever listens for it.
+// setTerm turns the acknowledgement of msg into a termination, for which the server publishes an advisory.
 func setTerm(msg *message.Message, reason string) { setMetadata(msg, keyTerm, reason) }
 
 func setMetadata(msg *message.Message, key, value string) {
@@ -71,7 +73,7 @@ func metadataNumber(msg *message.Message, key string) uint64 {
 	return n
 }
 
-// checkHeader refuses what NATS would send changed or mangled.
+// checkHeader returns an error for a header that NATS would alter or reject.
 func checkHeader(key, value string) error {
 	for _, r := range key {
 		if r <= ' ' || r >= 0x7f || r == ':' {

@@ -22,11 +22,12 @@ const defaultPublishTimeout = 5 * time.Second
 type PublisherConfig struct {
 	// JetStream is the connection's JetStream. The Publisher never closes the connection.
 	JetStream jetstream.JetStream
-	// Deduplicate sends the message's UUID as Nats-Msg-Id: within the stream's window a second message of that id is acknowledged and
-	// not stored, also when the first was taken off a work queue. So it has to be one id for each cause.
+	// Deduplicate sends the message's UUID as Nats-Msg-Id: within the stream's window a second message with that id
+	// is acknowledged but not stored, even if the first was already removed from a work queue. The UUID must
+	// therefore be unique per cause.
 	Deduplicate bool
-	// Timeout bounds the publish of one message, the wait for a lost connection included; 0 means 5 s. A message's context may
-	// end it earlier.
+	// Timeout limits the publish of one message, including the wait for a reconnect; 0 means 5 s. A message's
+	// context may end it earlier.
 	Timeout time.Duration
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -56,7 +57,7 @@ type Publisher struct {
 
 var _ message.Publisher = (*Publisher)(nil)
 
-// NewPublisher returns a Publisher, or an error that names the setting at fault.
+// NewPublisher returns a Publisher, or an error that names the invalid setting.
 func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -64,11 +65,11 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 	return &Publisher{cfg: cfg}, nil
 }
 
-// Publish stores messages, one after the other, under the subject topic, and returns when the stream has acknowledged the last one. It stops
-// at the first that fails, with a *PublishError that wraps one of this package's errors.
+// Publish stores messages in order under the subject topic, and returns when the stream has acknowledged the last
+// one. It stops at the first failure and returns a *PublishError that wraps an error of this package.
 //
-// Metadata become headers. A message without HeaderCorrelation gets the one in its context, so a handler that publishes
-// sets its own context on the message (NewMessage does).
+// Metadata become headers. A message without HeaderCorrelation receives the id of its context, so a handler that
+// publishes must set its own context on the message (NewMessage does).
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	for i, msg := range messages {
 		if err := p.publish(topic, msg); err != nil {
@@ -78,13 +79,13 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	return nil
 }
 
-// Close makes later calls of Publish fail with ErrClosed. The connection stays open.
+// Close makes further calls of Publish return ErrClosed. The connection stays open.
 func (p *Publisher) Close() error {
 	p.closed.Store(true)
 	return nil
 }
 
-// NewMessage returns a message that carries ctx, for a handler to publish: the correlation id travels with it.
+// NewMessage returns a message with ctx, for a handler to publish: the message receives the correlation id of ctx.
 func NewMessage(ctx context.Context, uuid string, payload []byte) *message.Message {
 	return message.NewMessageWithContext(ctx, uuid, payload)
 }
@@ -107,13 +108,14 @@ func (p *Publisher) publish(topic string, msg *message.Message) error {
 		return publishCause(err)
 	}
 	if ack.Duplicate {
-		p.cfg.Logger.Debug("the stream had this message id already", "subject", topic, "stream", ack.Stream, "sequence", ack.Sequence, "message_uuid", msg.UUID)
+		p.cfg.Logger.Debug("the stream already has this message id", "subject", topic, "stream", ack.Stream, "sequence", ack.Sequence, "message_uuid", msg.UUID)
 	}
 	return nil
 }
 
-// waitConnected keeps a message from being sent while there is no connection: nats.go would buffer it, our wait for the
-// acknowledgement would end, and the message would be stored after all. The caller could not tell whether to send again.
+// waitConnected blocks while there is no connection. nats.go would buffer the message, the wait for the
+// acknowledgement would time out, and the message would be stored later: the caller could not know whether to send
+// it again.
 func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	if nc.IsConnected() {
 		return nil
@@ -157,7 +159,7 @@ func marshal(topic string, msg *message.Message, deduplicate bool) (*nats.Msg, e
 	}
 	if msg.UUID == "" {
 		if deduplicate {
-			return nil, fmt.Errorf("%w: it has no UUID, which deduplication needs", ErrInvalidMessage)
+			return nil, fmt.Errorf("%w: the UUID is empty, but deduplication requires one", ErrInvalidMessage)
 		}
 		return out, nil
 	}

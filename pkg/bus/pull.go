@@ -13,15 +13,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// What ends a pull request in the ordinary run of things: it is asked again.
+// Errors that end a pull request in normal operation. The request is repeated.
 var (
-	// errSilent is one that the server no longer confirms: it is lost, or its consumer is.
+	// errSilent is returned if the server no longer sends heartbeats for a request: the request or its consumer is
+	// lost.
 	errSilent = errors.New("no heartbeat for a pull request")
-	// errMoved is one whose server stops, or no longer leads the consumer.
+	// errMoved is returned if the server stops, or is no longer leader of the consumer.
 	errMoved = errors.New("the consumer's server gives it up")
 )
 
-// The answers of the server that are not messages, as the Status header has them.
+// Responses of the server that are not messages, by their Status header.
 const (
 	statusHeartbeat = "100"
 	statusNone      = "404"
@@ -29,29 +30,30 @@ const (
 	statusConflict  = "409"
 )
 
-// pull asks a consumer for one message at a time: a message that was fetched ahead would wait without a heartbeat, and be delivered
-// to a second handler. nats.go's own iterator cannot be used for that. In v1.55.0 it has room for as many answers as it asks for
-// messages, here one, and drops the message that comes with the end of a request or with a heartbeat in one read; and it sends no
-// request when the goroutine that sent the one before has not noted its end yet.
+// pull requests one message at a time from a consumer: a prefetched message would wait without a heartbeat and be
+// redelivered to a second handler. nats.go's own iterator cannot be used for that. In v1.55.0 it has room for as
+// many responses as it requests messages, here one, and drops a message that arrives together with the end of a
+// request or with a heartbeat. It also sends no request if the goroutine that sent the previous one has not noticed
+// its end yet.
 //
-// It belongs to one goroutine.
+// A pull must be used by one goroutine only.
 type pull struct {
 	nc      *nats.Conn
 	subject string // of requests
 	request []byte
-	silent  time.Duration // how long the server may say nothing of a request
+	silent  time.Duration // maximum time without a heartbeat of a request
 
 	sub     *nats.Subscription
 	answers chan *nats.Msg
-	closed  chan struct{} // when the server sends nothing more
+	closed  chan struct{} // closed when the server sends nothing more
 	status  chan nats.Status
 	asked   bool
 	askedAt time.Time
 }
 
-// newPull opens an inbox of its own: once it is closed, the server drops what was asked for by it.
+// newPull opens a separate inbox: once it is closed, the server drops what was requested through it.
 func newPull(js jetstream.JetStream, stream, durable string, expires time.Duration) (*pull, error) {
-	// The end of a short request is a sign of life itself, and thousands of slots make many heartbeats.
+	// The end of a short request serves as a heartbeat; thousands of slots would otherwise receive many heartbeats.
 	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat+pullGrace
 	if expires < silent {
 		heartbeat, silent = 0, expires+pullGrace
@@ -67,21 +69,22 @@ func newPull(js jetstream.JetStream, stream, durable string, expires time.Durati
 	p := &pull{
 		nc: js.Conn(), subject: apiPrefix(js.Options()) + "CONSUMER.MSG.NEXT." + stream + "." + durable,
 		request: request, silent: silent,
-		// A request is only sent when the end of the one before was read: its heartbeats and its end are all that can wait here.
+		// A request is sent only after the end of the previous one was read, so only its heartbeats and its end can
+		// be queued.
 		answers: make(chan *nats.Msg, 2*expires/pullHeartbeat+4),
 		closed:  make(chan struct{}),
 	}
 	if p.sub, err = p.nc.ChanSubscribe(p.nc.NewInbox(), p.answers); err != nil {
 		return nil, fmt.Errorf("pull from %s: %w", durable, err)
 	}
-	// The client calls it twice when the connection is closed while the subscription drains.
+	// The client calls the handler twice if the connection is closed while the subscription drains.
 	closed := sync.OnceFunc(func() { close(p.closed) })
 	p.sub.SetClosedHandler(func(string) { closed() })
 	p.status = p.nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
 	return p, nil
 }
 
-// apiPrefix is what requests to JetStream begin with.
+// apiPrefix returns the prefix of requests to JetStream.
 func apiPrefix(o jetstream.JetStreamOptions) string {
 	switch {
 	case o.APIPrefix != "":
@@ -92,7 +95,7 @@ func apiPrefix(o jetstream.JetStreamOptions) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// next waits for a message. After an error the pull is of no more use: close it.
+// next blocks until a message arrives. After an error the pull must be closed.
 func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
 	silence := time.NewTimer(p.silent)
 	defer silence.Stop()
@@ -113,7 +116,7 @@ func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
 			if status == nats.CLOSED {
 				return nil, nats.ErrConnectionClosed
 			}
-			p.asked = false // the request went with the connection
+			p.asked = false // the request was lost with the connection
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -132,7 +135,7 @@ func (p *pull) ask() error {
 	return nil
 }
 
-// read says whether m is a message of the stream; else it is word of the request.
+// read reports whether m is a message of the stream; otherwise it is a response about the request.
 func (p *pull) read(m *nats.Msg) (ours bool, err error) {
 	status := m.Header.Get("Status")
 	switch {
@@ -149,10 +152,10 @@ func (p *pull) read(m *nats.Msg) (ours bool, err error) {
 	if status == statusConflict && (strings.EqualFold(why, "Server Shutdown") || strings.EqualFold(why, "Leadership Change")) {
 		return false, errMoved
 	}
-	return false, fmt.Errorf("pull: the server answered %s %s", status, why)
+	return false, fmt.Errorf("pull: the server responded with %s %s", status, why)
 }
 
-// close gives what was on its way to back.
+// close closes the inbox and calls back for messages that still arrive.
 func (p *pull) close(back func(*nats.Msg)) {
 	p.nc.RemoveStatusListener(p.status)
 	if err := p.sub.Drain(); err == nil {

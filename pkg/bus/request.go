@@ -17,34 +17,38 @@ import (
 
 const defaultDeadline = 10 * time.Second
 
-// inboxes begins the name of every inbox, also of those with a user's prefix (topology.InboxPrefix).
+// inboxes is the prefix of the name of every inbox, including those with a user's prefix (topology.InboxPrefix).
 const inboxes = "_INBOX"
 
-// Command is a message that is answered. Subject and ID are required.
+// Command is a message that requests a response. Subject and ID are required.
 type Command struct {
-	// Subject is where the command goes: a work queue takes it.
+	// Subject is the subject of the command, which a work queue must have.
 	Subject string
-	// ID names the command; a retry has the same one, and the handler answers it without doing it twice.
+	// ID identifies the command. A retry must use the same id; the handler then responds without repeating the
+	// effect.
 	ID string
 	// Payload is the command itself.
 	Payload []byte
-	// Metadata become headers beside those that Request sets.
+	// Metadata become headers, in addition to those that Request sets.
 	Metadata map[string]string
-	// Deadline is when the command is not to be carried out any more. Zero means the deadline of the context, or 10 s from now.
+	// Deadline is the time after which the command must not be carried out. Zero means the deadline of the context,
+	// or 10 s from now.
 	Deadline time.Time
 }
 
-// Answer is what a handler gave to Reply.
+// Answer is the response that a handler passed to Reply.
 type Answer struct {
 	Payload  []byte
 	Metadata map[string]string
 }
 
-// Request stores a command in a work queue and waits for its answer until the command's deadline or the end of ctx, whichever is first.
+// Request stores a command in a work queue and waits for its response until the command's deadline or the end of
+// ctx, whichever comes first.
 //
-// An error that wraps ErrUnavailable means that the command was not stored, and has no effect; its cause (ErrFull, ErrNoStream, …) is in the
-// chain, too. ErrInvalidMessage and ErrTooLarge say the same of a command that can never be stored. ErrOutcomeUnknown means that it was
-// stored, or may have been, and that no answer came: it may still take effect until its deadline.
+// An error that wraps ErrUnavailable means that the command was not stored and has no effect; its cause (ErrFull,
+// ErrNoStream, …) is in the chain. ErrInvalidMessage and ErrTooLarge mean that the command can never be stored.
+// ErrOutcomeUnknown means that the command was or may have been stored and that no response arrived: it may still
+// take effect until its deadline.
 func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer, error) {
 	if cmd.ID == "" {
 		return nil, fmt.Errorf("%w: the command has no ID", ErrInvalidMessage)
@@ -56,7 +60,7 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	inbox := nc.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
-		return nil, fmt.Errorf("command %s: %w: subscribe to the answer: %w", cmd.ID, ErrUnavailable, err)
+		return nil, fmt.Errorf("command %s: %w: subscribe to the response: %w", cmd.ID, ErrUnavailable, err)
 	}
 	// On a closed connection there is nothing left to unsubscribe from.
 	defer func() { _ = sub.Unsubscribe() }()
@@ -67,7 +71,7 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	}
 	msg, err := sub.NextMsgWithContext(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("command %s: %w: no answer from %s: %w", cmd.ID, ErrOutcomeUnknown, cmd.Subject, errors.Join(sent, err))
+		return nil, fmt.Errorf("command %s: %w: no response from %s: %w", cmd.ID, ErrOutcomeUnknown, cmd.Subject, errors.Join(sent, err))
 	}
 	answer := &Answer{Payload: msg.Data, Metadata: map[string]string{}}
 	for key, values := range msg.Header {
@@ -89,9 +93,11 @@ func commandDeadline(ctx context.Context, cmd Command) time.Time {
 	return deadline
 }
 
-// send returns err when the command was certainly not stored, and unknown when that is open: then an answer may come all the same.
+// send returns err if the command was certainly not stored. It returns unknown if that is uncertain: a response may
+// still arrive.
 func send(ctx context.Context, js jetstream.JetStream, cmd Command, inbox string, deadline time.Time) (unknown, err error) {
-	// The id for deduplication is a new one: a retry whose message the stream took for a duplicate would never be answered.
+	// The deduplication id is new for each request: the stream would drop a retry with the same id, and it would
+	// never be answered.
 	msg := NewMessage(ctx, watermill.NewUUID(), cmd.Payload)
 	for key, value := range cmd.Metadata {
 		msg.Metadata.Set(key, value)
@@ -119,9 +125,9 @@ func send(ctx context.Context, js jetstream.JetStream, cmd Command, inbox string
 	}
 }
 
-// Reply sends the answer to a command, over core NATS: it is not stored, and if it is lost the sender learns that the outcome is unknown and
-// asks again. A command without HeaderReply wants no answer, and Reply does nothing. A handler replies before it returns, after
-// the effect is stored.
+// Reply sends the response to a command over core NATS. A response is not stored: if it is lost, the sender gets
+// ErrOutcomeUnknown and repeats the command. Reply does nothing for a command without HeaderReply. A handler must
+// call it after its effect is stored and before it returns.
 func Reply(nc *nats.Conn, cmd *message.Message, answer Answer) error {
 	subject := cmd.Metadata.Get(topology.HeaderReply)
 	if subject == "" {
@@ -130,7 +136,7 @@ func Reply(nc *nats.Conn, cmd *message.Message, answer Answer) error {
 	if err := CheckSubject(subject); err != nil {
 		return fmt.Errorf("header %s: %w", topology.HeaderReply, err)
 	}
-	// The sender chose the subject, and the answer is published with the rights of this service.
+	// The sender chose the subject, but the response is published with the permissions of this service.
 	if !strings.HasPrefix(subject, inboxes) {
 		return fmt.Errorf("%w: header %s: %.64q is not an inbox", ErrInvalidMessage, topology.HeaderReply, subject)
 	}

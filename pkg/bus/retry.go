@@ -6,7 +6,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// retry runs the handler again while its error is Transient. The pause ends with the message's context.
+// retry runs the handler again while its error is Transient. The pause ends early with the message's context.
 func retry(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -16,7 +16,7 @@ func retry(name string, cfg RouterConfig) message.HandlerMiddleware {
 				if !IsTransient(err) || IsPoison(err) || retries >= cfg.MaxRetries {
 					return out, err
 				}
-				cfg.Logger.Debug("handler is retried", "handler", name, "message_uuid", msg.UUID, "retry", retries+1, "pause", pause, "error", err)
+				cfg.Logger.Debug("retry handler", "handler", name, "message_uuid", msg.UUID, "retry", retries+1, "pause", pause, "error", err)
 				timer := time.NewTimer(pause)
 				select {
 				case <-timer.C:

@@ -6,15 +6,16 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// routerKey marks the context that a Router subscribes with, routedKey the one that it calls handlers with. They differ because the
-// first is inherited by messages before any middleware has run.
+// routerKey marks the context with which a Router subscribes, routedKey the context with which it calls handlers.
+// They differ because messages inherit the first before any middleware has run.
 type (
 	routerKey struct{}
 	routedKey struct{}
 )
 
-// Routed returns ErrNotRouted unless ctx is the one a Router called a handler with, behind all its middleware. A handler whose effects
-// depend on that asks first; bustest.RefusesUnrouted checks that it does.
+// Routed returns ErrNotRouted unless ctx is a context with which a Router called a handler, inside all its
+// middleware. A handler whose effects depend on the middleware calls Routed first; bustest.RefusesUnrouted checks
+// that it does.
 func Routed(ctx context.Context) error {
 	if ctx.Value(routedKey{}) == nil {
 		return ErrNotRouted
@@ -33,7 +34,7 @@ func routed() message.HandlerMiddleware {
 	}
 }
 
-// withContext calls next with ctx on msg and puts the former context back, for the middleware further out.
+// withContext calls next with ctx on msg and then restores the former context for the outer middleware.
 func withContext(msg *message.Message, ctx context.Context, next message.HandlerFunc) ([]*message.Message, error) {
 	former := msg.Context()
 	msg.SetContext(ctx)

@@ -22,21 +22,26 @@ const (
 
 // RouterConfig configures a Router. DeadLetter is required; everything else may be zero.
 type RouterConfig struct {
-	// DeadLetter stores what handlers give up, under topology.Dead of their subject. A Publisher with Deduplicate keeps a repeat from being stored twice.
+	// DeadLetter stores messages that handlers give up, under topology.Dead of their subject. Use a Publisher with
+	// Deduplicate, so that a repeated message is stored once.
 	DeadLetter message.Publisher
-	// Timeout bounds the handling of one delivery, retries included, by its context; 0 means 30 s, negative none.
+	// Timeout limits the handling of one delivery, including retries, through its context; 0 means 30 s, negative
+	// no limit.
 	Timeout time.Duration
-	// MaxRetries is how often a handler is run again in place for an error marked Transient; 0 means 3, negative never.
+	// MaxRetries is how often a handler is run again for an error marked Transient; 0 means 3, negative never.
 	MaxRetries int
 	// RetryInterval is the pause before the first retry, doubled for each further one up to RetryMax; 0 means 100 ms and 5 s.
 	RetryInterval, RetryMax time.Duration
-	// MaxDeliveries is how often a message is delivered before it counts as poison; 0 means 10, negative no bound.
+	// MaxDeliveries is the number of deliveries after which a message counts as poison; 0 means 10, negative no
+	// limit.
 	MaxDeliveries int
-	// CloseTimeout bounds how long Run waits for handlers at its end; 0 means 30 s. It should exceed the Subscribers' own.
+	// CloseTimeout is how long Run waits for handlers at its end; 0 means 30 s. It should exceed the Subscribers'
+	// own.
 	CloseTimeout time.Duration
-	// Clock tells whether a message has outlived its time to live; nil means Now, for handlers on the server's own host.
+	// Clock decides whether a message's time to live has passed; nil means Now, for handlers on the server's own
+	// host.
 	Clock *Clock
-	// Now is the clock for the time of dead letters; nil means time.Now.
+	// Now returns the time for dead letters; nil means time.Now.
 	Now func() time.Time
 	// Logger may be nil.
 	Logger *slog.Logger
@@ -44,7 +49,7 @@ type RouterConfig struct {
 
 func (c *RouterConfig) validate() error {
 	if c.DeadLetter == nil {
-		return errors.New("bus: RouterConfig.DeadLetter is required: a message that no handler can take has to go somewhere")
+		return errors.New("bus: RouterConfig.DeadLetter is required")
 	}
 	for name, d := range map[string]time.Duration{"RetryInterval": c.RetryInterval, "RetryMax": c.RetryMax, "CloseTimeout": c.CloseTimeout} {
 		if d < 0 {
@@ -81,19 +86,20 @@ func (c *RouterConfig) validate() error {
 	return nil
 }
 
-// HandlerFunc handles one message; the package comment says what becomes of the message. ctx ends at the timeout, and when the
-// subscriber has no more patience with its shutdown (see Draining).
+// HandlerFunc handles one message; the package comment defines what its result means. ctx ends at the timeout, and
+// when the subscriber no longer waits during its shutdown (see Draining).
 type HandlerFunc func(ctx context.Context, msg *message.Message) error
 
 // HandlerOption overrides the Router's configuration for one handler.
 type HandlerOption func(*RouterConfig)
 
-// WithTimeout overrides RouterConfig.Timeout; negative means none, for jobs that last as long as they last.
+// WithTimeout overrides RouterConfig.Timeout; negative means no limit, for jobs of unlimited duration.
 func WithTimeout(d time.Duration) HandlerOption {
 	return func(c *RouterConfig) { c.Timeout = d }
 }
 
-// WithMaxDeliveries overrides RouterConfig.MaxDeliveries; negative means no bound, for jobs that are given back as a matter of course.
+// WithMaxDeliveries overrides RouterConfig.MaxDeliveries; negative means no limit, for jobs that are regularly
+// redelivered.
 func WithMaxDeliveries(n int) HandlerOption {
 	return func(c *RouterConfig) { c.MaxDeliveries = n }
 }
@@ -103,26 +109,28 @@ type Router struct {
 	cfg    RouterConfig
 	router *message.Router
 	names  map[string]bool
-	// initialize makes the durables. watermill's Router cannot undo a start that failed half way, so all of them come first.
+	// initialize creates the durables. They all come first, because watermill's Router cannot undo a start that
+	// failed half way.
 	initialize []func(context.Context) error
 }
 
-// NewRouter returns a Router, or an error that names the setting at fault.
+// NewRouter returns a Router, or an error that names the invalid setting.
 func NewRouter(cfg RouterConfig) (*Router, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	// watermill reports on Info what concerns its developers.
+	// The Info messages of watermill only concern its developers.
 	logger := watermill.NewSlogLoggerWithLevelMapping(cfg.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: cfg.CloseTimeout}, logger)
 	if err != nil {
-		return nil, fmt.Errorf("bus: make router: %w", err)
+		return nil, fmt.Errorf("bus: create router: %w", err)
 	}
 	return &Router{cfg: cfg, router: router, names: map[string]bool{}}, nil
 }
 
-// Handle registers fn for the messages of topic, before Run. It is the only way to a handler: Subscriber gives messages to nobody else,
-// and marks the context for Routed. name is unique in the Router, and stands in logs and dead letters.
+// Handle registers fn for the messages of topic. It must be called before Run. It is the only way to a handler: a
+// Subscriber delivers messages only to a Router, which marks the context for Routed. name must be unique in the
+// Router; it appears in logs and dead letters.
 func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn HandlerFunc, options ...HandlerOption) error {
 	switch {
 	case name == "":
@@ -130,7 +138,7 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	case subscriber == nil || fn == nil:
 		return fmt.Errorf("bus: handler %s needs a subscriber and a function", name)
 	case r.names[name]:
-		return fmt.Errorf("bus: there is a handler %s already", name)
+		return fmt.Errorf("bus: handler %s is already registered", name)
 	}
 	if err := CheckFilter(topic); err != nil {
 		return fmt.Errorf("handler %s: %w", name, err)
@@ -149,8 +157,8 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	if s, ok := subscriber.(*Subscriber); ok {
 		r.initialize = append(r.initialize, func(ctx context.Context) error { return s.initialize(ctx, topic) })
 	}
-	// The first is the outermost. The dead letter decides last, and on an error that a panic or the timeout became; recovery is
-	// innermost, so that the others never see a panic.
+	// The first middleware is the outermost. deadLetter decides last, also about errors that a panic or the timeout
+	// caused. recovery is innermost, so that the others never see a panic.
 	handler.AddMiddleware(
 		later(name, cfg),
 		correlation(),
@@ -164,8 +172,9 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	return nil
 }
 
-// Run subscribes all handlers and blocks until ctx ends or every subscription has ended, then waits for the handlers at work. The end of
-// ctx is not an error. While NATS does not answer, Run waits for it; a stream that does not exist is an error.
+// Run subscribes all handlers and blocks until ctx ends or every subscription has ended, then waits for the running
+// handlers. The end of ctx is not an error. While NATS does not respond, Run waits; a stream that does not exist is
+// an error.
 func (r *Router) Run(ctx context.Context) error {
 	if len(r.names) == 0 {
 		return errors.New("bus: the router has no handlers: register one with Handle")
@@ -177,7 +186,7 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 	err := r.router.Run(context.WithValue(ctx, routerKey{}, r))
 	if err != nil {
-		// A subscription that failed leaves those before it running.
+		// A failed subscription leaves the earlier ones running.
 		return errors.Join(unlessEnded(ctx, err), r.router.Close())
 	}
 	if ctx.Err() == nil {
@@ -186,7 +195,7 @@ func (r *Router) Run(ctx context.Context) error {
 	return nil
 }
 
-// unlessEnded returns why Run ends, nil if ctx has ended.
+// unlessEnded returns the error that ends Run, or nil if ctx has ended.
 func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

@@ -268,7 +268,7 @@ func TestRouterNeverHandled(t *testing.T) {
 		t.Error("the handler ran")
 		return nil
 	})
-	if reason := b.dead(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "never handled to an end") {
+	if reason := b.dead(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "no delivery has ended") {
 		t.Errorf("reason is %q", reason)
 	}
 }

@@ -8,9 +8,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// StreamHandle opens a JetStream stream when it is first needed and keeps the
-// handle, since each fetch of one is a round trip to the stream's leader. It is safe
-// for concurrent use.
+// StreamHandle opens a JetStream stream on first use and caches the handle, because fetching it is a round trip to
+// the stream's leader. It is safe for concurrent use.
 type StreamHandle struct {
 	js   jetstream.JetStream
 	name string
@@ -19,7 +18,7 @@ type StreamHandle struct {
 	handle jetstream.Stream // nil until Open has fetched it
 }
 
-// NewStreamHandle returns the StreamHandle of a stream. It does not talk to NATS.
+// NewStreamHandle returns the StreamHandle of a stream. It sends no request.
 func NewStreamHandle(js jetstream.JetStream, name string) *StreamHandle {
 	return &StreamHandle{js: js, name: name}
 }

@@ -6,16 +6,16 @@ import (
 	"unicode/utf8"
 )
 
-// maxSubject bounds a subject in bytes: it travels in every acknowledgement and in the server's index.
+// maxSubject is the maximum length of a subject in bytes: every acknowledgement and the server's index contain it.
 const maxSubject = 512
 
-// CheckSubject returns an ErrInvalidMessage unless subject names exactly one place: tokens separated by dots, none of them empty, without
-// wildcards, spaces or control characters.
+// CheckSubject returns ErrInvalidMessage unless subject is a concrete subject: non-empty tokens separated by dots,
+// without wildcards, spaces or control characters.
 func CheckSubject(subject string) error {
 	return checkSubject(subject, false)
 }
 
-// CheckFilter is CheckSubject for a filter, in which a token may be `*` and the last one `>`.
+// CheckFilter is like CheckSubject for a filter, in which a token may be `*` and the last one `>`.
 func CheckFilter(filter string) error {
 	return checkSubject(filter, true)
 }

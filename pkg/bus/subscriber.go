@@ -18,15 +18,16 @@ const (
 	defaultAckWait      = 30 * time.Second
 	defaultNakDelay     = time.Second
 	defaultCloseTimeout = 20 * time.Second
-	// minNakDelay is also the delay of messages that no handler has seen: someone else should have them at once.
+	// minNakDelay is also the delay of messages that no handler has received, so that another subscriber gets them
+	// at once.
 	minNakDelay = time.Millisecond
-	// abandonAfter is how long a handler has to return once its context is cancelled.
+	// abandonAfter is how long a handler has to return after its context is cancelled.
 	abandonAfter = time.Second
-	// setupTimeout bounds one request for a consumer, which is repeated.
+	// setupTimeout is the time limit of one request for a consumer, which is repeated.
 	setupTimeout = 5 * time.Second
 	setupPause   = 200 * time.Millisecond
-	// maxWaiting bounds the pull requests that wait on a consumer, over all subscribers: one for each free slot. The server's own
-	// default of 512 would leave slots without work silently.
+	// maxWaiting is the maximum number of waiting pull requests of a consumer, over all subscribers: one per free
+	// slot. The server's default of 512 would silently leave slots without work.
 	maxWaiting = 8192
 )
 
@@ -34,42 +35,46 @@ const (
 type SubscriberConfig struct {
 	// JetStream is the connection's JetStream. The Subscriber never closes the connection.
 	JetStream jetstream.JetStream
-	// Stream is the stream's name. The Subscriber does not make streams.
+	// Stream is the stream's name. The Subscriber does not create streams.
 	Stream string
-	// Durable names the consumer. Subscribers of one durable share its messages. A durable belongs to one topic: Subscribe refuses
-	// another one. Subscribe makes the consumer, or updates it to this configuration; it is never deleted, and never given an
-	// InactiveThreshold, which would delete it.
+	// Durable is the name of the consumer. Subscribers of one durable share its messages. A durable belongs to one
+	// topic: Subscribe returns an error for another one. Subscribe creates the consumer, or updates it to this
+	// configuration. It never deletes it, and sets no InactiveThreshold, which would delete it.
 	Durable string
-	// DurableFor names the consumer for each topic, in place of Durable.
+	// DurableFor returns the name of the consumer for each topic, instead of Durable.
 	DurableFor func(topic string) string
-	// Description is for people who look at the consumer.
+	// Description is the consumer's description for operators.
 	Description string
-	// FilterSubjects are further filters of the consumer, beside the topic. They must not overlap.
+	// FilterSubjects are additional filters of the consumer. They must not overlap with each other or the topic.
 	FilterSubjects []string
-	// AckWait is how long the server waits for a sign of life before it delivers a message again; 0 means 30 s. It bounds how
-	// long the work of a process that died waits, not how long a handler may take.
+	// AckWait is how long the server waits for a heartbeat before it redelivers a message; 0 means 30 s. It limits
+	// how long the work of a dead process waits, not how long a handler may take.
 	AckWait time.Duration
-	// HeartBeat is how often the server is told that a handler is still at work; 0 means a third of AckWait.
+	// HeartBeat is the interval of heartbeats while a handler runs; 0 means a third of AckWait.
 	HeartBeat time.Duration
-	// MaxAckPending bounds the messages of this consumer that are being worked on over all its subscribers; 0 means no bound. It has
-	// to be at least the sum of their Concurrency. 1 makes the order strict.
+	// MaxAckPending is the maximum number of messages of this consumer in progress, over all subscribers; 0 means
+	// no limit. It must be at least the sum of their Concurrency. 1 makes the order strict.
 	MaxAckPending int
-	// MaxDeliver is the server's bound on deliveries; 0 means none. A message that reaches it stays in a work queue for ever and
-	// nobody gets it, so prefer the Router's MaxDeliveries, which moves it to DEAD.
+	// MaxDeliver is the server's limit of deliveries; 0 means none. A message that reaches it stays in a work queue
+	// forever without being delivered, so prefer the Router's MaxDeliveries, which moves it to DEAD.
 	MaxDeliver int
-	// Concurrency is how many messages of a subscription are being worked on at once; 0 means 1, which keeps their order.
+	// Concurrency is the number of messages that a subscription processes concurrently; 0 means 1, which keeps
+	// their order.
 	Concurrency int
-	// NakDelay is how long after a handler's error a message is delivered again; 0 means 1 s. SetNakDelay overrides it for one.
+	// NakDelay is the delay after which a message is redelivered after a handler's error; 0 means 1 s. SetNakDelay
+	// overrides it for one message.
 	NakDelay time.Duration
-	// DoubleAck makes a slot wait until the server has confirmed an acknowledgement. Without it one may be lost with the connection, and the
-	// message is delivered again.
+	// DoubleAck makes a slot wait until the server has confirmed an acknowledgement. Otherwise an acknowledgement
+	// may be lost with the connection, and the message is redelivered.
 	DoubleAck bool
-	// PullExpiry is how long the server keeps a free slot's request for a message; 0 means 30 s, the least is 1 s. A process that is frozen is
-	// still given messages until its requests expire: shorter than AckWait, a message that it held goes to another the first time.
+	// PullExpiry is how long the server keeps a free slot's request for a message; 0 means 30 s, the minimum is 1
+	// s. A suspended process still receives messages until its requests expire. If PullExpiry is shorter than
+	// AckWait, the redelivery of a message that it held goes to another subscriber.
 	PullExpiry time.Duration
-	// CloseTimeout is how long Close lets handlers finish before it cancels their contexts; 0 means 20 s.
+	// CloseTimeout is how long Close waits for handlers before it cancels their contexts; 0 means 20 s.
 	CloseTimeout time.Duration
-	// Unrouted lets messages out to a caller that is not a Router. It is for tests and tools; handlers of services run on a Router.
+	// Unrouted delivers messages to callers other than a Router. It is for tests and tools; handlers of services
+	// run on a Router.
 	Unrouted bool
 	// Logger may be nil.
 	Logger *slog.Logger

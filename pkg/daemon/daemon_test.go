@@ -96,7 +96,7 @@ func TestHealthFollowsTheService(t *testing.T) {
 	if code != 0 {
 		t.Errorf("the service ended with %d", code)
 	}
-	if code, said := health(t, "--metrics-listen="+addr); code != 1 || !strings.Contains(said, "no answer from "+addr) {
+	if code, said := health(t, "--metrics-listen="+addr); code != 1 || !strings.Contains(said, "no response from "+addr) {
 		t.Errorf("health of one that is gone: %d, %q", code, said)
 	}
 }

@@ -50,7 +50,7 @@ func TestSettingLogKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	for keys, want := range map[string]string{
-		all: "", "": "are signed", "gateway:" + key("gateway"): "one of the roles", "session:short": "at least 32",
+		all: "", "": "are signed", "gateway:" + key("gateway"): "a role of", "session:short": "at least 32",
 		strings.Replace(all, "session:", "session:"+key("another")+"+", 1): "does not know the key", "session:" + key("session"): "no key of executor",
 	} {
 		t.Setenv("SPOOL_LOG_KEYS", keys)

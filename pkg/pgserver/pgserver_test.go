@@ -200,7 +200,7 @@ func TestNoBinaryOnTheMachine(t *testing.T) {
 	t.Cleanup(repository.Close)
 	cfg = pgserver.Config{DataDir: t.TempDir(), FetchURL: repository.URL}
 	_, err = pgserver.Start(t.Context(), cfg.OnBareMachine(t.TempDir()))
-	wantError(t, err, pgserver.ErrNoBinary, "fetching one failed", "SPOOL_DATABASE_URL", "install")
+	wantError(t, err, pgserver.ErrNoBinary, "the download failed", "SPOOL_DATABASE_URL", "install")
 }
 
 func wantError(t *testing.T, err, is error, want ...string) {

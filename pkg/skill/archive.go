@@ -11,17 +11,17 @@ import (
 	"strings"
 )
 
-// archive is a ZIP whose directory and SKILL.md are good; the rest is not read yet.
+// archive is a ZIP with a valid directory and SKILL.md. The other files have not been read yet.
 type archive struct {
 	r       io.ReaderAt
 	size    int64
 	lim     Limits
 	files   []entry  // by name
-	folders []string // by name, a folder before what is in it
-	found   Found    // what SKILL.md says
+	folders []string // by name; a folder precedes its content
+	found   Found    // contents of SKILL.md
 }
 
-// openArchive judges all that a ZIP says of itself.
+// openArchive validates the directory and SKILL.md of a ZIP.
 func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*archive, error) {
 	a := &archive{r: r, size: size, lim: lim.withDefaults()}
 	list, err := readDirectory(r, size, a.lim)
@@ -45,7 +45,7 @@ func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*a
 	return a, a.readDocument(ctx)
 }
 
-// bounded refuses an entry that unpacks to more than it may, given the sum of all.
+// bounded returns an error if an entry, or all entries together, unpack to more than the limits allow.
 func (a *archive) bounded(e *entry, size, total int64) error {
 	switch {
 	case total > a.lim.Unpacked:
@@ -58,7 +58,7 @@ func (a *archive) bounded(e *entry, size, total int64) error {
 	return nil
 }
 
-// readDocument reads SKILL.md, which must lie at the root.
+// readDocument reads SKILL.md, which must be at the root.
 func (a *archive) readDocument(ctx context.Context) error {
 	hint := ""
 	for i := range a.files {
@@ -87,7 +87,7 @@ type unpacker struct {
 	a       *archive
 	in      *bufio.Reader
 	inflate io.ReadCloser
-	total   int64 // bytes that came out
+	total   int64 // number of unpacked bytes
 }
 
 func (a *archive) unpacker(ctx context.Context) *unpacker {
@@ -95,7 +95,7 @@ func (a *archive) unpacker(ctx context.Context) *unpacker {
 	return &unpacker{ctx: ctx, a: a, in: in, inflate: flate.NewReader(in)}
 }
 
-// open gives a file's content, which ends the reading of the one before.
+// open returns the content of a file. It ends the reading of the previous file.
 func (u *unpacker) open(e *entry) *content {
 	u.in.Reset(io.NewSectionReader(u.a.r, e.data, e.packed))
 	c := &content{u: u, e: e, from: u.in}
@@ -106,8 +106,8 @@ func (u *unpacker) open(e *entry) *content {
 	return c
 }
 
-// each unpacks every file in the order of names. fn reads the content to its end;
-// the reader fails where the content is not what the directory says.
+// each calls fn for every file in the order of names. fn must read the content to its end. The reader fails if the
+// content does not match the directory.
 func (a *archive) each(ctx context.Context, fn func(e *entry, content io.Reader) error) error {
 	u := a.unpacker(ctx)
 	for i := range a.files {
@@ -116,21 +116,21 @@ func (a *archive) each(ctx context.Context, fn func(e *entry, content io.Reader)
 		if err := fn(e, c); err != nil {
 			return err
 		}
-		if !errors.Is(c.err, io.EOF) { // the end is what is checked last
+		if !errors.Is(c.err, io.EOF) { // the checksum is verified at the end
 			return fmt.Errorf("entry %s was not read to its end", quote(e.name))
 		}
 	}
 	return nil
 }
 
-// content is what a file unpacks to, counted and compared.
+// content is the unpacked content of a file, counted and verified.
 type content struct {
 	u    *unpacker
 	e    *entry
 	from io.Reader
 	n    int64
 	crc  uint32
-	err  error // which the next Read gives; io.EOF once all is as it should be
+	err  error // the result of the next Read; io.EOF once everything is verified
 }
 
 func (c *content) Read(p []byte) (int, error) {
@@ -150,7 +150,7 @@ func (c *content) Read(p []byte) (int, error) {
 	return n, c.err
 }
 
-// judge turns what reading gave into what this entry's reader gives.
+// judge converts an error of the decompressor into the error of this entry's reader.
 func (c *content) judge(err error) error {
 	if c.n > c.e.size {
 		return brokenEntry(c.e.raw, "unpacks to more than the %d bytes that it says", c.e.size)

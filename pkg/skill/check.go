@@ -8,8 +8,8 @@ import (
 	"io"
 )
 
-// Check reads a whole ZIP and judges it; a refusal is an *Error. Its time is
-// bounded by what Limits let it read, its memory by SKILL.md and the names.
+// Check reads a whole ZIP and validates it. An invalid ZIP is an *Error. Limits bound its running time, and
+// SKILL.md and the names bound its memory.
 func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Found, error) {
 	a, err := openArchive(ctx, r, size, lim)
 	if err != nil {
@@ -30,7 +30,7 @@ func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Found, e
 	return found, err
 }
 
-// digestOf is the SHA-256 of a ZIP in hex.
+// digestOf returns the SHA-256 of a ZIP in hex.
 func digestOf(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
 	h := sha256.New()
 	n, err := io.Copy(h, &whole{ctx, io.NewSectionReader(r, 0, size)})

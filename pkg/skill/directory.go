@@ -9,9 +9,9 @@ import (
 	"io"
 )
 
-// Of the ZIP format, see PKWARE's APPNOTE.
+// Constants of the ZIP format, see PKWARE's APPNOTE.
 const (
-	signatureEntry = 0x02014b50 // of the central directory
+	signatureEntry = 0x02014b50 // in the central directory
 	signatureLocal = 0x04034b50 // before an entry's content
 	signatureEnd   = 0x06054b50
 
@@ -22,16 +22,16 @@ const (
 	methodStore   = 0
 	methodDeflate = 8
 
-	// flagsRefused: encrypted, patch data, strong encryption, masked headers.
+	// flagsRefused are the flags for encrypted content, patch data, strong encryption and masked headers.
 	flagsRefused = 1<<0 | 1<<5 | 1<<6 | 1<<13
 
 	creatorUnix  = 3
 	creatorMacOS = 19
 
-	extraUnix = 0x000d // PKWARE's: a link or device has data behind the fixed part
-	extraASi  = 0x756e // mode, device and the name of a link's target
+	extraUnix = 0x000d // PKWARE: a link or device has data after the fixed part
+	extraASi  = 0x756e // mode, device and the target of a link
 
-	// Of DOS attributes: volume label, device, reparse point.
+	// attributesRefused are the DOS attributes volume label, device and reparse point.
 	attributesRefused = 0x08 | 0x40 | 0x400
 )
 
@@ -43,22 +43,22 @@ const (
 	modeRun    = 0o111
 )
 
-// entry is a file or a folder that the central directory lists.
+// entry is a file or a folder in the central directory.
 type entry struct {
-	raw    string // as the ZIP has it
-	name   string // without the slash at a folder's end
+	raw    string // name as in the ZIP
+	name   string // without the trailing slash of a folder
 	folder bool
 	run    bool // has an execute bit
 	flags  uint16
 	method uint16
 	crc    uint32
-	packed int64 // bytes of its content in the ZIP
-	size   int64 // bytes that it unpacks to, as the ZIP says
-	offset int64 // of its local header
-	data   int64 // of its content
+	packed int64 // size of its content in the ZIP
+	size   int64 // unpacked size according to the ZIP
+	offset int64 // offset of its local header
+	data   int64 // offset of its content
 }
 
-// readDirectory reads the central directory, and judges each entry by itself.
+// readDirectory reads the central directory and validates each entry separately.
 func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 	if size > lim.Packed {
 		return nil, tooLarge("has %d bytes; at most %d are taken", size, lim.Packed)
@@ -97,8 +97,8 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 	return list, place(r, list, at)
 }
 
-// readEnd finds the end record, and gives where the central directory lies. The
-// directory ends where the record begins: nothing may stand between or behind.
+// readEnd finds the end record and returns the position of the central directory. The directory must end where the
+// record begins, and nothing may follow the record.
 func readEnd(r io.ReaderAt, size int64) (at, length int64, count int, err error) {
 	tail := make([]byte, min(size, lengthEnd+1<<16))
 	if err := readAt(r, tail, size-int64(len(tail))); err != nil {
@@ -159,7 +159,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 	return e, int64(lengthEntry + len(rest) + commentLen), err
 }
 
-// check judges an entry's kind, method and what it says of its size.
+// check validates an entry's kind, compression method and stated sizes.
 func (e *entry) check(attributes uint32, extra []byte) error {
 	switch kind := attributes >> 16 & modeType; {
 	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&attributesRefused != 0:
@@ -185,8 +185,8 @@ func (e *entry) check(attributes uint32, extra []byte) error {
 	return nil
 }
 
-// checkExtra refuses links and devices that only the extra fields tell of. What
-// else stands in them, well formed or not, means nothing here.
+// checkExtra returns an error for links and devices that only the extra fields describe. All other extra fields,
+// valid or not, are ignored.
 func (e *entry) checkExtra(extra []byte) error {
 	link := refused(e.raw, "is a link or a device; only files and folders are taken")
 	for len(extra) >= 4 {
@@ -195,7 +195,7 @@ func (e *entry) checkExtra(extra []byte) error {
 			return nil
 		}
 		switch field := extra[:n]; {
-		case id == extraUnix && n > 12: // two times and two owners come first
+		case id == extraUnix && n > 12: // preceded by two times and two owners
 			return link
 		case id == extraASi && n > 14:
 			return link
@@ -209,8 +209,8 @@ func (e *entry) checkExtra(extra []byte) error {
 	return nil
 }
 
-// place reads the local headers, which must agree with the directory, and
-// refuses entries whose ranges overlap.
+// place reads the local headers, which must match the directory, and returns an error if the ranges of entries
+// overlap.
 func place(r io.ReaderAt, list []entry, directory int64) error {
 	order := make([]*entry, len(list))
 	for i := range list {
@@ -276,7 +276,7 @@ func readFull(in io.Reader, b []byte) error {
 	return nil
 }
 
-// reading tells a ZIP that ends too early from one that cannot be read.
+// reading distinguishes a truncated ZIP from a read error.
 func reading(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return broken("ends too early")

@@ -7,8 +7,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// readDocument reads the front matter of SKILL.md: YAML between two lines of
-// three hyphens, the first of them at the very beginning.
+// readDocument parses the front matter of SKILL.md: YAML between two lines of three hyphens, the first of which
+// must be the first line.
 func readDocument(document string) (name, description string, err error) {
 	switch {
 	case !utf8.ValidString(document):
@@ -42,7 +42,7 @@ func readDocument(document string) (name, description string, err error) {
 	return name, description, nil
 }
 
-// split gives the front matter, and what follows it.
+// split returns the front matter and the text after it.
 func split(document string) (front, body string, ok bool) {
 	document = strings.TrimPrefix(document, "\ufeff")
 	first, rest, ok := strings.Cut(document, "\n")
@@ -62,7 +62,7 @@ func split(document string) (front, body string, ok bool) {
 	return "", document, false
 }
 
-// text is a field that must be there and hold text.
+// text returns a required field, which must be a text.
 func text(fields map[string]yaml.Node, name string) (string, error) {
 	n, ok := fields[name]
 	switch {
@@ -76,7 +76,7 @@ func text(fields map[string]yaml.Node, name string) (string, error) {
 	return n.Value, nil
 }
 
-// isName is ^[a-z0-9]+([.-][a-z0-9]+)*$.
+// isName reports whether a name matches ^[a-z0-9]+([.-][a-z0-9]+)*$.
 func isName(s string) bool {
 	if s == "" || len(s) > maxSkillName {
 		return false
@@ -95,7 +95,7 @@ func isName(s string) bool {
 	return !joint
 }
 
-// cut is a parser's message on one line, not too long.
+// cut returns a parser's message on one line of limited length.
 func cut(s string) string {
 	s = strings.Join(strings.Fields(s), " ")
 	if len(s) > 200 {

@@ -14,18 +14,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Modes of what is laid down: nobody writes there any more.
+// Modes of extracted files, which nobody may write.
 const (
 	modeRead   = 0o444
-	modeScript = 0o555 // of files with an execute bit in the ZIP, or that begin with #!
+	modeScript = 0o555 // files with an execute bit in the ZIP, or that begin with #!
 	modeDir    = 0o555
 )
 
-// Extract lays a ZIP down in the folder parent/digest, and gives its path. All
-// that Check demands is demanded again, and the ZIP must have the digest. The
-// folder appears as a whole or not at all, whoever else extracts the same at the
-// same time; one that is there already is given back as it is, without a look
-// at the ZIP. The parent is made if it is missing.
+// Extract extracts a ZIP into the folder parent/digest and returns its path. It performs all checks of Check, and
+// the ZIP must have the digest. The folder appears atomically, even if other processes extract the same ZIP at the
+// same time. An existing folder is returned unchanged, without reading the ZIP. The parent is created if it does
+// not exist.
 func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest string) (dir string, err error) {
 	if !events.IsDigest(digest) {
 		return "", fmt.Errorf("extract a skill: %s is no SHA-256 in hex", quote(digest))
@@ -57,7 +56,7 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 	return dir, nil
 }
 
-// is compares the ZIP's digest.
+// is checks the digest of the ZIP.
 func (a *archive) is(ctx context.Context, digest string) error {
 	have, err := digestOf(ctx, a.r, a.size)
 	if err == nil && have != digest {
@@ -79,7 +78,7 @@ func isFolder(dir string) (bool, error) {
 	return true, nil
 }
 
-// layDown writes folders and files, which are on the disk afterwards, and closes the folders for writing.
+// layDown writes folders and files, syncs them to disk, and makes the folders read-only.
 func (a *archive) layDown(ctx context.Context, dir string) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -132,7 +131,7 @@ func write(root *os.Root, name string, run bool, content io.Reader) (err error) 
 	return f.Sync()
 }
 
-// script tells whether a file is to be run, by its bit or by its first line.
+// script reports whether a file is executable, by its mode bit or its first line.
 func script(run bool, content io.Reader) (bool, io.Reader, error) {
 	in := bufio.NewReader(content)
 	first, err := in.Peek(2)
@@ -150,7 +149,7 @@ func syncFolder(root *os.Root, name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// settle gives the folder its name; whoever was faster has made the same.
+// settle renames the folder to its final name. If another process was faster, its folder has the same content.
 func settle(own, dir string) error {
 	err := os.Rename(own, dir)
 	if err == nil {
@@ -166,7 +165,7 @@ func settle(own, dir string) error {
 	return err
 }
 
-// discard removes what was laid down; folders that are closed for writing are opened first.
+// discard removes extracted files; it first makes read-only folders writable.
 func discard(dir string) error {
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if d != nil && d.IsDir() && !errors.Is(err, fs.ErrNotExist) {
@@ -177,7 +176,7 @@ func discard(dir string) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// wrapWriting leaves refusals as they are.
+// wrapWriting adds context to errors other than an *Error.
 func wrapWriting(err error) error {
 	var refused *Error
 	if errors.As(err, &refused) {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// checkName judges an entry's path: one that stays inside, and that shows as it is.
+// checkName validates an entry's path: it must stay inside the folder and must be displayed as it is.
 func checkName(raw string) (name string, folder bool, err error) {
 	if raw == "" {
 		return "", false, refused(raw, "has an entry without a name")
@@ -49,7 +49,7 @@ func checkName(raw string) (name string, folder bool, err error) {
 	return name, folder, nil
 }
 
-// hidden tells what does not show, or makes what is beside it show otherwise.
+// hidden reports whether a character is invisible or changes how the text around it is displayed.
 func hidden(r rune) bool {
 	switch {
 	case unicode.IsControl(r), r >= 0x202a && r <= 0x202e, r >= 0x2066 && r <= 0x2069:
@@ -60,7 +60,7 @@ func hidden(r rune) bool {
 	return false
 }
 
-// tree is every path of a ZIP, folders that only a path names among them.
+// tree holds every path of a ZIP, including folders that appear only as part of other paths.
 type tree struct {
 	fold    cases.Caser
 	paths   map[string]path
@@ -72,10 +72,11 @@ type tree struct {
 type path struct {
 	name   string
 	folder bool
-	listed bool // has an entry of its own
+	listed bool // has its own entry
 }
 
-// checkTree refuses two entries that are one to some file system, and files that are folders too.
+// checkTree returns an error for two entries that are the same on some file system, and for files that are also
+// folders.
 func checkTree(list []entry, lim Limits) ([]string, error) {
 	t := tree{fold: cases.Fold(), paths: map[string]path{}, limit: lim.Files}
 	for i := range list {

@@ -14,26 +14,24 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-// IgnoreFile is the file of a skill's folder that says, in the syntax of
-// gitignore, what is not packed. It is not packed itself.
+// IgnoreFile is the file of a skill's folder that lists, in gitignore syntax, what is not packed. It is not packed
+// itself.
 const IgnoreFile = ".skillignore"
 
-// IgnoredAnyway comes before the rules of IgnoreFile, which may take them back.
+// IgnoredAnyway lists rules that precede those of IgnoreFile, which may revert them.
 const IgnoredAnyway = ".git\nnode_modules\n.DS_Store\n__pycache__\n"
 
-// maxIgnore bounds IgnoreFile in bytes.
+// maxIgnore is the maximum size of IgnoreFile in bytes.
 const maxIgnore = 64 << 10
 
-// packTime is the time of every entry: the first that a ZIP can say.
+// packTime is the time of every entry: the earliest time of the ZIP format.
 var packTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Pack writes a folder's content as a ZIP: sorted, with fixed times, and with the
-// execute bit alone of the modes, so that the same files give the same ZIP, as
-// long as the compression of the Go that built this does not change. More
-// rules than those of the folder's own IgnoreFile are in ignored, and decide after
-// them. Symbolic links and whatever else is no file or folder are refused by
-// name; folders in which nothing is left are left out. What was packed is still
-// to be checked. After an error w holds a part of a ZIP.
+// Pack writes a folder's content as a ZIP: sorted, with fixed times, and with only the execute bit of the modes.
+// The same files give the same ZIP as long as the compression of the Go version does not change. ignored are
+// additional rules, applied after those of the folder's IgnoreFile. Pack returns an error that names the first
+// symbolic link or special file. It omits folders without content. It does not validate the result. After an error
+// w contains a partial ZIP.
 func Pack(dir string, w io.Writer, ignored string) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -88,7 +86,7 @@ func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	if !info.Mode().IsRegular() { // it was a moment ago
+	if !info.Mode().IsRegular() { // it was a regular file when the folder was listed
 		return fmt.Errorf("%s is no file any more", quote(path))
 	}
 	h := &zip.FileHeader{Name: path, Method: zip.Deflate, Modified: packTime}
@@ -104,7 +102,7 @@ func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
 	return err
 }
 
-// ignoreFile reads the folder's own rules; "" without.
+// ignoreFile returns the folder's own rules, or "".
 func ignoreFile(root *os.Root) (string, error) {
 	f, err := root.Open(IgnoreFile)
 	if errors.Is(err, fs.ErrNotExist) {

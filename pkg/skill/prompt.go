@@ -2,22 +2,21 @@ package skill
 
 import "strings"
 
-// PromptBudget is how many bytes skills may take in a system prompt before only
-// their names and descriptions stand there.
+// PromptBudget is the default size in bytes that skills may have in a system prompt; above it only their names and
+// descriptions are included.
 const PromptBudget = 12_000
 
-// Prompted is a skill that an agent is told of.
+// Prompted is a skill that is offered to an agent.
 type Prompted struct {
 	Name        string
 	Description string
-	Dir         string // where it lies in the sandbox; "" where only its document is there
-	Document    string // SKILL.md as it is
+	Dir         string // path in the sandbox; "" if only its document is available
+	Document    string // complete text of SKILL.md
 }
 
-// Prompt is what a system prompt says of an agent's skills: each SKILL.md without
-// its front matter, or, over the budget, of each its description alone, and that
-// SKILL.md is to be read before use. A skill that lies nowhere keeps its document,
-// since it cannot be read later. A budget of 0 means PromptBudget; no skills give "".
+// Prompt returns the part of a system prompt about an agent's skills: each SKILL.md without its front matter or,
+// above the budget, each description with the instruction to read SKILL.md before use. A skill without Dir keeps
+// its document, because the agent cannot read it later. A budget of 0 means PromptBudget; no skills give "".
 func Prompt(list []Prompted, budget int) string {
 	if len(list) == 0 {
 		return ""
@@ -54,7 +53,7 @@ func prompt(list []Prompted, note string, say func(Prompted) string) string {
 	return b.String()
 }
 
-// body is a document without its front matter.
+// body returns a document without its front matter.
 func body(document string) string {
 	_, body, _ := split(document)
 	return strings.TrimSpace(body)

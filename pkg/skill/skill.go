@@ -1,12 +1,10 @@
-// Package skill checks, lays down and packs skills. A skill is a ZIP with a
-// SKILL.md at its root; its version is the SHA-256 of the ZIP.
+// Package skill validates, extracts and packs skills. A skill is a ZIP with a SKILL.md at its root; its version is
+// the SHA-256 of the ZIP.
 //
-// A ZIP comes from whoever may push one, so nothing that it says is believed.
-// Check, Extract and Tar read it with one strict reader: names, kinds and
-// ranges are judged before any content is read, content is counted as it is
-// unpacked, and no file but SKILL.md is ever held in memory. What the reader
-// takes, archive/zip takes too and understands in the same way; a fuzz test
-// holds it to that.
+// A ZIP may come from an attacker, so nothing that it states is trusted. Check, Extract and Tar share one strict
+// reader: it validates names, kinds and ranges before it reads any content, counts content while it unpacks it, and
+// holds no file but SKILL.md in memory. Every ZIP that the reader accepts is read identically by archive/zip; a
+// fuzz test checks that.
 package skill
 
 import (
@@ -15,16 +13,16 @@ import (
 	"unicode/utf8"
 )
 
-// DocumentName is the file at a skill's root that says what it is for.
+// DocumentName is the file at a skill's root that describes the skill.
 const DocumentName = "SKILL.md"
 
-// Limits bound a skill. A zero field takes its default.
+// Limits limit a skill. A field of 0 means its default.
 type Limits struct {
-	Files    int   // files, and as many folders again; 10,000
-	Packed   int64 // bytes of the ZIP; 100 MiB
-	Unpacked int64 // bytes of all files; 500 MiB
-	Ratio    int64 // how many bytes one byte of the ZIP may become; 100
-	Document int64 // bytes of SKILL.md; 1 MiB
+	Files    int   // number of files, and as many folders; 10,000
+	Packed   int64 // size of the ZIP in bytes; 100 MiB
+	Unpacked int64 // total size of all files in bytes; 500 MiB
+	Ratio    int64 // maximum ratio of unpacked to packed size; 100
+	Document int64 // size of SKILL.md in bytes; 1 MiB
 }
 
 // The defaults of Limits.
@@ -36,12 +34,12 @@ const (
 	MaxDocument = 1 << 20
 )
 
-// Bounds that are not for choosing.
+// Limits that cannot be configured.
 const (
 	maxName        = 1024     // bytes of an entry's path
-	maxElement     = 255      // bytes of one element of it, as file systems have it
+	maxElement     = 255      // bytes of one element of a path, the limit of file systems
 	maxDepth       = 32       // elements of a path
-	ratioFloor     = 64 << 10 // bytes that a single file may unpack to at any ratio: a small blank file is no bomb
+	ratioFloor     = 64 << 10 // bytes to which a file may unpack at any ratio: a small blank file is harmless
 	maxFrontMatter = 64 << 10 // bytes
 	maxSkillName   = 64       // characters
 	maxDescription = 1024     // characters
@@ -62,37 +60,37 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Found is what a good ZIP holds.
+// Found describes a valid ZIP.
 type Found struct {
-	Name          string // of the front matter
-	Description   string // of the front matter
-	Document      string // SKILL.md as it is
+	Name          string // from the front matter
+	Description   string // from the front matter
+	Document      string // complete text of SKILL.md
 	Files         uint32
-	Bytes         uint64 // of the ZIP
-	UnpackedBytes uint64 // of its files
+	Bytes         uint64 // size of the ZIP
+	UnpackedBytes uint64 // total size of its files
 	Digest        string // SHA-256 of the ZIP in hex
 }
 
 // The codes of Error.
 const (
-	CodeZIP      = "SKILL_ZIP_INVALID"      // no ZIP, a damaged one, or one that contradicts itself
-	CodeEntry    = "SKILL_ENTRY_REFUSED"    // an entry's path or kind, or two that are one
-	CodeTooLarge = "SKILL_TOO_LARGE"        // over one of Limits
-	CodeDocument = "SKILL_DOCUMENT_INVALID" // SKILL.md
-	CodeDigest   = "SKILL_DIGEST_MISMATCH"  // another ZIP than was said
+	CodeZIP      = "SKILL_ZIP_INVALID"      // not a ZIP, a damaged one, or one that contradicts itself
+	CodeEntry    = "SKILL_ENTRY_REFUSED"    // invalid path or kind of an entry, or two entries with the same path
+	CodeTooLarge = "SKILL_TOO_LARGE"        // exceeds one of Limits
+	CodeDocument = "SKILL_DOCUMENT_INVALID" // invalid SKILL.md
+	CodeDigest   = "SKILL_DIGEST_MISMATCH"  // the ZIP does not have the stated digest
 )
 
-// Error is a refused skill. Any other error of this package is one of reading or writing.
+// Error is returned for an invalid skill. All other errors of this package concern reading or writing.
 type Error struct {
 	Code   string
-	Field  string // zip; SKILL.md, or SKILL.md: name and such; sha256
-	Entry  string // the entry at fault as the ZIP has it, which may be hostile; "" for none
+	Field  string // zip, SKILL.md, SKILL.md followed by a field such as name, or sha256
+	Entry  string // name of the invalid entry as in the ZIP, which may be hostile; "" if there is none
 	Detail string
 }
 
 func (e *Error) Error() string { return e.Field + ": " + e.Message() }
 
-// Message is the error without its field. An entry is quoted in ASCII and cut.
+// Message returns the error without its field. The name of an entry is quoted in ASCII and truncated.
 func (e *Error) Message() string {
 	if e.Entry == "" {
 		return e.Detail
@@ -100,7 +98,7 @@ func (e *Error) Message() string {
 	return "entry " + quote(e.Entry) + " " + e.Detail
 }
 
-// maxQuoted bounds what is quoted of an entry's name, in bytes.
+// maxQuoted is the maximum size in bytes of a quoted name.
 const maxQuoted = 128
 
 func quote(s string) string {

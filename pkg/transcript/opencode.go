@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// export checks what `opencode export` prints: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It is decoded message by message.
+// export validates the output of `opencode export`: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It is
+// decoded message by message.
 func export(r io.Reader) (Info, error) {
 	e := &exported{in: json.NewDecoder(&strict{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
 	err := e.document()
@@ -31,10 +32,10 @@ type exported struct {
 	in   *json.Decoder
 	info Info
 	seen map[string]bool // ids of messages
-	n    int             // of the message
+	n    int             // number of the message
 }
 
-// document checks the whole.
+// document validates the whole document.
 func (e *exported) document() error {
 	if err := e.expect(json.Delim('{')); err != nil {
 		return err
@@ -79,7 +80,7 @@ func (e *exported) expect(want json.Delim) error {
 	return nil
 }
 
-// value reads the next value, which has to be an object.
+// value reads the next value, which must be an object.
 func (e *exported) value() (map[string]json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := e.in.Decode(&raw); err != nil {
@@ -126,7 +127,7 @@ func (e *exported) messages() error {
 	return e.expect(json.Delim(']'))
 }
 
-// message checks a message and its parts.
+// message validates a message and its parts.
 func (e *exported) message(m map[string]json.RawMessage) error {
 	info := inner(m["info"])
 	id, role := text(info["id"]), text(info["role"])
@@ -156,17 +157,18 @@ func (e *exported) message(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// strict fails where text is not UTF-8, nested too deep, or a value too long to be held: before a decoder buffers it.
+// strict fails if text is not UTF-8, is nested too deep, or contains a value that is too long to hold: before a
+// decoder buffers it.
 type strict struct {
 	r      io.Reader
 	depth  int
-	held   int // bytes since the decoder could let go: since the depth was that of a message
+	held   int // bytes that the decoder must buffer: since the depth was that of a message
 	inText bool
 	escape bool
-	rest   []byte // the beginning of a character that the next read ends
+	rest   []byte // the first bytes of a character that the next read completes
 }
 
-// levels is the depth of a list's messages in the document: {"messages": [ … ]}.
+// levels is the depth of the list's messages in the document: {"messages": [ … ]}.
 const levels = 2
 
 func (s *strict) Read(p []byte) (int, error) {
@@ -212,7 +214,7 @@ func (s *strict) look(p []byte) error {
 	return nil
 }
 
-// utf8 reports whether text is valid so far.
+// utf8 reports whether the text is valid so far.
 func (s *strict) utf8(p []byte) bool {
 	p = append(bytes.Clone(s.rest), p...)
 	end := len(p)

@@ -1,7 +1,8 @@
-// Package transcript checks transcripts of agents' own command lines, which callers bring: a session goes on with the conversation. It reads
-// a transcript once, from its beginning, and holds no more than one line or one message of it.
+// Package transcript validates transcripts of agents' own command lines, which clients upload so that a session
+// continues the conversation. It reads a transcript once, from its start, and holds at most one line or one message
+// of it in memory.
 //
-// Three forms are known.
+// It supports three formats.
 //
 //	claude-code  a session file of Claude Code: JSON lines with type, uuid, parentUuid and sessionId
 //	codex        a rollout file of Codex: JSON lines with type and payload, the first one a session_meta
@@ -22,25 +23,25 @@ import (
 )
 
 const (
-	// MaxLine is the longest line, or message of OpenCode, in bytes.
+	// MaxLine is the maximum length in bytes of a line, or of a message of OpenCode.
 	MaxLine = 16 << 20
-	// MaxDepth is how deep JSON may be nested.
+	// MaxDepth is the maximum nesting of JSON.
 	MaxDepth = 200
-	// MaxEntries is how many lines, or messages, a transcript may have.
+	// MaxEntries is the maximum number of lines or messages of a transcript.
 	MaxEntries = 500_000
 )
 
 // Info describes a transcript.
 type Info struct {
 	Architecture   string `json:"architecture"`
-	AgentSessionID string `json:"agentSessionId"` // the agent's own session, or thread
-	Messages       uint32 `json:"messages"`       // of user and agent; results of tools apart
+	AgentSessionID string `json:"agentSessionId"` // the agent's own session or thread id
+	Messages       uint32 `json:"messages"`       // messages of user and agent, without results of tools
 }
 
-// Error is a transcript that a session cannot go on with.
+// Error is returned for a transcript that a session cannot continue.
 type Error struct {
-	Line   int    // from 1; of OpenCode the message; 0 for the whole
-	Detail string // what is wrong, and what to do
+	Line   int    // number of the line, or of the message for OpenCode, from 1; 0 for the whole file
+	Detail string // the problem and its remedy
 }
 
 func (e *Error) Error() string {
@@ -54,10 +55,10 @@ func refuse(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// unknown is the refusal of a file that has none of the three forms.
+// unknown returns the error for a file in none of the three formats.
 const unknown = "it is no transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
 
-// Check reads a transcript to its end. The error is an *Error, or one of r.
+// Check reads a transcript to its end. The error is an *Error, or an error of r.
 func Check(r io.Reader) (Info, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	first, err := readLine(in)
@@ -82,7 +83,7 @@ func Check(r io.Reader) (Info, error) {
 	return Info{}, refuse(0, unknown)
 }
 
-// newline is the end of the first line, which readLine took off.
+// newline is the end of the first line, which readLine removed.
 func newline(end error) io.Reader {
 	if end != nil {
 		return bytes.NewReader(nil)
@@ -90,7 +91,7 @@ func newline(end error) io.Reader {
 	return bytes.NewReader([]byte("\n"))
 }
 
-// at names the line of an error that has none.
+// at adds the line to an error without one.
 func at(n int, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.Line == 0 {
@@ -99,7 +100,7 @@ func at(n int, err error) error {
 	return err
 }
 
-// readLine returns the next line without its newline; with io.EOF, what follows the last newline.
+// readLine returns the next line without its newline. With io.EOF it returns the text after the last newline.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
@@ -117,15 +118,15 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// form checks the lines of one kind of transcript.
+// form validates the lines of one format.
 type form interface {
-	// line checks a line that is a JSON object.
+	// line validates a line that is a JSON object.
 	line(m map[string]json.RawMessage) error
-	// end checks what only the whole shows.
+	// end validates what depends on the whole transcript.
 	end() (Info, error)
 }
 
-// lines checks JSON lines, of which the first was read; end is the error that came with it.
+// lines validates JSON lines, the first of which was already read; end is the error that came with it.
 func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 	for n := 1; ; n++ {
 		if n > MaxEntries {
@@ -153,7 +154,7 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 	}
 }
 
-// object returns the members of a line that is to be a JSON object.
+// object returns the members of a line that must be a JSON object.
 func object(raw []byte) (map[string]json.RawMessage, error) {
 	switch {
 	case !utf8.Valid(raw):
@@ -175,7 +176,7 @@ func members(raw []byte) (m map[string]json.RawMessage, ok bool) {
 	return m, json.Unmarshal(raw, &m) == nil && m != nil
 }
 
-// deep reports whether JSON is nested too deep, before anything recurses into it.
+// deep reports whether JSON is nested too deep, before any code recurses into it.
 func deep(raw []byte) bool {
 	depth, inText := 0, false
 	for i := 0; i < len(raw); i++ {
@@ -196,7 +197,7 @@ func deep(raw []byte) bool {
 	return false
 }
 
-// text returns the value of a JSON string; "" for anything else.
+// text returns the value of a JSON string, or "" for other values.
 func text(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) != nil {
@@ -238,11 +239,11 @@ func parseUUID(s string) (id uuid, ok bool) {
 	return id, true
 }
 
-// claude checks a session file of Claude Code.
+// claude validates a session file of Claude Code.
 type claude struct {
 	info    Info
 	seen    map[uuid]bool
-	parents map[uuid]int // to the first line that names one
+	parents map[uuid]int // the first line that names each parent
 	n       int
 }
 
@@ -290,7 +291,7 @@ func (c *claude) line(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// message checks what was said.
+// message validates a message.
 func (c *claude) message(kind string, m map[string]json.RawMessage) error {
 	if text(m["role"]) != kind {
 		return refuse(0, "message.role is not %s", kind)
@@ -326,7 +327,7 @@ func (c *claude) end() (Info, error) {
 	return said(c.info)
 }
 
-// said refuses a transcript in which nothing was said.
+// said returns an error for a transcript without messages.
 func said(i Info) (Info, error) {
 	if i.Messages == 0 {
 		return Info{}, refuse(0, "it has no messages: there is nothing to go on with")
@@ -334,7 +335,7 @@ func said(i Info) (Info, error) {
 	return i, nil
 }
 
-// codex checks a rollout file of Codex.
+// codex validates a rollout file of Codex.
 type codex struct {
 	info Info
 	n    int

@@ -493,7 +493,7 @@ func TestWhatRunnersSay(t *testing.T) {
 		"content not sent": {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a", func(e *wire.Entry) {
 			e.Kind, e.Size, e.Blocks = wire.File, 1, []wire.Hash{wire.Sum([]byte("x"))}
 		})}, "was not sent"},
-		"an end that does not agree": {[]func(*wire.Writer) error{hello, found(""), func(out *wire.Writer) error { return out.JSON(wire.FrameEnd, wire.End{ID: "m-1"}) }}, "counts"},
+		"an end that does not agree": {[]func(*wire.Writer) error{hello, found(""), func(out *wire.Writer) error { return out.JSON(wire.FrameEnd, wire.End{ID: "m-1"}) }}, "the runner reports"},
 		"no end":                     {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a")}, "cut off"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
-// Command testsum reads `go test -json` and prints it for people: the lines that go test closes each package with, the output of what
-// failed, the reason of what was skipped, and at the very end a line "N passed, N failed, N skipped". It exits with 1 when anything
-// failed and, with -strict, when anything was skipped that the file of -expected does not list.
+// Command testsum reads `go test -json` and prints a summary: the closing line of go test for each package, the
+// output of failed tests, the reasons of skipped tests, and at the end a line "N passed, N failed, N skipped". It
+// exits with 1 if anything failed and, with -strict, if a test was skipped that the file of -expected does not
+// list.
 package main
 
 import (
@@ -47,7 +48,7 @@ func main() {
 	}
 }
 
-// expectation is a skip that says something of the tested thing, not of the machine.
+// expectation is a skip that depends on the tested code and not on the machine.
 type expectation struct {
 	pkg  string
 	said *regexp.Regexp
@@ -99,7 +100,7 @@ func (s *summary) read(r io.Reader) error {
 		if len(strings.TrimSpace(line)) > 0 {
 			var e event
 			if jerr := json.Unmarshal([]byte(line), &e); jerr != nil {
-				// go itself prints some failures as plain text.
+				// go prints some failures of its own as plain text.
 				s.print(line)
 			} else {
 				s.add(e)
@@ -153,7 +154,8 @@ func (s *summary) endTest(e event) {
 	}
 }
 
-// endPackage prints what go test says of a package, and what its unfinished tests printed: they are why it panicked or timed out.
+// endPackage prints the result of a package, and the output of its unfinished tests, which explains a panic or a
+// timeout.
 func (s *summary) endPackage(e event) {
 	for k, lines := range s.output {
 		if k.pkg != e.Package || k.test == "" {
@@ -172,7 +174,7 @@ func (s *summary) endPackage(e event) {
 	own := s.output[key{e.Package, ""}]
 	delete(s.output, key{e.Package, ""})
 	for i, line := range own {
-		// Of a package that passed, only go's closing line: what it printed itself is noise.
+		// For a passed package only go's closing line matters.
 		if e.Action == "fail" && line != "PASS\n" || i == len(own)-1 {
 			s.print(line)
 		}
@@ -182,7 +184,7 @@ func (s *summary) endPackage(e event) {
 	}
 }
 
-// finish prints the totals and reports whether all is well.
+// finish prints the totals and reports whether the run succeeded.
 func (s *summary) finish(strict bool) bool {
 	ok := s.failed == 0
 	if len(s.skips) > 0 {
@@ -210,7 +212,7 @@ func (s *summary) print(text string) {
 	}
 }
 
-// reason is what the test said when it skipped, without go's own lines.
+// reason returns the message of a skipped test, without go's own lines.
 func reason(lines []string) string {
 	var said []string
 	for _, line := range lines {

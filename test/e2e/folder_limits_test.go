@@ -183,7 +183,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, out, says = c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
-	if want := `spool: dir: "open/a.txt" may not be read by you: change its mode and pull again`; code != 2 || !strings.Contains(says, want) {
+	if want := `spool: dir: no permission to read "open/a.txt": change its mode and pull again`; code != 2 || !strings.Contains(says, want) {
 		t.Errorf("pull over an unreadable file: %d %s%s, want %s", code, out, says, want)
 	}
 	for _, err := range []error{os.Chmod(unreadable, 0o644), os.Chmod(locked, 0o555)} { //nolint:gosec // a folder that may be read alone
@@ -196,7 +196,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 		t.Errorf("pull: %d %s%s", code, out, says)
 	}
 	for _, name := range []string{"locked/b.txt", "locked/new.txt", "locked/gone.txt"} {
-		if want := name + ": you may not write to the folder locked: change its mode and pull again"; !strings.Contains(says, want) {
+		if want := name + ": no permission to write to the folder locked: change its mode and pull again"; !strings.Contains(says, want) {
 			t.Errorf("it does not say %q: %s", want, says)
 		}
 	}

@@ -231,7 +231,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--dry-run")
 	for _, want := range []string{
 		"M edit.txt", "-two\n+2\n", "D gone.txt", "A new/\n", "A new/n.txt (4 B)", "M sub/mode.sh", "A new/link",
-		"M both.txt (7 B)  CONFLICT: it was changed in the session and here", "R bad  not taken: it is a link to \"/etc/passwd\"",
+		"M both.txt (7 B)  CONFLICT: changed in the session and locally", "R bad  not applied: it is a link to \"/etc/passwd\"",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the changes do not show %q:\n%s%s", want, out, says)

@@ -12,9 +12,10 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 )
 
-// RefusesUnrouted fails the test unless fn, called past the Router, returns bus.ErrNotRouted. Give it every handler of a service, each with a
-// payload that it would otherwise carry out; a handler passes when `if err := bus.Routed(ctx); err != nil { return err }` comes
-// before its first effect. The other way round the Router, reading the messages oneself, is closed by bus.Subscriber.Subscribe.
+// RefusesUnrouted fails the test unless fn, called without the Router, returns bus.ErrNotRouted. Call it for every
+// handler of a service, each with a payload that the handler would otherwise process. A handler passes if `if err
+// := bus.Routed(ctx); err != nil { return err }` precedes its first effect. bus.Subscriber.Subscribe prevents the
+// opposite: reading messages without the Router.
 func RefusesUnrouted(t testing.TB, fn bus.HandlerFunc, payload []byte) {
 	t.Helper()
 	defer func() {

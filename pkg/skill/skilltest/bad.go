@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Bad is a ZIP that must be refused.
+// Bad is an invalid ZIP.
 type Bad struct {
 	Name  string
 	ZIP   []byte
 	Code  string
 	Field string // "" for zip
-	Says  string // a part of the message
+	Says  string // part of the message
 }
 
-// The codes, as skill has them.
+// The codes of package skill.
 const (
 	codeZIP      = "SKILL_ZIP_INVALID"
 	codeEntry    = "SKILL_ENTRY_REFUSED"
@@ -30,7 +30,7 @@ func extra(id uint16, field ...byte) []byte {
 	return append(binary.LittleEndian.AppendUint16(b, uint16(len(field))), field...) //nolint:gosec // a test's
 }
 
-// Bad1 have paths that lead out, or entries that are neither file nor folder.
+// Bad1 returns ZIPs with paths that leave the folder, or with entries that are neither files nor folders.
 func Bad1() []Bad {
 	entry := func(name string, it Item, says string) Bad {
 		return Bad{name, Build(Document(), it), codeEntry, "", says}
@@ -66,7 +66,7 @@ func Bad1() []Bad {
 	return list
 }
 
-// half is a ZIP whose directory does not have an extra field that stands before the content.
+// half returns a ZIP whose directory lacks an extra field that precedes the content.
 func half(field []byte) []byte {
 	first, dir := Document().Write(nil, 0)
 	second, _ := Item{Name: "x", Extra: field}.Write(nil, 0)
@@ -74,7 +74,7 @@ func half(field []byte) []byte {
 	return Finish(append(first, second...), append(dir, plain...), 2)
 }
 
-// Bad2 are bombs, or lie, or are too large.
+// Bad2 returns bombs, ZIPs with false statements, and too large ones.
 func Bad2() []Bad {
 	same, dir := Item{Name: "a", Content: []byte("twice")}.Write(nil, 0)
 	_, dir2 := Item{Name: "b", Content: []byte("twice")}.Write(nil, 0)
@@ -123,7 +123,7 @@ func Bad2() []Bad {
 	}
 }
 
-// Bad3 have no SKILL.md, or not one that is needed; or names that are one.
+// Bad3 returns ZIPs without a valid SKILL.md, or with names that are the same on some file systems.
 func Bad3() []Bad {
 	doc := func(name, text, field, says string) Bad {
 		return Bad{name, Build(Item{Name: "SKILL.md", Content: []byte(text), Raw: true}), codeDocument, field, says}
@@ -174,7 +174,7 @@ func Bad3() []Bad {
 	}
 }
 
-// counted says another number of entries.
+// counted returns a ZIP that states another number of entries.
 func counted(z []byte, n uint16) []byte {
 	z = bytes.Clone(z)
 	binary.LittleEndian.PutUint16(z[len(z)-14:], n)
@@ -182,7 +182,7 @@ func counted(z []byte, n uint16) []byte {
 	return z
 }
 
-// Random is content that does not pack.
+// Random returns content that cannot be compressed.
 func Random(n int) []byte {
 	b := make([]byte, n)
 	if _, err := rand.NewChaCha8([32]byte{}).Read(b); err != nil {
@@ -191,7 +191,7 @@ func Random(n int) []byte {
 	return b
 }
 
-// ratios are small files that are no bombs by themselves, and are one together.
+// ratios returns small files that are harmless separately, but a bomb together.
 func ratios() []Item {
 	list := []Item{Document()}
 	for i := range 300 {
@@ -200,7 +200,7 @@ func ratios() []Item {
 	return list
 }
 
-// folders is a ZIP whose folders have no entries of their own.
+// folders returns a ZIP whose folders have no entries.
 func folders() []byte {
 	items := []Item{Document()}
 	for i := range 500 {
@@ -209,7 +209,7 @@ func folders() []byte {
 	return Build(items...)
 }
 
-// aliases would be a billion strings, were they ever made.
+// aliases returns YAML whose aliases would expand to a billion strings.
 func aliases() string {
 	out := "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
 	for c := 'b'; c < 'j'; c++ {

@@ -1,5 +1,5 @@
-// Package skilltest makes ZIPs byte by byte: such as no packer makes, and those
-// that must be refused. It is shared by the tests of all that reads skills.
+// Package skilltest builds ZIPs byte by byte: ZIPs that no packer creates, and invalid ones. Tests of all readers
+// of skills share it.
 package skilltest
 
 import (
@@ -10,34 +10,34 @@ import (
 	"strings"
 )
 
-// Good is a SKILL.md that is taken.
+// Good is a valid SKILL.md.
 const Good = "---\nname: pdf-tools\ndescription: Reads and fills PDF forms.\n---\n# PDF\n\nDo this.\n"
 
-// Item is an entry of a ZIP that may say anything of itself.
+// Item is an entry of a ZIP whose headers may be arbitrary.
 type Item struct {
 	Name    string
 	Content []byte
-	Mode    uint32 // Unix mode with its type; 0 for a plain file
+	Mode    uint32 // Unix mode with type bits; 0 for a plain file
 	Raw     bool   // stored, not deflated
 	Flags   uint16
-	Method  uint16 // 0 for what Raw says
-	Extra   []byte // of both headers
+	Method  uint16 // 0 means the method that Raw implies
+	Extra   []byte // in both headers
 	DOS     uint32 // DOS attributes
 
-	Size   *uint32 // what is said in place of the truth
+	Size   *uint32 // stated instead of the actual value
 	CRC    *uint32
-	Local  string // the name in the local header, in place of Name
+	Local  string // the name in the local header, instead of Name
 	At     *uint32
-	Packed []byte // in place of the packed content
+	Packed []byte // replaces the packed content
 }
 
-// num is a number to say in place of the truth.
+// num returns a number to state instead of the actual value.
 func num(n uint32) *uint32 { return &n }
 
-// File is a plain file.
+// File returns a plain file.
 func File(name, content string) Item { return Item{Name: name, Content: []byte(content)} }
 
-// Document is SKILL.md.
+// Document returns SKILL.md.
 func Document() Item { return File("SKILL.md", Good) }
 
 func deflate(b []byte) []byte {
@@ -55,7 +55,7 @@ func deflate(b []byte) []byte {
 	return out.Bytes()
 }
 
-// Build writes a ZIP byte by byte.
+// Build returns a ZIP.
 func Build(items ...Item) []byte {
 	var out, dir []byte
 	for _, it := range items {
@@ -67,7 +67,7 @@ func Build(items ...Item) []byte {
 	return Finish(out, dir, len(items))
 }
 
-// Finish adds a directory of so many entries, and the end.
+// Finish appends a directory with the given number of entries, and the end record.
 func Finish(out, dir []byte, count int) []byte {
 	le := binary.LittleEndian
 	at := uint32(len(out)) //nolint:gosec // a test's
@@ -81,7 +81,7 @@ func Finish(out, dir []byte, count int) []byte {
 	return le.AppendUint16(out, 0)
 }
 
-// Write appends the entry as it lies in a ZIP at an offset, and gives it as the directory has it.
+// Write appends the entry at an offset of a ZIP, and returns its entry for the directory.
 func (it Item) Write(out []byte, at uint32) (with, entry []byte) {
 	le := binary.LittleEndian
 	packed, method := it.Content, uint16(0)
@@ -134,8 +134,8 @@ func (it Item) Write(out []byte, at uint32) (with, entry []byte) {
 	return out, append(append(entry, it.Name...), it.Extra...)
 }
 
-// Quoted is Fifield's bomb: each entry's content is the next local header, quoted
-// as a stored block, and all that follows, so that one kernel is unpacked by all of them.
+// Quoted returns Fifield's bomb: each entry's content is the next local header, quoted as a stored block, and
+// everything that follows, so that all entries unpack the same kernel.
 func Quoted(entries, kernel int) []byte {
 	core := Item{Name: "z", Content: make([]byte, kernel)}
 	body, entry := core.Write(nil, 0)
@@ -143,14 +143,14 @@ func Quoted(entries, kernel int) []byte {
 	dir := [][]byte{entry}
 	offsets := []int{0}
 	for i := range entries {
-		head := body[:30+1] // the local header that comes next
+		head := body[:30+1] // the next local header
 		quote := append([]byte{0, byte(len(head)), 0, ^byte(len(head)), 0xff}, head...)
 		content = append(bytes.Clone(head), content...)
 		crcs, sizes := crc32.ChecksumIEEE(content), uint32(len(content)) //nolint:gosec // a test's
 		rest := body[30+1:]
 		it := Item{Name: string(rune('a' + i)), CRC: num(crcs), Size: num(sizes), Packed: append(quote, rest...)}
 		own, e := it.Write(nil, 0)
-		// What follows the quoted header is not repeated, but is the next entry's own content.
+		// The data after the quoted header is not repeated: it is the content of the next entry.
 		shared := append(own[:30+1:30+1], quote[:5]...)
 		for j := range offsets {
 			offsets[j] += len(shared)

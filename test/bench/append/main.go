@@ -1,8 +1,7 @@
-// Command append measures what jslog costs over the guarded publishes under it:
-// the same bytes, the same server, every message synced, turn and turn about. The log
-// is written as executors write it: signed, through an account of their own; the raw
-// publishes come from the account that owns the streams. It prints one row for each number of sessions,
-// and one that compares the versions of commits.
+// Command append measures the cost of jslog compared with the guarded publishes that it is built on: the same
+// bytes, the same server, every message synced, in alternating rounds. The log is written as executors write it:
+// signed, through an account of their own. The raw publishes come from the account that owns the streams. The
+// command prints one row for each number of sessions, and one that compares the versions of commits.
 package main
 
 import (
@@ -31,13 +30,13 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// least is how many appends each writer makes in a round, however long they take.
+// least is the minimum number of appends of each writer in a round, however long they take.
 const least = 4
 
-// patience is how long after its end a round may still wait for acknowledgements.
+// patience is how long a round may wait for acknowledgements after its end.
 const patience = 2 * time.Minute
 
-// target is the share of raw guarded publishes that must be reached.
+// target is the required share of the rate of raw guarded publishes.
 const target = 0.8
 
 func main() {
@@ -78,7 +77,8 @@ func run(ctx context.Context, out io.Writer, dir string, sessions []int, rounds 
 	return row.Write(out, r)
 }
 
-// result is what one kind of writer reached: its appends a second in each round, and how long each took.
+// result is the outcome of one kind of writer: its appends per second in each round, and the duration of each
+// append.
 type result struct {
 	rates   []float64
 	samples []time.Duration
@@ -89,13 +89,13 @@ func (r *result) add(took time.Duration, samples []time.Duration) {
 	r.samples = append(r.samples, samples...)
 }
 
-// median of the rounds, so that a disk that stalls for seconds decides nothing.
+// median is the median of the rounds, so that a disk that stalls for seconds does not distort the result.
 func median(list []float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
 }
 
-// signingKeys are keys of all roles, with which an executor signs.
+// signingKeys returns keys for all roles. An executor signs with its key.
 func signingKeys() (eventlog.Keys, error) {
 	var text strings.Builder
 	for _, role := range eventlog.Writers() {
@@ -104,7 +104,7 @@ func signingKeys() (eventlog.Keys, error) {
 	return eventlog.ParseKeys(text.String(), topology.UserExecutor)
 }
 
-// connect gives the JetStream of a user's account.
+// connect returns the JetStream context of a user's account.
 func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStream, error) {
 	nc, err := nats.Connect(srv.ClientURL(), nats.UserInfo(user, srv.Password(user)), nats.CustomInboxPrefix(topology.InboxPrefix(user)))
 	if err != nil {
@@ -208,7 +208,7 @@ func measure(ctx context.Context, dir string, sessions, rounds int, each time.Du
 	return toRow(sessions, &raw, &through), nil
 }
 
-// toRow compares round by round: what was measured at the same time shared the same disk and cores.
+// toRow compares round by round: measurements of the same round shared the same disk and cores.
 func toRow(sessions int, raw, through *result) row.Row {
 	var ratios []float64
 	for i, r := range raw.rates {
@@ -229,9 +229,10 @@ func toRow(sessions int, raw, through *result) row.Row {
 	}
 }
 
-// drive runs all writers at once, each waiting for its own acknowledgements, and gives how long every append took.
+// drive runs all writers concurrently, each waiting for its own acknowledgements, and returns the duration of every
+// append.
 func drive(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
-	// Without a deadline the client gives a publish 5 s, which a busy disk may take.
+	// Without a deadline the client limits a publish to 5 s, which a busy disk may need.
 	ctx, cancel := context.WithTimeout(ctx, each+patience)
 	defer cancel()
 	var mu sync.Mutex
@@ -261,7 +262,7 @@ func drive(ctx context.Context, writers []func(context.Context) error, each time
 	return time.Since(start), all, errors.Join(first, ctx.Err())
 }
 
-// writer makes drafts of one session without minting ids, which is not what is measured.
+// writer creates drafts of one session without generating ids, which is not measured.
 type writer struct {
 	n     int
 	draft events.Draft
@@ -273,7 +274,7 @@ func executor() events.Actor {
 	return events.Actor{Kind: "executor", ID: id}.WrittenBy("executor/" + id)
 }
 
-// newWriter prepares a commit as a run writes many of: a tool call that came back.
+// newWriter prepares a typical commit of a run: the result of a tool call.
 func newWriter(session string) *writer {
 	return &writer{draft: events.Draft{
 		Actor: executor(), Epoch: 1,
@@ -313,7 +314,7 @@ func logWriter(log *jslog.Log, i int) func(context.Context) error {
 	}
 }
 
-// rawWriter publishes the bytes of such a commit, made beforehand.
+// rawWriter publishes the bytes of such a commit, encoded beforehand.
 func rawWriter(js jetstream.JetStream, i int) (func(context.Context) error, error) {
 	s := subject("raw", i)
 	c, err := newWriter(s.ID).next(i).Seal(s, "")

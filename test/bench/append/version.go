@@ -12,19 +12,19 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// versionSessions is how many sessions the versions of commits are compared with.
+// versionSessions is the number of sessions of the comparison of commit versions.
 const versionSessions = 64
 
-// mostCPU is what a commit of version 2 may cost in proportion to one of version 1.
+// mostCPU is the maximum CPU cost of a commit of version 2 relative to one of version 1.
 const mostCPU = 1.05
 
-// author is an actor with every field of version 2, as a commit that a client causes has it.
+// author is an actor with every field of version 2, as in a commit that a client causes.
 func author() events.Actor {
 	key := events.Derive(events.KindKey, "bench")
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }
 
-// cpu is the processor time that this process took so far: the log's and the server's, which runs in it.
+// cpu returns the processor time that this process has used so far, for the log and for the server that runs in it.
 func cpu() (time.Duration, error) {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -33,7 +33,7 @@ func cpu() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// versions compares what commits of version 1 and of version 2 cost, turn and turn about.
+// versions compares the cost of commits of version 1 and version 2, in alternating rounds.
 func versions(ctx context.Context, dir string, rounds int, each time.Duration) (row.Row, error) {
 	b, err := open(ctx, dir)
 	if err != nil {

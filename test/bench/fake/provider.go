@@ -1,7 +1,6 @@
-// Package fake is a sandbox provider without sandboxes: every runner is a
-// goroutine of this process that speaks the runner's protocol and plays a script
-// as the agent. So a benchmark loads everything behind the runners with as many
-// as it wants, by the executor's own path.
+// Package fake is a sandbox provider without sandboxes: every runner is a goroutine of this process that speaks the
+// runner's protocol and plays a script in place of an agent. A benchmark can thereby load everything behind the
+// runners with any number of them, over the executor's normal path.
 package fake
 
 import (
@@ -15,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Script is what an agent does with a query, until it returns, which ends the
-// turn, or ctx does, which is the turn's interruption or its sandbox's end.
+// Script is the behaviour of an agent for a query. The turn ends when it returns, or when ctx ends, which is an
+// interruption of the turn or the end of its sandbox.
 type Script func(ctx context.Context, t *Turn)
 
 // Provider holds the sandboxes.
@@ -27,10 +26,10 @@ type Provider struct {
 	boxes map[string]*box
 }
 
-// New makes a provider.
+// New returns a provider.
 func New(s Script) *Provider { return &Provider{script: s, boxes: map[string]*box{}} }
 
-// Create makes a sandbox, or finds the one with the id.
+// Create creates a sandbox, or returns the existing one with the id.
 func (p *Provider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +41,7 @@ func (p *Provider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	return b, nil
 }
 
-// Attach finds a sandbox.
+// Attach returns a sandbox by id.
 func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,7 +51,7 @@ func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error)
 	return nil, sandbox.ErrNotFound
 }
 
-// List gives every sandbox.
+// List returns all sandboxes.
 func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,7 +74,7 @@ func (p *Provider) Terminate(_ context.Context, id string, _ bool) error {
 	return nil
 }
 
-// Len is how many sandboxes there are.
+// Len returns the number of sandboxes.
 func (p *Provider) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,10 +90,10 @@ func (b *box) Secret() string                        { return "" } // it stands 
 func (b *box) ID() string                            { return b.spec.ID }
 func (b *box) Running(context.Context) (bool, error) { return true, nil }
 
-// Files is nothing: no session of a benchmark has any.
+// Files returns nil: no session of a benchmark has files.
 func (b *box) Files() sandbox.Files { return nil }
 
-// Exec knows `runner attach` alone.
+// Exec supports only `runner attach`.
 func (b *box) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
 	var a runner.Attach
 	if n, err := fmt.Sscanf(strings.Join(c.Args, " "), "runner attach --epoch %d --after %d", &a.Epoch, &a.After); n != 2 {

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// fakeRunner keeps a journal of what is not acknowledged and follows it to whoever is attached.
+// fakeRunner keeps a journal of unacknowledged lines and sends it to the attached follower.
 type fakeRunner struct {
 	script Script
 	name   string
@@ -38,7 +38,7 @@ func newRunner(s Script, name string) *fakeRunner {
 	return r
 }
 
-// end ends everything of the runner and waits for it.
+// end stops everything of the runner and waits for its end.
 func (r *fakeRunner) end() {
 	r.cancel()
 	r.mu.Lock()
@@ -50,7 +50,7 @@ func (r *fakeRunner) end() {
 	r.all.Wait()
 }
 
-// status needs the lock.
+// status returns the runner's status. The caller must hold the lock.
 func (r *fakeRunner) status() *runner.Status {
 	s := &runner.Status{}
 	if r.query != nil {
@@ -62,7 +62,7 @@ func (r *fakeRunner) status() *runner.Status {
 	return s
 }
 
-// append numbers a line and wakes the stream; it never waits.
+// append numbers a line and wakes the stream. It never blocks.
 func (r *fakeRunner) append(l runner.Line) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,7 +73,7 @@ func (r *fakeRunner) append(l runner.Line) {
 	}
 }
 
-// after gives the lines with a greater number.
+// after returns the lines with a greater number.
 func (r *fakeRunner) after(n uint64) []runner.Line {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +83,7 @@ func (r *fakeRunner) after(n uint64) []runner.Line {
 	return nil
 }
 
-// do obeys a command; a nil reply is none.
+// do carries out a command. A nil reply means that none is sent.
 func (r *fakeRunner) do(c runner.Command) *runner.Reply {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +119,7 @@ func (r *fakeRunner) do(c runner.Command) *runner.Reply {
 	return reply
 }
 
-// start needs the lock.
+// start starts a turn. The caller must hold the lock.
 func (r *fakeRunner) start(q *runner.Query) {
 	ctx, stop := context.WithCancel(r.ctx)
 	started := runner.Started{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.Policy}
@@ -181,7 +181,7 @@ func (s *stream) wake() {
 	}
 }
 
-// send encodes a message; false when nobody reads any more.
+// send encodes a message. It returns false if no follower reads any more.
 func (s *stream) send(m runner.Message) bool {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -249,7 +249,7 @@ func (s *stream) Kill() error {
 	return nil
 }
 
-// Turn is what a script tells.
+// Turn receives the output of a script.
 type Turn struct {
 	r         *fakeRunner
 	execution string
@@ -268,12 +268,12 @@ func (t *Turn) Open(block string) {
 	t.say(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
 }
 
-// Text adds to a block, from an offset in bytes.
+// Text appends text to a block, at an offset in bytes.
 func (t *Turn) Text(block string, offset int, piece string) {
 	t.say(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
 }
 
-// Complete completes a block with its whole text.
+// Complete completes a block with its complete text.
 func (t *Turn) Complete(block, content string) {
 	t.say(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
 }

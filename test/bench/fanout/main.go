@@ -1,9 +1,7 @@
-// Command fanout measures how old text and events are when WebSockets have them,
-// with as many sessions at work as are asked for, each with a WebSocket of its
-// own: runners that write 10 lines a second, 9 of them text, through executor,
-// log, DELTAS, projector, Postgres, LIVE and gateway. It also checks that every
-// client gets everything, once and in order. Where the target is missed it looks
-// for the load at which it is reached.
+// Command fanout measures the age of text and events when WebSockets receive them, with the given number of active
+// sessions, each with its own WebSocket: runners write 10 lines per second, 9 of them text, through executor, log,
+// DELTAS, projector, Postgres, LIVE and gateway. It also checks that every client receives everything once and in
+// order. If the target is missed, it searches for the load at which it is met.
 package main
 
 import (
@@ -23,7 +21,7 @@ import (
 // target is the maximum age of an event at the 99th percentile, in milliseconds.
 const target = 250
 
-// shorter is how long a smaller load is measured, once the whole one has missed the target.
+// shorter is the duration of the measurement of a smaller load, after the full load has missed the target.
 const shorter = 10 * time.Second
 
 func main() {

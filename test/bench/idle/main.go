@@ -1,6 +1,6 @@
-// Command idle measures what resting costs: goroutines of sessions whose agents
-// have ended, memory of very many sessions, memory of WebSockets that wait. All
-// services run in this process; NATS, Postgres and the clients run in others.
+// Command idle measures the cost of idle sessions: goroutines of sessions whose agents have ended, memory of very
+// many sessions, and memory of idle WebSockets. All services run in this process; NATS, Postgres and the clients
+// run in others.
 package main
 
 import (
@@ -28,11 +28,11 @@ const (
 )
 
 const (
-	// patience bounds each step but the making of sessions.
+	// patience is the time limit of each step except the creation of sessions.
 	patience = time.Minute
-	// making bounds the making of sessions; those that there are by then count.
+	// making is the time limit of the creation of sessions; only the sessions that exist by then are measured.
 	making = 45 * time.Second
-	// resting is when a session's agent is ended; the sessions that worked are that far from it.
+	// resting is the idle time after which a session's agent is ended.
 	resting = time.Second
 )
 
@@ -113,7 +113,7 @@ func run(ctx context.Context, out io.Writer, dir string, sessions, sockets, work
 	return clients.end()
 }
 
-// rested is the row of the sessions. With fewer sessions than the target is set for, it is scaled.
+// rested returns the row of the sessions. It is scaled if there are fewer sessions than the target is defined for.
 func rested(before, after usage, sessions, goroutines, worked int) row.Row {
 	scaled := float64(before.resident) + (float64(after.resident)-float64(before.resident))*targetAt/float64(sessions)
 	more := after.goroutines - before.goroutines

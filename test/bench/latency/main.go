@@ -1,6 +1,5 @@
-// Command latency measures how old a piece of an agent's text is when a
-// WebSocket has it, on a system that does nothing else: a model that stamps every
-// piece with the time, the built-in agent in a local sandbox, its runner with its
+// Command latency measures the age of a piece of an agent's text when a WebSocket receives it, on an otherwise idle
+// system: a model that stamps every piece with the time, the built-in agent in a local sandbox, its runner with its
 // coalescing, executor, DELTAS, projector, Postgres, LIVE and gateway.
 package main
 
@@ -78,10 +77,10 @@ func run(ctx context.Context, out io.Writer, dir string, pieces int) (err error)
 	return row.Write(out, r)
 }
 
-// warmUp is how many pieces the first turn has, which starts sandbox and agent and is not measured.
+// warmUp is the number of pieces of the first turn, which starts sandbox and agent and is not measured.
 const warmUp = 50
 
-// measure runs a turn to warm up and the one that counts.
+// measure runs a warm-up turn and the measured turn.
 func measure(ctx context.Context, sys *system.System, m *model, pieces int) ([]time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*longest)
 	defer cancel()
@@ -107,7 +106,7 @@ func measure(ctx context.Context, sys *system.System, m *model, pieces int) ([]t
 	return samples, err
 }
 
-// turn posts a message and gives the age of every piece of its answer.
+// turn posts a message and returns the age of every piece of its answer.
 func turn(ctx context.Context, c *system.Client, s *system.Socket, session string, stamps *system.Stamps) ([]time.Duration, error) {
 	execution, err := c.Post(ctx, session, "go on")
 	if err != nil {

@@ -1,8 +1,6 @@
-// Command pool measures the first turn of a new session whose sandbox comes from
-// the warm pool: Docker, Claude Code, and a model that answers at once, against the first turn of a Claude Code on
-// bare stdio that has just started. Between
-// two turns it waits until the pool is full again and the former session's
-// sandbox is gone.
+// Command pool measures the first turn of a new session whose sandbox comes from the warm pool (Docker, Claude
+// Code, and a model that answers at once), compared with the first turn of a Claude Code on bare stdio that has
+// just started. Between two turns it waits until the pool is full again and the former session's sandbox has ended.
 package main
 
 import (
@@ -117,7 +115,8 @@ func run(ctx context.Context, out io.Writer, dir string, turns, size int) (err e
 	return row.Write(out, r.row(size))
 }
 
-// results are all times of a kind: from the message posted, but for made, which is from the session's own POST, and plain.
+// results are all times of a kind. They start when the message is posted, except made, which starts at the
+// session's own POST, and plain.
 type results struct{ plain, made, ready, started, text []time.Duration }
 
 func (r *results) add(plain time.Duration, t times) {
@@ -143,7 +142,7 @@ func (r *results) row(size int) row.Row {
 	}
 }
 
-// full waits until the pool is, and the engine has nothing beside it.
+// full blocks until the pool is full and the engine has no other sandbox.
 func (b *bench) full(ctx context.Context) error {
 	return system.Until(ctx, fullWithin, "the pool is full", func() (bool, error) {
 		if err := b.sys.Err(); err != nil {
@@ -158,7 +157,7 @@ func (b *bench) full(ctx context.Context) error {
 	})
 }
 
-// pooled is how many sandboxes wait in the pool, as the executor's metrics say.
+// pooled returns how many sandboxes wait in the pool, according to the executor's metrics.
 func (b *bench) pooled() (int, error) {
 	const name = "spool_executor_pool_sandboxes"
 	families, err := b.metrics.Gather()

@@ -1,7 +1,7 @@
-// Command projector measures how fast the log becomes rows in Postgres: by the
-// live path, which also announces every batch on LIVE, and by a rebuild; both
-// against COPY of the very rows that came out, into empty tables with the same indexes.
-// It also measures how long a gateway takes for the state of a long session after one of its events, and how long a fork of it takes.
+// Command projector measures how fast the log becomes rows in Postgres: on the live path, which also announces
+// every batch on LIVE, and in a rebuild. Both are compared with COPY of the resulting rows into empty tables with
+// the same indexes. It also measures how long a gateway takes to compute the state of a long session after one of
+// its events, and how long a fork of that session takes.
 package main
 
 import (
@@ -62,11 +62,11 @@ func run(ctx context.Context, out io.Writer, dir string, sessions, turns, rounds
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	// Postgres may run as another user than we do.
+	// Postgres may run as another user than this process.
 	if err := os.Chmod(tmp, 0o755); err != nil {
 		return err
 	}
-	// The log's own speed is another benchmark's: it is only read here.
+	// The speed of the log is measured by another benchmark: here it is only read.
 	srv, err := natsserver.Start(natsserver.Config{StoreDir: filepath.Join(tmp, "nats"), Relaxed: true})
 	if err != nil {
 		return err
@@ -113,10 +113,10 @@ type bench struct {
 	// ends are the stream sequences that each group's checkpoint must reach.
 	ends   [topology.ProjectorGroups]uint64
 	events int
-	// snapshot is that of the workspace after each turn; "" for none.
+	// snapshot is the snapshot of the workspace after each turn; "" for none.
 	snapshot string
 
-	// What each round took.
+	// The durations of each round.
 	lives, rebuilds, copies []time.Duration
 	rows                    int64
 }
@@ -168,7 +168,7 @@ func (b *bench) round(ctx context.Context, pg *pgserver.Server, n int) error {
 	return err
 }
 
-// report prints the rows; a ratio is taken within each round, since they share the machine's mood.
+// report prints the rows. A ratio is computed within each round, because its parts share the state of the machine.
 func (b *bench) report(out io.Writer) error {
 	for _, m := range []struct {
 		what   string
@@ -199,7 +199,7 @@ func median(list []float64) float64 {
 	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
 }
 
-// live is how long a projector takes from its start to the log's end.
+// live returns how long a projector takes from its start to the end of the log.
 func (b *bench) live(ctx context.Context) (time.Duration, error) {
 	p, err := projector.New(projector.Config{DatabaseURL: b.url}, projector.Deps{NATS: b.nc, Log: b.log})
 	if err != nil {
@@ -218,7 +218,7 @@ func (b *bench) live(ctx context.Context) (time.Duration, error) {
 	return took, err
 }
 
-// reached waits until every group is at the log's end.
+// reached blocks until every group is at the end of the log.
 func (b *bench) reached(ctx context.Context) error {
 	conn, err := readmodel.Connect(ctx, b.url, readmodel.Schema)
 	if err != nil {
@@ -269,7 +269,7 @@ func (b *bench) copy(ctx context.Context) (took time.Duration, rows int64, err e
 }
 
 func copyTable(ctx context.Context, conn *pgx.Conn, table string) (time.Duration, int64, error) {
-	// COPY cannot write columns that Postgres generates.
+	// COPY cannot write generated columns.
 	var names []string
 	err := conn.QueryRow(ctx, `SELECT array_agg(attname::text ORDER BY attnum) FROM pg_attribute
 		WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''`, table).Scan(&names)

@@ -1,6 +1,6 @@
-// Command ready measures how long `spool up` takes until every part is ready:
-// the real binary, from its start to the line that says so, the first time in an
-// empty data folder, which makes Postgres and the streams, and again in the same one.
+// Command ready measures how long `spool up` takes until every part is ready: from the start of the real binary to
+// the line that reports readiness, first in an empty data folder, which creates Postgres and the streams, and then
+// in the same folder again.
 package main
 
 import (
@@ -28,7 +28,7 @@ const (
 	againTarget = 3 * time.Second
 )
 
-// patience is how long one start or stop may take.
+// patience is the time limit of one start or stop.
 const patience = 30 * time.Second
 
 func main() {
@@ -88,7 +88,7 @@ func run(ctx context.Context, out io.Writer, dir string, rounds int) error {
 	return nil
 }
 
-// start runs spool up until it is ready, gives how long that took, and ends it.
+// start runs spool up until it is ready, returns how long that took, and ends it.
 func start(ctx context.Context, spool, data string) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package row is how every benchmark states what it measured: one JSON object a
-// line, which the collector makes into docs/performance.md.
+// Package row is the output format of all benchmarks: one JSON object per line, which the collector formats into
+// docs/performance.md.
 package row
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Row is one line of the table of measures.
+// Row is one line of the table of measurements.
 type Row struct {
 	What     string  `json:"what"`
 	Target   string  `json:"target"`            // as the design states it; "" for a row that only informs
@@ -24,7 +24,7 @@ type Row struct {
 	Note     string  `json:"note,omitempty"`
 }
 
-// Verdict is ok or short; of a row without a target it is that it informs.
+// Verdict returns ok or short, or for a row without a target that it is informational.
 func (r Row) Verdict() string {
 	switch {
 	case r.Target == "":
@@ -45,7 +45,7 @@ func Write(w io.Writer, r Row) error {
 	return nil
 }
 
-// Read reads rows to the end of r. A line that is not a row is an error that names it.
+// Read reads rows to the end of r. The error names a line that is not a row.
 func Read(r io.Reader) ([]Row, error) {
 	dec := json.NewDecoder(r)
 	dec.DisallowUnknownFields()
@@ -88,8 +88,8 @@ func number(n float64, format string) string {
 	return fmt.Sprintf(format, n)
 }
 
-// Percentile gives the time below which the share of samples lies, in
-// milliseconds; 0 without samples. It sorts the samples.
+// Percentile returns the time in milliseconds below which the given share of samples lies, or 0 without samples. It
+// sorts the samples.
 func Percentile(samples []time.Duration, share float64) float64 {
 	if len(samples) == 0 {
 		return 0
