@@ -35,6 +35,8 @@ const (
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
+	// connectTimeout bounds a connection within the process. It has no network to wait for, only a server that is busy.
+	connectTimeout = 30 * time.Second
 )
 
 // Config says how to run the server. Only StoreDir is required.
@@ -230,7 +232,7 @@ func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error)
 func (s *Server) Password(user string) string { return s.passwords[user] }
 
 func (s *Server) connOptions() []nats.Option {
-	return append([]nats.Option{nats.InProcessServer(s)}, bus.ConnOptions(s.logger)...)
+	return append([]nats.Option{nats.InProcessServer(s), nats.Timeout(connectTimeout)}, bus.ConnOptions(s.logger)...)
 }
 
 // InProcessConn opens one raw connection; it makes Server a nats.InProcessConnProvider.

@@ -177,7 +177,7 @@ func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
 				b.run(func(c *executor.Config) { c.TenantSlots = test.setting })
 			}
 			executions := map[*talk]string{}
-			for range 24 {
+			for range 12 {
 				s := b.session()
 				executions[s] = s.post("go")
 			}

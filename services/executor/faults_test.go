@@ -488,7 +488,12 @@ func TestAbandoned(t *testing.T) {
 	first := s.post("hang")
 	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
 	a.wire.kill()
-	s.lose(first)
+	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l eventlog.Loaded) run.Command {
+		return run.Abandon{
+			Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
+			ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
+		}
+	})
 	b.run()
 	second := s.post("next")
 	l := s.ended(second)
