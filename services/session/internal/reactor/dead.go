@@ -2,7 +2,6 @@ package reactor
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -28,22 +27,13 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	}
 	id := msg.Metadata.Get(topology.HeaderDeadMessageID)
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
-	for range maxRounds {
+	return bus.Transient(eventlog.Decide(func() error {
 		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
-		if err != nil {
-			return bus.Transient(err)
+		if err != nil || l.Due() != run.Execute || !jobOf(l, id) {
+			return err
 		}
-		if l.Due() != run.Execute || !jobOf(l, id) {
-			return nil
-		}
-		err = r.abandon(ctx, &l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
-		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
-			continue
-		}
-		return bus.Transient(err)
-	}
-	return errMoving
+		return r.abandon(ctx, &l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
+	}))
 }
 
 // jobOf reports whether a job with this message id was published for the active execution.
