@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// apply makes a version of an agent, an instance or an environment.
+// apply adds a version of an agent, an instance or an environment.
 func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer, error) {
 	kind, ref, tags, spec, err := h.definition(ctx, c)
 	if err != nil {
@@ -168,7 +168,7 @@ func (h *Handler) entry(ctx context.Context, c command.Command, subject events.S
 	return answer, nil
 }
 
-// resolve finds what a reference means; one that means nothing is the request's fault.
+// resolve returns the definition that a reference names. A reference that names none is a fault of the request.
 func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
 	if err := ref.Check(); err != nil {
 		return nil, invalid(field, err.Error())

@@ -1,6 +1,6 @@
-// Package command carries out what gateways ask: it loads the session, decides,
-// appends, and answers. Every command has an id, so that a redelivery changes
-// nothing and is answered as the first delivery was.
+// Package command carries out the commands of gateways: it loads the session, decides,
+// appends, and answers. Each command has an id, so a redelivery changes
+// nothing and has the same answer as the first delivery.
 package command
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Budgets returns what a tenant may take in all of its sessions, and has taken.
+// Budgets returns the budgets and limits of a tenant, and its usage.
 type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
@@ -45,7 +45,7 @@ type Config struct {
 	Images    imagepolicy.Policy // that tenants may name where sandboxes are Docker's
 	HostPaths hostpath.Policy    // of folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
-	Service   string // the service and its copy, which the log names for what it writes
+	Service   string // the service and its copy, which the log names as the writer
 
 	IdleTimeout, TurnLimit, SessionLimit time.Duration
 
@@ -58,7 +58,7 @@ type Config struct {
 	// Snapshots are the workspaces in the object store, for forks.
 	Snapshots func(ctx context.Context) (workspace.Store, error)
 
-	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
+	// Done is called after each command with its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
 }
 
@@ -70,7 +70,7 @@ type Handler struct {
 	manifest sync.Mutex                    // held while the manifest of a snapshot is in memory: it may take hundreds of megabytes
 }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
 // Handle is the bus handler for COMMANDS.
@@ -349,7 +349,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	return nil
 }
 
-// decideWith returns the events that a command makes true for a session as it is loaded.
+// decideWith returns the events of a command on a session as it is loaded.
 func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
@@ -358,7 +358,7 @@ func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.E
 	return session.Decide(l.Life, cmd)
 }
 
-// hint tells the holder that a control, or a change of the workspace, is stored. Nothing depends on it.
+// hint notifies the executor that holds the session of a stored control or workspace change. The executor reads the log anyway, so a lost hint does no harm.
 func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	if l.Run.Over() || l.Run.Holder == "" {
 		return

@@ -14,14 +14,14 @@ import (
 )
 
 // DeadJob handles the dead letter of a job: it fails the execution that the job was for. No other job
-// follows by itself, so that the execution, and the messages behind it, would wait for the turn limit.
+// follows by itself, so the execution and the messages behind it would wait for the turn limit.
 func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)
 	if err != nil {
-		// It names no session to do anything for. The letter stays for people.
+		// The letter stays in DEAD for people.
 		r.cfg.Logger.Error("a dead job names no session", "sequence", bus.Sequence(msg), "error", err)
 		return nil
 	}

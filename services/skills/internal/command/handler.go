@@ -38,9 +38,9 @@ type Config struct {
 	Service string // the service and its copy, which the log names for what it writes
 	Scratch string // the folder that ZIPs lie in while they are checked
 
-	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
+	// Done is called after each command with its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
-	// Kept is told of each ZIP that was stored.
+	// Kept is called after each ZIP that was stored.
 	Kept func()
 }
 
@@ -50,10 +50,10 @@ type Handler struct {
 	keeper keeper
 }
 
-// New makes a Handler. Use comes before the first command.
+// New returns a Handler. Use must be called before the first command.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// Use gives the bucket of skills.
+// Use sets the bucket of skills.
 func (h *Handler) Use(store Store) { h.keeper.store = store }
 
 // Handle is the bus handler for COMMANDS.
@@ -94,7 +94,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
 }
 
-// refusal is what the client is told of an error; nil for one that may pass.
+// refusal returns the answer to the client for an error that another attempt cannot change; nil for other errors.
 func refusal(err error) *command.Error {
 	var said *command.Error
 	var zip *skill.Error
