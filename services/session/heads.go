@@ -30,7 +30,7 @@ func (c Config) readHeadsKey() (heads.PrivateKey, error) {
 	return key, nil
 }
 
-// ended tells the signer, if there is one, that an execution of a session has ended.
+// ended notifies the signer, if there is one, that an execution of a session has ended.
 func (s *Service) ended(tenant, id string) {
 	if s.signer != nil {
 		s.signer.Ended(tenant, id)

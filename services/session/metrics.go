@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// metrics are what a copy counts.
+// metrics are the metrics of a copy.
 type metrics struct {
 	commands       *prometheus.CounterVec
 	commandSeconds *prometheus.HistogramVec
@@ -20,7 +20,7 @@ type metrics struct {
 	unsigned       prometheus.Counter
 }
 
-// newMetrics makes the metrics, and registers them unless nobody reads them.
+// newMetrics returns the metrics. It registers them unless r is nil.
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -45,7 +45,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// DescribeMetrics registers what the service counts, of none: for documents.
+// DescribeMetrics registers the metrics of the service without a running copy, from which their documentation is generated.
 func DescribeMetrics(r prometheus.Registerer) {
 	newMetrics(r)
 	r.MustRegister(new(storage.Watch).Collectors()...)

@@ -1,7 +1,7 @@
-// Package session is the service that owns the life of sessions: it carries
-// out commands, makes the world match the log (jobs, timers, the next message
-// of a queue) and ends what nobody else can. It keeps nothing of its own, so
-// any number of copies may run.
+// Package session is the service that owns the life of sessions. It carries
+// out commands, publishes the jobs and arms the timers that the log makes due,
+// dispatches the next message of a queue, and ends executions that no executor
+// can end. Its state is in NATS alone, so any number of copies may run.
 package session
 
 import (
@@ -65,7 +65,7 @@ type Config struct {
 	headsKey heads.PrivateKey   // zero for none
 }
 
-// withDefaults is the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
 	for _, d := range []struct {
 		name  string
@@ -148,14 +148,14 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps is what the service stands on.
+// Deps are the dependencies of the service. NATS, Log and Logger are required.
 type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
 	Logger *slog.Logger
 	Now    func() time.Time // nil for Clock
 	Clock  *bus.Clock       // of the streams; nil for one over this host's clock
-	// Metrics is told what is counted; nil for nobody.
+	// Metrics registers the metrics of the service; nil if they are not collected.
 	Metrics prometheus.Registerer
 	Copy    string // names this copy in the log; "" for host and process id
 }
@@ -175,7 +175,7 @@ type Service struct {
 	signer  *signer.Signer // nil where no heads are signed
 }
 
-// New makes a copy; it talks to nobody yet but to look up the leases bucket when it runs.
+// New returns a copy of the service. It sends nothing before Run.
 func New(cfg Config, deps Deps) (*Service, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -193,7 +193,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
-	// What is only counted on this host needs no other clock.
+	// Durations that are measured on this host alone use its clock.
 	local := deps.Now
 	if local == nil {
 		local = time.Now
@@ -257,7 +257,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// handle registers every handler on the Router.
+// handle registers all handlers on the Router.
 func (s *Service) handle(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
 		cfg, topic, err := bus.ForDurable(s.js, d)
@@ -269,7 +269,7 @@ func (s *Service) handle(commands *command.Handler) error {
 		if err != nil {
 			return err
 		}
-		// A commit, a timer or a command is never given up because NATS was away for a while.
+		// Commits, timers and commands are delivered again without limit: an outage of NATS must not lose one.
 		return s.router.Handle(name, topic, sub, fn, bus.WithMaxDeliveries(-1))
 	}
 	if err := add("commands", topology.CommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {
@@ -292,7 +292,7 @@ func (s *Service) handle(commands *command.Handler) error {
 // Ready is closed when every handler is subscribed.
 func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
-// Run serves until ctx ends, and then waits for the handlers at work.
+// Run blocks until ctx ends and the handlers that run have returned.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.clock.Start(ctx); err != nil {
 		return fmt.Errorf("session service: %w", err)

@@ -13,7 +13,7 @@ type metrics struct {
 	kept           prometheus.Counter
 }
 
-// newMetrics makes the metrics, and registers them unless nobody reads them.
+// newMetrics returns the metrics. It registers them unless r is nil.
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		commands: prometheus.NewCounterVec(prometheus.CounterOpts{

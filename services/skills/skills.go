@@ -1,12 +1,11 @@
-// Package skills is the service that owns skills: it checks what is pushed,
-// keeps each ZIP once, under its SHA-256, and writes the versions and tags of
-// each skill into the log. It keeps nothing of its own, so any number of copies
-// may run.
+// Package skills is the service that owns skills. It checks each pushed ZIP,
+// stores it once, under its SHA-256, and writes the versions and tags of each
+// skill to the log. Its state is in NATS alone, so any number of copies may run.
 //
-// A push is uploading while its ZIP is on its way into the bucket, ready once
-// its event is in the log, and failed when it is answered with an error, which
-// says why; a failed one leaves no trace but its upload. Uploads, also those
-// that nobody claims, are the janitor's to remove: services cannot delete.
+// A push is uploading while its ZIP is being stored in the bucket, ready once
+// its event is in the log, and failed when it is answered with an error. A
+// failed push leaves only its upload. The janitor removes uploads, also those
+// of pushes that never came: services have no right to delete.
 package skills
 
 import (
@@ -30,9 +29,9 @@ import (
 )
 
 const (
-	// commandTime bounds one command: the largest ZIP comes, is unpacked and is stored in it.
+	// commandTime bounds one command: the largest ZIP is read, unpacked and stored within it.
 	commandTime = 5 * time.Minute
-	// bucketWait is the pause before the bucket is looked for again.
+	// bucketWait is the pause before the service tries to open the bucket again.
 	bucketWait = 500 * time.Millisecond
 )
 
@@ -42,7 +41,7 @@ type Config struct {
 	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"The folder that ZIPs lie in while they are checked, up to 100 MiB each; empty means the system's for temporary files."`
 }
 
-// withDefaults is the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
 	if c.Workers == 0 {
 		c.Workers = 4
@@ -59,13 +58,13 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps is what the service stands on.
+// Deps are the dependencies of the service. NATS, Log and Logger are required.
 type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
 	Logger *slog.Logger
 	Now    func() time.Time // nil for the clock
-	// Metrics is told what is counted; nil for nobody.
+	// Metrics registers the metrics of the service; nil if they are not collected.
 	Metrics prometheus.Registerer
 }
 
@@ -79,7 +78,7 @@ type Service struct {
 	handler *command.Handler
 }
 
-// New makes a copy; it talks to nobody yet.
+// New returns a copy of the service. It sends nothing before Run.
 func New(cfg Config, deps Deps) (*Service, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -107,7 +106,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// route makes the Router and its one handler, which writes under a name.
+// route creates the Router and its one handler. name is the writer that the log names.
 func (s *Service) route(name string, counts *metrics) error {
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: s.js, Deduplicate: true, Logger: s.deps.Logger})
 	if err != nil {
@@ -129,14 +128,14 @@ func (s *Service) route(name string, counts *metrics) error {
 		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
 		Service: name, Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
 	})
-	// A command is never given up because NATS was away for a while; its deadline ends it.
+	// A command is delivered again without limit, so that an outage of NATS does not lose it. Its deadline ends it.
 	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))
 }
 
 // Ready is closed when commands are taken.
 func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
-// Run serves until ctx ends, and then waits for the handlers at work.
+// Run blocks until ctx ends and the handlers that run have returned.
 func (s *Service) Run(ctx context.Context) error {
 	store, err := s.bucket(ctx)
 	if err != nil {

@@ -69,7 +69,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps is what the janitor stands on. NATS, Log and Logger are required.
+// Deps are the dependencies of the janitor. NATS, Log and Logger are required.
 type Deps struct {
 	NATS    *nats.Conn
 	Log     eventlog.Log

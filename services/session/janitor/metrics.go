@@ -9,7 +9,7 @@ type metrics struct {
 	passes *prometheus.CounterVec
 }
 
-// newMetrics makes the metrics, and registers them unless nobody reads them.
+// newMetrics returns the metrics. It registers them unless r is nil.
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		items:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_janitor_removed_total", Help: "What was removed for good."}, []string{"kind"}),

@@ -102,7 +102,7 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 	return p.remove(ctx, l)
 }
 
-// waits says what still reads or writes the session up to a sequence; "" for nothing.
+// waits returns the reason why a session cannot be removed yet, as a sentence: what still reads or writes it up to a sequence. It returns "" if nothing does.
 func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
@@ -170,7 +170,7 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 	})
 }
 
-// audit is what stays of who did what in the session, its deletion apart, whose commit stays.
+// audit returns what run_retired keeps of who did what in the session. The deletion is left out, since its commit is not erased.
 func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
 	var list []events.Audited
 	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
@@ -320,7 +320,7 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	})
 }
 
-// held is what a session's commits refer to.
+// held lists what the commits of a session refer to.
 type held struct {
 	commits    uint32
 	executions []string

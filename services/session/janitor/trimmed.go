@@ -27,7 +27,7 @@ func (p *pass) noteTrimmed(item Item, o object) {
 // snapshotLate is how long after the end of a turn its snapshot may still come.
 const snapshotLate = time.Hour
 
-// reportTrimmed tells the log what was removed of the workspaces of sessions, so that it no longer counts as stored by their tenants.
+// reportTrimmed records in the log what was removed of the workspaces of sessions, so that it no longer counts as stored by their tenants.
 //
 // Only the holder of a session's runs may write to them while something runs, so the report waits for the end of the turn, and for the
 // snapshot that follows it: an executor whose commit is refused takes none. Whoever else writes at rest loads the session again.

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spoolhq/spool/pkg/api/command"
@@ -45,42 +44,38 @@ func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer
 // already, and returns notFound for a removal if nothing holds.
 func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
-	for range maxRounds {
+	err := eventlog.Decide(func() error {
 		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
 		if err != nil {
-			return command.Answer{}, err
+			return err
 		}
 		holds, err := holds(head)
 		if err != nil {
-			return command.Answer{}, err
+			return err
 		}
 		at.Seq = head.Seq
 		done, err := eventlog.Carried(ctx, h.cfg.Sessions.Log, head, c.ID)
-		if err != nil {
-			return command.Answer{}, err
-		}
-		if done {
-			return command.Answer{Position: at.String()}, nil
+		if err != nil || done {
+			return err
 		}
 		if holds == nil && !isSet(data) {
-			return command.Answer{}, notFound
+			return notFound
 		}
 		if holds == data {
-			return command.Answer{Position: at.String()}, nil
+			return nil
 		}
 		m := events.NewMint(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
 		m.Add("", data)
 		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
 			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
 		})
-		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
-			continue
-		}
 		at.Seq = head.Seq
-		return command.Answer{Position: at.String()}, err
+		return err
+	})
+	if err != nil {
+		return command.Answer{}, fmt.Errorf("append to %s: %w", subject, err)
 	}
-	return command.Answer{}, fmt.Errorf("append to %s: lost the race to other writers %d times", subject, maxRounds)
+	return command.Answer{Position: at.String()}, nil
 }
 
 // isSet reports whether an event sets a tenant's budget or limits, rather than removing it.

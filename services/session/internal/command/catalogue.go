@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// apply makes a version of an agent, an instance or an environment.
+// apply adds a version of an agent, an instance or an environment.
 func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer, error) {
 	kind, ref, tags, spec, err := h.definition(ctx, c)
 	if err != nil {
@@ -126,46 +126,49 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	return answer, err
 }
 
-// entry decides and appends until the guard holds.
+// entry carries a command out on an entry of the catalogue.
 func (h *Handler) entry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
 	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
-	for range maxRounds {
+	var answer command.Answer
+	err := eventlog.Decide(func() error {
 		e, err := entries.Load(ctx, subject, eventlog.Leader)
 		if err != nil {
-			return command.Answer{}, err
+			return err
 		}
 		done, err := entries.Did(ctx, e, c.ID)
 		if err != nil {
-			return command.Answer{}, err
+			return err
 		}
 		if done {
-			return command.Answer{Position: entries.Position(e).String()}, nil
+			answer = command.Answer{Position: entries.Position(e).String()}
+			return nil
 		}
 		list, err := versions.Decide(e.State, build(events.Meta{CommandID: c.ID, Now: h.cfg.Now()}))
 		var refused *versions.Error
 		if errors.As(err, &refused) {
-			return command.Answer{}, &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
+			return &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
 		}
 		if err != nil {
-			return command.Answer{}, err
+			return err
 		}
 		if len(list) == 0 {
-			return command.Answer{Position: entries.Position(e).String(), Same: true}, nil
+			answer = command.Answer{Position: entries.Position(e).String(), Same: true}
+			return nil
 		}
 		if err := h.checkRoom(ctx, c.Type); err != nil {
-			return command.Answer{}, err
+			return err
 		}
 		err = entries.Append(ctx, &e, c.Actor, c.ID, list)
-		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
-			continue
-		}
-		return command.Answer{Position: entries.Position(e).String()}, err
+		answer = command.Answer{Position: entries.Position(e).String()}
+		return err
+	})
+	if err != nil {
+		return command.Answer{}, fmt.Errorf("append to %s: %w", subject, err)
 	}
-	return command.Answer{}, fmt.Errorf("%s: other writers came first %d times in a row", subject, maxRounds)
+	return answer, nil
 }
 
-// resolve finds what a reference means; one that means nothing is the request's fault.
+// resolve returns the definition that a reference names. A reference that names none is a fault of the request.
 func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
 	if err := ref.Check(); err != nil {
 		return nil, invalid(field, err.Error())

@@ -1,6 +1,6 @@
-// Package command carries out what gateways ask: it loads the session, decides,
-// appends, and answers. Every command has an id, so that a redelivery changes
-// nothing and is answered as the first delivery was.
+// Package command carries out the commands of gateways: it loads the session, decides,
+// appends, and answers. Each command has an id, so a redelivery changes
+// nothing and has the same answer as the first delivery.
 package command
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Budgets returns what a tenant may take in all of its sessions, and has taken.
+// Budgets returns the budgets and limits of a tenant, and its usage.
 type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
@@ -45,7 +45,7 @@ type Config struct {
 	Images    imagepolicy.Policy // that tenants may name where sandboxes are Docker's
 	HostPaths hostpath.Policy    // of folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
-	Service   string // the service and its copy, which the log names for what it writes
+	Service   string // the service and its copy, which the log names as the writer
 
 	IdleTimeout, TurnLimit, SessionLimit time.Duration
 
@@ -58,7 +58,7 @@ type Config struct {
 	// Snapshots are the workspaces in the object store, for forks.
 	Snapshots func(ctx context.Context) (workspace.Store, error)
 
-	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
+	// Done is called after each command with its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
 }
 
@@ -70,12 +70,8 @@ type Handler struct {
 	manifest sync.Mutex                    // held while the manifest of a snapshot is in memory: it may take hundreds of megabytes
 }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
-
-// maxRounds bounds how often a command is decided again because another copy
-// wrote first. Past it the command is given back, and delivered again.
-const maxRounds = 64
 
 // Handle is the bus handler for COMMANDS.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
@@ -266,60 +262,65 @@ func controlBuilder(c command.Command) (builder, error) {
 	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
 }
 
-// session decides and appends until the guard holds.
+// session carries a command out on a session.
 func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
-	freshness := eventlog.Any
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
-	for range maxRounds {
-		l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
-		if err != nil {
-			return answer, err
+	freshness := eventlog.Any
+	err := eventlog.Decide(func() error {
+		confirmed, err := h.decide(ctx, c, build, freshness, &answer)
+		if !confirmed && freshness == eventlog.Any {
+			_, err = h.decide(ctx, c, build, eventlog.Leader, &answer)
 		}
-		if l.Life.Agent != "" && !events.AllowsAgent(c.Agents, l.Life.Agent) {
-			return answer, &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
-		}
-		at, done, err := h.cfg.Sessions.Did(ctx, l, c.ID)
-		if err != nil {
-			return answer, err
-		}
-		if done {
-			answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forked(c, l)
-			return answer, nil
-		}
-		list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
-		written := err == nil && len(list) > 0
-		if !written && freshness == eventlog.Any {
-			// The guard of an append catches a replica that lags. A refusal, or a decision
-			// that nothing changes, has no guard: the leader has to confirm it.
-			freshness = eventlog.Leader
-			continue
-		}
-		var refused *session.Error
-		if errors.As(err, &refused) {
-			return answer, &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
-		}
-		if err != nil {
-			return answer, err
-		}
-		if written {
-			if err := errors.Join(h.checkRoom(ctx, c.Type), h.checkEvents(ctx, c)); err != nil {
-				return answer, err
-			}
-			err = h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list)
-		}
-		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
-			freshness = eventlog.Leader
-			continue
-		}
-		if err != nil {
-			return answer, err
-		}
-		h.hint(l, list)
-		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forked(c, l)
-		return answer, nil
+		freshness = eventlog.Leader
+		return err
+	})
+	if err != nil {
+		return answer, fmt.Errorf("session %s: %w", c.SessionID, err)
 	}
-	return answer, fmt.Errorf("session %s: other writers came first %d times in a row", c.SessionID, maxRounds)
+	return answer, nil
+}
+
+// decide loads the session, decides on the command and appends the decision. It completes the answer. confirmed is false for a refusal,
+// and for a decision that changes nothing: the guard of an append catches a replica that lags, but these have no guard, and so count
+// only if the leader of the stream was asked.
+func (h *Handler) decide(ctx context.Context, c command.Command, build builder, freshness eventlog.Freshness, answer *command.Answer) (confirmed bool, err error) {
+	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
+	if err != nil {
+		return true, err
+	}
+	if l.Life.Agent != "" && !events.AllowsAgent(c.Agents, l.Life.Agent) {
+		return true, &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
+	}
+	at, done, err := h.cfg.Sessions.Did(ctx, l, c.ID)
+	if err != nil {
+		return true, err
+	}
+	if done {
+		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forked(c, l)
+		return true, nil
+	}
+	list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
+	if (err != nil || len(list) == 0) && freshness == eventlog.Any {
+		return false, err
+	}
+	var refused *session.Error
+	if errors.As(err, &refused) {
+		return true, &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
+	}
+	if err != nil {
+		return true, err
+	}
+	if len(list) > 0 {
+		if err := errors.Join(h.checkRoom(ctx, c.Type), h.checkEvents(ctx, c)); err != nil {
+			return true, err
+		}
+		if err := h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list); err != nil {
+			return true, err
+		}
+	}
+	h.hint(l, list)
+	answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forked(c, l)
+	return true, nil
 }
 
 // checkRoom refuses what needs room while only the reserve of the store is left.
@@ -348,7 +349,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	return nil
 }
 
-// decideWith returns the events that a command makes true for a session as it is loaded.
+// decideWith returns the events of a command on a session as it is loaded.
 func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
@@ -357,7 +358,7 @@ func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.E
 	return session.Decide(l.Life, cmd)
 }
 
-// hint tells the holder that a control, or a change of the workspace, is stored. Nothing depends on it.
+// hint notifies the executor that holds the session of a stored control or workspace change. The executor reads the log anyway, so a lost hint does no harm.
 func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	if l.Run.Over() || l.Run.Holder == "" {
 		return

@@ -48,8 +48,8 @@ func fit(slug, suffix string) string {
 	return strings.TrimRight(slug[:maxSlug-len(suffix)-len(hash)], ".-") + hash + suffix
 }
 
-// instantiate gives a session that names only an agent the agent's default instance. The built-in agent has none. It
-// comes after all checks of the request, so that one that is refused leaves nothing behind.
+// instantiate sets the default instance of the agent if the session names only an agent. The built-in agent has none. It is
+// called after all checks of the request, so that a refused request creates no instance.
 func (h *Handler) instantiate(ctx context.Context, c command.Command, out *events.SessionCreated) (err error) {
 	if out.AgentRef.Slug != "" && out.Instance.Slug == "" {
 		out.Instance, err = h.defaultInstance(ctx, c, out.AgentRef)
@@ -57,9 +57,9 @@ func (h *Handler) instantiate(ctx context.Context, c command.Command, out *event
 	return err
 }
 
-// defaultInstance returns the latest version of an agent's default instance, and
-// makes the instance when there is none: once, whoever asks for it at the same
-// time. A tenant may apply versions of its own, with environments; they hold from then on.
+// defaultInstance returns the latest version of an agent's default instance. If
+// there is none it creates the instance, once even for requests at the same time.
+// A tenant may apply its own versions, with environments, which are then the latest.
 func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent events.Reference) (events.Reference, error) {
 	ref, agent := DefaultInstance(agent), agent.Bare()
 	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
@@ -87,7 +87,7 @@ func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent 
 	return applied.Ref, nil
 }
 
-// makeDefaultInstance makes a default instance unless there is one by now.
+// makeDefaultInstance creates a default instance unless one exists meanwhile.
 func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, ref, agent events.Reference) (events.Reference, error) {
 	spec := events.InstanceSpec{Description: "What a session gets that names only the agent.", Agent: agent}
 	digest, err := definition.Digest(spec)

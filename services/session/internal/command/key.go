@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -151,22 +150,21 @@ func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.K
 	lock := &h.keyLocks[events.Partition(c.Tenant)]
 	lock.Lock()
 	defer lock.Unlock()
-	for range maxRounds {
-		key, err := h.loadKey(ctx, keySubject(c.Tenant, data.KeyID))
-		if err != nil || key.head.Seq != 0 {
-			return key, err
+	var key storedKey
+	err := eventlog.Decide(func() (err error) {
+		if key, err = h.loadKey(ctx, keySubject(c.Tenant, data.KeyID)); err != nil || key.head.Seq != 0 {
+			return err
 		}
 		if err := h.roomForKey(ctx, c); err != nil {
-			return key, err
+			return err
 		}
 		key.created = data
-		err = h.appendKey(ctx, c, c.ID, &key, data)
-		var conflict *eventlog.ConflictError
-		if !errors.As(err, &conflict) {
-			return key, err
-		}
+		return h.appendKey(ctx, c, c.ID, &key, data)
+	})
+	if err != nil {
+		return key, fmt.Errorf("store key %s: %w", data.KeyID, err)
 	}
-	return storedKey{}, fmt.Errorf("key %s: lost the race to other writers %d times", data.KeyID, maxRounds)
+	return key, nil
 }
 
 // roomForKey refuses with TOO_MANY_KEYS when the tenant has as many keys as it may. Before that it revokes keys that expired a day ago or earlier.
@@ -345,22 +343,26 @@ func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *even
 
 // endKey appends key_revoked to a key that is stored, unless it is revoked.
 func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
-	for range maxRounds {
+	subject := key.head.Subject
+	first := true
+	err := eventlog.Decide(func() (err error) {
+		if !first {
+			if *key, err = h.loadKey(ctx, subject); err != nil {
+				return err
+			}
+		}
+		first = false
 		if key.revoked {
 			return nil
 		}
-		subject := key.head.Subject
-		err := h.appendKey(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
-		var conflict *eventlog.ConflictError
-		if !errors.As(err, &conflict) {
-			key.revoked = err == nil
-			return err
-		}
-		if *key, err = h.loadKey(ctx, subject); err != nil {
-			return err
-		}
+		err = h.appendKey(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
+		key.revoked = err == nil
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("revoke key %s: %w", data.KeyID, err)
 	}
-	return fmt.Errorf("key %s: lost the race to other writers %d times", data.KeyID, maxRounds)
+	return nil
 }
 
 // appendKey appends one event to the chain of a key, and moves its head. The ids of commit and event derive from id.

@@ -27,7 +27,7 @@ type walks struct {
 
 // walked is what is remembered of one session. Its owner is the one fork that reads the log; others wait, and go on from its marks.
 type walked struct {
-	owner   chan struct{} // has a value while nobody owns it
+	owner   chan struct{} // holds a value while no fork owns it
 	used    uint64
 	marks   []mark // in the order of the log
 	spacing uint32 // events between two of them
@@ -61,7 +61,7 @@ func (w *walks) own(ctx context.Context, ref topology.SessionRef) (*walked, erro
 				oldest = r
 			}
 		}
-		delete(w.sessions, oldest) // a fork that owns it goes on with it
+		delete(w.sessions, oldest) // a fork that owns it keeps its reference
 	}
 	w.mu.Unlock()
 	select {
@@ -74,7 +74,7 @@ func (w *walks) own(ctx context.Context, ref topology.SessionRef) (*walked, erro
 
 func (w *walked) release() { w.owner <- struct{}{} }
 
-// walk returns the walk that a fork at a seq goes on with, and the event after which it does.
+// walk returns the walk from which a fork at a seq continues, and the last event that the walk has read.
 func (w *walked) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 	if w.last.walk != nil && w.last.at.Seq <= asked {
 		return w.last.walk.Clone(asked), w.last.at

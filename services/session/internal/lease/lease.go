@@ -1,4 +1,4 @@
-// Package lease knows which executors live, by their leases.
+// Package lease follows the leases of executors, from which it knows which executors and engines are alive.
 package lease
 
 import (
@@ -20,7 +20,7 @@ type Config struct {
 	JetStream jetstream.JetStream
 	Logger    *slog.Logger
 	Now       func() time.Time
-	Gone      time.Duration // how long an engine without a lease is still waited for
+	Gone      time.Duration // how long an engine counts as alive after its last lease
 }
 
 // Watch follows the leases bucket.
@@ -29,10 +29,10 @@ type Watch struct {
 
 	mu      sync.Mutex
 	started time.Time
-	engines map[string]time.Time // engine to when a lease of its was last seen
+	engines map[string]time.Time // when an executor of the engine last renewed its lease, by engine
 }
 
-// New makes a Watch; Run feeds it.
+// New returns a Watch. It knows no lease before Run.
 func New(cfg Config) *Watch {
 	return &Watch{cfg: cfg, started: cfg.Now(), engines: map[string]time.Time{}}
 }
@@ -40,8 +40,8 @@ func New(cfg Config) *Watch {
 // rewatch is the pause before the bucket is watched again after a failure.
 const rewatch = time.Second
 
-// Run follows the leases until ctx ends. While NATS is away nothing is seen, so
-// what then looks gone is only ever offered to others, never ended for it.
+// Run follows the leases until ctx ends. While NATS is unreachable, engines seem
+// to be gone. Their jobs are then offered to other executors, but no execution is ended.
 func (w *Watch) Run(ctx context.Context) error {
 	for {
 		err := w.follow(ctx)
@@ -57,7 +57,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-// follow watches the bucket until the watch ends, which it says why.
+// follow watches the bucket until ctx ends, or returns why the watch ended.
 func (w *Watch) follow(ctx context.Context) error {
 	kv, err := w.cfg.JetStream.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *Watch) follow(ctx context.Context) error {
 	}
 }
 
-// see notes a renewal; an entry's end needs no note, since what counts is when it was last renewed.
+// see records a renewal. Deletions are ignored: only the time of the last renewal counts.
 func (w *Watch) see(entry jetstream.KeyValueEntry) {
 	if entry == nil || entry.Operation() != jetstream.KeyValuePut {
 		return
@@ -95,8 +95,8 @@ func (w *Watch) see(entry jetstream.KeyValueEntry) {
 	w.engines[l.Engine] = w.cfg.Now()
 }
 
-// EngineLives tells whether an engine's executors are to be waited for: one held
-// a lease not long ago. A copy that has just started gives every engine that long.
+// EngineLives reports whether an executor of the engine renewed its lease within
+// Config.Gone. For that long after New every engine counts as alive.
 func (w *Watch) EngineLives(engine string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +107,7 @@ func (w *Watch) EngineLives(engine string) bool {
 	return w.cfg.Now().Sub(seen) < w.cfg.Gone
 }
 
-// ExecutorLives asks the bucket itself whether an executor holds a lease.
+// ExecutorLives reports whether an executor holds a lease, as the bucket says now.
 func (w *Watch) ExecutorLives(ctx context.Context, executor string) (bool, error) {
 	kv, err := w.cfg.JetStream.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {

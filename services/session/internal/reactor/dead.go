@@ -2,7 +2,6 @@ package reactor
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -15,35 +14,26 @@ import (
 )
 
 // DeadJob handles the dead letter of a job: it fails the execution that the job was for. No other job
-// follows by itself, so that the execution, and the messages behind it, would wait for the turn limit.
+// follows by itself, so the execution and the messages behind it would wait for the turn limit.
 func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)
 	if err != nil {
-		// It names no session to do anything for. The letter stays for people.
+		// The letter stays in DEAD for people.
 		r.cfg.Logger.Error("a dead job names no session", "sequence", bus.Sequence(msg), "error", err)
 		return nil
 	}
 	id := msg.Metadata.Get(topology.HeaderDeadMessageID)
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
-	for range maxRounds {
+	return bus.Transient(eventlog.Decide(func() error {
 		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
-		if err != nil {
-			return bus.Transient(err)
+		if err != nil || l.Due() != run.Execute || !jobOf(l, id) {
+			return err
 		}
-		if l.Due() != run.Execute || !jobOf(l, id) {
-			return nil
-		}
-		err = r.abandon(ctx, &l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
-		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
-			continue
-		}
-		return bus.Transient(err)
-	}
-	return errMoving
+		return r.abandon(ctx, &l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
+	}))
 }
 
 // jobOf reports whether a job with this message id was published for the active execution.

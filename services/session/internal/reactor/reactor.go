@@ -1,7 +1,7 @@
-// Package reactor makes the world match the log: after every commit that can
-// make something due it loads the present state and publishes the job that is
-// due, dispatches the next message, ends what nobody will claim, and arms the
-// session's timer. Handlers only append; the log is the outbox.
+// Package reactor acts on commits. After each commit that can make something
+// due, it loads the state of the session, publishes the job that is due,
+// dispatches the next message, ends executions that no executor will claim, and
+// arms the session's timer. Handlers of commands only append: the log is the outbox.
 package reactor
 
 import (
@@ -26,13 +26,13 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Leases tells who lives.
+// Leases reports which engines and executors are alive.
 type Leases interface {
 	EngineLives(engine string) bool
 	ExecutorLives(ctx context.Context, executor string) (bool, error)
 }
 
-// Budgets tells what a tenant may take in all of its sessions, and has taken.
+// Budgets returns the budgets and limits of a tenant, and its usage.
 type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
@@ -46,11 +46,11 @@ type Config struct {
 	Budgets   Budgets
 	Now       func() time.Time
 	Logger    *slog.Logger
-	Reacted   func(lag time.Duration)                                   // told how long after its storage a commit was dealt with
-	Published func()                                                    // told of each job
+	Reacted   func(lag time.Duration)                                   // is called after each commit, with the time since the log stored it
+	Published func()                                                    // is called after each job
 	Forget    func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
 	Ended     func(tenant, session string)                              // is called when an execution of a session has ended
-	Service   string                                                    // the service and its copy, which the log names for what it writes
+	Service   string                                                    // the service and its copy, which the log names as the writer
 }
 
 // Reactor reacts to commits and timers.
@@ -61,19 +61,19 @@ type Reactor struct {
 	timers jetstream.Stream // nil until it is needed
 }
 
-// New makes a Reactor.
+// New returns a Reactor.
 func New(cfg Config) *Reactor { return &Reactor{cfg: cfg} }
 
-// actor is who the log names for what a Reactor writes.
+// actor returns the actor that the log names for the commits of the Reactor.
 func (r *Reactor) actor() events.Actor {
 	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
-// maxRounds bounds how often one commit is looked at again while the state moves on.
-// Past it the message is given back, and delivered again.
+// maxRounds bounds how often the state is loaded again for one message because it
+// changed meanwhile. After that the message is delivered again.
 const maxRounds = 32
 
-// errMoving says that the state would not stand still.
+// errMoving is returned when the state changed after each of maxRounds attempts.
 var errMoving = errors.New("the session's state keeps changing")
 
 // Commit handles a message of the log.
@@ -85,7 +85,7 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(err)
 	}
-	c, err := look(msg.Payload)
+	c, err := summarize(msg.Payload)
 	if err != nil {
 		return bus.Poison(err)
 	}
@@ -130,21 +130,21 @@ func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ende
 	return nil
 }
 
-// glance is what a commit says at first sight.
-type glance struct {
-	matters bool     // it can make something due
-	ended   []string // executions
+// commitSummary is the part of a commit that decides whether the Reactor acts on it.
+type commitSummary struct {
+	matters bool     // the commit can make something due
+	ended   []string // executions that it ends
 }
 
-// look reads a commit without decoding all of it.
-func look(payload []byte) (glance, error) {
+// summarize reads a commit without decoding the data of its events.
+func summarize(payload []byte) (commitSummary, error) {
 	var c struct {
 		Events []struct {
 			Type        events.Type `json:"type"`
 			ExecutionID string      `json:"executionId"`
 		} `json:"events"`
 	}
-	var g glance
+	var g commitSummary
 	if err := json.Unmarshal(payload, &c); err != nil {
 		return g, fmt.Errorf("decode commit: %w", err)
 	}
@@ -176,9 +176,9 @@ func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	return err
 }
 
-// settle looks at the session, does one thing that is due, and looks again
-// until nothing is. A refused guard means that somebody else was faster. It gives
-// the session as it was loaded last.
+// settle loads the session and does one thing that is due, until nothing is due.
+// A conflict means that another writer did it first. It returns the session as
+// it was loaded last.
 func (r *Reactor) settle(ctx context.Context, tenant, id string) (eventlog.Loaded, error) {
 	for range maxRounds {
 		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
@@ -236,9 +236,9 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 	return true, r.abandon(ctx, l, outcome, now)
 }
 
-// lost gives the end of an execution that no executor will bring to one: a
-// control came before anybody claimed it, a budget or a limit is used up that it would need, or
-// its turn limit has passed and nobody lives who holds it.
+// lost returns the end of the active execution if no executor will end it, else nil.
+// That is so if it was cancelled before an executor claimed it, if a budget or a limit
+// that it needs is used up, or if its turn limit has passed and its executor is gone.
 func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
@@ -281,14 +281,14 @@ func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time
 	return nil, nil
 }
 
-// overdue tells whether an execution runs past its turn limit and grace.
+// overdue reports whether the active execution has run past its turn limit and grace.
 func (r *Reactor) overdue(l eventlog.Loaded, now time.Time) bool {
 	at, ok := l.Life.TurnDeadline(l.View())
 	return ok && !now.Before(at)
 }
 
-// abandon ends the active execution. The session service does not reach sandboxes: the end of
-// an execution that an executor held says that its agent was not told to stop.
+// abandon ends the active execution. The session service cannot reach sandboxes, so the end of
+// an execution that an executor held states that its agent was not stopped.
 func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
 	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
 		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
@@ -336,8 +336,8 @@ func (r *Reactor) put(ctx context.Context, l eventlog.Loaded, id string) error {
 	return nil
 }
 
-// arm sets the session's one timer to its earliest deadline, unless it fires
-// by then anyway, and tells whether the state moved meanwhile.
+// arm sets the session's timer to its earliest deadline, unless the timer fires
+// before that anyway. It reports whether the state of the session changed meanwhile.
 func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err error) {
 	at, ok := l.Life.Deadline(l.View())
 	if !ok {
@@ -345,7 +345,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 	}
 	now := r.cfg.Now()
 	if !at.After(now) {
-		// Only a turn whose holder still lives is overdue here: look again later.
+		// The turn is overdue, but its executor is alive. The next timer looks at it again.
 		at = now.Add(session.TurnGrace)
 	}
 	armed, err := r.armed(ctx, l.ID)

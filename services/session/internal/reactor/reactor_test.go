@@ -32,15 +32,15 @@ func TestMatters(t *testing.T) {
 		quiet[p.EventType()] = true
 	}
 	for _, entry := range events.Catalogue() {
-		got, err := look([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
+		got, err := summarize([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
 		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.Terminal(entry.Type) {
 			t.Errorf("%s is seen as %+v, %v", entry.Type, got, err)
 		}
 	}
-	if got, err := look([]byte(`{"events":[{"type":"something_new"}]}`)); got.matters || err != nil {
+	if got, err := summarize([]byte(`{"events":[{"type":"something_new"}]}`)); got.matters || err != nil {
 		t.Errorf("an unknown type matters: %v, %v", got, err)
 	}
-	if _, err := look([]byte(`{`)); err == nil {
+	if _, err := summarize([]byte(`{`)); err == nil {
 		t.Error("half a commit was read")
 	}
 }

@@ -195,8 +195,8 @@ func (w *world) until(what string, check func() bool) {
 	}
 }
 
-// counted waits until all of the log is counted, and checks that each tenant has spent what the events say.
-func (w *world) counted(p events.Period) {
+// passed waits until all of the log is counted.
+func (w *world) passed() {
 	w.t.Helper()
 	for shard := range shards {
 		s, err := w.js.Stream(w.t.Context(), topology.EventsStream(shard))
@@ -207,6 +207,12 @@ func (w *world) counted(p events.Period) {
 			return ok
 		})
 	}
+}
+
+// counted waits until all of the log is counted, and checks that each tenant has spent what the events say.
+func (w *world) counted(p events.Period) {
+	w.t.Helper()
+	w.passed()
 	for tenant, want := range w.spent {
 		if have := spentOf(w.entry(tenant), p); have != want {
 			w.t.Errorf("tenant %s: counted %+v, want %+v", tenant, have, want)
@@ -299,6 +305,103 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	w.counted(events.PeriodTotal)
 	first.cut()
 	w.turn("b", session("b", 0), 9, func() {})
+	w.counted(events.PeriodTotal)
+}
+
+// TestFolder_GoesOnInTheMiddleOfATurn asserts that a copy that begins in the middle of an execution counts it as one that read all of it.
+func TestFolder_GoesOnInTheMiddleOfATurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setBudget("a", events.PeriodTotal, events.Budget{Turns: 1000})
+	id := session("a", 0)
+	w.create("a", id)
+	r := w.start(nil)
+	for n := range 2 {
+		w.turn("a", id, n, func() {
+			w.passed()
+			r.stop()
+			r = w.start(nil)
+		})
+	}
+	w.counted(events.PeriodTotal)
+}
+
+// delayed is JetStream whose bucket writes an entry when hold returns, and then calls done.
+type delayed struct {
+	jetstream.JetStream
+	hold func(ctx context.Context, key string)
+	done func(key string, err error)
+}
+
+func (d delayed) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
+	kv, err := d.JetStream.KeyValue(ctx, bucket)
+	return delayedKV{kv, d}, err
+}
+
+type delayedKV struct {
+	jetstream.KeyValue
+	delayed
+}
+
+func (d delayedKV) Update(ctx context.Context, key string, value []byte, last uint64) (uint64, error) {
+	d.hold(ctx, key)
+	revision, err := d.KeyValue.Update(ctx, key, value, last)
+	d.done(key, err)
+	return revision, err
+}
+
+// TestFolder_LateWriteIsRefused asserts that a copy whose write was delayed does not overwrite what another copy counted meanwhile.
+func TestFolder_LateWriteIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setBudget("a", events.PeriodTotal, events.Budget{Turns: 1000})
+	id := session("a", 0)
+	w.create("a", id)
+	closed, reached, open, late := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	var once, end sync.Once
+	one := w.start(func(js jetstream.JetStream) jetstream.JetStream {
+		isClosed := func(key string) bool {
+			select {
+			case <-closed:
+				return key == "a"
+			default:
+				return false
+			}
+		}
+		return delayed{js, func(ctx context.Context, key string) {
+			if isClosed(key) {
+				once.Do(func() { close(reached) })
+				select {
+				case <-open:
+				case <-ctx.Done():
+				}
+			}
+		}, func(key string, err error) {
+			if isClosed(key) {
+				end.Do(func() { late <- err })
+			}
+		}}
+	})
+	w.turn("a", id, 0, func() {})
+	w.counted(events.PeriodTotal)
+	close(closed)
+	w.turn("a", id, 1, func() {})
+	select {
+	case <-reached:
+	case <-time.After(within):
+		t.Fatal("the copy writes nothing")
+	}
+	two := w.start(nil)
+	w.turn("a", id, 2, func() {})
+	w.counted(events.PeriodTotal)
+	close(open)
+	if err := <-late; err == nil {
+		t.Error("the late write was stored")
+	}
+	one.stop()
+	two.stop()
+	w.start(nil)
+	w.turn("a", id, 3, func() {})
 	w.counted(events.PeriodTotal)
 }
 

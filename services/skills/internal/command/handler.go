@@ -38,9 +38,9 @@ type Config struct {
 	Service string // the service and its copy, which the log names for what it writes
 	Scratch string // the folder that ZIPs lie in while they are checked
 
-	// Done is told of each command: its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
+	// Done is called after each command with its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
-	// Kept is told of each ZIP that was stored.
+	// Kept is called after each ZIP that was stored.
 	Kept func()
 }
 
@@ -50,15 +50,11 @@ type Handler struct {
 	keeper keeper
 }
 
-// New makes a Handler. Use comes before the first command.
+// New returns a Handler. Use must be called before the first command.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// Use gives the bucket of skills.
+// Use sets the bucket of skills.
 func (h *Handler) Use(store Store) { h.keeper.store = store }
-
-// maxRounds bounds how often a command is decided again because another copy
-// wrote first. Past it the command is given back, and delivered again.
-const maxRounds = 64
 
 // Handle is the bus handler for COMMANDS.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
@@ -98,7 +94,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
 }
 
-// refusal is what the client is told of an error; nil for one that may pass.
+// refusal returns the answer to the client for an error that another attempt cannot change; nil for other errors.
 func refusal(err error) *command.Error {
 	var said *command.Error
 	var zip *skill.Error
@@ -178,36 +174,31 @@ func badReference(bad *events.ReferenceError) error {
 	return invalid(bad.Field, bad.Detail)
 }
 
-// decider gives the events that carry a command out on an entry as it is now.
+// decider returns the events that carry a command out on an entry in its present state.
 type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
 
-// change decides and appends until the guard holds. It gives the entry as the
-// decision found it, and as it is then.
+// change carries a command out on an entry. It returns the entry as the decision found it, and as it is after the command.
 func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.Entry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
-	for range maxRounds {
+	err = eventlog.Decide(func() error {
 		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.Leader)
+		before, after = e, e
 		if err != nil {
-			return e, e, err
+			return err
 		}
 		if done, err := h.cfg.Entries.Did(ctx, e, c.ID); done || err != nil {
-			return e, e, err
+			return err
 		}
-		before := e
 		list, err := decide(e, events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
-		if err != nil {
-			return before, e, err
+		if err != nil || len(list) == 0 {
+			return err
 		}
-		if len(list) > 0 {
-			err = h.cfg.Entries.Append(ctx, &e, c.Actor, c.ID, list)
-		}
-		var conflict *eventlog.ConflictError
-		if errors.As(err, &conflict) {
-			continue
-		}
-		return before, e, err
+		return h.cfg.Entries.Append(ctx, &after, c.Actor, c.ID, list)
+	})
+	if err != nil {
+		return before, after, fmt.Errorf("skill %s: %w", ref, err)
 	}
-	return before, after, fmt.Errorf("skill %s: other writers came first %d times in a row", ref, maxRounds)
+	return before, after, nil
 }
 
 // position is of an entry's last commit; "" where there is none.

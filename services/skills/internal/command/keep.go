@@ -25,10 +25,10 @@ type keeper struct {
 	store Store
 
 	mu   sync.Mutex
-	busy map[string]chan struct{} // by digest; closed when whoever stores it is done
+	busy map[string]chan struct{} // by digest; closed when the command that stores it is done
 }
 
-// claim waits until nobody else of this copy stores the digest.
+// claim blocks until no other command of this copy stores the digest, or ctx ends. The caller then stores it until it calls release.
 func (k *keeper) claim(ctx context.Context, digest string) (release func(), err error) {
 	for {
 		k.mu.Lock()

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// push makes a version of a ZIP. The answer has all that was found but the
-// document, which whoever pushed it has.
+// push adds a version with the content of a ZIP. The answer has all that was
+// found in the ZIP but the document, which the client has.
 func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.PushSkill
 	if err := decode(c, &b); err != nil {
@@ -78,7 +78,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 		return invalid("version", "a push makes its version itself: leave it out")
 	case !events.IsDigest(b.SHA256):
 		return invalid("sha256", "the digest is no SHA-256 in hex")
-	case b.Object != command.SkillUpload(c.Tenant, c.ID): // whoever could name another's would read it
+	case b.Object != command.SkillUpload(c.Tenant, c.ID): // else a client could read the upload of another one
 		return invalid("object", "the upload is not this command's")
 	}
 	for i, t := range b.Tags {
@@ -110,7 +110,7 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	p, ok := data.(events.SkillPushed)
 	var removed *eventlog.VersionError
 	if errors.As(err, &removed) || err == nil && !ok {
-		return command.Answer{}, nil // meanwhile it was removed: the upload tells
+		return command.Answer{}, nil // the version was removed meanwhile: the upload decides
 	}
 	if err != nil {
 		return command.Answer{}, err
@@ -119,7 +119,7 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	return h.answer(ctx, c, p, e, e)
 }
 
-// pushed writes what was found, or only tells what it would change.
+// pushed writes what was found in a ZIP. With dry it only answers what a push would change.
 func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
 	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
@@ -134,7 +134,7 @@ func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p eve
 	return h.answer(ctx, c, p, before, after)
 }
 
-// answer is what a push is told, given its skill before and after it.
+// answer returns the answer to a push, given the skill before and after it.
 func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
 	same, err := h.same(ctx, c, before, p.Ref.Version)
 	if err != nil {
@@ -144,7 +144,7 @@ func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillP
 	return command.Answer{Ref: &p.Ref, Same: same, Pushed: &p, Position: h.position(after)}, nil
 }
 
-// same tells whether the version was there before this command made it.
+// same reports whether the version existed before this command.
 func (h *Handler) same(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
 	at := h.cfg.Entries.Position(before)
 	at.Seq = before.State.At(digest)
@@ -155,7 +155,7 @@ func (h *Handler) same(ctx context.Context, c command.Command, before eventlog.E
 	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
 }
 
-// upload is a ZIP in a file that has no name any more.
+// upload is a ZIP in a temporary file that is unlinked already.
 type upload struct {
 	file *os.File
 	size int64
@@ -185,7 +185,7 @@ func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, erro
 	return u, nil
 }
 
-// missing tells an upload that is not there, or not whole, from what may pass.
+// missing returns the refusal for an upload that does not exist or is damaged. It returns other errors, which another attempt may not have, unchanged.
 func missing(err error) error {
 	var corrupt *workspace.CorruptError
 	switch {

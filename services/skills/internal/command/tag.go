@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// tag moves a tag to a version that is there.
+// tag moves a tag to an existing version.
 func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.TagSkill
 	if err := decode(c, &b); err != nil {
@@ -67,7 +67,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	return command.Answer{Ref: &b.Ref, Position: h.position(after)}, nil
 }
 
-// resolve gives the digest of a version that is there.
+// resolve returns the digest of the version that a reference names.
 func resolve(e eventlog.Entry, ref events.Reference) (string, error) {
 	digest, ok := e.State.Resolve(ref.Version)
 	if !ok {
