@@ -24,19 +24,19 @@ type catchUp struct {
 	log   eventlog.Log
 	shard int
 
-	coming atomic.Int32 // groups that are starting and have not called ride yet
+	coming atomic.Int32 // groups that are starting and have not called join yet
 
 	mu      sync.Mutex
 	waiting []*rider // the first one reads for all of them
 }
 
-// expect announces a group that is about to call ride. gone must be called when the group calls ride or gives up.
+// expect announces a group that is about to call join. gone must be called when the group calls join or gives up.
 func (c *catchUp) expect() (gone func()) {
 	c.coming.Add(1)
 	return sync.OnceFunc(func() { c.coming.Add(-1) })
 }
 
-// rider is a group that is catching up.
+// member is a group that is catching up.
 type rider struct {
 	ctx   context.Context // context of the group
 	feed  *feeder
@@ -45,7 +45,7 @@ type rider struct {
 	complete bool
 }
 
-// ride reads a group's commits up to the end of the log, and reports whether it reached the end; if not, the caller
+// join reads a group's commits up to the end of the log, and reports whether it reached the end; if not, the caller
 // must call it again.
 func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
 	r := &rider{ctx: ctx, feed: f, ended: make(chan struct{})}
@@ -91,7 +91,7 @@ func (c *catchUp) gather(ctx context.Context) {
 	}
 }
 
-// read distributes a shard's commits to the riders, up to the end of the log.
+// read distributes a shard's commits to the members, up to the end of the log.
 func (c *catchUp) read(ctx context.Context, riders []*rider) {
 	byGroup := map[int]*rider{}
 	all := feeder{group: c.shard, after: riders[0].feed.after, retry: riders[0].feed.retry}

@@ -29,7 +29,7 @@ func poisonOf(group int, rec eventlog.Record, why error) *fold.Poison {
 	return &fold.Poison{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
 }
 
-// bury reports commits to DEAD; the commits themselves stay in the log. JetStream recognizes a repeated report by its
+// reportToDead reports commits to DEAD; the commits themselves stay in the log. JetStream recognizes a repeated report by its
 // message id.
 func (g *group) bury(ctx context.Context, list []fold.Poison) error {
 	if g.quiet {
@@ -65,7 +65,7 @@ func (g *group) bury(ctx context.Context, list []fold.Poison) error {
 	return nil
 }
 
-// apart applies a refused step in pieces, so that one commit that cannot be stored does not block the others: it is
+// commitInPieces applies a refused step in pieces, so that one commit that cannot be stored does not block the others: it is
 // reported to DEAD, and only its events are stored, because readers count them.
 func (g *group) apart(ctx context.Context, s step) error {
 	for i, rec := range s.batch.Records {
@@ -98,7 +98,7 @@ func (g *group) apart(ctx context.Context, s step) error {
 	return g.afresh(ctx, s)
 }
 
-// afresh calls commit with an empty model, which has no rows of the refused change.
+// commitFresh calls commit with an empty model, which has no rows of the refused change.
 func (g *group) afresh(ctx context.Context, s step) error {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
 	return g.commit(ctx, s)

@@ -24,7 +24,7 @@ const (
 	maxEnvironments = definition.MaxEnvironments // references in one request
 )
 
-// noun is the name of a kind of catalogue entry in messages, and the code of a missing entry.
+// entryKind is the name of a kind of catalogue entry in messages, and the code of a missing entry.
 type noun struct {
 	kind    events.Aspect
 	word    string
@@ -35,8 +35,10 @@ func (n noun) absent(field string) error {
 	return problem.New(n.missing, field, fmt.Sprintf("there is no such %s, or no such version of it", n.word))
 }
 
-func agents() noun    { return noun{events.Agent, "agent", problem.AgentNotFound} }
-func instances() noun { return noun{events.Instance, "agent instance", problem.InstanceNotFound} }
+func agents() noun { return noun{events.Agent, "agent", problem.AgentNotFound} }
+func instances() noun {
+	return noun{events.Instance, "agent instance", problem.InstanceNotFound}
+}
 func environments() noun {
 	return noun{events.Environment, "environment", problem.EnvironmentNotFound}
 }

@@ -25,7 +25,7 @@ type written struct {
 	at  time.Time
 }
 
-// Wrote records that the log contains a position of a session or catalogue entry.
+// Committed records that the log contains a position of a session or catalogue entry.
 func (h *Hub) Wrote(id, position string) {
 	p, err := eventlog.ParsePosition(position)
 	if err != nil {

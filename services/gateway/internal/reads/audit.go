@@ -24,7 +24,7 @@ type AuditFilter struct {
 	Since   string // RFC 3339
 }
 
-// auditPlace is the position at which a page of the audit ended.
+// auditCursor is the position at which a page of the audit ended.
 type auditPlace struct {
 	Filter string `json:"f"` // digest of the tenant and the filter
 	Micros int64  `json:"t"`

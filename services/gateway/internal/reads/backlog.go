@@ -53,7 +53,7 @@ func (s *Store) find(ctx context.Context, in search, read func() error) (session
 	return "", missing
 }
 
-// missed reports whether an error means that something does not exist and was not deleted.
+// isMissing reports whether an error means that something does not exist and was not deleted.
 func missed(err error) bool {
 	var p *problem.Error
 	var deleted errDeleted

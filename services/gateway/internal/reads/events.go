@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Kept is an event as it is stored.
+// StoredEvent is an event as it is stored.
 type Kept struct {
 	Seq  uint32
 	Type events.Type
@@ -37,7 +37,7 @@ type Query struct {
 	Limit    int      // largest number of events, at least 1
 	Bytes    int      // size after which the page ends, including the event that exceeds it; 0 means 2 MiB
 	Types    []string // event types; nil means all
-	Metadata bool     // also read Kept.Metadata
+	Metadata bool     // also read StoredEvent.Metadata
 }
 
 // Events returns the stored events after a cursor, up to the limits of the query, but at least one. It returns

@@ -90,7 +90,7 @@ func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, e
 		return nil, err
 	case !found:
 		return nil, s.missing(ctx, tenant, session)
-	case behind: // the line does not end with a session that is no fork: its projector group has not folded it yet
+	case behind: // the last session found is a fork whose parent the projector has not folded yet
 		return nil, ancestorBehind()
 	}
 	return list, nil

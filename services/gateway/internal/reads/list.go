@@ -92,7 +92,7 @@ func (q *query) add(condition string, args ...any) {
 
 // page is the statement of one page, in parts; joins are inserted between them.
 type page struct {
-	rows  string // under the table's own name: a page of them, and one more
+	rows  string // the FROM item, under the table's own name: the rows of a page and one more
 	order string // of the rows, once more
 	args  []any
 }
@@ -122,7 +122,7 @@ func (l listed) page(tenant string, f Filter, token string, size uint32) (page, 
 	}
 	compare := map[string]string{"desc": "<", "asc": ">"}[f.Order]
 	if after != nil {
-		if len(keys) == 2 { // the coarser key leads into the index; the pair decides
+		if len(keys) == 2 { // the coarser column selects the part of the index; the pair decides
 			q.add("x."+keys[0]+" "+compare+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", after.at)
 		}
 		q.add("(x."+keys[len(keys)-1]+", x.id) "+compare+" (%s, %s)", after.at, after.id)
@@ -315,13 +315,13 @@ func oneOf(field, s string, known ...string) (string, error) {
 	return s, nil
 }
 
-// place is the position at which a page ended: the sorted time of its last row, and the row's id.
+// pagePosition is the position at which a page ended: the sorted time of its last row, and the row's id.
 type place struct {
 	at time.Time
 	id string
 }
 
-// pageToken is the encoded form of a place. It is opaque to clients, so that it may change.
+// pageToken is the encoded form of a pagePosition. It is opaque to clients, so that it may change.
 type pageToken struct {
 	Filter string `json:"f"` // digest of the filter and sort order
 	Micros int64  `json:"t"`

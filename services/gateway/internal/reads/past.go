@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Dressed returns the session at that event as an API message.
+// SessionMessage returns the session at that event as an API message.
 func (p Past) Dressed() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
@@ -41,7 +41,7 @@ func references(list []events.Reference) (out []string) {
 	return out
 }
 
-// Lists returns the todo lists as API messages, the agent's own first.
+// TodoLists returns the todo lists as API messages, the agent's own first.
 func (p Past) Lists() (out []*spoolv1.TodoList) {
 	for _, t := range p.Todos {
 		list := &spoolv1.TodoList{ConversationId: t.ConversationID}

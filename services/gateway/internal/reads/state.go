@@ -81,7 +81,7 @@ func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) erro
 	var last events.Wire
 	for p.Seq < to || last.Seq == 0 {
 		from := p.Seq
-		if from == to { // the state is that of the event itself, of which the position is missing
+		if from == to { // only the position of the event is missing in the state
 			from--
 		}
 		err := s.Each(ctx, p.Tenant, p.ID, from, to, nil, foldPage, func(w events.Wire) error {
@@ -420,7 +420,7 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 	return out, err
 }
 
-// Taken is a snapshot and the event that names it.
+// SnapshotEvent is a snapshot and the event that names it.
 type Taken struct {
 	Seq  uint32
 	Name string

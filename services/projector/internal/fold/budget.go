@@ -235,7 +235,7 @@ func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.ModelCalled:
 		if x != nil && x.ended() && !x.Metered && x.tokens() > 0 {
-			return nil // the proxy tells late what was counted at the end
+			return nil // metered late; the usage was counted at the end of the execution
 		}
 		return f.take(a, e, dayShare{Tokens: count(d.Usage.Tokens()), CostUSD: d.CostUSD})
 	case events.SandboxUsage:

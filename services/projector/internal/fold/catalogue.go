@@ -204,7 +204,7 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 	x := f.model.versions[v]
 	switch {
 	case v.ID == "":
-	case c.makes && (x == nil || !known || was.Removed): // made, or made again
+	case c.makes && (x == nil || !known || was.Removed): // created, or created again
 		spec, err := marshal(c.spec)
 		if err != nil {
 			return err
@@ -234,7 +234,7 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 // zipBytes returns the size of the ZIP of a skill's version; 0 for other entries.
 func zipBytes(v Version) int64 {
 	var spec skillSpec
-	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // a skill has a document, and its spec is of this fold
+	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // only skills have a document; their spec was encoded by this fold
 		return 0
 	}
 	return count(spec.Bytes)

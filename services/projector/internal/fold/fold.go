@@ -242,7 +242,7 @@ func (f *folding) life(s *Session, e events.Event) {
 		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), moment(e.Time)
 		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), references(d.Environments)
 	case events.SessionForked:
-		text, _ := marshal(d) // a struct of strings and numbers: it always encodes
+		text, _ := marshal(d) // a struct of strings and numbers always encodes
 		s.Parent, s.Forked = clean(d.Parent), clean(text)
 	case events.SessionOptionsUpdated:
 		s.Options = options(d.Options)

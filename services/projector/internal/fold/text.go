@@ -84,7 +84,7 @@ func (f *folding) endText(a *aggregate, execution string) {
 		}
 		b, present := a.blocks[id]
 		switch {
-		case b != nil: // its block_complete will do it
+		case b != nil: // its block_complete drops the text
 		case present || a.whole:
 			f.forgetText(a, id)
 		default:
