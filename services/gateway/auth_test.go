@@ -262,7 +262,7 @@ func TestConfig(t *testing.T) {
 		"listen: 0.0.0.0:7700 can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1":        {Listen: "0.0.0.0:7700"},
 		"grpc-listen: :7701 can be reached from other machines":                                                                          {GRPCListen: ":7701"},
 		`listen: "7700" is not host:port`:                                                                                                {Listen: "7700"},
-		`auth: "maybe" is none of off and keys`:                                                                                          {Auth: "maybe"},
+		`auth: "maybe" is neither off nor keys`:                                                                                          {Auth: "maybe"},
 		"listen: 0.0.0.0:7700 can be reached from other machines, where TLS is needed: name a certificate with --tls-cert and --tls-key": {Listen: "0.0.0.0:7700", Auth: gateway.AuthKeys},
 		"grpc-listen: :7701 can be reached from other machines, where TLS is needed":                                                     {GRPCListen: ":7701", Auth: gateway.AuthKeys},
 		"listen: [::]:7700 can be reached from other machines, where TLS is needed":                                                      {Listen: "[::]:7700", Auth: gateway.AuthKeys},

@@ -21,7 +21,7 @@ func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*s
 		return nil, err
 	}
 	if limit == (events.Budget{}) {
-		return nil, problem.Invalid("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
+		return nil, problem.Invalid("budget", "the budget has no limit: set turns, tokens, costUsd or timeMs, or remove the budget")
 	}
 	period := events.Period(r.GetPeriod())
 	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, limit, command.TypeSetBudget, command.SetBudget{Period: period, Budget: limit})
@@ -69,7 +69,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 
 func checkPeriod(p events.Period) error {
 	if events.CheckPeriod("period", p) != nil {
-		return problem.Invalid("period", "%.64q is none of day, month and total", p)
+		return problem.Invalid("period", "%.64q is not day, month or total", p)
 	}
 	return nil
 }

@@ -174,7 +174,7 @@ const (
 
 // append adds the next event. An event of LIVE has no metadata: stored is nil, and the feed derives the metadata from
 // the events that set it. mu must be held.
-func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
+func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appended, error) {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return alreadyKnown, err
@@ -321,12 +321,12 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	return tip.Seq > f.tip, nil
 }
 
-func (f *feed) appendAll(list []reads.Kept) error {
+func (f *feed) appendAll(list []reads.StoredEvent) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, kept := range list {
 		if _, err := f.append(kept.JSON, &kept); err != nil {
-			return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+			return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
 		}
 	}
 	return nil

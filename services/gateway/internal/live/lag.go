@@ -26,7 +26,7 @@ type written struct {
 }
 
 // Committed records that the log contains a position of a session or catalogue entry.
-func (h *Hub) Wrote(id, position string) {
+func (h *Hub) Committed(id, position string) {
 	p, err := eventlog.ParsePosition(position)
 	if err != nil {
 		return

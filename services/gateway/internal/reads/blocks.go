@@ -35,7 +35,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 			}
 			var b events.Block
 			if err := json.Unmarshal([]byte(*stored), &b); err != nil {
-				return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
+				return problem.New(problem.Internal, "", "a block in the read models is not valid").Because(err)
 			}
 			if len(offsets) > 0 {
 				var t blocks.Text

@@ -13,7 +13,7 @@ import (
 )
 
 // StoredEvent is an event as it is stored.
-type Kept struct {
+type StoredEvent struct {
 	Seq  uint32
 	Type events.Type
 	JSON []byte // JSON of events.Wire, without metadata
@@ -26,7 +26,7 @@ const maxPageBytes = 2 << 20
 
 // Page is a page of stored events.
 type Page struct {
-	Events []Kept
+	Events []StoredEvent
 	Tip    uint32 // seq of the session's last event
 	Next   uint32 // the cursor after this page
 }
@@ -66,7 +66,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 				return nil
 			}
 			size += len(*text)
-			p.Events = append(p.Events, Kept{Seq: uint32(*seq), Type: events.Type(*kind), JSON: []byte(*text)})
+			p.Events = append(p.Events, StoredEvent{Seq: uint32(*seq), Type: events.Type(*kind), JSON: []byte(*text)})
 			return nil
 		}, `
 		SELECT s.tip, o.seq, e.seq, e.type, e.event FROM sessions s
@@ -106,7 +106,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 
 // bounded ends a page after the event that exceeds a number of bytes, including metadata. short reports whether
 // events were removed.
-func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
+func bounded(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
 	size := 0
 	for i, e := range list {
 		if size += len(e.JSON) + e.Metadata.Len(); size > bytes {
@@ -130,7 +130,7 @@ func expired(field string, tip uint32) error {
 }
 
 // Event converts a stored event, with its metadata, to an API message.
-func (k Kept) Event() (*spoolv1.Event, error) {
+func (k StoredEvent) Event() (*spoolv1.Event, error) {
 	var w events.Wire
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
 		return nil, unreadable(err)

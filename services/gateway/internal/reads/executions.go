@@ -87,7 +87,7 @@ func metered(e *spoolv1.Execution, rows *string) error {
 		DurationMs  uint64  `json:"duration_ms"`
 	}
 	if err := json.Unmarshal([]byte(*rows), &list); err != nil {
-		return problem.New(problem.Internal, "", "the execution's usage in the read models cannot be read").Because(err)
+		return problem.New(problem.Internal, "", "the execution's usage in the read models is not valid").Because(err)
 	}
 	for _, u := range list {
 		e.Metered = append(e.Metered, &spoolv1.MeteredUsage{
@@ -173,7 +173,7 @@ func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token s
 	if f.Sort == "updated" {
 		at = last.UpdatedAt
 	}
-	return list, l.token(f, place{at.AsTime(), last.ExecutionId}), nil
+	return list, l.token(f, pagePosition{at.AsTime(), last.ExecutionId}), nil
 }
 
 // SessionExecutions returns the executions of a session in order.

@@ -20,7 +20,7 @@ type Ancestor struct {
 
 // History is a page of the events that a fork inherits from its ancestors.
 type History struct {
-	Events    []Kept
+	Events    []StoredEvent
 	Total     uint32 // number of all inherited events
 	Next      uint32 // the cursor after this page
 	Ancestors []Ancestor
@@ -144,8 +144,8 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 }
 
 // inherited returns events of one ancestor, up to the limit and room bytes, but at least one.
-func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]Kept, error) {
-	var list []Kept
+func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
+	var list []StoredEvent
 	next, size := after+1, 0
 	err := s.rows(ctx, func(r row) error {
 		var seq int64
@@ -157,7 +157,7 @@ func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after 
 			return nil
 		}
 		size += len(text)
-		list = append(list, Kept{Seq: next, Type: events.Type(kind), JSON: []byte(text)})
+		list = append(list, StoredEvent{Seq: next, Type: events.Type(kind), JSON: []byte(text)})
 		next++
 		return nil
 	}, "SELECT seq, type, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5",
@@ -236,7 +236,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 		at.Ord, at.FirstSeq = *ord, *begins
 		var b events.Block
 		if err := json.Unmarshal([]byte(*text), &b); err != nil {
-			return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
+			return problem.New(problem.Internal, "", "a block in the read models is not valid").Because(err)
 		}
 		if *ends <= int64(a.Effective) {
 			list = append(list, &b)

@@ -208,7 +208,7 @@ const builtInAgent = "default"
 func (l listed) metadata(q *query, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
-		return problem.Invalid("metadataValue", "it is the value of a member: give metadataKey too")
+		return problem.Invalid("metadataValue", "metadataValue requires metadataKey")
 	case f.MetadataKey == "":
 		return nil
 	}
@@ -234,7 +234,7 @@ func plain(field, s string, most int) error {
 	case strings.IndexByte(s, 0) >= 0:
 		return problem.Invalid(field, "the text holds U+0000")
 	case len(s) > most:
-		return problem.Invalid(field, "it has %d bytes; at most %d are taken", len(s), most)
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), most)
 	}
 	return nil
 }
@@ -254,7 +254,7 @@ func (l listed) times(q *query, f Filter) error {
 			return err
 		}
 		if !after.IsZero() && !before.IsZero() && !after.Before(before) {
-			return problem.Invalid(r.name+"Before", "it is not later than %sAfter: no time lies between them", r.name)
+			return problem.Invalid(r.name+"Before", "value is not later than %sAfter, so the range is empty", r.name)
 		}
 		coarse := r.name == "updated" && len(l.updated) == 2
 		for _, bound := range []struct {
@@ -294,7 +294,7 @@ func (l listed) text(q *query, s string) error {
 		return err
 	}
 	if n := utf8.RuneCountInString(s); n > maxText {
-		return problem.Invalid("text", "it has %d characters; at most %d are taken", n, maxText)
+		return problem.Invalid("text", "value has %d characters; the limit is %d", n, maxText)
 	}
 	holder := q.arg(s)
 	var any []string
@@ -316,7 +316,7 @@ func oneOf(field, s string, known ...string) (string, error) {
 }
 
 // pagePosition is the position at which a page ended: the sorted time of its last row, and the row's id.
-type place struct {
+type pagePosition struct {
 	at time.Time
 	id string
 }
@@ -341,7 +341,7 @@ func (l listed) digest(f Filter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (l listed) token(f Filter, p place) string {
+func (l listed) token(f Filter, p pagePosition) string {
 	f.Sort, f.Order = defaulted(f.Sort, "created"), defaulted(f.Order, "desc")
 	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
 	if err != nil {
@@ -359,7 +359,7 @@ func defaulted(s, unset string) string {
 
 // position decodes a page token, which must belong to this list with this filter and sort order. It returns nil for
 // the first page.
-func (l listed) position(f Filter, token string) (*place, error) {
+func (l listed) position(f Filter, token string) (*pagePosition, error) {
 	if token == "" {
 		return nil, nil
 	}
@@ -376,7 +376,7 @@ func (l listed) position(f Filter, token string) (*place, error) {
 		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
 	}
 	if t.Filter != l.digest(f) {
-		return nil, problem.Invalid("pageToken", "it is of a page with another filter or sort; begin again without it")
+		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter or sort order; start again without it")
 	}
-	return &place{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
+	return &pagePosition{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
 }

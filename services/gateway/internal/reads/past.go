@@ -8,7 +8,7 @@ import (
 )
 
 // SessionMessage returns the session at that event as an API message.
-func (p Past) Dressed() *spoolv1.Session {
+func (p Past) SessionMessage() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
 		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
@@ -42,7 +42,7 @@ func references(list []events.Reference) (out []string) {
 }
 
 // TodoLists returns the todo lists as API messages, the agent's own first.
-func (p Past) Lists() (out []*spoolv1.TodoList) {
+func (p Past) TodoLists() (out []*spoolv1.TodoList) {
 	for _, t := range p.Todos {
 		list := &spoolv1.TodoList{ConversationId: t.ConversationID}
 		for _, item := range t.Items {

@@ -48,7 +48,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	}
 	var o events.Options
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's options in the read models cannot be read").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's options in the read models are not valid").Because(err)
 	}
 	s.SessionOptions = sessionOptions(o)
 	if metadata != nil {
@@ -58,7 +58,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
 	s.ActiveExecutionId, s.AgentRef, s.Instance = filled(active), filled(agentRef), filled(instance)
 	if err := json.Unmarshal([]byte(environments), &s.Environments); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's environments in the read models cannot be read").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").Because(err)
 	}
 	if forked != "" {
 		f, err := readForked(forked)
@@ -79,7 +79,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 func readForked(text string) (*events.SessionForked, error) {
 	var f events.SessionForked
 	if err := json.Unmarshal([]byte(text), &f); err != nil {
-		return nil, problem.New(problem.Internal, "", "where the session was forked from cannot be read in the read models").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's parent in the read models is not valid").Because(err)
 	}
 	return &f, nil
 }
@@ -179,7 +179,7 @@ func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token str
 	if f.Sort == "updated" {
 		at = last.UpdatedAt
 	}
-	return list, l.token(f, place{at.AsTime(), last.SessionId}), nil
+	return list, l.token(f, pagePosition{at.AsTime(), last.SessionId}), nil
 }
 
 // MaxPage and DefaultPage are page sizes.

@@ -421,7 +421,7 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 }
 
 // SnapshotEvent is a snapshot and the event that names it.
-type Taken struct {
+type SnapshotEvent struct {
 	Seq  uint32
 	Name string
 }
@@ -430,10 +430,10 @@ type Taken struct {
 const maxSnapshots = 10_000
 
 // Snapshots returns the snapshots of a session after an event, in order.
-func (s *Store) Snapshots(ctx context.Context, p Past) (list []Taken, err error) {
+func (s *Store) Snapshots(ctx context.Context, p Past) (list []SnapshotEvent, err error) {
 	err = s.Each(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
 		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
-			list = append(list, Taken{w.Seq, d.Snapshot})
+			list = append(list, SnapshotEvent{w.Seq, d.Snapshot})
 		}
 		return nil
 	})

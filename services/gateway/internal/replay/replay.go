@@ -85,7 +85,7 @@ type Replay struct {
 
 	tip   uint32
 	last  uint32 // seq of the last event to replay
-	page  []reads.Kept
+	page  []reads.StoredEvent
 	read  uint32 // seq of the last event that was read
 	texts texts
 	open  map[string]int // replayed bytes of text, by id of each open block with text
@@ -102,7 +102,7 @@ type Replay struct {
 // step is the next item to send: an event or a piece of text.
 type step struct {
 	due   time.Time
-	kept  *reads.Kept
+	kept  *reads.StoredEvent
 	event events.Wire
 	text  *events.Delta
 }
@@ -484,7 +484,7 @@ func cursorError(err error) error {
 }
 
 func unreadable(err error) error {
-	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+	return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
 }
 
 // head calls texts.head and waits for a slot if that reads from NATS.

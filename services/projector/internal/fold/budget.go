@@ -100,7 +100,7 @@ func sharesOf(text string) (map[string]dayShare, error) {
 		return shares, nil
 	}
 	if err := json.Unmarshal([]byte(text), &shares); err != nil {
-		return nil, fmt.Errorf("what a session took, as it is stored: %w", err)
+		return nil, fmt.Errorf("decode a session's stored usage: %w", err)
 	}
 	return shares, nil
 }

@@ -157,7 +157,7 @@ func (m *Model) putEntries(asked Missing, p Present) error {
 	}
 	for _, r := range p.Entries {
 		if err := json.Unmarshal([]byte(r.State), &r.state); err != nil {
-			return fmt.Errorf("entry %s of the catalogue as it is stored: %w", r.ID, err)
+			return fmt.Errorf("decode stored catalogue entry %s: %w", r.ID, err)
 		}
 		m.entries[Key{r.Tenant, r.ID}] = &entry[Entry]{row: r, stored: true}
 	}

@@ -311,7 +311,7 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	for _, r := range p.Blocks {
 		if !r.final() {
 			if err := json.Unmarshal([]byte(r.JSON), &r.block); err != nil {
-				return fmt.Errorf("block %s of %s as it is stored: %w", r.ID, r.Session, err)
+				return fmt.Errorf("decode stored block %s of %s: %w", r.ID, r.Session, err)
 			}
 		}
 		r.JSON = ""
