@@ -53,7 +53,7 @@ func TestKeys(t *testing.T) {
 	id := acme.do("POST", "/api/sessions", `{}`).want(t, 201).text("sessionId")
 	acme.get("/api/sessions/"+id).want(t, 200)
 	if c := s.commands(t)[1]; c.Tenant != "acme" || c.Actor != (events.Actor{Kind: "key", ID: made.text("keyId"), Key: made.text("keyId"), Address: "127.0.0.1"}) {
-		t.Errorf("the command says %+v", c)
+		t.Errorf("the command is %+v", c)
 	}
 	if list := acme.get("/api/keys").want(t, 200); !strings.Contains(string(list.body), made.text("keyId")) || strings.Contains(string(list.body), key) {
 		t.Errorf("got %s", list)
@@ -228,7 +228,7 @@ func TestTenantsAreApart(t *testing.T) {
 		got := b.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 		want := b.do(route.method, "/api/sessions/"+none+route.path, route.body)
 		if string(got.body) != string(want.body) {
-			t.Errorf("%s %s: another tenant's is told from none: %s, %s", route.method, route.path, got, want)
+			t.Errorf("%s %s: another tenant's can be distinguished from a missing one: %s, %s", route.method, route.path, got, want)
 		}
 	}
 	b.get("/api/executions/"+exe).wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")

@@ -42,7 +42,7 @@ func (w *world) told(tenant string, want ...budget.Budget) {
 			}
 		}
 		if got, want := fmt.Sprintf("%+v", have.Budgets), fmt.Sprintf("%+v", want); got != want {
-			return fmt.Errorf("told %s, want %s", got, want)
+			return fmt.Errorf("the bucket has %s, want %s", got, want)
 		}
 		return nil
 	})

@@ -48,7 +48,7 @@ func (w *world) used(tenant string, want events.Output) budget.Tenant {
 			return err
 		}
 		if have.Used != (budget.Used{Day: testTime.Format(time.DateOnly), Logged: want}) {
-			return fmt.Errorf("told %+v, want %+v", have.Used, want)
+			return fmt.Errorf("the bucket has %+v, want %+v", have.Used, want)
 		}
 		return nil
 	})

@@ -40,7 +40,7 @@ func TestTenantLimits_AreToldToServices(t *testing.T) {
 				return err
 			}
 			if !exists || have.Limits != want {
-				return fmt.Errorf("told %+v", have)
+				return fmt.Errorf("the bucket has %+v", have)
 			}
 			return nil
 		})

@@ -42,7 +42,7 @@ func TestLiveFollowsTheCommit(t *testing.T) {
 	s.create()
 	l := f.next()
 	if l.Session != s.id || l.Tip != 1 || len(l.Events) != 1 || l.Events[0].Type != "session_created" || l.Events[0].Seq != 1 {
-		t.Fatalf("LIVE says %+v", l)
+		t.Fatalf("message of LIVE: %+v", l)
 	}
 	kept := one[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
 	var wire events.Wire
