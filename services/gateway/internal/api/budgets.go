@@ -91,7 +91,7 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 // budgetOf converts a budget of a request; nil means none.
 func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
-	if err := wholes(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
+	if err := wholeNumbers(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
 		return out, err
 	}
 	return out, refusal(command.CheckBudget(field, out))
@@ -104,8 +104,8 @@ type whole struct {
 	to   *uint64
 }
 
-// wholes converts fields that must be whole numbers; field is the name of the message that contains them.
-func wholes(field string, list []whole) error {
+// wholeNumbers converts fields that must be whole numbers; field is the name of the message that contains them.
+func wholeNumbers(field string, list []whole) error {
 	for _, f := range list {
 		const most = 1 << 53 // the largest whole number that a JSON number holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {

@@ -16,11 +16,11 @@ import (
 // position of a command that this gateway sent (for example because no projector runs), or they cannot be read.
 type lag struct {
 	mu     sync.Mutex
-	wrote  map[int]written // by projector group: the first position that the read models have not reached
-	readAt time.Time       // when the progress was last read
+	wrote  map[int]pendingPosition // by projector group: the first position that the read models have not reached
+	readAt time.Time               // when the progress was last read
 }
 
-type written struct {
+type pendingPosition struct {
 	seq uint64
 	at  time.Time
 }
@@ -34,10 +34,10 @@ func (h *Hub) Committed(id, position string) {
 	h.lag.mu.Lock()
 	defer h.lag.mu.Unlock()
 	if h.lag.wrote == nil {
-		h.lag.wrote = map[int]written{}
+		h.lag.wrote = map[int]pendingPosition{}
 	}
 	if _, waits := h.lag.wrote[readmodel.Group(id)]; !waits {
-		h.lag.wrote[readmodel.Group(id)] = written{p.Seq, time.Now()}
+		h.lag.wrote[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 

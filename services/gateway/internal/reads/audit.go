@@ -94,7 +94,7 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 		q.add("x.at >= %s", since)
 	}
 	if f.Actor != "" {
-		if err := plain("actor", f.Actor, events.MaxUser); err != nil {
+		if err := checkText("actor", f.Actor, events.MaxUser); err != nil {
 			return nil, "", err
 		}
 		ids, err := s.keysNamed(ctx, tenant, f.Actor)
@@ -137,11 +137,11 @@ func auditEntry(r row) (*spoolv1.AuditEntry, auditCursor, error) {
 	}
 	p.Micros = at.UnixMicro()
 	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String() //nolint:gosec // sequences are positive
-	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), filled(about), filled(execution)
+	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), optional(about), optional(execution)
 	if e.Aspect == string(events.Life) {
 		e.SessionId = &subject
 	}
-	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = filled(key), filled(name), filled(user), filled(service), filled(address)
+	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = optional(key), optional(name), optional(user), optional(service), optional(address)
 	return e, p, nil
 }
 

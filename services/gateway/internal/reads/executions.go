@@ -38,11 +38,11 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = filled(code), filled(message), filled(reason), filled(executor), filled(model), filled(result)
+	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = optional(code), optional(message), optional(reason), optional(executor), optional(model), optional(result)
 	e.Attempt, e.DurationMs, e.FirstSeq, e.SandboxMs = uint32(attempt), uint32(duration), uint32(first), float64(ran)
 	e.Usage = &spoolv1.Usage{InputTokens: uint32(in), OutputTokens: uint32(out), CacheReadTokens: uint32(read), CacheWriteTokens: uint32(write)}
 	if agent != nil {
-		e.Agent, e.Architecture, e.AgentRef, e.Instance = *agent, *architecture, filled(*agentRef), filled(*instance)
+		e.Agent, e.Architecture, e.AgentRef, e.Instance = *agent, *architecture, optional(*agentRef), optional(*instance)
 	}
 	if metadata != nil {
 		e.Metadata = wirejson.Raw(*metadata)

@@ -55,14 +55,14 @@ func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
 	err := s.await(ctx, s.sessionIn(tenant, session), func() (err error) {
-		list, err = s.line(ctx, tenant, session)
+		list, err = s.currentAncestors(ctx, tenant, session)
 		return err
 	})
 	return list, err
 }
 
-// line is like ancestors, without waiting.
-func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, error) {
+// currentAncestors is like ancestors, without waiting.
+func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
 	found, behind := false, false
 	err := s.rows(ctx, func(r row) error {
@@ -189,12 +189,12 @@ func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string
 
 // historyBlocks is like HistoryBlocks, without waiting.
 func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
-	line, err := s.ancestors(ctx, tenant, session)
+	ancestors, err := s.ancestors(ctx, tenant, session)
 	if err != nil {
 		return nil, "", err
 	}
-	for int(after.Seq) < len(line) {
-		a := line[after.Seq]
+	for int(after.Seq) < len(ancestors) {
+		a := ancestors[after.Seq]
 		list, last, err := s.blocksAt(ctx, tenant, a, after, size)
 		if err != nil {
 			return nil, "", err

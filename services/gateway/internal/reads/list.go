@@ -213,11 +213,11 @@ func (l listed) metadata(q *query, f Filter) error {
 		return nil
 	}
 	term := q.args[0].(string) + "/" + strconv.Itoa(utf8.RuneCountInString(f.MetadataKey)) + "/" + f.MetadataKey
-	if err := plain("metadataKey", f.MetadataKey, maxTerm); err != nil {
+	if err := checkText("metadataKey", f.MetadataKey, maxTerm); err != nil {
 		return err
 	}
 	if f.MetadataValue != nil {
-		if err := plain("metadataValue", *f.MetadataValue, maxTerm); err != nil {
+		if err := checkText("metadataValue", *f.MetadataValue, maxTerm); err != nil {
 			return err
 		}
 		term += "/" + *f.MetadataValue
@@ -226,8 +226,8 @@ func (l listed) metadata(q *query, f Filter) error {
 	return nil
 }
 
-// plain returns an error for text that is too long or that Postgres cannot store.
-func plain(field, s string, most int) error {
+// checkText returns an error for text that is too long or that Postgres cannot store.
+func checkText(field, s string, most int) error {
 	switch {
 	case !utf8.ValidString(s):
 		return problem.Invalid(field, "the text is not valid UTF-8")
@@ -290,7 +290,7 @@ func (l listed) text(q *query, s string) error {
 	if s == "" {
 		return nil
 	}
-	if err := plain("text", s, 4*maxText); err != nil {
+	if err := checkText("text", s, 4*maxText); err != nil {
 		return err
 	}
 	if n := utf8.RuneCountInString(s); n > maxText {

@@ -56,7 +56,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	}
 	s.CreatedAt, s.UpdatedAt = wirejson.Time(created), wirejson.Time(updated)
 	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
-	s.ActiveExecutionId, s.AgentRef, s.Instance = filled(active), filled(agentRef), filled(instance)
+	s.ActiveExecutionId, s.AgentRef, s.Instance = optional(active), optional(agentRef), optional(instance)
 	if err := json.Unmarshal([]byte(environments), &s.Environments); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").Because(err)
 	}
@@ -68,7 +68,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		s.Parent = Parent(f)
 	}
 	s.Forks, s.SandboxMs = uint32(forks), float64(ran)
-	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = filled(snapshot), uint32(files), float64(bytes), b.dress()
+	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = optional(snapshot), uint32(files), float64(bytes), b.dress()
 	if taken != nil {
 		s.SnapshotAt = wirejson.Time(*taken)
 	}
@@ -90,7 +90,7 @@ func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 		return nil
 	}
 	return &spoolv1.ParentSession{
-		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: filled(f.Reason), Snapshot: filled(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
+		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: optional(f.Reason), Snapshot: optional(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
 	}
 }
 
@@ -125,7 +125,7 @@ func (b box) dress() *spoolv1.CurrentSandbox {
 		return nil
 	}
 	out := &spoolv1.CurrentSandbox{
-		SandboxId: *b.id, State: *b.state, Health: filled(*b.health), Reason: filled(*b.why), Provider: *b.provider, Engine: *b.engine, Image: filled(*b.image),
+		SandboxId: *b.id, State: *b.state, Health: optional(*b.health), Reason: optional(*b.why), Provider: *b.provider, Engine: *b.engine, Image: optional(*b.image),
 		CreatedAt: wirejson.Time(*b.created), MemoryBytes: float64(*b.memory), DiskBytes: float64(*b.disk),
 	}
 	if b.ended != nil {
@@ -224,8 +224,8 @@ func readToken(kind events.Kind, token string) (string, error) {
 	return string(b), nil
 }
 
-// filled returns a pointer to s, or nil if s is empty.
-func filled(s string) *string {
+// optional returns a pointer to s, or nil if s is empty.
+func optional(s string) *string {
 	if s == "" {
 		return nil
 	}

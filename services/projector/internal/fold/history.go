@@ -27,7 +27,7 @@ const (
 
 // history requests a session's state if a batch with n events of the session passes a seq at which the state is
 // saved.
-func (w *want) history(k Key, n int) {
+func (w *lookup) history(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
 		return
