@@ -50,22 +50,22 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 	ahead.Seq = 1000
 	retirement := rec(run, events.Actor{Kind: "service", ID: "janitor", Service: "janitor"}, events.RunRetired{Audit: append([]events.Audited{forged, ahead}, kept...)})
 
-	lookup := newMemory(t)
+	want := newMemory(t)
 	all := slices.Concat([]eventlog.Record{other}, before, []eventlog.Record{deletion, retirement})
-	lookup.fold(fold.New(1, 1000), fold.Batch{Records: all})
-	if len(lookup.audit) != 4 {
-		t.Errorf("the audit has %s", show(lookup.audit))
+	want.fold(fold.New(1, 1000), fold.Batch{Records: all})
+	if len(want.audit) != 4 {
+		t.Errorf("the audit has %s", show(want.audit))
 	}
-	if r := lookup.audit["default 1 1"]; r.Subject != "ses_2" || r.User != "other" {
+	if r := want.audit["default 1 1"]; r.Subject != "ses_2" || r.User != "other" {
 		t.Errorf("the row of another session became %+v", r)
 	}
-	if r := lookup.audit["default 1 2"]; r.Key != "key_1" || r.User != "" || r.Types != "session_created" || !r.At.Equal(at.Add(2*time.Second).Truncate(time.Microsecond)) {
+	if r := want.audit["default 1 2"]; r.Key != "key_1" || r.User != "" || r.Types != "session_created" || !r.At.Equal(at.Add(2*time.Second).Truncate(time.Microsecond)) {
 		t.Errorf("audit of a commit of version 1: %+v", r)
 	}
-	if r := lookup.audit["default 1 3"]; r.User != "ann" || r.Types != "message_accepted,execution_dispatched" || r.Execution != "exe_1" || r.Address != "192.0.2.1" {
+	if r := want.audit["default 1 3"]; r.User != "ann" || r.Types != "message_accepted,execution_dispatched" || r.Execution != "exe_1" || r.Address != "192.0.2.1" {
 		t.Errorf("audit of a message: %+v", r)
 	}
-	if r := lookup.audit["default 1 6"]; r.User != "bob\uFFFD" || r.Types != "session_deleted" {
+	if r := want.audit["default 1 6"]; r.User != "bob\uFFFD" || r.Types != "session_deleted" {
 		t.Errorf("audit of the deletion: %+v", r)
 	}
 	for name, list := range map[string][][]eventlog.Record{
@@ -78,8 +78,8 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 		for _, part := range list {
 			m.fold(model, fold.Batch{Records: part})
 		}
-		if show(m.audit) != show(lookup.audit) {
-			t.Errorf("%s: the audit has\n%s\nwant\n%s", name, show(m.audit), show(lookup.audit))
+		if show(m.audit) != show(want.audit) {
+			t.Errorf("%s: the audit has\n%s\nwant\n%s", name, show(m.audit), show(want.audit))
 		}
 	}
 }

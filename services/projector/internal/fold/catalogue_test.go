@@ -71,10 +71,10 @@ func TestVersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 	if len(m.versions) != total {
 		t.Fatalf("got %d rows, want %d", len(m.versions), total)
 	}
-	for n, lookup := range map[int]uint64{0: 1, 1: total + 1, 2: 3, total - 1: total} {
+	for n, want := range map[int]uint64{0: 1, 1: total + 1, 2: 3, total - 1: total} {
 		row := m.versions[child("acme", subject.ID, fmt.Sprintf("v%03d", n))]
-		if row.Position != (eventlog.Position{Seq: lookup}).String() || row.Removed {
-			t.Errorf("version %d: %+v, want position %d", n, row, lookup)
+		if row.Position != (eventlog.Position{Seq: want}).String() || row.Removed {
+			t.Errorf("version %d: %+v, want position %d", n, row, want)
 		}
 	}
 	if e := m.entries[fold.Key{Tenant: "acme", ID: subject.ID}]; e.Latest != "v000" || len(e.State) > 20_000 {

@@ -20,12 +20,12 @@ func TestWireJSON_EqualsEncodingJSON(t *testing.T) {
 			SessionID: text.Draw(t, "session"), ExecutionID: text.Draw(t, "execution"), ConversationID: text.Draw(t, "conversation"),
 			Source: events.Source(text.Draw(t, "source")), Data: json.RawMessage(`{"a":"<&>","b":[1,null]}`),
 		}
-		lookup, err := marshal(w)
+		want, err := marshal(w)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := wireJSON(w); got != lookup {
-			t.Fatalf("got  %s\nwant %s", got, lookup)
+		if got := wireJSON(w); got != want {
+			t.Fatalf("got  %s\nwant %s", got, want)
 		}
 	})
 }
