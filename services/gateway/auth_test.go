@@ -177,7 +177,7 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 				if rule.GetBody() != "" {
 					body = "{}"
 				}
-				if p := root.do(verb, path, body).wantProblem(t, 403, "FORBIDDEN", "Authorization"); !strings.Contains(p.text("detail"), "make a key") {
+				if p := root.do(verb, path, body).wantProblem(t, 403, "FORBIDDEN", "Authorization"); !strings.Contains(p.text("detail"), "create a key") {
 					t.Errorf("%s %s: got %s", verb, path, p)
 				}
 			}
