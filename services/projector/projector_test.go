@@ -214,7 +214,7 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	for want, cfg := range map[string]projector.Config{
-		"database-url: it is empty": {},
+		"database-url: value is empty": {},
 		"database-url: ":            {DatabaseURL: "postgres://%zz"},
 		"batch-commits: -1":         {DatabaseURL: w.url, BatchCommits: -1},
 		"buffer-bytes: 1 ":          {DatabaseURL: w.url, BufferBytes: 1},
