@@ -152,7 +152,7 @@ func TestHandshake_ClosesTheConnectionWhenItFails(t *testing.T) {
 	}
 	for _, c := range []net.Conn{accepted, dialed} {
 		if _, err := c.Write([]byte{0}); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("it is open: %v", err)
+			t.Errorf("the connection is open: %v", err)
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (w *world) process(srv *natsserver.Server, env ...string) *process {
 			return p
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nobody listens for gRPC")
+			t.Fatal("gRPC does not listen")
 		}
 	}
 }

@@ -53,7 +53,7 @@ func TestKeys(t *testing.T) {
 	id := acme.do("POST", "/api/sessions", `{}`).want(t, 201).text("sessionId")
 	acme.get("/api/sessions/"+id).want(t, 200)
 	if c := s.commands(t)[1]; c.Tenant != "acme" || c.Actor != (events.Actor{Kind: "key", ID: made.text("keyId"), Key: made.text("keyId"), Address: "127.0.0.1"}) {
-		t.Errorf("the command says %+v", c)
+		t.Errorf("the command is %+v", c)
 	}
 	if list := acme.get("/api/keys").want(t, 200); !strings.Contains(string(list.body), made.text("keyId")) || strings.Contains(string(list.body), key) {
 		t.Errorf("got %s", list)
@@ -177,7 +177,7 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 				if rule.GetBody() != "" {
 					body = "{}"
 				}
-				if p := root.do(verb, path, body).wantProblem(t, 403, "FORBIDDEN", "Authorization"); !strings.Contains(p.text("detail"), "make a key") {
+				if p := root.do(verb, path, body).wantProblem(t, 403, "FORBIDDEN", "Authorization"); !strings.Contains(p.text("detail"), "create a key") {
 					t.Errorf("%s %s: got %s", verb, path, p)
 				}
 			}
@@ -228,7 +228,7 @@ func TestTenantsAreApart(t *testing.T) {
 		got := b.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 		want := b.do(route.method, "/api/sessions/"+none+route.path, route.body)
 		if string(got.body) != string(want.body) {
-			t.Errorf("%s %s: another tenant's is told from none: %s, %s", route.method, route.path, got, want)
+			t.Errorf("%s %s: another tenant's can be distinguished from a missing one: %s, %s", route.method, route.path, got, want)
 		}
 	}
 	b.get("/api/executions/"+exe).wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
@@ -262,7 +262,7 @@ func TestConfig(t *testing.T) {
 		"listen: 0.0.0.0:7700 can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1":        {Listen: "0.0.0.0:7700"},
 		"grpc-listen: :7701 can be reached from other machines":                                                                          {GRPCListen: ":7701"},
 		`listen: "7700" is not host:port`:                                                                                                {Listen: "7700"},
-		`auth: "maybe" is none of off and keys`:                                                                                          {Auth: "maybe"},
+		`auth: "maybe" is neither off nor keys`:                                                                                          {Auth: "maybe"},
 		"listen: 0.0.0.0:7700 can be reached from other machines, where TLS is needed: name a certificate with --tls-cert and --tls-key": {Listen: "0.0.0.0:7700", Auth: gateway.AuthKeys},
 		"grpc-listen: :7701 can be reached from other machines, where TLS is needed":                                                     {GRPCListen: ":7701", Auth: gateway.AuthKeys},
 		"listen: [::]:7700 can be reached from other machines, where TLS is needed":                                                      {Listen: "[::]:7700", Auth: gateway.AuthKeys},

@@ -139,7 +139,7 @@ func TestBudgets(t *testing.T) {
 	w.untold.Store(false)
 	admin.do("DELETE", "/api/budgets/day?tenant=acme", "").want(t, 200)
 	if a := acme.get("/api/budgets").want(t, 200); a.text("budgets", "1", "period") != "" {
-		t.Errorf("it is there still: %s", a.body)
+		t.Errorf("the budget still exists: %s", a.body)
 	}
 
 	// A session's own budget is returned unchanged.

@@ -180,7 +180,7 @@ func TestCatalogue_BadInputNamesTheField(t *testing.T) {
 	_, err = spoolv1.NewInstancesClient(conn).GetInstance(t.Context(), &spoolv1.GetInstanceRequest{Slug: "none"})
 	wantCode(t, err, codes.NotFound, "INSTANCE_NOT_FOUND", "slug")
 	if n := len(s.commands(t)); n != 1 {
-		t.Errorf("%d commands were sent, want the one that removes what is not there", n)
+		t.Errorf("%d commands were sent, want only the one that removes a missing entry", n)
 	}
 	// Errors of the session service are passed on.
 	s.mu.Lock()
@@ -213,7 +213,7 @@ func TestCatalogue_TenantsAreApart(t *testing.T) {
 	for _, path := range []string{"?version=" + made.GetRef().GetVersion(), "?scope=organization", "?scope=platform"} {
 		theirs, none := b.get("/api/agents/mine"+path).wantProblem(t, 404, "AGENT_NOT_FOUND", "slug"), b.get("/api/agents/none"+path)
 		if string(theirs.body) != string(none.body) {
-			t.Errorf("another tenant's is told from none: %s, %s", theirs, none)
+			t.Errorf("another tenant's can be distinguished from a missing one: %s, %s", theirs, none)
 		}
 	}
 	_, err = agents.GetAgent(b.context(t.Context()), &spoolv1.GetAgentRequest{Slug: "mine"})

@@ -122,7 +122,7 @@ func (c *Config) validate() error {
 		}
 	}
 	if c.Auth != AuthOff && c.Auth != AuthKeys {
-		return fmt.Errorf("auth: %.64q is none of %s and %s", c.Auth, AuthOff, AuthKeys)
+		return fmt.Errorf("auth: %.64q is neither %s nor %s", c.Auth, AuthOff, AuthKeys)
 	}
 	for i, o := range c.AllowedOrigins {
 		c.AllowedOrigins[i] = strings.ToLower(o)

@@ -73,7 +73,7 @@ func TestDownloads_HaveAMinimumRate(t *testing.T) {
 				t.Errorf("%d bytes of %d came, %v", n, len(small), err)
 			}
 			if took := time.Since(began); took < 2*time.Second {
-				t.Errorf("it was read in %s, which shows nothing", took)
+				t.Errorf("the download took only %s, so the test shows nothing", took)
 			}
 		})
 	})

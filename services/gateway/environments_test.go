@@ -27,7 +27,7 @@ const topSecret = "hunter2-é"
 func (a answer) silent(t *testing.T) answer {
 	t.Helper()
 	if strings.Contains(string(a.body), "hunter2") {
-		t.Errorf("the secret is told: %s", a)
+		t.Errorf("the answer contains the secret: %s", a)
 	}
 	return a
 }
@@ -109,7 +109,7 @@ func TestEnvironments_BadInputNamesTheField(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(c.variables)+`}`).wantProblem(t, 400, "INVALID_REQUEST", c.field).silent(t)
 			if strings.Contains(a.text("detail"), "12345678") {
-				t.Errorf("the value is told: %s", a)
+				t.Errorf("the answer contains the value: %s", a)
 			}
 		})
 	}
@@ -241,7 +241,7 @@ func TestRunVariables_SendSecretsSealed(t *testing.T) {
 			}
 			a := g.do("POST", "/api/executions", `{"content":"x","environment":{`+c.variables+`}}`).wantProblem(t, status, c.code, c.field).silent(t)
 			if strings.Contains(a.text("detail"), "12345678") {
-				t.Errorf("the value is told: %s", a)
+				t.Errorf("the answer contains the value: %s", a)
 			}
 		})
 	}

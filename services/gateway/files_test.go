@@ -227,7 +227,7 @@ func TestPutFile_RefusesMoreThanTheLimit(t *testing.T) {
 	}
 	g.do("PUT", "/api/sessions/"+id+"/files/a", strings.Repeat("x", 1<<20)).want(t, 202)
 	if n := len(s.commands(t)); n != 1 {
-		t.Errorf("%d commands were sent, want the one of the file that fits", n)
+		t.Errorf("%d commands were sent, want only the one of the file that fits", n)
 	}
 }
 

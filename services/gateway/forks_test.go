@@ -162,7 +162,7 @@ func TestListSessions_ByParent(t *testing.T) {
 		t.Errorf("the forks are %v, want %v", ids, want)
 	}
 	if a := g.get("/api/sessions?parent="+newID(t, events.KindSession)).want(t, 200); a.field("sessions", "0") != nil {
-		t.Errorf("forks of a session that is not there: %s", a)
+		t.Errorf("forks of a missing session: %s", a)
 	}
 	g.get("/api/sessions?parent=x").wantProblem(t, 400, "INVALID_REQUEST", "parent")
 	list, err := spoolv1.NewSessionsClient(g.conn()).ListSessions(t.Context(), &spoolv1.ListSessionsRequest{Parent: parent})

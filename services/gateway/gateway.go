@@ -152,7 +152,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		Reads: g.store, Live: g.hub, Player: player, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
-			Sent: counts.Command, Stored: g.hub.Wrote,
+			Sent: counts.Command, Stored: g.hub.Committed,
 		}),
 		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)

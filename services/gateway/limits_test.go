@@ -136,7 +136,7 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 		}
 	}
 	if d := wait.GetRetryDelay().AsDuration(); d < 500*time.Second {
-		t.Errorf("gRPC tells to wait %s", d)
+		t.Errorf("gRPC has a retry delay of %s", d)
 	}
 	other.get("/api/sessions").want(t, 200)
 	for range 20 {

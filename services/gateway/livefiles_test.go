@@ -82,7 +82,7 @@ func TestLiveFiles_OfAnotherTenantAreNotFound(t *testing.T) {
 	for _, path := range []string{"/files?live=1", "/files/a.txt?live=1"} {
 		got := b.get("/api/sessions/"+theirs+path).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 		if want := b.get("/api/sessions/" + none + path); string(got.body) != string(want.body) {
-			t.Errorf("%s: another tenant's is told from none: %s, %s", path, got, want)
+			t.Errorf("%s: another tenant's can be distinguished from a missing one: %s, %s", path, got, want)
 		}
 		g.get("/api/sessions/"+theirs+path).wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	}

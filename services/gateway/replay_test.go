@@ -459,7 +459,7 @@ func TestReplay_OfAPart(t *testing.T) {
 						var e events.Wire
 						must(t, json.Unmarshal([]byte(s.data), &e))
 						if done, ok := e.Event().Data.(events.BlockComplete); ok && int(one.text[done.Block.ID]) != len(done.Block.Content) {
-							t.Errorf("cut after %d: %d bytes of the text %q came", cut, one.text[done.Block.ID], done.Block.Content)
+							t.Errorf("cut after %d: %d bytes of the text %q arrived", cut, one.text[done.Block.ID], done.Block.Content)
 						}
 						must(t, one.take(e))
 					}

@@ -198,7 +198,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("it was read after %s", took)
+			t.Errorf("the event was read after %s", took)
 		}
 	})
 	t.Run("not readable", func(t *testing.T) {
@@ -212,7 +212,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("it was looked at after %s", took)
+			t.Errorf("the comparison ran after %s", took)
 		}
 	})
 	t.Run("lost for good", func(t *testing.T) {

@@ -201,10 +201,10 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 		got, err := m.call(key, conn, fill(foreign))
 		_, missing := m.call(key, conn, fill(absent))
 		if strings.Contains(got, foreignMark) || strings.Contains(got, theirs) || strings.Contains(got, exe) || strings.Contains(got, foreignKey) {
-			t.Errorf("%s shows what is another agent's: %s", m.name, got)
+			t.Errorf("%s returns data of another agent: %s", m.name, got)
 		}
 		if fmt.Sprint(asProblem(err)) != fmt.Sprint(asProblem(missing)) || status.Code(err) != status.Code(missing) {
-			t.Errorf("%s tells another agent's from none: %v, %v", m.name, err, missing)
+			t.Errorf("%s: another agent's can be distinguished from a missing one: %v, %v", m.name, err, missing)
 		}
 		for _, field := range []string{"session_id", "execution_id", "slug", "ref", "key_id", "agent"} {
 			if m.Input().Fields().ByName(protoreflect.Name(field)) == nil || strings.Contains(m.name, "/List") && field == "agent" {
@@ -218,7 +218,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 		}
 	}
 	if refused < 30 {
-		t.Errorf("only %d methods name a thing of another agent", refused)
+		t.Errorf("only %d methods take a name of another agent's data", refused)
 	}
 	for _, c := range s.commands(t)[before:] {
 		if !slices.Equal(c.Agents, []string{"mine"}) {
@@ -247,7 +247,7 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 	} {
 		got := key.do(route.method, "/api/sessions/"+theirs+route.path, route.body).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 		if want := key.do(route.method, "/api/sessions/"+none+route.path, route.body); string(got.body) != string(want.body) {
-			t.Errorf("%s %s: another agent's is told from none: %s, %s", route.method, route.path, got, want)
+			t.Errorf("%s %s: another agent's can be distinguished from a missing one: %s, %s", route.method, route.path, got, want)
 		}
 	}
 	key.get("/api/sessions/"+mine+"/compare?with="+theirs).wantProblem(t, 404, "SESSION_NOT_FOUND", "with")

@@ -220,7 +220,7 @@ func TestSkills_PlatformSkillsAreReadOnlyForTenants(t *testing.T) {
 	for _, path := range []string{"", "/archive"} {
 		theirs, none := b.get("/api/skills/pdf"+path).wantProblem(t, 404, "SKILL_NOT_FOUND", "slug"), b.get("/api/skills/none"+path)
 		if string(theirs.body) != string(none.body) {
-			t.Errorf("another tenant's is told from none: %s, %s", theirs, none)
+			t.Errorf("another tenant's can be distinguished from a missing one: %s, %s", theirs, none)
 		}
 	}
 	a.push("?scope=platform", content).wantProblem(t, 403, "FORBIDDEN", "scope")

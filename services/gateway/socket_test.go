@@ -67,7 +67,7 @@ func TestWebSocket_JoinsLeavesAndRefuses(t *testing.T) {
 	other := c.wantError("SESSION_NOT_FOUND", "sessionId")
 	join(oldID(t, events.KindSession))
 	if none := c.wantError("SESSION_NOT_FOUND", "sessionId"); none.Message != other.Message {
-		t.Errorf("another tenant's session is told from none: %q, %q", other.Message, none.Message)
+		t.Errorf("another tenant's session can be distinguished from a missing one: %q, %q", other.Message, none.Message)
 	}
 	for _, m := range []struct{ message, field string }{
 		{`{"type":"session:delete"}`, "type"},

@@ -275,7 +275,7 @@ func TestDiff_OfTwoEvents(t *testing.T) {
 	}
 	same := g.get(at+"/diff?from=3&to=3").want(t, 200)
 	if same.number("blockCount") != 0 || same.field("statuses", "0") != nil || same.text("files", "summary") != "Both events have the same files, those of the snapshot of event 2." {
-		t.Errorf("of an event with itself: %s", same)
+		t.Errorf("diff of an event with itself: %s", same)
 	}
 	if first := g.get(at+"/diff?from=1&to=2").want(t, 200); first.number("files", "fileCount") != 5 || first.text("files", "files", "0", "change") != "added" {
 		t.Errorf("from before the first snapshot: %s", first)

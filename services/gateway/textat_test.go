@@ -154,11 +154,11 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: events.MainConversation, Source: events.FromRunner,
 		Data: events.BlockStart{Block: events.Block{ID: open, Kind: events.KindAssistantText}}})
 	if _, incomplete := g.stateAt(id, 0); len(incomplete) > 0 {
-		t.Errorf("of a block that has no text yet, %v is incomplete", incomplete)
+		t.Errorf("block without text: %v is incomplete", incomplete)
 	}
 	w.say("default", id, open, "text")
 	if shown, incomplete := g.stateAt(id, 0); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{open: 0}) {
-		t.Errorf("of an open block: %s, incomplete %v", shown, incomplete)
+		t.Errorf("open block: %s, incomplete %v", shown, incomplete)
 	}
 }
 

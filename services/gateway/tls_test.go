@@ -127,7 +127,7 @@ func (s *served) seconds() float64 {
 			return seconds
 		}
 	}
-	s.t.Fatal("there is no metric of the certificate")
+	s.t.Fatal("the metric of the certificate is missing")
 	return 0
 }
 
@@ -140,7 +140,7 @@ func TestTLS_ExpiredCertificateIsServedUntilItIsRenewed(t *testing.T) {
 	_, err := g.http.Get(g.url + "/healthz") //nolint:bodyclose // there is none
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
-		t.Errorf("a client is told %v", err)
+		t.Errorf("error of a client: %v", err)
 	}
 	issue(t, dir, time.Now(), time.Hour)
 	g.get("/healthz").want(t, 200)

@@ -30,7 +30,7 @@ func rollout(t *testing.T, size int) string {
 	raw, err := os.ReadFile("../../pkg/transcript/testdata/codex.jsonl")
 	must(t, err)
 	if size < len(raw) {
-		t.Fatalf("%d bytes are less than the %d that there are", size, len(raw))
+		t.Fatalf("cannot shorten %[2]d bytes to %[1]d", size, len(raw))
 	}
 	return string(raw) + strings.Repeat("\n", size-len(raw))
 }
@@ -96,7 +96,7 @@ func TestTranscripts(t *testing.T) {
 	theirs := other.do("POST", "/api/sessions", fmt.Sprintf(`{"transcript":%q}`, ref)).wantProblem(t, 404, "TRANSCRIPT_NOT_FOUND", "transcript")
 	none := other.do("POST", "/api/sessions", `{"transcript":"ses_01K00000000000000000000000"}`).wantProblem(t, 404, "TRANSCRIPT_NOT_FOUND", "transcript")
 	if string(theirs.body) != string(none.body) {
-		t.Errorf("another tenant's is told from none: %s, %s", theirs, none)
+		t.Errorf("another tenant's can be distinguished from a missing one: %s, %s", theirs, none)
 	}
 	_, err := spoolv1.NewSessionsClient(g.conn()).CreateSession(other.context(t.Context()), &spoolv1.CreateSessionRequest{Transcript: ref})
 	wantCode(t, err, codes.NotFound, "TRANSCRIPT_NOT_FOUND", "transcript")
@@ -153,7 +153,7 @@ func TestTranscriptThatDoesNotEnd(t *testing.T) {
 	must(t, err)
 	for _, x := range list {
 		if strings.HasSuffix(x.Name, "-found") {
-			t.Errorf("there is %s of a transcript that did not come", x.Name)
+			t.Errorf("%s of a refused transcript is stored", x.Name)
 		}
 	}
 }

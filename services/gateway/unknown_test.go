@@ -77,7 +77,7 @@ func TestPast_ShowsNoValuesOfVariables(t *testing.T) {
 		}
 	}
 	if a := g.get("/api/sessions/"+ids[0]+"/state").want(t, 200); !strings.Contains(a.text("resolved", "environments", "0"), "one@") {
-		t.Errorf("the state does not say what was resolved: %s", a)
+		t.Errorf("the state lacks the resolved versions: %s", a)
 	}
 	conn := g.conn()
 	state, err := spoolv1.NewSessionsClient(conn).GetSessionState(t.Context(), &spoolv1.GetSessionStateRequest{SessionId: ids[0]})

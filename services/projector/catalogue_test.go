@@ -86,7 +86,7 @@ func TestCatalogueBecomesRows(t *testing.T) {
 	before := w.dump()
 	w.rebuild()
 	if w.dump() != before {
-		t.Error("a rebuild of what is at rest changes it")
+		t.Error("a rebuild without new commits changes the rows")
 	}
 	for table, plant := range map[string]string{"catalogue_entries": "UPDATE catalogue_entries SET latest = 'x'", "catalogue_versions": "UPDATE catalogue_versions SET spec = '{}'"} {
 		w.exec(plant)

@@ -24,20 +24,20 @@ type catchUp struct {
 	log   eventlog.Log
 	shard int
 
-	coming atomic.Int32 // groups that are starting and have not called ride yet
+	coming atomic.Int32 // groups that are starting and have not called join yet
 
 	mu      sync.Mutex
-	waiting []*rider // the first one reads for all of them
+	waiting []*member // the first one reads for all of them
 }
 
-// expect announces a group that is about to call ride. gone must be called when the group calls ride or gives up.
+// expect announces a group that is about to call join. gone must be called when the group calls join or gives up.
 func (c *catchUp) expect() (gone func()) {
 	c.coming.Add(1)
 	return sync.OnceFunc(func() { c.coming.Add(-1) })
 }
 
-// rider is a group that is catching up.
-type rider struct {
+// member is a group that is catching up.
+type member struct {
 	ctx   context.Context // context of the group
 	feed  *feeder
 	ended chan struct{} // closed when the read has ended; complete is set before
@@ -45,10 +45,10 @@ type rider struct {
 	complete bool
 }
 
-// ride reads a group's commits up to the end of the log, and reports whether it reached the end; if not, the caller
+// join reads a group's commits up to the end of the log, and reports whether it reached the end; if not, the caller
 // must call it again.
-func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
-	r := &rider{ctx: ctx, feed: f, ended: make(chan struct{})}
+func (c *catchUp) join(ctx context.Context, f *feeder) bool {
+	r := &member{ctx: ctx, feed: f, ended: make(chan struct{})}
 	c.mu.Lock()
 	c.waiting = append(c.waiting, r)
 	leads := len(c.waiting) == 1
@@ -63,15 +63,15 @@ func (c *catchUp) ride(ctx context.Context, f *feeder) bool {
 	}
 	c.gather(ctx)
 	c.mu.Lock()
-	riders := c.waiting
+	members := c.waiting
 	c.waiting = nil
 	c.mu.Unlock()
 	defer func() {
-		for _, r := range riders {
+		for _, r := range members {
 			close(r.ended)
 		}
 	}()
-	c.read(ctx, riders)
+	c.read(ctx, members)
 	return r.complete
 }
 
@@ -91,11 +91,11 @@ func (c *catchUp) gather(ctx context.Context) {
 	}
 }
 
-// read distributes a shard's commits to the riders, up to the end of the log.
-func (c *catchUp) read(ctx context.Context, riders []*rider) {
-	byGroup := map[int]*rider{}
-	all := feeder{group: c.shard, after: riders[0].feed.after, retry: riders[0].feed.retry}
-	for _, r := range riders {
+// read distributes a shard's commits to the members, up to the end of the log.
+func (c *catchUp) read(ctx context.Context, members []*member) {
+	byGroup := map[int]*member{}
+	all := feeder{group: c.shard, after: members[0].feed.after, retry: members[0].feed.retry}
+	for _, r := range members {
 		byGroup[r.feed.group] = r
 		if r.feed.after.Seq < all.after.Seq {
 			all.after = r.feed.after
@@ -113,7 +113,7 @@ func (c *catchUp) read(ctx context.Context, riders []*rider) {
 	}
 	for ctx.Err() == nil {
 		if all.run(ctx, c.log.Read(ctx, all.after, eventlog.Filter{})) {
-			for _, r := range riders {
+			for _, r := range members {
 				r.complete = r.ctx.Err() == nil
 			}
 			return

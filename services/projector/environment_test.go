@@ -80,7 +80,7 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 	before := w.dump()
 	w.rebuild()
 	if w.dump() != before {
-		t.Error("a rebuild of what is at rest changes it")
+		t.Error("a rebuild without new commits changes the rows")
 	}
 	for table, plant := range map[string]string{"files": "UPDATE files SET size = size + 1", "usage": "UPDATE usage SET cost_usd = 9", "sandboxes": "UPDATE sandboxes SET health = 'x'", "sessions": "UPDATE sessions SET snapshot = 'x'"} {
 		w.exec(plant)

@@ -331,7 +331,7 @@ func TestAnnouncedEventsSurvivePostgresCrash(t *testing.T) {
 	stop() // no projector may fold the events again before the rows are read
 	pg.Start()
 	if got := one[int64](w, "SELECT coalesce(max(tip), 0) FROM sessions WHERE id = $1", s.id); got < int64(tip) {
-		t.Errorf("after a crash Postgres has the session up to seq %d, clients were told of %d", got, tip)
+		t.Errorf("after a crash Postgres has the session up to seq %d, clients received events up to %d", got, tip)
 	}
 }
 
@@ -429,7 +429,7 @@ func TestPostgresNewerThanTheLogIsFoldedAgain(t *testing.T) {
 			return nil
 		})
 		if n := one[int](w, "SELECT (SELECT count(*) FROM sessions WHERE id <> $1) + (SELECT count(*) FROM events WHERE session <> $1) + (SELECT count(*) FROM text_in_flight)", s.id); n != 0 {
-			t.Errorf("%s: %d rows are left of a log that is gone", name, n)
+			t.Errorf("%s: %d rows of the former log are left", name, n)
 		}
 		stop()
 	}

@@ -35,8 +35,8 @@ func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
-		g.rides()
-		if !g.p.catchUps[g.shard].ride(ctx, &f) {
+		g.joined()
+		if !g.p.catchUps[g.shard].join(ctx, &f) {
 			continue
 		}
 		if queue(item{end: true}, 0) != nil {

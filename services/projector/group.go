@@ -28,7 +28,7 @@ type group struct {
 	live       announcer
 	quiet      bool // makes no announcements, for a rebuild
 	progressed bool // whether anything was committed
-	rides      func()
+	joined     func()
 
 	store      *store.Store
 	model      *fold.Model
@@ -47,8 +47,8 @@ func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 
 // lead waits for the group's lock and then projects until an error occurs or ctx ends.
 func (g *group) lead(ctx context.Context) (err error) {
-	g.rides = g.p.catchUps[g.shard].expect()
-	defer g.rides()
+	g.joined = g.p.catchUps[g.shard].expect()
+	defer g.joined()
 	g.store, err = store.Open(ctx, g.p.cfg.DatabaseURL, readmodel.Schema, g.n)
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (g *group) lock(ctx context.Context) error {
 		if err != nil || locked {
 			return err
 		}
-		g.rides() // the group does not catch up now
+		g.joined() // the group does not catch up now
 		g.p.counts.follow(g.n)
 		select {
 		case <-ctx.Done():
@@ -209,13 +209,13 @@ func newStep(items []item, texts []delta, more bool) step {
 
 // step folds and commits a step. If Postgres refuses its rows, the step is divided.
 func (g *group) step(ctx context.Context, s step) error {
-	if err := g.bury(ctx, s.batch.Poison); err != nil {
+	if err := g.reportToDead(ctx, s.batch.Poison); err != nil {
 		return err
 	}
 	err := g.commit(ctx, s)
 	var refused *store.RefusedError
 	if errors.As(err, &refused) {
-		return g.apart(ctx, s)
+		return g.commitInPieces(ctx, s)
 	}
 	return err
 }

@@ -29,9 +29,9 @@ func poisonOf(group int, rec eventlog.Record, why error) *fold.Poison {
 	return &fold.Poison{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
 }
 
-// bury reports commits to DEAD; the commits themselves stay in the log. JetStream recognizes a repeated report by its
+// reportToDead reports commits to DEAD; the commits themselves stay in the log. JetStream recognizes a repeated report by its
 // message id.
-func (g *group) bury(ctx context.Context, list []fold.Poison) error {
+func (g *group) reportToDead(ctx context.Context, list []fold.Poison) error {
 	if g.quiet {
 		return nil
 	}
@@ -65,18 +65,18 @@ func (g *group) bury(ctx context.Context, list []fold.Poison) error {
 	return nil
 }
 
-// apart applies a refused step in pieces, so that one commit that cannot be stored does not block the others: it is
+// commitInPieces applies a refused step in pieces, so that one commit that cannot be stored does not block the others: it is
 // reported to DEAD, and only its events are stored, because readers count them.
-func (g *group) apart(ctx context.Context, s step) error {
+func (g *group) commitInPieces(ctx context.Context, s step) error {
 	for i, rec := range s.batch.Records {
 		one := step{batch: fold.Batch{Records: s.batch.Records[i : i+1]}, last: &item{rec: rec}, more: true}
-		err := g.afresh(ctx, one)
+		err := g.commitFresh(ctx, one)
 		var refused *store.RefusedError
 		if errors.As(err, &refused) {
 			one.batch.Bare = true
 			one.batch.Poison = []fold.Poison{*poisonOf(g.n, rec, err)}
-			if err = g.bury(ctx, one.batch.Poison); err == nil {
-				err = g.afresh(ctx, one)
+			if err = g.reportToDead(ctx, one.batch.Poison); err == nil {
+				err = g.commitFresh(ctx, one)
 			}
 		}
 		if err != nil {
@@ -84,7 +84,7 @@ func (g *group) apart(ctx context.Context, s step) error {
 		}
 	}
 	for i := range s.batch.Deltas {
-		err := g.afresh(ctx, step{batch: fold.Batch{Deltas: s.batch.Deltas[i : i+1]}})
+		err := g.commitFresh(ctx, step{batch: fold.Batch{Deltas: s.batch.Deltas[i : i+1]}})
 		var refused *store.RefusedError
 		if errors.As(err, &refused) {
 			g.logger.Warn("text in flight is dropped", "session", s.batch.Deltas[i].Session, "error", err)
@@ -95,11 +95,11 @@ func (g *group) apart(ctx context.Context, s step) error {
 		}
 	}
 	s.batch = fold.Batch{Poison: s.batch.Poison}
-	return g.afresh(ctx, s)
+	return g.commitFresh(ctx, s)
 }
 
-// afresh calls commit with an empty model, which has no rows of the refused change.
-func (g *group) afresh(ctx context.Context, s step) error {
+// commitFresh calls commit with an empty model, which has no rows of the refused change.
+func (g *group) commitFresh(ctx context.Context, s step) error {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
 	return g.commit(ctx, s)
 }

@@ -34,7 +34,7 @@ func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m.Header.Get(topology.HeaderDeadSequence) != fmt.Sprint(ack.Sequence) || !strings.Contains(m.Header.Get(topology.HeaderDeadReason), "decode commit") {
-		t.Errorf("DEAD says %v", m.Header)
+		t.Errorf("headers in DEAD: %v", m.Header)
 	}
 	s.append(&s.life, "", events.SessionIdle{})
 	w.projected(s)

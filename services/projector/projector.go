@@ -33,7 +33,7 @@ type Config struct {
 // setting.
 func (c Config) withDefaults() (Config, error) {
 	if c.DatabaseURL == "" {
-		return c, errors.New("database-url: it is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
+		return c, errors.New("database-url: value is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
 	}
 	if _, err := pgx.ParseConfig(c.DatabaseURL); err != nil {
 		return c, fmt.Errorf("database-url: %w", err)

@@ -42,7 +42,7 @@ func TestLiveFollowsTheCommit(t *testing.T) {
 	s.create()
 	l := f.next()
 	if l.Session != s.id || l.Tip != 1 || len(l.Events) != 1 || l.Events[0].Type != "session_created" || l.Events[0].Seq != 1 {
-		t.Fatalf("LIVE says %+v", l)
+		t.Fatalf("message of LIVE: %+v", l)
 	}
 	kept := one[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
 	var wire events.Wire
@@ -214,7 +214,7 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	for want, cfg := range map[string]projector.Config{
-		"database-url: it is empty": {},
+		"database-url: value is empty": {},
 		"database-url: ":            {DatabaseURL: "postgres://%zz"},
 		"batch-commits: -1":         {DatabaseURL: w.url, BatchCommits: -1},
 		"buffer-bytes: 1 ":          {DatabaseURL: w.url, BufferBytes: 1},

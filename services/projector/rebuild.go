@@ -174,7 +174,7 @@ func checkpoints(ctx context.Context, q pgx.Tx, suffix string) ([]store.Checkpoi
 		return c, err
 	})
 	if err == nil && len(list) != topology.ProjectorGroups {
-		err = fmt.Errorf("there are %d, want %d", len(list), topology.ProjectorGroups)
+		err = fmt.Errorf("got %d checkpoints, want %d", len(list), topology.ProjectorGroups)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoints: %w", err)

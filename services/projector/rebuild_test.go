@@ -73,7 +73,7 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 	before := w.dump()
 	w.rebuild()
 	if after := w.dump(); after != before {
-		t.Error("a rebuild of what is at rest changes it")
+		t.Error("a rebuild without new commits changes the rows")
 	}
 	if got := one[string](w, "SELECT text FROM text_in_flight"); got != "in flight" {
 		t.Errorf("text in flight is %q after a rebuild", got)

@@ -1,4 +1,4 @@
-// Command gateway is the gateway: the service that clients talk to.
+// Command gateway runs the gateway, the service that clients connect to.
 package main
 
 import (
@@ -16,7 +16,7 @@ type cli struct {
 	gateway.Database
 }
 
-// HealthListen is where the gateway itself tells whether it is ready.
+// HealthListen returns the address on which the gateway serves its own readiness.
 func (c *cli) HealthListen() (addr string, tls bool) { return c.Listen, c.TLSCert != "" }
 
 func main() {

@@ -26,7 +26,7 @@ func (s *Server) ListAudit(ctx context.Context, r *spoolv1.ListAuditRequest) (*s
 		n = auditPage
 	}
 	if n > maxAuditPage {
-		return nil, problem.Invalid("pageSize", "it is at most %d", maxAuditPage)
+		return nil, problem.Invalid("pageSize", "value is larger than %d", maxAuditPage)
 	}
 	list, next, err := s.Reads.Audit(ctx, p.Tenant, reads.AuditFilter{Session: r.GetSession(), Actor: r.GetActor(), Since: r.GetSince()}, r.GetPageToken(), n)
 	return &spoolv1.ListAuditResponse{Entries: list, NextPageToken: next}, err

@@ -21,7 +21,7 @@ func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*s
 		return nil, err
 	}
 	if limit == (events.Budget{}) {
-		return nil, problem.Invalid("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
+		return nil, problem.Invalid("budget", "the budget has no limit: set turns, tokens, costUsd or timeMs, or remove the budget")
 	}
 	period := events.Period(r.GetPeriod())
 	tenant, position, err := s.changeBudget(ctx, r.GetTenant(), period, limit, command.TypeSetBudget, command.SetBudget{Period: period, Budget: limit})
@@ -69,7 +69,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 
 func checkPeriod(p events.Period) error {
 	if events.CheckPeriod("period", p) != nil {
-		return problem.Invalid("period", "%.64q is none of day, month and total", p)
+		return problem.Invalid("period", "%.64q is not day, month or total", p)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 // budgetOf converts a budget of a request; nil means none.
 func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
-	if err := wholes(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
+	if err := wholeNumbers(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
 		return out, err
 	}
 	return out, refusal(command.CheckBudget(field, out))
@@ -104,8 +104,8 @@ type whole struct {
 	to   *uint64
 }
 
-// wholes converts fields that must be whole numbers; field is the name of the message that contains them.
-func wholes(field string, list []whole) error {
+// wholeNumbers converts fields that must be whole numbers; field is the name of the message that contains them.
+func wholeNumbers(field string, list []whole) error {
 	for _, f := range list {
 		const most = 1 << 53 // the largest whole number that a JSON number holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {

@@ -24,23 +24,25 @@ const (
 	maxEnvironments = definition.MaxEnvironments // references in one request
 )
 
-// noun is the name of a kind of catalogue entry in messages, and the code of a missing entry.
-type noun struct {
+// entryKind is the name of a kind of catalogue entry in messages, and the code of a missing entry.
+type entryKind struct {
 	kind    events.Aspect
 	word    string
 	missing problem.Code
 }
 
-func (n noun) absent(field string) error {
+func (n entryKind) absent(field string) error {
 	return problem.New(n.missing, field, fmt.Sprintf("there is no such %s, or no such version of it", n.word))
 }
 
-func agents() noun    { return noun{events.Agent, "agent", problem.AgentNotFound} }
-func instances() noun { return noun{events.Instance, "agent instance", problem.InstanceNotFound} }
-func environments() noun {
-	return noun{events.Environment, "environment", problem.EnvironmentNotFound}
+func agents() entryKind { return entryKind{events.Agent, "agent", problem.AgentNotFound} }
+func instances() entryKind {
+	return entryKind{events.Instance, "agent instance", problem.InstanceNotFound}
 }
-func skills() noun { return noun{events.Skill, "skill", problem.SkillNotFound} }
+func environments() entryKind {
+	return entryKind{events.Environment, "environment", problem.EnvironmentNotFound}
+}
+func skills() entryKind { return entryKind{events.Skill, "skill", problem.SkillNotFound} }
 
 // badReference converts an error about a reference to a problem that names the invalid field.
 func badReference(prefix string, err error) error {
@@ -80,13 +82,13 @@ func own(r events.Reference) events.Reference {
 
 func parseReferences(field string, list []string) ([]events.Reference, error) {
 	if len(list) > maxEnvironments {
-		return nil, problem.Invalid(field, "there are %d; at most %d are taken", len(list), maxEnvironments)
+		return nil, problem.Invalid(field, "there are %d entries; the limit is %d", len(list), maxEnvironments)
 	}
 	var out []events.Reference
 	for i, s := range list {
 		at := fmt.Sprintf("%s[%d]", field, i)
 		if s == "" {
-			return nil, problem.Invalid(at, "it is empty")
+			return nil, problem.Invalid(at, "reference is empty")
 		}
 		r, err := parseReference(at, s)
 		if err != nil {
@@ -136,7 +138,7 @@ type applyRequest interface {
 func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
-		return events.Reference{}, problem.Invalid("ref", "it is missing: give at least ref.slug")
+		return events.Reference{}, problem.Invalid("ref", "ref is missing: set at least ref.slug")
 	}
 	if given.GetVersion() != "" {
 		return events.Reference{}, problem.Invalid("ref.version", "a version follows from the definition: leave it out")
@@ -151,7 +153,7 @@ func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, erro
 	text := r.GetSpec().GetText()
 	switch {
 	case text == "":
-		return ref, problem.Invalid("spec", "it is missing")
+		return ref, problem.Invalid("spec", "spec is missing")
 	case len(text) > MaxSpec:
 		return ref, problem.New(problem.PayloadTooLarge, "spec", sized("the definition", len(text), MaxSpec))
 	}
@@ -164,7 +166,7 @@ func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, erro
 
 func checkTags(field string, tags []string) error {
 	if len(tags) > maxTags {
-		return problem.Invalid(field, "there are %d; at most %d are taken", len(tags), maxTags)
+		return problem.Invalid(field, "there are %d entries; the limit is %d", len(tags), maxTags)
 	}
 	for i, t := range tags {
 		if !events.IsTag(t) {
@@ -175,7 +177,7 @@ func checkTags(field string, tags []string) error {
 }
 
 // about sets the subject of a command about an entry.
-func about(n noun, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
+func about(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
 	subject := ref.Subject(n.kind, p.Tenant)
 	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
 	return r
@@ -202,7 +204,7 @@ func referenceMessage(ref events.Reference) *spoolv1.Reference {
 }
 
 // remove hides an entry, or the version that ref names.
-func (s *Server) remove(ctx context.Context, n noun, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
+func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, err
@@ -223,7 +225,7 @@ func (s *Server) remove(ctx context.Context, n noun, r commands.Request, ref eve
 }
 
 // version returns a version of an entry.
-func (s *Server) version(ctx context.Context, n noun, ref events.Reference, minPosition string) (reads.Version, error) {
+func (s *Server) version(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return reads.Version{}, err
@@ -266,7 +268,7 @@ type versionRequest interface {
 	GetMinPosition() string
 }
 
-func (s *Server) definition(ctx context.Context, n noun, r versionRequest) (*spoolv1.Definition, error) {
+func (s *Server) definition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
 	ref, err := located(r, r.GetVersion())
 	if err != nil {
 		return nil, err
@@ -284,7 +286,7 @@ type pageRequest interface {
 	GetPageSize() uint32
 }
 
-func (s *Server) versions(ctx context.Context, n noun, r pageRequest) ([]reads.Version, string, error) {
+func (s *Server) versions(ctx context.Context, n entryKind, r pageRequest) ([]reads.Version, string, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, "", err
@@ -292,7 +294,7 @@ func (s *Server) versions(ctx context.Context, n noun, r pageRequest) ([]reads.V
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-func (s *Server) definitions(ctx context.Context, n noun, r pageRequest) ([]*spoolv1.Definition, string, error) {
+func (s *Server) definitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
 	list, next, err := s.versions(ctx, n, r)
 	var out []*spoolv1.Definition
 	for _, v := range list {

@@ -184,7 +184,7 @@ func (r *run) next(ctx context.Context) (*step, error) {
 }
 
 // take processes an event that was read.
-func (r *run) take(kept reads.Kept) error {
+func (r *run) take(kept reads.StoredEvent) error {
 	var w events.Wire
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {
 		return problem.From(fmt.Errorf("event %d of %s: %w", kept.Seq, r.id, err))

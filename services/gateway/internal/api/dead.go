@@ -41,7 +41,7 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 		n = deadPage
 	}
 	if n > maxDeadPage {
-		return nil, problem.Invalid("pageSize", "it is at most %d", maxDeadPage)
+		return nil, problem.Invalid("pageSize", "value is larger than %d", maxDeadPage)
 	}
 	var after uint64
 	if token := r.GetPageToken(); token != "" {

@@ -222,7 +222,7 @@ func mergeError(err error) error {
 // readSpec decodes a definition from the read models.
 func readSpec(text string, into any) error {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
-		return problem.New(problem.Internal, "", "a definition in the read models cannot be read").Because(err)
+		return problem.New(problem.Internal, "", "a definition in the read models is not valid").Because(err)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func pageLimit(asked uint32) (int, error) {
 	return int(asked), nil
 }
 
-func eventMessages(list []reads.Kept) ([]*spoolv1.Event, error) {
+func eventMessages(list []reads.StoredEvent) ([]*spoolv1.Event, error) {
 	var out []*spoolv1.Event
 	for _, kept := range list {
 		e, err := kept.Event()
@@ -203,7 +203,7 @@ func response(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error
 
 // event converts a stored event, or text in flight, to an API message.
 func event(f live.Frame, metadata bool) (*spoolv1.Event, error) {
-	kept := reads.Kept{Seq: f.Seq, Type: f.Type, JSON: f.JSON}
+	kept := reads.StoredEvent{Seq: f.Seq, Type: f.Type, JSON: f.JSON}
 	if metadata {
 		kept.Metadata = f.Metadata
 	}

@@ -69,7 +69,7 @@ func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	}
 	data, err := base64.StdEncoding.DecodeString(f.GetContentBase64())
 	if err != nil {
-		return nil, problem.Invalid(field+".contentBase64", "it is not base64 (A-Z, a-z, 0-9, + and /, padded with =)")
+		return nil, problem.Invalid(field+".contentBase64", "value is not base64 (A-Z, a-z, 0-9, + and /, padded with =)")
 	}
 	return data, nil
 }
@@ -162,7 +162,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 		hold.Refused(s.Objects.Gone(object))
 	}
 	if errors.Is(err, objects.ErrTooLarge) {
-		return FileAccepted{}, tooLarge("the content is larger", f.Limit)
+		return FileAccepted{}, tooLarge("the content is too large", f.Limit)
 	}
 	if err != nil {
 		return FileAccepted{}, err
@@ -175,7 +175,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 }
 
 func tooLarge(what string, limit int64) error {
-	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; at most %d are taken (--max-file)", what, limit))
+	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; the limit is %d bytes (--max-file)", what, limit))
 }
 
 // RemoveFile removes a file, or a folder with everything below it.

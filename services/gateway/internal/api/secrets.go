@@ -75,7 +75,7 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	given := r.GetEnvironment()
 	out := variables{}
 	if len(given) > maxVariables {
-		return out, problem.Invalid("environment", "there are %d variables; at most %d are taken", len(given), maxVariables)
+		return out, problem.Invalid("environment", "there are %d variables; the limit is %d", len(given), maxVariables)
 	}
 	total := 0
 	for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -108,9 +108,9 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 func checkVariable(field, value string) error {
 	switch {
 	case len(value) > definition.MaxValue:
-		return problem.Invalid(field, "it has %d bytes; at most %d are taken", len(value), definition.MaxValue)
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(value), definition.MaxValue)
 	case !utf8.ValidString(value), strings.ContainsRune(value, 0):
-		return problem.Invalid(field, "it holds NUL, or is not valid UTF-8")
+		return problem.Invalid(field, "value contains a NUL byte or is not valid UTF-8")
 	}
 	return nil
 }

@@ -355,5 +355,5 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 }
 
 func sized(what string, have, limit int) string {
-	return fmt.Sprintf("%s has %d bytes; at most %d are taken", what, have, limit)
+	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
 }

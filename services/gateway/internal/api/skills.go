@@ -90,7 +90,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 		hold.Refused(s.Skills.Gone(object))
 	}
 	if errors.Is(err, objects.ErrTooLarge) {
-		return SkillPushed{}, skillTooLarge("the ZIP is larger")
+		return SkillPushed{}, skillTooLarge("the ZIP is too large")
 	}
 	if err != nil {
 		return SkillPushed{}, err
@@ -128,7 +128,7 @@ func checkSource(p auth.Principal, from SkillSource) error {
 }
 
 func skillTooLarge(what string) error {
-	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; at most %d are taken", what, skill.MaxPacked))
+	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; the limit is %d bytes", what, skill.MaxPacked))
 }
 
 func pushed(ref events.Reference, a command.Answer) SkillPushed {
@@ -180,7 +180,7 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	var d reads.Skill
 	if err := json.Unmarshal([]byte(v.Spec), &d); err != nil {
-		return nil, problem.New(problem.Internal, "", "a skill in the read models cannot be read").Because(err)
+		return nil, problem.New(problem.Internal, "", "a skill in the read models is not valid").Because(err)
 	}
 	return &spoolv1.Skill{
 		Ref: referenceMessage(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
@@ -205,7 +205,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	case !events.IsTag(tag):
 		return nil, problem.Invalid("tag", "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", clip(tag))
 	case ref.Version == "":
-		return nil, problem.Invalid("version", "it is missing: the tag or the digest of the version that the tag is to name")
+		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}
 	a, err := s.change(ctx, about(skills(), p, ref, commands.Request{
 		Type: command.TypeTagSkill, Service: topology.ServiceSkills, Body: command.TagSkill{Ref: ref, Tag: r.GetTag()},

@@ -46,7 +46,7 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 			return nil, err
 		}
 		if at != nil && *at != after.Seq {
-			return nil, problem.Invalid("pageToken", "it is of the state at event %d", after.Seq)
+			return nil, problem.Invalid("pageToken", "the token belongs to the state at event %d", after.Seq)
 		}
 		at = &after.Seq
 	}
@@ -55,8 +55,8 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 		return nil, err
 	}
 	out := &spoolv1.SessionState{
-		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.Dressed(), ExecutionCount: p.Count.Executions,
-		BlockCount: p.Count.Blocks, Todos: p.Lists(), ConversationCount: p.Count.Conversations,
+		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
+		BlockCount: p.Count.Blocks, Todos: p.TodoLists(), ConversationCount: p.Count.Conversations,
 		Reported: reads.Total(p.Reported()), Metered: reads.MeteredTotal(p.Metered), Resolved: p.Versions(),
 	}
 	var next *reads.BlockToken

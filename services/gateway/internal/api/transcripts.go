@@ -46,7 +46,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 		return out, err
 	}
 	if length > limit {
-		return out, transcriptTooLarge(fmt.Sprintf("it has %d bytes", length), limit)
+		return out, transcriptTooLarge(fmt.Sprintf("the transcript has %d bytes", length), limit)
 	}
 	if err := s.Objects.CheckRoom(ctx, length); err != nil {
 		return out, err
@@ -66,7 +66,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	case errors.As(err, &refused):
 		return out, problem.New(problem.TranscriptInvalid, fieldTranscript, refused.Error())
 	case errors.Is(err, objects.ErrTooLarge):
-		return out, transcriptTooLarge("it is larger", limit)
+		return out, transcriptTooLarge("the transcript is too large", limit)
 	case err != nil:
 		return out, err
 	}
@@ -118,7 +118,7 @@ func (s *Server) checked(ctx context.Context, object string, body io.Reader, lim
 }
 
 func transcriptTooLarge(what string, limit int64) error {
-	return problem.New(problem.PayloadTooLarge, fieldTranscript, fmt.Sprintf("%s; at most %d bytes are taken (--max-transcript)", what, limit))
+	return problem.New(problem.PayloadTooLarge, fieldTranscript, fmt.Sprintf("%s; the limit is %d bytes (--max-transcript)", what, limit))
 }
 
 // withTranscript returns a request for a session that begins with the referenced transcript; "" means none. The

@@ -26,11 +26,11 @@ func User(name string, values []string) (string, error) {
 	case len(values) > 1:
 		return "", problem.Invalid(name, "the header is set %d times; send it once", len(values))
 	case len(user) > events.MaxUser:
-		return "", problem.Invalid(name, "it has %d bytes; at most %d are taken", len(user), events.MaxUser)
+		return "", problem.Invalid(name, "value has %d bytes; the limit is %d", len(user), events.MaxUser)
 	case !utf8.ValidString(user):
-		return "", problem.Invalid(name, "it is not valid UTF-8")
+		return "", problem.Invalid(name, "value is not valid UTF-8")
 	case strings.ContainsFunc(user, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return "", problem.Invalid(name, "it has characters that are not printable")
+		return "", problem.Invalid(name, "value has characters that are not printable")
 	}
 	return user, nil
 }

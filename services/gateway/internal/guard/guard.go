@@ -32,7 +32,7 @@ func (g Guard) Check(r *http.Request) error {
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return nil // without CORS headers the page cannot read the response
 	}
-	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add it to allowed-origins if it is to be trusted", clip(origin)))
+	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add a trusted origin to allowed-origins", clip(origin)))
 }
 
 // Headers adds the CORS headers for an allowed origin, and reports whether the request is a preflight.

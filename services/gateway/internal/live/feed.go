@@ -42,8 +42,8 @@ type feed struct {
 	again   bool // whether it must read once more
 }
 
-// announced is readmodel.Live with the raw bytes of each event.
-type announced struct {
+// liveMessage is readmodel.Live with the raw bytes of each event.
+type liveMessage struct {
 	Tip    uint32            `json:"tip"`
 	Events []json.RawMessage `json:"events"`
 	Deltas []events.Delta    `json:"deltas"`
@@ -107,10 +107,10 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 
 // live handles one message of LIVE.
 func (f *feed) live(data []byte) {
-	var m announced
+	var m liveMessage
 	if err := json.Unmarshal(data, &m); err != nil {
 		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
-		m = announced{}
+		m = liveMessage{}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -131,7 +131,7 @@ func (f *feed) live(data []byte) {
 }
 
 // take applies a message. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
-func (f *feed) take(m announced) (changed bool, why string) {
+func (f *feed) take(m liveMessage) (changed bool, why string) {
 	for _, raw := range m.Events {
 		switch took, err := f.append(raw, nil); {
 		case err != nil:
@@ -162,11 +162,11 @@ func (f *feed) take(m announced) (changed bool, why string) {
 	return changed, why
 }
 
-// appended is the result of append.
-type appended int
+// appendResult is the result of append.
+type appendResult int
 
 const (
-	alreadyKnown appended = iota // the feed has the event already
+	alreadyKnown appendResult = iota // the feed has the event already
 	taken
 	gap        // an event before it is missing
 	noMetadata // the metadata of its execution is not known
@@ -174,7 +174,7 @@ const (
 
 // append adds the next event. An event of LIVE has no metadata: stored is nil, and the feed derives the metadata from
 // the events that set it. mu must be held.
-func (f *feed) append(raw []byte, stored *reads.Kept) (appended, error) {
+func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return alreadyKnown, err
@@ -321,12 +321,12 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	return tip.Seq > f.tip, nil
 }
 
-func (f *feed) appendAll(list []reads.Kept) error {
+func (f *feed) appendAll(list []reads.StoredEvent) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, kept := range list {
 		if _, err := f.append(kept.JSON, &kept); err != nil {
-			return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+			return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
 		}
 	}
 	return nil

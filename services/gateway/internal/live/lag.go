@@ -16,17 +16,17 @@ import (
 // position of a command that this gateway sent (for example because no projector runs), or they cannot be read.
 type lag struct {
 	mu     sync.Mutex
-	wrote  map[int]written // by projector group: the first position that the read models have not reached
-	readAt time.Time       // when the progress was last read
+	wrote  map[int]pendingPosition // by projector group: the first position that the read models have not reached
+	readAt time.Time               // when the progress was last read
 }
 
-type written struct {
+type pendingPosition struct {
 	seq uint64
 	at  time.Time
 }
 
-// Wrote records that the log contains a position of a session or catalogue entry.
-func (h *Hub) Wrote(id, position string) {
+// Committed records that the log contains a position of a session or catalogue entry.
+func (h *Hub) Committed(id, position string) {
 	p, err := eventlog.ParsePosition(position)
 	if err != nil {
 		return
@@ -34,10 +34,10 @@ func (h *Hub) Wrote(id, position string) {
 	h.lag.mu.Lock()
 	defer h.lag.mu.Unlock()
 	if h.lag.wrote == nil {
-		h.lag.wrote = map[int]written{}
+		h.lag.wrote = map[int]pendingPosition{}
 	}
 	if _, waits := h.lag.wrote[readmodel.Group(id)]; !waits {
-		h.lag.wrote[readmodel.Group(id)] = written{p.Seq, time.Now()}
+		h.lag.wrote[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 

@@ -24,8 +24,8 @@ type AuditFilter struct {
 	Since   string // RFC 3339
 }
 
-// auditPlace is the position at which a page of the audit ended.
-type auditPlace struct {
+// auditCursor is the position at which a page of the audit ended.
+type auditCursor struct {
 	Filter string `json:"f"` // digest of the tenant and the filter
 	Micros int64  `json:"t"`
 	Shard  int16  `json:"s"`
@@ -46,7 +46,7 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 			x.actor_kind, x.actor, x.key, x.end_user, x.service, x.address
 		FROM audit x WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.at DESC, x.shard DESC, x.seq DESC LIMIT ` + q.arg(size+1) + `) AS a
 		LEFT JOIN keys k ON k.tenant = $1 AND k.id = a.key ORDER BY a.at DESC, a.shard DESC, a.seq DESC`
-	var places []auditPlace
+	var places []auditCursor
 	err = s.rows(ctx, func(r row) error {
 		e, p, err := auditEntry(r)
 		list, places = append(list, e), append(places, p)
@@ -94,7 +94,7 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 		q.add("x.at >= %s", since)
 	}
 	if f.Actor != "" {
-		if err := plain("actor", f.Actor, events.MaxUser); err != nil {
+		if err := checkText("actor", f.Actor, events.MaxUser); err != nil {
 			return nil, "", err
 		}
 		ids, err := s.keysNamed(ctx, tenant, f.Actor)
@@ -104,12 +104,12 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 		q.add("(x.actor = ANY (%s) OR x.end_user = %s AND x.end_user <> '' OR x.key = ANY (%s) AND x.key <> x.actor)", ids, f.Actor, ids)
 	}
 	digest = auditDigest(tenant, f)
-	place, err := auditPosition(digest, token)
+	cursor, err := auditPosition(digest, token)
 	if err != nil {
 		return nil, "", err
 	}
-	if place != nil {
-		q.add("(x.at, x.shard, x.seq) < (%s, %s, %s)", time.UnixMicro(place.Micros).UTC(), place.Shard, place.Seq)
+	if cursor != nil {
+		q.add("(x.at, x.shard, x.seq) < (%s, %s, %s)", time.UnixMicro(cursor.Micros).UTC(), cursor.Shard, cursor.Seq)
 	}
 	return q, digest, nil
 }
@@ -126,10 +126,10 @@ func (s *Store) keysNamed(ctx context.Context, tenant, name string) ([]string, e
 	return ids, err
 }
 
-func auditEntry(r row) (*spoolv1.AuditEntry, auditPlace, error) {
+func auditEntry(r row) (*spoolv1.AuditEntry, auditCursor, error) {
 	e := &spoolv1.AuditEntry{Actor: &spoolv1.AuditActor{}}
 	var at time.Time
-	var p auditPlace
+	var p auditCursor
 	var subject, about, execution, types, key, user, service, address, name string
 	err := r.Scan(&at, &p.Shard, &p.Seq, &e.Aspect, &subject, &about, &execution, &types, &e.Actor.Kind, &e.Actor.Id, &key, &user, &service, &address, &name)
 	if err != nil {
@@ -137,11 +137,11 @@ func auditEntry(r row) (*spoolv1.AuditEntry, auditPlace, error) {
 	}
 	p.Micros = at.UnixMicro()
 	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String() //nolint:gosec // sequences are positive
-	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), filled(about), filled(execution)
+	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), optional(about), optional(execution)
 	if e.Aspect == string(events.Life) {
 		e.SessionId = &subject
 	}
-	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = filled(key), filled(name), filled(user), filled(service), filled(address)
+	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = optional(key), optional(name), optional(user), optional(service), optional(address)
 	return e, p, nil
 }
 
@@ -150,7 +150,7 @@ func auditDigest(tenant string, f AuditFilter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (p auditPlace) token(digest string) string {
+func (p auditCursor) token(digest string) string {
 	p.Filter = digest
 	b, err := json.Marshal(p)
 	if err != nil { // numbers always encode
@@ -161,11 +161,11 @@ func (p auditPlace) token(digest string) string {
 
 // auditPosition decodes a page token and compares it with the digest of the filter. It returns nil for the first
 // page.
-func auditPosition(digest, token string) (*auditPlace, error) {
+func auditPosition(digest, token string) (*auditCursor, error) {
 	if token == "" {
 		return nil, nil
 	}
-	var p auditPlace
+	var p auditCursor
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil {
 		err = json.Unmarshal(b, &p)
@@ -174,7 +174,7 @@ func auditPosition(digest, token string) (*auditPlace, error) {
 	case err != nil || p.Filter == "" || p.Seq < 0 || p.Shard < 0:
 		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", clip(token))
 	case p.Filter != digest:
-		return nil, problem.Invalid("pageToken", "it is of a page with another filter; begin again without it")
+		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter; start again without it")
 	}
 	return &p, nil
 }

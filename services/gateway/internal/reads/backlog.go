@@ -32,7 +32,7 @@ type search func(ctx context.Context, after checkpoints) (session string, err er
 // find runs a read, possibly twice. If the read finds nothing, find searches the backlog and returns the session
 // found there. "" means that the result of the read is final.
 func (s *Store) find(ctx context.Context, in search, read func() error) (session string, err error) {
-	if err := read(); !missed(err) {
+	if err := read(); !isMissing(err) {
 		return "", err
 	}
 	// The checkpoints are read before the second read: what that read does not find was not folded yet, so it comes
@@ -42,7 +42,7 @@ func (s *Store) find(ctx context.Context, in search, read func() error) (session
 		return "", err
 	}
 	missing := read()
-	if !missed(missing) {
+	if !isMissing(missing) {
 		return "", missing
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.FreshWait)
@@ -53,8 +53,8 @@ func (s *Store) find(ctx context.Context, in search, read func() error) (session
 	return "", missing
 }
 
-// missed reports whether an error means that something does not exist and was not deleted.
-func missed(err error) bool {
+// isMissing reports whether an error means that something does not exist and was not deleted.
+func isMissing(err error) bool {
 	var p *problem.Error
 	var deleted errDeleted
 	return errors.As(err, &p) && p.Status() == 404 && !errors.As(err, &deleted)
@@ -79,7 +79,7 @@ func (s *Store) await(ctx context.Context, in search, read func() error) error {
 		case <-time.After(wait):
 			wait = min(2*wait, 100*time.Millisecond)
 		}
-		if err := read(); !missed(err) {
+		if err := read(); !isMissing(err) {
 			return err
 		}
 	}
@@ -242,7 +242,7 @@ func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, 
 		return "", err
 	}
 	err = s.Visible(ctx, tenant, session, agents)
-	if missed(err) {
+	if isMissing(err) {
 		return "", noExecution()
 	}
 	return session, err

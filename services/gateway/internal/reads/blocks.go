@@ -35,7 +35,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 			}
 			var b events.Block
 			if err := json.Unmarshal([]byte(*stored), &b); err != nil {
-				return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
+				return problem.New(problem.Internal, "", "a block in the read models is not valid").Because(err)
 			}
 			if len(offsets) > 0 {
 				var t blocks.Text
@@ -69,11 +69,11 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 func Block(b events.Block) *spoolv1.Block {
 	out := &spoolv1.Block{
 		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.Time(b.Time),
-		ExecutionId: filled(b.ExecutionID), ConversationId: filled(b.ConversationID),
-		Content: filled(b.Content), Model: filled(b.Model), Summary: filled(b.Summary),
-		ToolName: filled(b.ToolName), ToolUseId: filled(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
-		DisplayName: filled(b.DisplayName), Description: filled(b.Description), Output: filled(b.Output),
-		SubagentId: filled(b.SubagentID), Name: filled(b.Name), Subtype: filled(b.Subtype), Code: filled(b.Code), Message: filled(b.Message), Anchor: filled(b.Anchor),
+		ExecutionId: optional(b.ExecutionID), ConversationId: optional(b.ConversationID),
+		Content: optional(b.Content), Model: optional(b.Model), Summary: optional(b.Summary),
+		ToolName: optional(b.ToolName), ToolUseId: optional(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
+		DisplayName: optional(b.DisplayName), Description: optional(b.Description), Output: optional(b.Output),
+		SubagentId: optional(b.SubagentID), Name: optional(b.Name), Subtype: optional(b.Subtype), Code: optional(b.Code), Message: optional(b.Message), Anchor: optional(b.Anchor),
 	}
 	if b.IsError {
 		out.IsError = &b.IsError
@@ -82,7 +82,7 @@ func Block(b events.Block) *spoolv1.Block {
 		out.DurationMs = &b.DurationMs
 	}
 	for _, p := range b.Parts {
-		out.Parts = append(out.Parts, &spoolv1.Part{Type: p.Type, Text: filled(p.Text), MediaType: filled(p.MediaType), Data: filled(p.Data)})
+		out.Parts = append(out.Parts, &spoolv1.Part{Type: p.Type, Text: optional(p.Text), MediaType: optional(p.MediaType), Data: optional(p.Data)})
 	}
 	for _, t := range b.Todos {
 		out.Todos = append(out.Todos, &spoolv1.TodoItem{Content: t.Content, Status: t.Status})
@@ -116,7 +116,7 @@ func (s *Store) conversations(ctx context.Context, where string, args ...any) (l
 		if err := r.Scan(&c.ConversationId, &parent, &execution, &subagent, &tool, &name, &c.Status, &started, &ended, &duration); err != nil {
 			return err
 		}
-		c.ParentConversationId, c.ExecutionId, c.SubagentId, c.ToolUseId, c.Name = filled(parent), filled(execution), filled(subagent), filled(tool), filled(name)
+		c.ParentConversationId, c.ExecutionId, c.SubagentId, c.ToolUseId, c.Name = optional(parent), optional(execution), optional(subagent), optional(tool), optional(name)
 		c.StartedAt, c.DurationMs = wirejson.Time(started), uint32(duration)
 		if ended != nil {
 			c.EndedAt = wirejson.Time(*ended)

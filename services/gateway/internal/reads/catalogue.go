@@ -79,7 +79,7 @@ func tagsOf(state, version string) ([]string, error) {
 		Tags map[string]string `json:"tags"`
 	}
 	if err := json.Unmarshal([]byte(state), &known); err != nil {
-		return nil, problem.New(problem.Internal, "", "an entry of the catalogue in the read models cannot be read").Because(err)
+		return nil, problem.New(problem.Internal, "", "an entry of the catalogue in the read models is not valid").Because(err)
 	}
 	var list []string
 	for tag, digest := range known.Tags {

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Kept is an event as it is stored.
-type Kept struct {
+// StoredEvent is an event as it is stored.
+type StoredEvent struct {
 	Seq  uint32
 	Type events.Type
 	JSON []byte // JSON of events.Wire, without metadata
@@ -26,7 +26,7 @@ const maxPageBytes = 2 << 20
 
 // Page is a page of stored events.
 type Page struct {
-	Events []Kept
+	Events []StoredEvent
 	Tip    uint32 // seq of the session's last event
 	Next   uint32 // the cursor after this page
 }
@@ -37,7 +37,7 @@ type Query struct {
 	Limit    int      // largest number of events, at least 1
 	Bytes    int      // size after which the page ends, including the event that exceeds it; 0 means 2 MiB
 	Types    []string // event types; nil means all
-	Metadata bool     // also read Kept.Metadata
+	Metadata bool     // also read StoredEvent.Metadata
 }
 
 // Events returns the stored events after a cursor, up to the limits of the query, but at least one. It returns
@@ -66,7 +66,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 				return nil
 			}
 			size += len(*text)
-			p.Events = append(p.Events, Kept{Seq: uint32(*seq), Type: events.Type(*kind), JSON: []byte(*text)})
+			p.Events = append(p.Events, StoredEvent{Seq: uint32(*seq), Type: events.Type(*kind), JSON: []byte(*text)})
 			return nil
 		}, `
 		SELECT s.tip, o.seq, e.seq, e.type, e.event FROM sessions s
@@ -106,7 +106,7 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 
 // bounded ends a page after the event that exceeds a number of bytes, including metadata. short reports whether
 // events were removed.
-func bounded(list []Kept, bytes int) (kept []Kept, short bool) {
+func bounded(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
 	size := 0
 	for i, e := range list {
 		if size += len(e.JSON) + e.Metadata.Len(); size > bytes {
@@ -130,7 +130,7 @@ func expired(field string, tip uint32) error {
 }
 
 // Event converts a stored event, with its metadata, to an API message.
-func (k Kept) Event() (*spoolv1.Event, error) {
+func (k StoredEvent) Event() (*spoolv1.Event, error) {
 	var w events.Wire
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
 		return nil, unreadable(err)
@@ -145,8 +145,8 @@ func (k Kept) Event() (*spoolv1.Event, error) {
 // Event converts an event to an API message.
 func Event(w events.Wire) *spoolv1.Event {
 	return &spoolv1.Event{
-		Seq: w.Seq, Position: w.Position, Id: filled(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
-		ExecutionId: filled(w.ExecutionID), ConversationId: filled(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
+		Seq: w.Seq, Position: w.Position, Id: optional(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
+		ExecutionId: optional(w.ExecutionID), ConversationId: optional(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
 	}
 }
 

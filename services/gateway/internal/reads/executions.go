@@ -38,11 +38,11 @@ func scanExecution(r scanner) (*spoolv1.Execution, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = filled(code), filled(message), filled(reason), filled(executor), filled(model), filled(result)
+	e.Code, e.Message, e.Reason, e.Executor, e.Model, e.Result = optional(code), optional(message), optional(reason), optional(executor), optional(model), optional(result)
 	e.Attempt, e.DurationMs, e.FirstSeq, e.SandboxMs = uint32(attempt), uint32(duration), uint32(first), float64(ran)
 	e.Usage = &spoolv1.Usage{InputTokens: uint32(in), OutputTokens: uint32(out), CacheReadTokens: uint32(read), CacheWriteTokens: uint32(write)}
 	if agent != nil {
-		e.Agent, e.Architecture, e.AgentRef, e.Instance = *agent, *architecture, filled(*agentRef), filled(*instance)
+		e.Agent, e.Architecture, e.AgentRef, e.Instance = *agent, *architecture, optional(*agentRef), optional(*instance)
 	}
 	if metadata != nil {
 		e.Metadata = wirejson.Raw(*metadata)
@@ -87,7 +87,7 @@ func metered(e *spoolv1.Execution, rows *string) error {
 		DurationMs  uint64  `json:"duration_ms"`
 	}
 	if err := json.Unmarshal([]byte(*rows), &list); err != nil {
-		return problem.New(problem.Internal, "", "the execution's usage in the read models cannot be read").Because(err)
+		return problem.New(problem.Internal, "", "the execution's usage in the read models is not valid").Because(err)
 	}
 	for _, u := range list {
 		e.Metered = append(e.Metered, &spoolv1.MeteredUsage{
@@ -173,7 +173,7 @@ func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token s
 	if f.Sort == "updated" {
 		at = last.UpdatedAt
 	}
-	return list, l.token(f, place{at.AsTime(), last.ExecutionId}), nil
+	return list, l.token(f, pagePosition{at.AsTime(), last.ExecutionId}), nil
 }
 
 // SessionExecutions returns the executions of a session in order.

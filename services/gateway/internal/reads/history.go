@@ -20,7 +20,7 @@ type Ancestor struct {
 
 // History is a page of the events that a fork inherits from its ancestors.
 type History struct {
-	Events    []Kept
+	Events    []StoredEvent
 	Total     uint32 // number of all inherited events
 	Next      uint32 // the cursor after this page
 	Ancestors []Ancestor
@@ -55,14 +55,14 @@ func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
 	err := s.await(ctx, s.sessionIn(tenant, session), func() (err error) {
-		list, err = s.line(ctx, tenant, session)
+		list, err = s.currentAncestors(ctx, tenant, session)
 		return err
 	})
 	return list, err
 }
 
-// line is like ancestors, without waiting.
-func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, error) {
+// currentAncestors is like ancestors, without waiting.
+func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
 	found, behind := false, false
 	err := s.rows(ctx, func(r row) error {
@@ -90,7 +90,7 @@ func (s *Store) line(ctx context.Context, tenant, session string) ([]Ancestor, e
 		return nil, err
 	case !found:
 		return nil, s.missing(ctx, tenant, session)
-	case behind: // the line does not end with a session that is no fork: its projector group has not folded it yet
+	case behind: // the last session found is a fork whose parent the projector has not folded yet
 		return nil, ancestorBehind()
 	}
 	return list, nil
@@ -144,8 +144,8 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 }
 
 // inherited returns events of one ancestor, up to the limit and room bytes, but at least one.
-func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]Kept, error) {
-	var list []Kept
+func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
+	var list []StoredEvent
 	next, size := after+1, 0
 	err := s.rows(ctx, func(r row) error {
 		var seq int64
@@ -157,7 +157,7 @@ func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after 
 			return nil
 		}
 		size += len(text)
-		list = append(list, Kept{Seq: next, Type: events.Type(kind), JSON: []byte(text)})
+		list = append(list, StoredEvent{Seq: next, Type: events.Type(kind), JSON: []byte(text)})
 		next++
 		return nil
 	}, "SELECT seq, type, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5",
@@ -189,12 +189,12 @@ func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string
 
 // historyBlocks is like HistoryBlocks, without waiting.
 func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
-	line, err := s.ancestors(ctx, tenant, session)
+	ancestors, err := s.ancestors(ctx, tenant, session)
 	if err != nil {
 		return nil, "", err
 	}
-	for int(after.Seq) < len(line) {
-		a := line[after.Seq]
+	for int(after.Seq) < len(ancestors) {
+		a := ancestors[after.Seq]
 		list, last, err := s.blocksAt(ctx, tenant, a, after, size)
 		if err != nil {
 			return nil, "", err
@@ -236,7 +236,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 		at.Ord, at.FirstSeq = *ord, *begins
 		var b events.Block
 		if err := json.Unmarshal([]byte(*text), &b); err != nil {
-			return problem.New(problem.Internal, "", "a block in the read models cannot be read").Because(err)
+			return problem.New(problem.Internal, "", "a block in the read models is not valid").Because(err)
 		}
 		if *ends <= int64(a.Effective) {
 			list = append(list, &b)

@@ -72,7 +72,7 @@ func (s *Store) Keys(ctx context.Context, tenant string, agents []string) ([]*sp
 		if err := r.Scan(&k.KeyId, &k.Name, &k.Prefix, &created, &revoked, &rights.Role, &agents, &expires, &maker); err != nil {
 			return err
 		}
-		k.Role, k.Agents, k.CreatedBy, k.CreatedAt = string(rights.RoleOf()), splitAgents(agents), filled(maker), wirejson.Time(created)
+		k.Role, k.Agents, k.CreatedBy, k.CreatedAt = string(rights.RoleOf()), splitAgents(agents), optional(maker), wirejson.Time(created)
 		if revoked != nil {
 			k.RevokedAt = wirejson.Time(*revoked)
 		}

@@ -92,7 +92,7 @@ func (q *query) add(condition string, args ...any) {
 
 // page is the statement of one page, in parts; joins are inserted between them.
 type page struct {
-	rows  string // under the table's own name: a page of them, and one more
+	rows  string // the FROM item, under the table's own name: the rows of a page and one more
 	order string // of the rows, once more
 	args  []any
 }
@@ -122,7 +122,7 @@ func (l listed) page(tenant string, f Filter, token string, size uint32) (page, 
 	}
 	compare := map[string]string{"desc": "<", "asc": ">"}[f.Order]
 	if after != nil {
-		if len(keys) == 2 { // the coarser key leads into the index; the pair decides
+		if len(keys) == 2 { // the coarser column selects the part of the index; the pair decides
 			q.add("x."+keys[0]+" "+compare+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", after.at)
 		}
 		q.add("(x."+keys[len(keys)-1]+", x.id) "+compare+" (%s, %s)", after.at, after.id)
@@ -208,16 +208,16 @@ const builtInAgent = "default"
 func (l listed) metadata(q *query, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
-		return problem.Invalid("metadataValue", "it is the value of a member: give metadataKey too")
+		return problem.Invalid("metadataValue", "metadataValue requires metadataKey")
 	case f.MetadataKey == "":
 		return nil
 	}
 	term := q.args[0].(string) + "/" + strconv.Itoa(utf8.RuneCountInString(f.MetadataKey)) + "/" + f.MetadataKey
-	if err := plain("metadataKey", f.MetadataKey, maxTerm); err != nil {
+	if err := checkText("metadataKey", f.MetadataKey, maxTerm); err != nil {
 		return err
 	}
 	if f.MetadataValue != nil {
-		if err := plain("metadataValue", *f.MetadataValue, maxTerm); err != nil {
+		if err := checkText("metadataValue", *f.MetadataValue, maxTerm); err != nil {
 			return err
 		}
 		term += "/" + *f.MetadataValue
@@ -226,15 +226,15 @@ func (l listed) metadata(q *query, f Filter) error {
 	return nil
 }
 
-// plain returns an error for text that is too long or that Postgres cannot store.
-func plain(field, s string, most int) error {
+// checkText returns an error for text that is too long or that Postgres cannot store.
+func checkText(field, s string, most int) error {
 	switch {
 	case !utf8.ValidString(s):
 		return problem.Invalid(field, "the text is not valid UTF-8")
 	case strings.IndexByte(s, 0) >= 0:
 		return problem.Invalid(field, "the text holds U+0000")
 	case len(s) > most:
-		return problem.Invalid(field, "it has %d bytes; at most %d are taken", len(s), most)
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), most)
 	}
 	return nil
 }
@@ -254,7 +254,7 @@ func (l listed) times(q *query, f Filter) error {
 			return err
 		}
 		if !after.IsZero() && !before.IsZero() && !after.Before(before) {
-			return problem.Invalid(r.name+"Before", "it is not later than %sAfter: no time lies between them", r.name)
+			return problem.Invalid(r.name+"Before", "value is not later than %sAfter, so the range is empty", r.name)
 		}
 		coarse := r.name == "updated" && len(l.updated) == 2
 		for _, bound := range []struct {
@@ -290,11 +290,11 @@ func (l listed) text(q *query, s string) error {
 	if s == "" {
 		return nil
 	}
-	if err := plain("text", s, 4*maxText); err != nil {
+	if err := checkText("text", s, 4*maxText); err != nil {
 		return err
 	}
 	if n := utf8.RuneCountInString(s); n > maxText {
-		return problem.Invalid("text", "it has %d characters; at most %d are taken", n, maxText)
+		return problem.Invalid("text", "value has %d characters; the limit is %d", n, maxText)
 	}
 	holder := q.arg(s)
 	var any []string
@@ -315,13 +315,13 @@ func oneOf(field, s string, known ...string) (string, error) {
 	return s, nil
 }
 
-// place is the position at which a page ended: the sorted time of its last row, and the row's id.
-type place struct {
+// pagePosition is the position at which a page ended: the sorted time of its last row, and the row's id.
+type pagePosition struct {
 	at time.Time
 	id string
 }
 
-// pageToken is the encoded form of a place. It is opaque to clients, so that it may change.
+// pageToken is the encoded form of a pagePosition. It is opaque to clients, so that it may change.
 type pageToken struct {
 	Filter string `json:"f"` // digest of the filter and sort order
 	Micros int64  `json:"t"`
@@ -341,7 +341,7 @@ func (l listed) digest(f Filter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (l listed) token(f Filter, p place) string {
+func (l listed) token(f Filter, p pagePosition) string {
 	f.Sort, f.Order = defaulted(f.Sort, "created"), defaulted(f.Order, "desc")
 	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
 	if err != nil {
@@ -359,7 +359,7 @@ func defaulted(s, unset string) string {
 
 // position decodes a page token, which must belong to this list with this filter and sort order. It returns nil for
 // the first page.
-func (l listed) position(f Filter, token string) (*place, error) {
+func (l listed) position(f Filter, token string) (*pagePosition, error) {
 	if token == "" {
 		return nil, nil
 	}
@@ -376,7 +376,7 @@ func (l listed) position(f Filter, token string) (*place, error) {
 		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
 	}
 	if t.Filter != l.digest(f) {
-		return nil, problem.Invalid("pageToken", "it is of a page with another filter or sort; begin again without it")
+		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter or sort order; start again without it")
 	}
-	return &place{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
+	return &pagePosition{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
 }

@@ -104,7 +104,7 @@ func TestPageOfALargeTenantReadsFewRows(t *testing.T) {
 			if l.name == "executions" {
 				id = "exe_" + id[4:]
 			}
-			for where, token := range map[string]string{"first page": "", "page in the middle": l.token(f, place{later, id})} {
+			for where, token := range map[string]string{"first page": "", "page in the middle": l.token(f, pagePosition{later, id})} {
 				p, err := l.page("a", f, token, 50)
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)

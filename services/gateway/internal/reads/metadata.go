@@ -62,7 +62,7 @@ const setsMetadata = `type IN ('session_created', 'session_options_updated') AND
 // An event has the metadata of the time when it was appended, so that a replay does not depend on later changes of
 // the session's metadata. The log and Postgres store each change once: in the event that made it. A message's
 // metadata never changes; it is stored in the row of its execution.
-func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []Kept) error {
+func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []StoredEvent) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -156,7 +156,7 @@ func readChange(seq uint32, event string) (change, error) {
 }
 
 func unreadable(err error) error {
-	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+	return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
 }
 
 // SetsMetadata returns the session's metadata that an event sets; ok is false if the event does not change it.

@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
-// Dressed returns the session at that event as an API message.
-func (p Past) Dressed() *spoolv1.Session {
+// SessionMessage returns the session at that event as an API message.
+func (p Past) SessionMessage() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
 		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
@@ -16,7 +16,7 @@ func (p Past) Dressed() *spoolv1.Session {
 		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
 		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
 		SandboxMs: float64(p.Sandboxed.Ms), SandboxCostUsd: p.Sandboxed.CostUSD,
-		AgentRef: filled(was.AgentRef.String()), Instance: filled(was.Instance.String()), Environments: references(was.Environments),
+		AgentRef: optional(was.AgentRef.String()), Instance: optional(was.Instance.String()), Environments: references(was.Environments),
 		Parent: Parent(p.Parent),
 	}
 	if x := p.Active(); x != nil {
@@ -27,7 +27,7 @@ func (p Past) Dressed() *spoolv1.Session {
 	}
 	if b := p.State.Sandbox; b != nil {
 		out.CurrentSandbox = &spoolv1.CurrentSandbox{
-			SandboxId: b.ID, State: b.Status, Health: filled(b.Health), Reason: filled(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: filled(b.Image),
+			SandboxId: b.ID, State: b.Status, Health: optional(b.Health), Reason: optional(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: optional(b.Image),
 			CreatedAt: wirejson.Time(b.CreatedAt), EndedAt: timestamp(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
 		}
 	}
@@ -41,8 +41,8 @@ func references(list []events.Reference) (out []string) {
 	return out
 }
 
-// Lists returns the todo lists as API messages, the agent's own first.
-func (p Past) Lists() (out []*spoolv1.TodoList) {
+// TodoLists returns the todo lists as API messages, the agent's own first.
+func (p Past) TodoLists() (out []*spoolv1.TodoList) {
 	for _, t := range p.Todos {
 		list := &spoolv1.TodoList{ConversationId: t.ConversationID}
 		for _, item := range t.Items {
@@ -64,7 +64,7 @@ func (p Past) Versions() *spoolv1.ResolvedVersions {
 		return nil
 	}
 	out := &spoolv1.ResolvedVersions{
-		Seq: r.Seq, ExecutionId: r.ExecutionID, Agent: filled(r.Agent.String()), Instance: filled(r.Instance.String()),
+		Seq: r.Seq, ExecutionId: r.ExecutionID, Agent: optional(r.Agent.String()), Instance: optional(r.Instance.String()),
 		Environments: references(r.Environments), McpServers: r.MCPServers,
 	}
 	for _, skill := range r.Skills {

@@ -48,7 +48,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	}
 	var o events.Options
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's options in the read models cannot be read").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's options in the read models are not valid").Because(err)
 	}
 	s.SessionOptions = sessionOptions(o)
 	if metadata != nil {
@@ -56,9 +56,9 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 	}
 	s.CreatedAt, s.UpdatedAt = wirejson.Time(created), wirejson.Time(updated)
 	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
-	s.ActiveExecutionId, s.AgentRef, s.Instance = filled(active), filled(agentRef), filled(instance)
+	s.ActiveExecutionId, s.AgentRef, s.Instance = optional(active), optional(agentRef), optional(instance)
 	if err := json.Unmarshal([]byte(environments), &s.Environments); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's environments in the read models cannot be read").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").Because(err)
 	}
 	if forked != "" {
 		f, err := readForked(forked)
@@ -68,7 +68,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 		s.Parent = Parent(f)
 	}
 	s.Forks, s.SandboxMs = uint32(forks), float64(ran)
-	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = filled(snapshot), uint32(files), float64(bytes), b.dress()
+	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = optional(snapshot), uint32(files), float64(bytes), b.dress()
 	if taken != nil {
 		s.SnapshotAt = wirejson.Time(*taken)
 	}
@@ -79,7 +79,7 @@ func scanSession(r scanner) (*spoolv1.Session, error) {
 func readForked(text string) (*events.SessionForked, error) {
 	var f events.SessionForked
 	if err := json.Unmarshal([]byte(text), &f); err != nil {
-		return nil, problem.New(problem.Internal, "", "where the session was forked from cannot be read in the read models").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's parent in the read models is not valid").Because(err)
 	}
 	return &f, nil
 }
@@ -90,7 +90,7 @@ func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 		return nil
 	}
 	return &spoolv1.ParentSession{
-		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: filled(f.Reason), Snapshot: filled(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
+		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: optional(f.Reason), Snapshot: optional(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
 	}
 }
 
@@ -125,7 +125,7 @@ func (b box) dress() *spoolv1.CurrentSandbox {
 		return nil
 	}
 	out := &spoolv1.CurrentSandbox{
-		SandboxId: *b.id, State: *b.state, Health: filled(*b.health), Reason: filled(*b.why), Provider: *b.provider, Engine: *b.engine, Image: filled(*b.image),
+		SandboxId: *b.id, State: *b.state, Health: optional(*b.health), Reason: optional(*b.why), Provider: *b.provider, Engine: *b.engine, Image: optional(*b.image),
 		CreatedAt: wirejson.Time(*b.created), MemoryBytes: float64(*b.memory), DiskBytes: float64(*b.disk),
 	}
 	if b.ended != nil {
@@ -179,7 +179,7 @@ func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token str
 	if f.Sort == "updated" {
 		at = last.UpdatedAt
 	}
-	return list, l.token(f, place{at.AsTime(), last.SessionId}), nil
+	return list, l.token(f, pagePosition{at.AsTime(), last.SessionId}), nil
 }
 
 // MaxPage and DefaultPage are page sizes.
@@ -224,8 +224,8 @@ func readToken(kind events.Kind, token string) (string, error) {
 	return string(b), nil
 }
 
-// filled returns a pointer to s, or nil if s is empty.
-func filled(s string) *string {
+// optional returns a pointer to s, or nil if s is empty.
+func optional(s string) *string {
 	if s == "" {
 		return nil
 	}

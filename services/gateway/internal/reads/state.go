@@ -81,7 +81,7 @@ func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) erro
 	var last events.Wire
 	for p.Seq < to || last.Seq == 0 {
 		from := p.Seq
-		if from == to { // the state is that of the event itself, of which the position is missing
+		if from == to { // only the position of the event is missing in the state
 			from--
 		}
 		err := s.Each(ctx, p.Tenant, p.ID, from, to, nil, foldPage, func(w events.Wire) error {
@@ -313,7 +313,7 @@ func withoutValues(resolved string) (string, error) {
 
 // unfinished sets the fields of an execution to its state before it ended.
 func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
-	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, filled(was.Executor), filled(was.Model)
+	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, optional(was.Executor), optional(was.Model)
 	x.Code, x.Message, x.Reason, x.Result, x.DurationMs = nil, nil, nil, nil, 0
 	x.Usage = &spoolv1.Usage{
 		InputTokens: clamp(was.Usage.InputTokens), OutputTokens: clamp(was.Usage.OutputTokens),
@@ -342,7 +342,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) (
 	}
 	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: timestamp(&p.State.Session.CreatedAt)}
 	if x := p.Active(); x != nil {
-		main.Status, main.ExecutionId = "running", filled(x.ID)
+		main.Status, main.ExecutionId = "running", optional(x.ID)
 	}
 	list, err := s.conversations(ctx, "first_seq <= $3 AND (first_seq > $4 OR id = ANY ($5)) ORDER BY first_seq, id LIMIT $6",
 		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), open, limit)
@@ -372,7 +372,7 @@ func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoo
 			return unreadable(err)
 		}
 		list = append(list, &spoolv1.FileChange{
-			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: filled(w.ExecutionID), Time: timestamp(&w.Time),
+			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: optional(w.ExecutionID), Time: timestamp(&w.Time),
 		})
 		return nil
 	})
@@ -420,8 +420,8 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 	return out, err
 }
 
-// Taken is a snapshot and the event that names it.
-type Taken struct {
+// SnapshotEvent is a snapshot and the event that names it.
+type SnapshotEvent struct {
 	Seq  uint32
 	Name string
 }
@@ -430,10 +430,10 @@ type Taken struct {
 const maxSnapshots = 10_000
 
 // Snapshots returns the snapshots of a session after an event, in order.
-func (s *Store) Snapshots(ctx context.Context, p Past) (list []Taken, err error) {
+func (s *Store) Snapshots(ctx context.Context, p Past) (list []SnapshotEvent, err error) {
 	err = s.Each(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
 		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
-			list = append(list, Taken{w.Seq, d.Snapshot})
+			list = append(list, SnapshotEvent{w.Seq, d.Snapshot})
 		}
 		return nil
 	})

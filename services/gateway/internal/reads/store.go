@@ -96,7 +96,7 @@ func unavailable(err error) error {
 			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").Because(err)
 		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
 		default:
-			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log says how").Because(err)
+			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").Because(err)
 		}
 	}
 	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").Because(err)
@@ -158,7 +158,7 @@ func checkID(field string, kind events.Kind, s string) error {
 	if len(s) > 64 {
 		s = s[:64] + "…"
 	}
-	return problem.Invalid(field, "%s is no such id: it is %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", fmt.Sprintf("%+q", s), kind)
+	return problem.Invalid(field, "%s is not a valid id: it must be %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", fmt.Sprintf("%+q", s), kind)
 }
 
 // row is a row of a statement's result.

@@ -37,7 +37,7 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 		}
 	}
 	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-textEarlier)}
-	var at time.Time // of the piece that was read last
+	var at time.Time // time of the piece that was read last
 	waits := func(t *Text) bool { return t.waits(at) }
 	for from.bytes < maxTextRead && slices.ContainsFunc(list, waits) {
 		d, ok, err := p.head(ctx, tenant, &from)

@@ -49,18 +49,18 @@ type Player struct {
 	slots chan struct{}
 
 	mu      sync.Mutex
-	tenants map[string]*share // tenants that are reading or waiting
+	tenants map[string]*tenantSlots // tenants that are reading or waiting
 }
 
-// share is the part of the slots that one tenant may use.
-type share struct {
+// tenantSlots is the part of the slots that one tenant may use.
+type tenantSlots struct {
 	slots chan struct{}
 	users int // replays that hold a slot or wait for one
 }
 
 // New returns a Player.
 func New(cfg Config) *Player {
-	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*share{}}
+	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*tenantSlots{}}
 }
 
 // Request describes a replay.
@@ -85,7 +85,7 @@ type Replay struct {
 
 	tip   uint32
 	last  uint32 // seq of the last event to replay
-	page  []reads.Kept
+	page  []reads.StoredEvent
 	read  uint32 // seq of the last event that was read
 	texts texts
 	open  map[string]int // replayed bytes of text, by id of each open block with text
@@ -102,7 +102,7 @@ type Replay struct {
 // step is the next item to send: an event or a piece of text.
 type step struct {
 	due   time.Time
-	kept  *reads.Kept
+	kept  *reads.StoredEvent
 	event events.Wire
 	text  *events.Delta
 }
@@ -129,25 +129,25 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 		return err
 	}
 	r.tip = r.place.Tip()
-	if err := r.between(ctx, r.tip); err != nil {
+	if err := r.checkRange(ctx, r.tip); err != nil {
 		return err
 	}
-	if err := r.within(ctx); err != nil {
+	if err := r.restrictToExecution(ctx); err != nil {
 		return err
 	}
 	r.texts = texts{
 		nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.ask.Tenant, r.ask.Session),
 		remedy: "replay again from the event after the last one that came",
 	}
-	if err := r.goBefore(ctx, r.ask.From-1); err != nil {
+	if err := r.seek(ctx, r.ask.From-1); err != nil {
 		return err
 	}
 	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.Started{From: r.ask.From, To: r.last, Tip: r.tip, Speed: r.ask.Speed.String()}})
 	return nil
 }
 
-// between checks the requested range of events.
-func (r *Replay) between(ctx context.Context, tip uint32) error {
+// checkRange checks the requested range of events.
+func (r *Replay) checkRange(ctx context.Context, tip uint32) error {
 	r.last = tip
 	if r.ask.To != nil {
 		r.last = *r.ask.To
@@ -175,8 +175,8 @@ func (r *Replay) between(ctx context.Context, tip uint32) error {
 // ErrExecutionEnded is the cause of the error of Open if the execution ended before the first requested event.
 var ErrExecutionEnded = errors.New("the execution ended before")
 
-// within restricts the range to the requested execution, if any.
-func (r *Replay) within(ctx context.Context) error {
+// restrictToExecution restricts the range to the requested execution, if any.
+func (r *Replay) restrictToExecution(ctx context.Context) error {
 	if r.ask.Execution == "" {
 		return nil
 	}
@@ -201,9 +201,9 @@ func (r *Replay) has(execution string) bool {
 	return r.ask.Execution == "" || execution == r.ask.Execution
 }
 
-// goBefore reads the event before the first one, and the blocks that are open there, whose text is replayed from its
+// seek reads the event before the first one, and the blocks that are open there, whose text is replayed from its
 // beginning. The read also detects events that are no longer stored.
-func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
+func (r *Replay) seek(ctx context.Context, seq uint32) error {
 	r.read, r.sent = max(seq, 1)-1, seq
 	if err := r.readPage(ctx); err != nil || seq == 0 {
 		return err
@@ -214,7 +214,7 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	}
 	r.page = r.page[1:]
 	r.position = before.Position
-	r.reach(before)
+	r.advanceClock(before)
 	release, err := r.player.slot(ctx, r.ask.Tenant)
 	if err != nil {
 		return err
@@ -235,9 +235,9 @@ func (r *Replay) goBefore(ctx context.Context, seq uint32) error {
 	return err
 }
 
-// reach records the clock of the runner. It may go back, because the next runner may be on another machine whose
+// advanceClock records the clock of the runner. It may go back, because the next runner may be on another machine whose
 // clock is behind.
-func (r *Replay) reach(e events.Wire) {
+func (r *Replay) advanceClock(e events.Wire) {
 	if e.Source == events.FromRunner {
 		r.reached = e.Time
 	}
@@ -266,7 +266,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	size := 0
 	for size < maxBatch {
 		if ctx.Err() != nil {
-			return some(frames, context.Cause(ctx))
+			return framesOrError(frames, context.Cause(ctx))
 		}
 		for _, n := range r.notices {
 			frames = append(frames, live.Frame{Notice: &n})
@@ -274,7 +274,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 		r.notices = nil
 		if r.next == nil {
 			if err := r.look(ctx); err != nil {
-				return some(frames, err)
+				return framesOrError(frames, err)
 			}
 			continue // its notices are sent before the wait
 		}
@@ -289,7 +289,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 		default:
 			frame, err := r.take()
 			if err != nil {
-				return some(frames, err)
+				return framesOrError(frames, err)
 			}
 			size += frame.Len(true)
 			frames = append(frames, frame)
@@ -298,8 +298,8 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	return frames, nil
 }
 
-// some returns frames without the error if there are frames; the next call will return the error again.
-func some(frames []live.Frame, err error) ([]live.Frame, error) {
+// framesOrError returns frames without the error if there are frames; the next call will return the error again.
+func framesOrError(frames []live.Frame, err error) ([]live.Frame, error) {
 	if len(frames) > 0 {
 		return frames, nil
 	}
@@ -342,7 +342,7 @@ func (r *Replay) look(ctx context.Context) error {
 		return unreadable(err)
 	}
 	if !r.has(s.event.ExecutionID) {
-		r.reach(s.event)
+		r.advanceClock(s.event)
 		r.page = r.page[1:]
 		return nil
 	}
@@ -409,7 +409,7 @@ func (r *Replay) take() (live.Frame, error) {
 		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // other kinds have no text in flight
 		r.open[b.Block.ID] = 0
 	}
-	r.reach(s.event)
+	r.advanceClock(s.event)
 	r.sent, r.position = s.event.Seq, s.event.Position
 	kept := r.page[0]
 	r.page, r.next = r.page[1:], nil
@@ -484,7 +484,7 @@ func cursorError(err error) error {
 }
 
 func unreadable(err error) error {
-	return problem.New(problem.Internal, "", "an event in the read models cannot be read").Because(err)
+	return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
 }
 
 // head calls texts.head and waits for a slot if that reads from NATS.
@@ -524,21 +524,21 @@ func (p *Player) slot(ctx context.Context, tenant string) (release func(), err e
 	}, nil
 }
 
-// join returns the share of a tenant with one more user.
-func (p *Player) join(tenant string) *share {
+// join returns the slots of a tenant with one more user.
+func (p *Player) join(tenant string) *tenantSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.tenants[tenant]
 	if s == nil {
-		s = &share{slots: make(chan struct{}, tenantReaders)}
+		s = &tenantSlots{slots: make(chan struct{}, tenantReaders)}
 		p.tenants[tenant] = s
 	}
 	s.users++
 	return s
 }
 
-// leave removes a user from a share, and removes a share without users.
-func (p *Player) leave(tenant string, s *share) {
+// leave removes a user of a tenant's slots, and removes slots without users.
+func (p *Player) leave(tenant string, s *tenantSlots) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s.users--; s.users == 0 {

@@ -81,8 +81,8 @@ func (h *Handler) files(w *answer, r *http.Request, session, file string, has bo
 // paramAt is the parameter that selects the event at which files are read.
 const paramAt = "at"
 
-// when returns which version of the files is requested: live, after an event, or, without either, the last snapshot.
-func when(q url.Values) (live bool, at *uint32, err error) {
+// requestedVersion returns which version of the files is requested: live, after an event, or, without either, the last snapshot.
+func requestedVersion(q url.Values) (live bool, at *uint32, err error) {
 	if live, err = isLive(q); err != nil || !q.Has(paramAt) {
 		return live, nil, err
 	}
@@ -90,14 +90,16 @@ func when(q url.Values) (live bool, at *uint32, err error) {
 		return live, nil, problem.Invalid(paramAt, "at and live exclude each other")
 	}
 	n, err := wirejson.ParseCursor(paramAt, q.Get(paramAt))
-	return false, &n, fielded(err)
+	return false, &n, fieldProblem(err)
 }
 
-// only returns the query parameters, or an error if one is unknown or repeated.
-func only(r *http.Request, known ...string) (url.Values, error) { return onlyBut(r, "", known...) }
+// queryParameters returns the query parameters, or an error if one is unknown or repeated.
+func queryParameters(r *http.Request, known ...string) (url.Values, error) {
+	return queryParametersExcept(r, "", known...)
+}
 
-// onlyBut is like only, but the parameter many may be repeated.
-func onlyBut(r *http.Request, many string, known ...string) (url.Values, error) {
+// queryParametersExcept is like queryParameters, but the parameter many may be repeated.
+func queryParametersExcept(r *http.Request, many string, known ...string) (url.Values, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, problem.Invalid("", "the query of the URL is not valid")
@@ -115,7 +117,7 @@ func onlyBut(r *http.Request, many string, known ...string) (url.Values, error) 
 
 // putFile uploads a file.
 func (h *Handler) putFile(w *answer, r *http.Request, session, file string) error {
-	q, err := only(r, "mode")
+	q, err := queryParameters(r, "mode")
 	if err != nil {
 		return err
 	}
@@ -132,7 +134,7 @@ func (h *Handler) putFile(w *answer, r *http.Request, session, file string) erro
 
 // putTar uploads an archive.
 func (h *Handler) putTar(w *answer, r *http.Request, session string) error {
-	q, err := only(r, "dir")
+	q, err := queryParameters(r, "dir")
 	if err != nil {
 		return err
 	}
@@ -147,7 +149,7 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &pacedBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
 	if err := in.outcome(r, err); err != nil {
@@ -177,15 +179,15 @@ func (p *pace) add(n int, waited time.Duration) {
 	p.waited += waited
 }
 
-// watched is a body with a minimum speed.
-type watched struct {
+// pacedBody is a body with a minimum speed.
+type pacedBody struct {
 	pace
 	from    io.Reader
 	control *http.ResponseController
 	err     error // why the body ended early
 }
 
-func (b *watched) Read(p []byte) (int, error) {
+func (b *pacedBody) Read(p []byte) (int, error) {
 	began := time.Now()
 	_ = b.control.SetReadDeadline(b.deadline(began)) // a test's recorder has no connection
 	n, err := b.from.Read(p)
@@ -203,7 +205,7 @@ func (b *watched) Read(p []byte) (int, error) {
 // body if that is not too large: the connection of a client that is still sending would be reset, and the client
 // would lose the answer. Of a body of unknown length only a part is read. A client that waits for 100 Continue sends
 // nothing.
-func (b *watched) outcome(r *http.Request, refused error) error {
+func (b *pacedBody) outcome(r *http.Request, refused error) error {
 	switch {
 	case b.err != nil:
 		return b.problem()
@@ -221,12 +223,12 @@ func (b *watched) outcome(r *http.Request, refused error) error {
 }
 
 // problem returns the problem for a body that ended early.
-func (b *watched) problem() error {
+func (b *pacedBody) problem() error {
 	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stall, minRate).Because(b.err)
 }
 
 func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) error {
-	if _, err := only(r); err != nil {
+	if _, err := queryParameters(r); err != nil {
 		return err
 	}
 	position, err := h.cfg.API.RemoveFile(r.Context(), session, file)
@@ -239,11 +241,11 @@ func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) e
 
 // listFiles lists the entries below a folder, or returns them as a tar.
 func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
-	q, err := only(r, "dir", "minPosition", paramLive, paramAt)
+	q, err := queryParameters(r, "dir", "minPosition", paramLive, paramAt)
 	if err != nil {
 		return err
 	}
-	live, at, err := when(q)
+	live, at, err := requestedVersion(q)
 	if err != nil {
 		return err
 	}
@@ -262,14 +264,14 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")
-	out := h.patient(w)
+	out := h.pacedResponse(w)
 	if wantsTar(r) {
 		h.secure(w, typeTar, session+".tar")
 		w.WriteHeader(http.StatusOK)
 		if r.Method == http.MethodHead {
 			return nil
 		}
-		h.broken(r, h.cfg.API.Tar(r.Context(), ws, q.Get("dir"), out))
+		h.abort(r, h.cfg.API.Tar(r.Context(), ws, q.Get("dir"), out))
 		return nil
 	}
 	var by map[string]string
@@ -283,13 +285,13 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
 		buffered := bufio.NewWriterSize(out, 64<<10)
-		h.broken(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
+		h.abort(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
 	}
 	return nil
 }
 
-// broken aborts the connection if a response cannot be completed, so that the client does not take it for complete.
-func (h *Handler) broken(r *http.Request, err error) {
+// abort aborts the connection if a response cannot be completed, so that the client does not take it for complete.
+func (h *Handler) abort(r *http.Request, err error) {
 	if err == nil {
 		return
 	}
@@ -310,8 +312,8 @@ func wantsTar(r *http.Request) bool {
 	return false
 }
 
-// listed is an entry in the API's JSON form.
-type listed struct {
+// fileEntry is an entry in the API's JSON form.
+type fileEntry struct {
 	Path        string     `json:"path"`
 	PathBase64  []byte     `json:"pathBase64,omitempty"` // bytes of a path that is not UTF-8
 	Kind        string     `json:"kind"`                 // file, dir, symlink
@@ -334,7 +336,7 @@ func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[
 		return err
 	}
 	for i, e := range list {
-		line, err := json.Marshal(dress(e, by))
+		line, err := json.Marshal(newFileEntry(e, by))
 		if err != nil {
 			return err
 		}
@@ -349,8 +351,8 @@ func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[
 	return err
 }
 
-func dress(e workspace.Entry, by map[string]string) listed {
-	l := listed{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: by[e.Path]}
+func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
+	l := fileEntry{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: by[e.Path]}
 	if !utf8.ValidString(e.Path) {
 		l.Path, l.PathBase64 = strings.ToValidUTF8(e.Path, "\uFFFD"), []byte(e.Path)
 	}
@@ -385,11 +387,11 @@ func etag(e workspace.Entry) string {
 
 // getFile returns a file's content. Its headers prevent browsers from displaying the file in the API's origin.
 func (h *Handler) getFile(w *answer, r *http.Request, session, file string) error {
-	q, err := only(r, "minPosition", paramLive, paramAt)
+	q, err := queryParameters(r, "minPosition", paramLive, paramAt)
 	if err != nil {
 		return err
 	}
-	live, at, err := when(q)
+	live, at, err := requestedVersion(q)
 	if err != nil {
 		return err
 	}
@@ -425,10 +427,10 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 		r.Header.Del("Range") // each of several ranges would read the file from its start
 	}
 	content.rewind(first)
-	out := h.patient(w)
+	out := h.pacedResponse(w)
 	http.ServeContent(out, r, "", e.ModTime, content)
 	if content.err != nil && r.Context().Err() == nil {
-		h.broken(r, content.err)
+		h.abort(r, content.err)
 	}
 	return nil
 }
@@ -459,18 +461,18 @@ func disposition(name string) string {
 	return s
 }
 
-// patient is a response that the client must read at a minimum speed.
-type patient struct {
+// pacedResponse is a response that the client must read at a minimum speed.
+type pacedResponse struct {
 	pace
 	*answer
 	control *http.ResponseController
 }
 
-func (h *Handler) patient(w *answer) *patient {
-	return &patient{pace: pace{patience: h.cfg.ReadTimeout}, answer: w, control: http.NewResponseController(w)}
+func (h *Handler) pacedResponse(w *answer) *pacedResponse {
+	return &pacedResponse{pace: pace{patience: h.cfg.ReadTimeout}, answer: w, control: http.NewResponseController(w)}
 }
 
-func (p *patient) Write(b []byte) (int, error) {
+func (p *pacedResponse) Write(b []byte) (int, error) {
 	began := time.Now()
 	_ = p.control.SetWriteDeadline(p.deadline(began)) // a test's recorder has no connection
 	n, err := p.answer.Write(b)

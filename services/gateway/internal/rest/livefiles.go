@@ -53,8 +53,8 @@ func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) erro
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
-		_, err = h.patient(w).Write(append(raw, '\n'))
-		h.broken(r, err)
+		_, err = h.pacedResponse(w).Write(append(raw, '\n'))
+		h.abort(r, err)
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (h *Handler) getLive(w *answer, r *http.Request, session, file string) erro
 	if r.Method == http.MethodHead {
 		return nil
 	}
-	_, err = io.Copy(h.patient(w), io.MultiReader(bytes.NewReader(first), content))
-	h.broken(r, err)
+	_, err = io.Copy(h.pacedResponse(w), io.MultiReader(bytes.NewReader(first), content))
+	h.abort(r, err)
 	return nil
 }

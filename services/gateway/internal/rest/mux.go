@@ -97,7 +97,7 @@ func (h *Handler) mux() (http.Handler, error) {
 		runtime.WithWriteContentLength(),
 		runtime.WithErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
 			if b, ok := r.Body.(*body); ok && b.err != nil {
-				err = fielded(b.err)
+				err = fieldProblem(b.err)
 			}
 			h.refuse(answerOf(w), r, err)
 		}),
@@ -178,7 +178,7 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 		err = wirejson.CheckQuery(r.URL.Query(), to.request, inPath)
 	}
 	if err != nil {
-		h.refuse(out, r, fielded(err))
+		h.refuse(out, r, fieldProblem(err))
 		return
 	}
 	body.inPath = params
@@ -199,8 +199,8 @@ func checkKey(r *http.Request) error {
 	}
 }
 
-// fielded converts the error of a field to a problem.
-func fielded(err error) error {
+// fieldProblem converts the error of a field to a problem.
+func fieldProblem(err error) error {
 	var bad *wirejson.FieldError
 	if errors.As(err, &bad) {
 		return problem.Invalid(bad.Field, "%s", bad.Detail)

@@ -114,8 +114,8 @@ func (h *Handler) refuse(w *answer, r *http.Request, err error) {
 // refusalTime bounds how long an HTTP/2 client may take to read a refusal.
 const refusalTime = 10 * time.Second
 
-// byHand returns the handler of a route that is not generated from spool.v1 and needs no key (except /metrics).
-func (h *Handler) byHand(path string) http.HandlerFunc {
+// plainRoute returns the handler of a route that is not generated from spool.v1 and needs no key (except /metrics).
+func (h *Handler) plainRoute(path string) http.HandlerFunc {
 	switch path {
 	case "/health", "/healthz":
 		return h.health
@@ -148,7 +148,7 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	if serve := h.byHand(r.URL.Path); serve != nil {
+	if serve := h.plainRoute(r.URL.Path); serve != nil {
 		w.route = r.URL.Path
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			return notAllowed(r)

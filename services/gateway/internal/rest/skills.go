@@ -40,7 +40,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	if err := allow(w, r); err != nil {
 		return err
 	}
-	q, err := onlyBut(r, "tag", "slug", "scope", "org", "tag", "dryRun", "sha256")
+	q, err := queryParametersExcept(r, "tag", "slug", "scope", "org", "tag", "dryRun", "sha256")
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &pacedBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
 	if err := in.outcome(r, err); err != nil {
@@ -85,7 +85,7 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	if err := allow(w, r); err != nil {
 		return err
 	}
-	q, err := only(r, "scope", "org", "version", "minPosition")
+	q, err := queryParameters(r, "scope", "org", "version", "minPosition")
 	if err != nil {
 		return err
 	}
@@ -110,9 +110,9 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 		r.Header.Del("Range") // each of several ranges would read the content from its start
 	}
 	content.rewind(first)
-	http.ServeContent(h.patient(w), r, "", time.Time{}, content)
+	http.ServeContent(h.pacedResponse(w), r, "", time.Time{}, content)
 	if content.err != nil && r.Context().Err() == nil {
-		h.broken(r, content.err)
+		h.abort(r, content.err)
 	}
 	return nil
 }

@@ -19,14 +19,14 @@ func (h *Handler) putTranscript(w *answer, r *http.Request) error {
 	if err := allow(w, r); err != nil {
 		return err
 	}
-	if _, err := only(r); err != nil {
+	if _, err := queryParameters(r); err != nil {
 		return err
 	}
 	if err := heldBy(r).Take(admission.TransferCost + transcript.MaxLine); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &watched{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &pacedBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	out, err := h.cfg.API.PutTranscript(r.Context(), in, r.ContentLength, h.cfg.MaxTranscript)
 	if err := in.outcome(r, err); err != nil {
 		return err

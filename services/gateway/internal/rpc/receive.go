@@ -36,7 +36,7 @@ type frames interface {
 	Read(n int) (mem.BufferSlice, error)
 }
 
-var errNoFrames = errors.New("the transport of gRPC cannot be read in pieces")
+var errNoFrames = errors.New("the gRPC transport does not support partial reads")
 
 // receiver is a stream that takes the bytes of messages from the gateway's limit before it reads them.
 type receiver struct {
@@ -96,7 +96,7 @@ func (r *receiver) read(from frames) ([]byte, error) {
 		return nil, err
 	}
 	if header[0] != 0 {
-		return nil, problem.Invalid("", "the message is compressed; send it as it is")
+		return nil, problem.Invalid("", "the message is compressed; send it uncompressed")
 	}
 	length := int64(binary.BigEndian.Uint32(header[1:]))
 	if length > int64(r.limit) {

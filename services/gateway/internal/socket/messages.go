@@ -124,7 +124,7 @@ func parse(data []byte) (request, error) {
 		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from, to and executionId, and no others")
 	case len(r.RequestID) > maxRequestID:
 		r.RequestID = ""
-		return r, problem.Invalid("requestId", "it is longer than %d bytes", maxRequestID)
+		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestID)
 	}
 	return r, nil
 }

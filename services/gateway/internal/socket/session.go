@@ -78,10 +78,10 @@ func (c *conn) handle(ctx context.Context, r request) error {
 	return problem.Invalid("type", "%+q is not a type of message: there are %s and %s", clip(r.Type), typeJoin, typeLeave)
 }
 
-// leaving is the cause of a join that the client ended.
-type leaving struct{ request request }
+// leftByClient is the cause of a join that the client ended.
+type leftByClient struct{ request request }
 
-func (leaving) Error() string { return "the client left the session" }
+func (leftByClient) Error() string { return "the client left the session" }
 
 func (c *conn) leave(r request) error {
 	if err := reads.CheckSession(r.SessionID); err != nil {
@@ -93,7 +93,7 @@ func (c *conn) leave(r request) error {
 	if cancel == nil {
 		return problem.New(problem.NotJoined, "", "this connection has not joined the session")
 	}
-	cancel(leaving{r})
+	cancel(leftByClient{r})
 	return nil
 }
 
@@ -149,7 +149,7 @@ func (c *conn) follow(ctx context.Context, r request) {
 		err = c.pump(ctx, reader, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
-	c.over(r, cursor, err)
+	c.endJoin(r, cursor, err)
 }
 
 // replay sends the events of a replay, until it ends or the client leaves.
@@ -168,12 +168,12 @@ func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
 		err = c.pump(ctx, from, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
-	c.over(r, cursor, err)
+	c.endJoin(r, cursor, err)
 }
 
 // notJoined answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
 func (c *conn) notJoined(ctx context.Context, r request, err error) {
-	var left leaving
+	var left leftByClient
 	if errors.As(context.Cause(ctx), &left) {
 		_ = c.send(message{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
 		return
@@ -230,11 +230,11 @@ func (c *conn) pump(ctx context.Context, from source, cursor *uint32, metadata b
 	}
 }
 
-// over notifies the client that a join has ended, if the connection is still open.
-func (c *conn) over(r request, cursor uint32, err error) {
+// endJoin notifies the client that a join has ended, if the connection is still open.
+func (c *conn) endJoin(r request, cursor uint32, err error) {
 	session := r.SessionID
 	left := message{Type: typeLeft, SessionID: session, Seq: &cursor}
-	var wish leaving
+	var wish leftByClient
 	var p *problem.Error
 	switch {
 	case errors.Is(err, io.EOF): // the replay is complete

@@ -21,7 +21,7 @@ func CheckQuery(q url.Values, d protoreflect.MessageDescriptor, inPath func(fiel
 	for name, values := range q {
 		fd := d.Fields().ByJSONName(name)
 		if fd == nil || inPath(string(fd.Name())) || fd.Kind() == protoreflect.MessageKind {
-			return &FieldError{join("", name), "there is no such parameter; " + listed(names)}
+			return &FieldError{join("", name), "there is no such parameter; " + parameterList(names)}
 		}
 		if len(values) > 1 && !fd.IsList() {
 			return &FieldError{name, "the parameter is given more than once"}
@@ -84,7 +84,7 @@ func ParseBool(name, v string) (bool, error) {
 	return false, &FieldError{name, "must be true or false, 1 or 0, not " + strconv.QuoteToASCII(v)}
 }
 
-func listed(names []string) string {
+func parameterList(names []string) string {
 	if len(names) == 0 {
 		return "this route takes none"
 	}

@@ -1,4 +1,4 @@
-// Command projector is the projector: it folds the log into Postgres.
+// Command projector runs the projector, which folds the log into Postgres.
 package main
 
 import (

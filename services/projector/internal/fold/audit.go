@@ -31,18 +31,18 @@ type Audited struct {
 // audit adds the row for a commit that a client caused.
 func (f *folding) audit(rec eventlog.Record) {
 	if a, ok := eventlog.Audit(rec); ok {
-		f.out.Audit = append(f.out.Audit, f.audited(rec, a))
+		f.out.Audit = append(f.out.Audit, f.auditRow(rec, a))
 	}
 }
 
-// audited returns the row for a commit, with the subject and shard of rec.
-func (f *folding) audited(rec eventlog.Record, a events.Audited) *Audited {
+// auditRow returns the row for a commit, with the subject and shard of rec.
+func (f *folding) auditRow(rec eventlog.Record, a events.Audited) *Audited {
 	types := make([]string, len(a.Types))
 	for i, t := range a.Types {
 		types[i] = string(t)
 	}
 	return &Audited{
-		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: count(a.Seq), Group: f.model.group, At: moment(a.Time), //nolint:gosec // there are 8 shards
+		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: count(a.Seq), Group: f.model.group, At: pgTime(a.Time), //nolint:gosec // there are 8 shards
 		Aspect: string(rec.Subject.Aspect), Subject: rec.Subject.ID, About: about(rec), Execution: rowKey(a.ExecutionID), Types: clean(strings.Join(types, ",")),
 		ActorKind: rowKey(a.Actor.Kind), Actor: rowKey(a.Actor.ID), Key: rowKey(a.Actor.Key), User: clean(a.Actor.User), Service: clean(a.Actor.Service), Address: clean(a.Actor.Address),
 	}
@@ -79,7 +79,7 @@ func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
 	}
 	rec.Subject.Aspect, rec.Events = events.Life, nil
 	for _, kept := range d.Audit {
-		if a := f.audited(rec, kept); kept.Seq < rec.Position.Seq && !present[a.Seq] {
+		if a := f.auditRow(rec, kept); kept.Seq < rec.Position.Seq && !present[a.Seq] {
 			f.out.Audit, present[a.Seq] = append(f.out.Audit, a), true
 		}
 	}

@@ -60,13 +60,13 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 		t.Errorf("the row of another session became %+v", r)
 	}
 	if r := want.audit["default 1 2"]; r.Key != "key_1" || r.User != "" || r.Types != "session_created" || !r.At.Equal(at.Add(2*time.Second).Truncate(time.Microsecond)) {
-		t.Errorf("of a commit of version 1 the audit has %+v", r)
+		t.Errorf("audit of a commit of version 1: %+v", r)
 	}
 	if r := want.audit["default 1 3"]; r.User != "ann" || r.Types != "message_accepted,execution_dispatched" || r.Execution != "exe_1" || r.Address != "192.0.2.1" {
-		t.Errorf("of a message the audit has %+v", r)
+		t.Errorf("audit of a message: %+v", r)
 	}
 	if r := want.audit["default 1 6"]; r.User != "bob\uFFFD" || r.Types != "session_deleted" {
-		t.Errorf("of the deletion the audit has %+v", r)
+		t.Errorf("audit of the deletion: %+v", r)
 	}
 	for name, list := range map[string][][]eventlog.Record{
 		"one by one":        {all[:1], all[1:2], all[2:3], all[3:4], all[4:5], all[5:6], all[6:]},

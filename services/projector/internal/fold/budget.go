@@ -42,9 +42,9 @@ type TenantBudget struct {
 	Removed    bool
 }
 
-// spendsOn returns the days whose usage an event of a session may change. Each event counts on its own day.
-func spendsOn(e events.Event) []string {
-	days := []string{noDay, day(sane(e.Time))}
+// usageDays returns the days whose usage an event of a session may change. Each event counts on its own day.
+func usageDays(e events.Event) []string {
+	days := []string{noDay, day(clampTime(e.Time))}
 	if d, retired := e.Data.(events.RunRetired); retired {
 		for _, u := range d.Usage {
 			days = append(days, clean(u.Day))
@@ -58,15 +58,15 @@ func (m *Model) usageDay(tenant, day string) Key {
 	return Key{tenant, day + "/" + strconv.Itoa(int(m.group))}
 }
 
-// spent returns the row of a tenant and a day.
-func (f *folding) spent(tenant, day string) *TenantUsage {
+// usageRow returns the row of a tenant and a day.
+func (f *folding) usageRow(tenant, day string) *TenantUsage {
 	k := f.model.usageDay(tenant, day)
 	x := f.model.tenantUsage[k]
 	if x == nil {
 		x = &entry[TenantUsage]{row: TenantUsage{Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Day: day}}
 		f.model.tenantUsage[k] = x
 	}
-	return touch(&f.tenantUsage, x)
+	return markChanged(&f.tenantUsage, x)
 }
 
 // dayShare is what one session added to the row of a day in tenant_usage.
@@ -92,14 +92,14 @@ func (d dayShare) minus(o dayShare) dayShare {
 	return dayShare{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes, d.Stored - o.Stored}
 }
 
-// sharesOf decodes Session.Spent or Deleted.Spent.
-func sharesOf(text string) (map[string]dayShare, error) {
+// decodeShares decodes Session.Spent or Deleted.Spent.
+func decodeShares(text string) (map[string]dayShare, error) {
 	shares := map[string]dayShare{}
 	if text == "" {
 		return shares, nil
 	}
 	if err := json.Unmarshal([]byte(text), &shares); err != nil {
-		return nil, fmt.Errorf("what a session took, as it is stored: %w", err)
+		return nil, fmt.Errorf("decode a session's stored usage: %w", err)
 	}
 	return shares, nil
 }
@@ -125,16 +125,16 @@ func SpentOf(d events.RunRetired) (string, error) {
 // take adds usage on the day of an event to the session and its tenant.
 func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
 	on := day(e.Time)
-	row := f.spent(a.key.Tenant, on)
+	row := f.usageRow(a.key.Tenant, on)
 	s := f.session(a, e)
-	shares, err := sharesOf(s.Spent)
+	shares, err := decodeShares(s.Spent)
 	if err != nil {
 		return err
 	}
 	if d.Stored != 0 {
 		had := shares[noDay].Stored
 		shares[noDay] = dayShare{Stored: max(0, had+d.Stored)}
-		f.spent(a.key.Tenant, noDay).Stored += shares[noDay].Stored - had
+		f.usageRow(a.key.Tenant, noDay).Stored += shares[noDay].Stored - had
 		d.Stored = 0
 	}
 	row.add(d)
@@ -156,16 +156,16 @@ func (u *TenantUsage) add(d dayShare) {
 	u.Stored += d.Stored
 }
 
-// logged adds the events of a session's commit to the usage of the session and its tenant, up to and including the
+// countEvents adds the events of a session's commit to the usage of the session and its tenant, up to and including the
 // one that deletes the session. Later events are Spool's own and are not counted.
-func (f *folding) logged(a *aggregate, rec eventlog.Record) error {
+func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 	if f.bare || a.deleted {
 		return nil
 	}
 	shares := map[string]dayShare{}
 	first := map[string]events.Event{} // the first event of each day
 	for i, e := range rec.Events {
-		e.Time = sane(e.Time)
+		e.Time = clampTime(e.Time)
 		on, size := day(e.Time), events.OutputOf(e)
 		if _, known := first[on]; !known {
 			first[on] = e
@@ -191,7 +191,7 @@ func (f *folding) logged(a *aggregate, rec eventlog.Record) error {
 // for a fold that read the whole session. A fold that starts after the removal of content, or in the middle of it,
 // adds the part that it did not read.
 func (f *folding) retire(a *aggregate, d events.RunRetired) error {
-	had, err := sharesOf(a.gone.row.Spent)
+	had, err := decodeShares(a.gone.row.Spent)
 	if err != nil {
 		return err
 	}
@@ -199,14 +199,14 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	if err != nil {
 		return err
 	}
-	has, err := sharesOf(text)
+	has, err := decodeShares(text)
 	if err != nil {
 		return err
 	}
 	if _, stated := has[noDay]; !stated {
 		has[noDay] = dayShare{}
 	}
-	gone := touch(&f.deleted, a.gone)
+	gone := markChanged(&f.deleted, a.gone)
 	// The row is no longer read as a session's parent, and the commit with the fork's parent may be removed.
 	gone.Spent, gone.Parent, gone.Forked = text, "", ""
 	for _, on := range slices.Sorted(maps.Keys(has)) {
@@ -214,7 +214,7 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 		if now == before {
 			continue
 		}
-		f.spent(a.key.Tenant, on).add(now.minus(before))
+		f.usageRow(a.key.Tenant, on).add(now.minus(before))
 	}
 	return nil
 }
@@ -226,7 +226,7 @@ func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.ModelCalled:
 		if x != nil && x.ended() && !x.Metered && x.tokens() > 0 {
-			return nil // the proxy tells late what was counted at the end
+			return nil // metered late; the usage was counted at the end of the execution
 		}
 		return f.take(a, e, dayShare{Tokens: count(d.Usage.Tokens()), CostUSD: d.CostUSD})
 	case events.SandboxUsage:
@@ -245,14 +245,14 @@ func (f *folding) spendDeleted(a *aggregate, e events.Event, d events.SandboxUsa
 	if f.bare {
 		return nil
 	}
-	shares, err := sharesOf(a.gone.row.Spent)
+	shares, err := decodeShares(a.gone.row.Spent)
 	if err != nil {
 		return err
 	}
 	on, cost := day(e.Time), dayShare{CostUSD: d.CostUSD}
 	shares[on] = shares[on].plus(cost)
-	f.spent(a.key.Tenant, on).add(cost)
-	touch(&f.deleted, a.gone).Spent, err = marshal(shares)
+	f.usageRow(a.key.Tenant, on).add(cost)
+	markChanged(&f.deleted, a.gone).Spent, err = marshal(shares)
 	return err
 }
 
@@ -297,8 +297,8 @@ func (f *folding) budget(rec eventlog.Record) {
 			x = &entry[TenantBudget]{row: TenantBudget{Tenant: k.Tenant, ID: k.ID, Group: f.model.group}}
 			f.model.tenantBudgets[k] = x
 		}
-		row := touch(&f.tenantBudgets, x)
-		row.SetAt, row.Removed = moment(e.Time), true
+		row := markChanged(&f.tenantBudgets, x)
+		row.SetAt, row.Removed = pgTime(e.Time), true
 		if d, set := e.Data.(events.TenantBudgetSet); set {
 			row.Turns, row.Tokens, row.CostUSD, row.TimeMs = int64(d.Budget.Turns), count(d.Budget.Tokens), d.Budget.CostUSD, count(d.Budget.TimeMs)
 			row.Removed = false
@@ -313,14 +313,14 @@ type (
 )
 
 // usageOf requests the rows that an event of a session adds to.
-func (w *want) usageOf(tenant string, e events.Event) {
-	for _, on := range spendsOn(e) {
+func (w *lookup) usageOf(tenant string, e events.Event) {
+	for _, on := range usageDays(e) {
 		w.usageDay(tenant, on)
 	}
 }
 
 // usageDay requests the row of a tenant's usage on a day.
-func (w *want) usageDay(tenant, day string) {
+func (w *lookup) usageDay(tenant, day string) {
 	k := w.model.usageDay(tenant, day)
 	if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
 		w.seen[tenantUsageRef(k)] = true
@@ -329,7 +329,7 @@ func (w *want) usageDay(tenant, day string) {
 }
 
 // tenant requests the budget or limits that an event is about.
-func (w *want) tenant(tenant string, e events.Event) {
+func (w *lookup) tenant(tenant string, e events.Event) {
 	if period := budgetPeriod(e); period != "" {
 		k := Key{tenant, period}
 		if _, present := w.model.tenantBudgets[k]; !present && !w.seen[tenantBudgetRef(k)] {

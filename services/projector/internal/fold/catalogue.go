@@ -22,17 +22,17 @@ func (f *folding) key(rec eventlog.Record) {
 		case events.KeyCreated:
 			if f.model.keys[k] == nil {
 				f.model.keys[k] = &entry[APIKey]{row: APIKey{
-					Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Name: clean(d.Name), Prefix: clean(d.Prefix), SHA256: rowKey(d.SHA256), CreatedAt: moment(e.Time),
+					Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Name: clean(d.Name), Prefix: clean(d.Prefix), SHA256: rowKey(d.SHA256), CreatedAt: pgTime(e.Time),
 					Role: clean(string(d.Rights.Role)), Agents: clean(strings.Join(d.Rights.Agents, ",")), CreatedBy: rowKey(d.CreatedBy),
 				}}
 				if at := d.Rights.ExpiresAt; !at.IsZero() {
-					f.model.keys[k].row.ExpiresAt = momentOf(at)
+					f.model.keys[k].row.ExpiresAt = pgTimePointer(at)
 				}
-				touch(&f.keys, f.model.keys[k])
+				markChanged(&f.keys, f.model.keys[k])
 			}
 		case events.KeyRevoked:
 			if row := f.model.keys[k]; row != nil && row.row.RevokedAt == nil {
-				touch(&f.keys, row).RevokedAt = momentOf(e.Time)
+				markChanged(&f.keys, row).RevokedAt = pgTimePointer(e.Time)
 			}
 		}
 	}
@@ -128,7 +128,7 @@ func names(list []string) []string {
 }
 
 // entry requests the rows that an event of the catalogue is about.
-func (w *want) entry(k Key, kind events.Aspect, e events.Event) {
+func (w *lookup) entry(k Key, kind events.Aspect, e events.Event) {
 	c, ok := entryChangeOf(kind, e)
 	if !ok {
 		return
@@ -157,7 +157,7 @@ func (m *Model) putEntries(asked Missing, p Present) error {
 	}
 	for _, r := range p.Entries {
 		if err := json.Unmarshal([]byte(r.State), &r.state); err != nil {
-			return fmt.Errorf("entry %s of the catalogue as it is stored: %w", r.ID, err)
+			return fmt.Errorf("decode stored catalogue entry %s: %w", r.ID, err)
 		}
 		m.entries[Key{r.Tenant, r.ID}] = &entry[Entry]{row: r, stored: true}
 	}
@@ -167,13 +167,13 @@ func (m *Model) putEntries(asked Missing, p Present) error {
 	return nil
 }
 
-// catalogued folds a commit about an agent, an instance, an environment or a skill.
-func (f *folding) catalogued(rec eventlog.Record) error {
+// catalogueCommit folds a commit about an agent, an instance, an environment or a skill.
+func (f *folding) catalogueCommit(rec eventlog.Record) error {
 	if f.bare {
 		return nil
 	}
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
-	f.spent(k.Tenant, noDay).Stored += rec.Bytes
+	f.usageRow(k.Tenant, noDay).Stored += rec.Bytes
 	for _, e := range rec.Events {
 		c, ok := entryChangeOf(rec.Subject.Aspect, e)
 		if !ok {
@@ -183,14 +183,14 @@ func (f *folding) catalogued(rec eventlog.Record) error {
 		if x == nil {
 			x = &entry[Entry]{row: Entry{
 				Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Kind: string(rec.Subject.Aspect),
-				Scope: string(c.ref.Scope), Org: c.ref.Org, Slug: c.ref.Slug, CreatedAt: moment(e.Time),
+				Scope: string(c.ref.Scope), Org: c.ref.Org, Slug: c.ref.Slug, CreatedAt: pgTime(e.Time),
 			}}
 			f.model.entries[k] = x
 		}
-		row := touch(&f.entries, x)
+		row := markChanged(&f.entries, x)
 		before := row.state
 		row.state = versions.Evolve(before, c.event)
-		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, moment(e.Time)
+		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, pgTime(e.Time)
 		if err := f.version(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
 			return err
 		}
@@ -204,7 +204,7 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 	x := f.model.versions[v]
 	switch {
 	case v.ID == "":
-	case c.makes && (x == nil || !known || was.Removed): // made, or made again
+	case c.makes && (x == nil || !known || was.Removed): // created, or created again
 		spec, err := marshal(c.spec)
 		if err != nil {
 			return err
@@ -213,18 +213,18 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 			x = &entry[Version]{}
 			f.model.versions[v] = x
 		} else if !x.row.Removed {
-			f.spent(v.Session.Tenant, noDay).Stored -= zipBytes(x.row)
+			f.usageRow(v.Session.Tenant, noDay).Stored -= zipBytes(x.row)
 		}
-		*touch(&f.versions, x) = Version{
+		*markChanged(&f.versions, x) = Version{
 			Tenant: v.Session.Tenant, Entry: v.Session.ID, ID: v.ID, Group: f.model.group,
-			Spec: clean(spec), Document: clean(c.document), CreatedAt: moment(c.event.Time), Position: position,
+			Spec: clean(spec), Document: clean(c.document), CreatedAt: pgTime(c.event.Time), Position: position,
 		}
-		f.spent(v.Session.Tenant, noDay).Stored += zipBytes(x.row)
+		f.usageRow(v.Session.Tenant, noDay).Stored += zipBytes(x.row)
 	case x != nil && known:
 		if now, _ := find(f.model.entries[v.Session].row.state, v.ID); now.Removed != x.row.Removed {
-			touch(&f.versions, x).Removed = now.Removed
+			markChanged(&f.versions, x).Removed = now.Removed
 			if now.Removed {
-				f.spent(v.Session.Tenant, noDay).Stored -= zipBytes(x.row)
+				f.usageRow(v.Session.Tenant, noDay).Stored -= zipBytes(x.row)
 			}
 		}
 	}
@@ -234,7 +234,7 @@ func (f *folding) version(v Child, c entryChange, before versions.State, positio
 // zipBytes returns the size of the ZIP of a skill's version; 0 for other entries.
 func zipBytes(v Version) int64 {
 	var spec skillSpec
-	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // a skill has a document, and its spec is of this fold
+	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // only skills have a document; their spec was encoded by this fold
 		return 0
 	}
 	return count(spec.Bytes)

@@ -69,7 +69,7 @@ func TestVersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 	apply(1, total+1) // dropped from the state
 	apply(0, total+2) // kept because of its tag
 	if len(m.versions) != total {
-		t.Fatalf("there are %d rows, want %d", len(m.versions), total)
+		t.Fatalf("got %d rows, want %d", len(m.versions), total)
 	}
 	for n, want := range map[int]uint64{0: 1, 1: total + 1, 2: 3, total - 1: total} {
 		row := m.versions[child("acme", subject.ID, fmt.Sprintf("v%03d", n))]

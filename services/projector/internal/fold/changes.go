@@ -83,8 +83,8 @@ func (c *Changes) Empty() bool {
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }
 
-// settle divides the dirty rows into new and changed ones, and marks them as stored.
-func settle[R any](list []*entry[R]) (rows Rows[R]) {
+// splitRows divides the dirty rows into new and changed ones, and marks them as stored.
+func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
 	for _, e := range list {
 		if !e.dirty {
 			continue
@@ -99,8 +99,8 @@ func settle[R any](list []*entry[R]) (rows Rows[R]) {
 	return rows
 }
 
-// touch marks a row as changed.
-func touch[R any](list *[]*entry[R], e *entry[R]) *R {
+// markChanged marks a row as changed.
+func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	if !e.dirty {
 		e.dirty = true
 		*list = append(*list, e)

@@ -37,18 +37,18 @@ func (f *folding) sandbox(a *aggregate, e events.Event) {
 	}
 	b := a.sandboxes[id]
 	if b == nil {
-		b = &entry[Sandbox]{row: Sandbox{Tenant: a.key.Tenant, Session: a.key.ID, ID: id, CreatedAt: moment(e.Time)}}
+		b = &entry[Sandbox]{row: Sandbox{Tenant: a.key.Tenant, Session: a.key.ID, ID: id, CreatedAt: pgTime(e.Time)}}
 		a.sandboxes[id] = b
 	}
 	if b.row.EndedAt != nil {
 		return
 	}
-	row := touch(&f.sandboxes, b)
+	row := markChanged(&f.sandboxes, b)
 	switch d := e.Data.(type) {
 	case events.SandboxCreating:
 		row.Status, row.Provider, row.Engine = "creating", clean(d.Provider), clean(d.Engine)
 	case events.SandboxReady:
-		row.Status, row.Provider, row.Engine, row.ReadyAt = "ready", clean(d.Provider), clean(d.Engine), momentOf(e.Time)
+		row.Status, row.Provider, row.Engine, row.ReadyAt = "ready", clean(d.Provider), clean(d.Engine), pgTimePointer(e.Time)
 		row.Image = clean(d.Image)
 	case events.SandboxPaused:
 		row.Status = "paused"
@@ -57,11 +57,11 @@ func (f *folding) sandbox(a *aggregate, e events.Event) {
 	case events.SandboxHealth:
 		row.Health, row.HealthWhy, row.MemoryBytes, row.DiskBytes = clean(d.Status), clean(d.Reason), count(d.MemoryBytes), count(d.DiskBytes)
 	case events.SandboxReplaced:
-		row.Status, row.Reason, row.EndedAt = "replaced", clean(d.Lost), momentOf(e.Time)
+		row.Status, row.Reason, row.EndedAt = "replaced", clean(d.Lost), pgTimePointer(e.Time)
 	case events.SandboxTerminated:
-		row.Status, row.Reason, row.EndedAt = "terminated", clean(d.Reason), momentOf(e.Time)
+		row.Status, row.Reason, row.EndedAt = "terminated", clean(d.Reason), pgTimePointer(e.Time)
 	case events.SandboxFailed:
-		row.Status, row.Reason, row.EndedAt = "failed", clean(d.Code+": "+d.Message), momentOf(e.Time)
+		row.Status, row.Reason, row.EndedAt = "failed", clean(d.Code+": "+d.Message), pgTimePointer(e.Time)
 	}
 }
 
@@ -89,8 +89,8 @@ func (f *folding) file(a *aggregate, s *Session, e events.Event) {
 		x = &entry[File]{row: File{Tenant: a.key.Tenant, Session: a.key.ID, ID: id}}
 		a.files[id] = x
 	}
-	row := touch(&f.files, x)
-	row.Execution, row.ChangedAt, row.LastSeq = rowKey(e.ExecutionID), moment(e.Time), s.Tip
+	row := markChanged(&f.files, x)
+	row.Execution, row.ChangedAt, row.LastSeq = rowKey(e.ExecutionID), pgTime(e.Time), s.Tip
 	switch d := e.Data.(type) {
 	case events.FileCreated:
 		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), count(d.Size), d.Binary, false
@@ -110,10 +110,10 @@ func usageID(e events.Event) string {
 	return rowKey(e.ExecutionID + " " + day(e.Time) + " " + d.Provider + " " + d.Model)
 }
 
-func day(t time.Time) string { return sane(t).Format(time.DateOnly) }
+func day(t time.Time) string { return clampTime(t).Format(time.DateOnly) }
 
-// called adds a model request.
-func (f *folding) called(a *aggregate, e events.Event) {
+// modelCalled adds a model request.
+func (f *folding) modelCalled(a *aggregate, e events.Event) {
 	d, ok := e.Data.(events.ModelCalled)
 	if !ok {
 		return
@@ -127,7 +127,7 @@ func (f *folding) called(a *aggregate, e events.Event) {
 		}}
 		a.usage[id] = x
 	}
-	row := touch(&f.usage, x)
+	row := markChanged(&f.usage, x)
 	row.Requests++
 	if d.Status == 0 || d.Status >= 400 {
 		row.Failed++

@@ -9,59 +9,59 @@ func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event)
 	x := a.executions[id]
 	if x == nil {
 		x = &entry[Execution]{row: Execution{
-			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Ord: s.Executions, Phase: phaseQueued, QueuedAt: moment(e.Time), FirstSeq: s.Tip,
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Ord: s.Executions, Phase: phaseQueued, QueuedAt: pgTime(e.Time), FirstSeq: s.Tip,
 		}}
 		a.executions[id] = x
 		s.Executions++
 		s.Queued++
-		touch(&f.executions, x)
+		markChanged(&f.executions, x)
 	}
 	return x
 }
 
-// executed folds an event into its execution, which has not ended.
-func (f *folding) executed(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+// executionEvent folds an event into its execution, which has not ended.
+func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	waited := x.row.waiting()
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
-		row := touch(&f.executions, x)
+		row := markChanged(&f.executions, x)
 		row.Metadata, row.Query = raw(d.Metadata), beginning(d)
 		if row.Ord == 0 {
 			s.Title = row.Query
 		}
 	case events.ExecutionDispatched:
-		touch(&f.executions, x).DispatchedAt = momentOf(e.Time)
+		markChanged(&f.executions, x).DispatchedAt = pgTimePointer(e.Time)
 		s.ActiveExecution = x.row.ID
 	case events.ExecutionClaimed:
-		row := touch(&f.executions, x)
+		row := markChanged(&f.executions, x)
 		row.Executor = clean(d.Executor)
 		if row.Phase == phaseQueued {
 			row.Phase = phaseStarting
 		}
 	case events.ExecutionStarted:
-		row := touch(&f.executions, x)
+		row := markChanged(&f.executions, x)
 		row.Phase, row.Attempt = phaseRunning, int32(d.Attempt)
 		if row.StartedAt == nil {
-			row.StartedAt = momentOf(e.Time)
+			row.StartedAt = pgTimePointer(e.Time)
 		}
 	case events.AttemptFailed:
-		touch(&f.executions, x).Phase = phaseStarting
+		markChanged(&f.executions, x).Phase = phaseStarting
 	case events.ExecutionResolved:
-		touch(&f.executions, x).Resolved = resolved(d)
+		markChanged(&f.executions, x).Resolved = resolved(d)
 	case events.ExecutionPaused:
-		touch(&f.executions, x).Phase = phasePaused
+		markChanged(&f.executions, x).Phase = phasePaused
 	case events.ExecutionResumed:
-		touch(&f.executions, x).Phase = phaseRunning
+		markChanged(&f.executions, x).Phase = phaseRunning
 	case events.ModelCalled:
 		if !x.row.Metered {
-			touch(&f.executions, x).Metered = true
+			markChanged(&f.executions, x).Metered = true
 		}
 	case events.MetadataUpdate:
-		row := touch(&f.executions, x)
+		row := markChanged(&f.executions, x)
 		row.use(d.Usage)
 		row.CostUSD, row.Model = d.CostUSD, clean(d.Model)
 	case events.SandboxUsage:
-		row := touch(&f.executions, x)
+		row := markChanged(&f.executions, x)
 		row.SandboxMs += count(d.DurationMs)
 		row.SandboxCostUSD = finite(row.SandboxCostUSD + d.CostUSD)
 	default:
@@ -103,7 +103,7 @@ func (x *Execution) use(u events.Usage) {
 
 // end folds the terminal event of an execution.
 func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
-	row := touch(&f.executions, x)
+	row := markChanged(&f.executions, x)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
 		row.Phase, row.DurationMs, row.Result = phaseCompleted, int64(d.DurationMs), clean(d.Result)
@@ -123,7 +123,7 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 		// The event's data could not be decoded, but its type shows that the execution ended.
 		row.Phase = phaseFailed
 	}
-	at := moment(e.Time)
+	at := pgTime(e.Time)
 	row.EndedAt = &at
 	if s.ActiveExecution == row.ID {
 		s.ActiveExecution = ""
@@ -135,13 +135,13 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	// Ended handles rows that are not in memory.
 	for _, c := range a.calls {
 		if c != nil && c.row.Execution == row.ID && c.row.Status == statusPending {
-			call := touch(&f.calls, c)
+			call := markChanged(&f.calls, c)
 			call.Status, call.EndedAt = statusError, &at
 		}
 	}
 	for _, c := range a.conversations {
 		if c != nil && c.row.Execution == row.ID && c.row.Status == phaseRunning {
-			conversation := touch(&f.conversations, c)
+			conversation := markChanged(&f.conversations, c)
 			conversation.Status, conversation.EndedAt = phaseFailed, &at
 		}
 	}
@@ -192,13 +192,13 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 	if c == nil {
 		c = &entry[ToolCall]{row: ToolCall{
 			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Execution: rowKey(e.ExecutionID), Conversation: rowKey(e.ConversationID),
-			Status: statusPending, StartedAt: moment(e.Time), FirstSeq: s.Tip,
+			Status: statusPending, StartedAt: pgTime(e.Time), FirstSeq: s.Tip,
 		}}
 		a.calls[id] = c
-		touch(&f.calls, c)
+		markChanged(&f.calls, c)
 	}
 	if d, ok := e.Data.(events.PermissionDecided); ok {
-		row := touch(&f.calls, c)
+		row := markChanged(&f.calls, c)
 		row.Decision = clean(d.Decision)
 		if row.ToolName == "" {
 			row.ToolName = clean(d.ToolName)
@@ -206,7 +206,7 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 		return
 	}
 	if c.row.Block == "" {
-		row := touch(&f.calls, c)
+		row := markChanged(&f.calls, c)
 		row.Block, row.ToolName = rowKey(block.ID), clean(block.ToolName)
 	}
 }
@@ -217,8 +217,8 @@ func (f *folding) result(a *aggregate, id string, b events.Block, whole bool, e 
 	if !whole || c == nil || c.row.Status != statusPending {
 		return
 	}
-	row := touch(&f.calls, c)
-	row.Status, row.EndedAt, row.DurationMs = statusComplete, momentOf(e.Time), int64(b.DurationMs)
+	row := markChanged(&f.calls, c)
+	row.Status, row.EndedAt, row.DurationMs = statusComplete, pgTimePointer(e.Time), int64(b.DurationMs)
 	if b.IsError || b.Status == events.StatusError {
 		row.Status = statusError
 	}
@@ -249,16 +249,16 @@ func (f *folding) conversation(a *aggregate, s *Session, e events.Event) {
 		c = &entry[Conversation]{row: Conversation{
 			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Parent: rowKey(d.Parent), Execution: rowKey(e.ExecutionID),
 			Subagent: rowKey(d.SubagentID), ToolUseID: rowKey(d.ToolUseID), Name: clean(d.Name), Status: phaseRunning,
-			StartedAt: moment(e.Time), FirstSeq: s.Tip,
+			StartedAt: pgTime(e.Time), FirstSeq: s.Tip,
 		}}
 		a.conversations[id] = c
-		touch(&f.conversations, c)
+		markChanged(&f.conversations, c)
 	case events.SubagentCompleted:
 		if c == nil || c.row.Status != phaseRunning {
 			return
 		}
-		row := touch(&f.conversations, c)
-		row.Status, row.EndedAt, row.DurationMs = phaseCompleted, momentOf(e.Time), int64(d.DurationMs)
+		row := markChanged(&f.conversations, c)
+		row.Status, row.EndedAt, row.DurationMs = phaseCompleted, pgTimePointer(e.Time), int64(d.DurationMs)
 		if d.IsError {
 			row.Status = phaseFailed
 		}

@@ -52,7 +52,7 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 		case rec.Subject.Aspect == events.LimitsAspect:
 			err = f.limits(rec)
 		case rec.Subject.Aspect.Catalogued():
-			err = f.catalogued(rec)
+			err = f.catalogueCommit(rec)
 		default:
 			err = f.record(rec)
 		}
@@ -77,12 +77,12 @@ func (f *folding) changes() (Changes, error) {
 		return Changes{}, err
 	}
 	c := f.out
-	c.Sessions, c.Executions, c.Blocks, c.Calls = settle(f.sessions), settle(f.executions), settle(f.blocks), settle(f.calls)
-	c.Conversations, c.Sandboxes, c.Keys = settle(f.conversations), settle(f.sandboxes), settle(f.keys)
-	c.Files, c.Usage = settle(f.files), settle(f.usage)
-	c.Entries, c.Versions = settle(f.entries), settle(f.versions)
-	c.TenantUsage, c.TenantBudgets, c.TenantLimits = settle(f.tenantUsage), settle(f.tenantBudgets), settle(f.tenantLimits)
-	deleted := settle(f.deleted)
+	c.Sessions, c.Executions, c.Blocks, c.Calls = splitRows(f.sessions), splitRows(f.executions), splitRows(f.blocks), splitRows(f.calls)
+	c.Conversations, c.Sandboxes, c.Keys = splitRows(f.conversations), splitRows(f.sandboxes), splitRows(f.keys)
+	c.Files, c.Usage = splitRows(f.files), splitRows(f.usage)
+	c.Entries, c.Versions = splitRows(f.entries), splitRows(f.versions)
+	c.TenantUsage, c.TenantBudgets, c.TenantLimits = splitRows(f.tenantUsage), splitRows(f.tenantBudgets), splitRows(f.tenantLimits)
+	deleted := splitRows(f.deleted)
 	c.Deleted = append(deleted.New, deleted.Changed...)
 	for _, k := range f.order {
 		l := f.live[k]
@@ -121,11 +121,11 @@ func (f *folding) announce(k Key) *Live {
 func (f *folding) record(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.use(k)
-	if err := f.logged(a, rec); err != nil {
+	if err := f.countEvents(a, rec); err != nil {
 		return err
 	}
 	for _, e := range rec.Events {
-		e.Time = sane(e.Time)
+		e.Time = clampTime(e.Time)
 		if a.deleted {
 			if err := f.afterDeletion(a, rec, e); err != nil {
 				return err
@@ -143,7 +143,7 @@ func (f *folding) record(rec eventlog.Record) error {
 func (f *folding) event(a *aggregate, position string, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++
-	s.TipPosition, s.UpdatedAt = position, moment(e.Time)
+	s.TipPosition, s.UpdatedAt = position, pgTime(e.Time)
 	row, err := f.kept(a, s, position, e)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 		}
 		ended = x.row.ended()
 		if !ended {
-			f.executed(a, s, x, e)
+			f.executionEvent(a, s, x, e)
 			if x.row.ended() {
 				if err := f.spendAtEnd(a, &x.row, e); err != nil {
 					return err
@@ -191,7 +191,7 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 	}
 	f.sandbox(a, e)
 	f.file(a, s, e)
-	f.called(a, e)
+	f.modelCalled(a, e)
 	return nil
 }
 
@@ -211,10 +211,10 @@ func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event
 func (f *folding) session(a *aggregate, e events.Event) *Session {
 	if a.session == nil {
 		a.session = &entry[Session]{row: Session{
-			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", Environments: "[]", CreatedAt: moment(e.Time),
+			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", Environments: "[]", CreatedAt: pgTime(e.Time),
 		}}
 	}
-	return touch(&f.sessions, a.session)
+	return markChanged(&f.sessions, a.session)
 }
 
 // afterDeletion folds events after session_deleted. Only sandbox_usage, run_retired and content_removed have an
@@ -228,8 +228,8 @@ func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Even
 		f.erase(a)
 		return f.retire(a, d)
 	case events.ContentRemoved:
-		touch(&f.deleted, a.gone).Removed = true
-		return f.erased(a)
+		markChanged(&f.deleted, a.gone).Removed = true
+		return f.subtractStored(a)
 	}
 	return nil
 }
@@ -239,10 +239,10 @@ func (f *folding) life(s *Session, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
-		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), moment(e.Time)
+		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), pgTime(e.Time)
 		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), references(d.Environments)
 	case events.SessionForked:
-		text, _ := marshal(d) // a struct of strings and numbers: it always encodes
+		text, _ := marshal(d) // a struct of strings and numbers always encodes
 		s.Parent, s.Forked = clean(d.Parent), clean(text)
 	case events.SessionOptionsUpdated:
 		s.Options = options(d.Options)
@@ -259,7 +259,7 @@ func (f *folding) life(s *Session, e events.Event) {
 		s.SandboxMs += count(d.DurationMs)
 		s.SandboxCostUSD = finite(s.SandboxCostUSD + d.CostUSD)
 	case events.WorkspaceSynced:
-		s.Snapshot, s.SnapshotAt = clean(d.Snapshot), momentOf(e.Time)
+		s.Snapshot, s.SnapshotAt = clean(d.Snapshot), pgTimePointer(e.Time)
 		s.WorkspaceFiles, s.WorkspaceBytes = int64(d.Files), count(d.Bytes)
 	}
 }
@@ -281,8 +281,8 @@ func (f *folding) drop(a *aggregate, e events.Event) {
 	if stored || len(a.texts) > 0 {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
-	a.gone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: moment(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
-	touch(&f.deleted, a.gone)
+	a.gone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: pgTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
+	markChanged(&f.deleted, a.gone)
 	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
 	a.session, a.deleted, a.whole, a.kept, a.history = nil, true, false, a.blocks, nil
@@ -334,7 +334,7 @@ func (f *folding) block(a *aggregate, s *Session, e events.Event) {
 	if next == nil {
 		return
 	}
-	next.Time = sane(next.Time)
+	next.Time = clampTime(next.Time)
 	begins := was == nil
 	if begins {
 		was = &entry[Block]{row: Block{
@@ -342,7 +342,7 @@ func (f *folding) block(a *aggregate, s *Session, e events.Event) {
 		}}
 		a.blocks[id] = was
 	}
-	b := touch(&f.blocks, was)
+	b := markChanged(&f.blocks, was)
 	b.block, b.LastSeq = *next, s.Tip
 	b.Execution, b.Conversation = rowKey(next.ExecutionID), rowKey(next.ConversationID)
 	b.Kind, b.Status = clean(string(next.Kind)), clean(string(next.Status))

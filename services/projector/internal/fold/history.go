@@ -27,7 +27,7 @@ const (
 
 // history requests a session's state if a batch with n events of the session passes a seq at which the state is
 // saved.
-func (w *want) history(k Key, n int) {
+func (w *lookup) history(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
 		return
@@ -44,13 +44,13 @@ func (m *Model) putHistories(asked Missing, p Present) error {
 	}
 	for _, s := range p.States {
 		if err := json.Unmarshal([]byte(s.JSON), m.sessions[Key{s.Tenant, s.Session}].history); err != nil {
-			return fmt.Errorf("state of %s at %d as it is stored: %w", s.Session, s.Seq, err)
+			return fmt.Errorf("decode stored state of %s at %d: %w", s.Session, s.Seq, err)
 		}
 	}
 	for _, r := range p.Events {
 		var w events.Wire
 		if err := json.Unmarshal([]byte(r.JSON), &w); err != nil {
-			return fmt.Errorf("event %d of %s as it is stored: %w", r.Seq, r.Session, err)
+			return fmt.Errorf("decode stored event %d of %s: %w", r.Seq, r.Session, err)
 		}
 		a := m.sessions[Key{r.Tenant, r.Session}]
 		*a.history = history.Evolve(*a.history, w.Seq, history.Kept(w))

@@ -44,8 +44,8 @@ func (f *folding) limits(rec eventlog.Record) error {
 			x = &entry[TenantLimits]{row: TenantLimits{Tenant: tenant, Group: f.model.group}}
 			f.model.tenantLimits[tenant] = x
 		}
-		row := touch(&f.tenantLimits, x)
-		row.SetAt, row.Limits, row.Removed = moment(e.Time), "{}", set == nil
+		row := markChanged(&f.tenantLimits, x)
+		row.SetAt, row.Limits, row.Removed = pgTime(e.Time), "{}", set == nil
 		if set != nil {
 			var err error
 			if row.Limits, err = marshal(set); err != nil {

@@ -133,7 +133,7 @@ type Present struct {
 // session are needed may depend on the session's row, so the caller must call Missing again after Put until the
 // result is empty.
 func (m *Model) Missing(b Batch) Missing {
-	w := want{model: m, seen: map[any]bool{}}
+	w := lookup{model: m, seen: map[any]bool{}}
 	added := map[Key]int{}
 	for _, rec := range b.Records {
 		k := Key{rec.Subject.Tenant, rec.Subject.ID}
@@ -165,14 +165,14 @@ func (m *Model) Missing(b Batch) Missing {
 	return w.out
 }
 
-// want collects missing rows.
-type want struct {
+// lookup collects missing rows.
+type lookup struct {
 	model *Model
 	seen  map[any]bool
 	out   Missing
 }
 
-func (w *want) session(k Key) *aggregate {
+func (w *lookup) session(k Key) *aggregate {
 	a := w.model.sessions[k]
 	if a == nil && !w.seen[k] {
 		w.seen[k] = true
@@ -183,7 +183,7 @@ func (w *want) session(k Key) *aggregate {
 
 type keyRef Key
 
-func (w *want) key(tenant string, e events.Event) {
+func (w *lookup) key(tenant string, e events.Event) {
 	id := keyID(e)
 	k := Key{tenant, id}
 	if _, ok := w.model.keys[k]; !ok && id != "" && !w.seen[keyRef(k)] {
@@ -192,7 +192,7 @@ func (w *want) key(tenant string, e events.Event) {
 	}
 }
 
-func (w *want) event(k Key, a *aggregate, e events.Event) {
+func (w *lookup) event(k Key, a *aggregate, e events.Event) {
 	w.execution(k, a, e.ExecutionID)
 	w.block(k, a, blocks.Target(e))
 	if id := callID(e); id != "" {
@@ -212,13 +212,13 @@ func (w *want) event(k Key, a *aggregate, e events.Event) {
 	}
 }
 
-func (w *want) execution(k Key, a *aggregate, id string) {
+func (w *lookup) execution(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
 		need(w, k, a, id, childExecution, func(a *aggregate) bool { _, ok := a.executions[id]; return ok }, &w.out.Executions)
 	}
 }
 
-func (w *want) block(k Key, a *aggregate, id string) {
+func (w *lookup) block(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
 		need(w, k, a, id, childBlock, func(a *aggregate) bool { _, ok := a.blocks[id]; return ok }, &w.out.Blocks)
 	}
@@ -241,7 +241,7 @@ type childRef struct {
 	kind int
 }
 
-func need(w *want, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
+func need(w *lookup, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
 	if a != nil && (a.whole || a.deleted || present(a)) {
 		return
 	}
@@ -311,7 +311,7 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	for _, r := range p.Blocks {
 		if !r.final() {
 			if err := json.Unmarshal([]byte(r.JSON), &r.block); err != nil {
-				return fmt.Errorf("block %s of %s as it is stored: %w", r.ID, r.Session, err)
+				return fmt.Errorf("decode stored block %s of %s: %w", r.ID, r.Session, err)
 			}
 		}
 		r.JSON = ""

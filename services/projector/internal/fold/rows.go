@@ -298,8 +298,8 @@ func clean(s string) string {
 	return s
 }
 
-// sane returns a time that JSON can encode.
-func sane(t time.Time) time.Time {
+// clampTime returns a time that JSON can encode.
+func clampTime(t time.Time) time.Time {
 	t = t.UTC()
 	switch {
 	case t.Year() < 1:
@@ -310,10 +310,10 @@ func sane(t time.Time) time.Time {
 	return t
 }
 
-// moment returns a time with the microsecond precision of Postgres.
-func moment(t time.Time) time.Time { return sane(t).Truncate(time.Microsecond) }
+// pgTime returns a time with the microsecond precision of Postgres.
+func pgTime(t time.Time) time.Time { return clampTime(t).Truncate(time.Microsecond) }
 
-func momentOf(t time.Time) *time.Time {
-	m := moment(t)
+func pgTimePointer(t time.Time) *time.Time {
+	m := pgTime(t)
 	return &m
 }

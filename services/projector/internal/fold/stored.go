@@ -23,14 +23,14 @@ func objectBytes(e events.Event) int64 {
 	return 0
 }
 
-// erased subtracts the session's stored bytes from those of its tenant.
-func (f *folding) erased(a *aggregate) error {
-	shares, err := sharesOf(a.gone.row.Spent)
+// subtractStored subtracts the session's stored bytes from those of its tenant.
+func (f *folding) subtractStored(a *aggregate) error {
+	shares, err := decodeShares(a.gone.row.Spent)
 	if err != nil || shares[noDay].Stored == 0 {
 		return err
 	}
-	f.spent(a.key.Tenant, noDay).Stored -= shares[noDay].Stored
+	f.usageRow(a.key.Tenant, noDay).Stored -= shares[noDay].Stored
 	delete(shares, noDay)
-	touch(&f.deleted, a.gone).Spent, err = marshal(shares)
+	markChanged(&f.deleted, a.gone).Spent, err = marshal(shares)
 	return err
 }

@@ -29,7 +29,7 @@ func (f *folding) delta(d Delta) {
 		a.texts[id] = text
 	}
 	known := uint32(len(text.Known))
-	d.Text, d.Time = inPlace(d.Text), sane(d.Time)
+	d.Text, d.Time = cleanSameLength(d.Text), clampTime(d.Time)
 	fresh := text.Add(d.Delta)
 	switch {
 	case fresh != "":
@@ -46,7 +46,7 @@ func (f *folding) delta(d Delta) {
 func (f *folding) write(k Key, block string, offset uint32, text string, d events.Delta) {
 	f.out.Texts = append(f.out.Texts, &Text{
 		Tenant: k.Tenant, Session: k.ID, Block: block, Offset: int64(offset), Group: f.model.group,
-		Execution: rowKey(d.ExecutionID), Conversation: rowKey(d.ConversationID), At: moment(d.Time), Text: text,
+		Execution: rowKey(d.ExecutionID), Conversation: rowKey(d.ConversationID), At: pgTime(d.Time), Text: text,
 	})
 }
 
@@ -73,8 +73,8 @@ type textOf struct {
 	execution string
 }
 
-// inPlace is like clean, but keeps the length in bytes, because offsets count bytes.
-func inPlace(s string) string { return clean(strings.ReplaceAll(s, "\x00", "\x1a")) }
+// cleanSameLength is like clean, but keeps the length in bytes, because offsets count bytes.
+func cleanSameLength(s string) string { return clean(strings.ReplaceAll(s, "\x00", "\x1a")) }
 
 // endText drops the text of an execution's blocks that never began. Ended handles blocks that are not in memory.
 func (f *folding) endText(a *aggregate, execution string) {
@@ -84,7 +84,7 @@ func (f *folding) endText(a *aggregate, execution string) {
 		}
 		b, present := a.blocks[id]
 		switch {
-		case b != nil: // its block_complete will do it
+		case b != nil: // its block_complete drops the text
 		case present || a.whole:
 			f.forgetText(a, id)
 		default:

@@ -113,7 +113,7 @@ func (s *Store) Reset(ctx context.Context) error {
 	} {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", s.group)
 	}
-	for _, t := range []string{readmodel.Blocks, readmodel.Events} { // of deleted sessions until they are retired
+	for _, t := range []string{readmodel.Blocks, readmodel.Events} { // these rows of deleted sessions are kept until they are retired
 		b.Queue("DELETE FROM "+t+" r USING deleted_sessions d WHERE d.grp = $1 AND r.tenant = d.tenant AND r.session = d.id", s.group)
 	}
 	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.TextInFlight, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
