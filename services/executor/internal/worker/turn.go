@@ -97,7 +97,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		case errors.As(err, &died):
 		case errors.Is(err, agents.ErrLost):
 			died = &deathError{death{code: codeSandboxLost, message: err.Error()}}
-			t.log.Warn("the sandbox was lost during the execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+			t.log.Warn("the sandbox was lost in mid-execution", "sandbox", t.l.Run.Sandbox.ID, "error", err)
 		default:
 			return err
 		}
