@@ -215,11 +215,11 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 	w := newWorld(t, 1)
 	for want, cfg := range map[string]projector.Config{
 		"database-url: value is empty": {},
-		"database-url: ":            {DatabaseURL: "postgres://%zz"},
-		"batch-commits: -1":         {DatabaseURL: w.url, BatchCommits: -1},
-		"buffer-bytes: 1 ":          {DatabaseURL: w.url, BufferBytes: 1},
-		"present-rows: -5":          {DatabaseURL: w.url, PresentRows: -5},
-		"lock-retry: 1":             {DatabaseURL: w.url, LockRetry: 1},
+		"database-url: ":               {DatabaseURL: "postgres://%zz"},
+		"batch-commits: -1":            {DatabaseURL: w.url, BatchCommits: -1},
+		"buffer-bytes: 1 ":             {DatabaseURL: w.url, BufferBytes: 1},
+		"present-rows: -5":             {DatabaseURL: w.url, PresentRows: -5},
+		"lock-retry: 1":                {DatabaseURL: w.url, LockRetry: 1},
 	} {
 		_, err := projector.New(cfg, projector.Deps{NATS: w.nc, Log: w.log})
 		if err == nil || !strings.Contains(err.Error(), want) {
