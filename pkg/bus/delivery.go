@@ -109,7 +109,7 @@ func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 	select {
 	case u.out <- msg:
 	case <-u.draining.Done():
-		u.giveBack(m)
+		u.requeue(m)
 		return true
 	}
 	select {
@@ -162,8 +162,8 @@ func (u *subscription) acknowledge(m *nats.Msg, msg *message.Message) {
 	}
 }
 
-// giveBack naks a message that no handler has received.
-func (u *subscription) giveBack(m *nats.Msg) {
+// requeue naks a message that no handler has received.
+func (u *subscription) requeue(m *nats.Msg) {
 	if err := m.NakWithDelay(minNakDelay); err != nil {
 		u.logger.Warn("nak failed; the message is redelivered after AckWait", "subject", m.Subject, "error", err)
 	}

@@ -129,13 +129,13 @@ func (u *subscription) slot() {
 
 // iterate returns the error that ended the pull, nil when the subscription is draining, or false when a handler has released the slot.
 func (u *subscription) iterate(p *pull) (slot bool, err error) {
-	defer p.close(u.giveBack)
+	defer p.close(u.requeue)
 	for {
 		m, err := p.next(u.draining)
 		switch {
 		case u.draining.Err() != nil:
 			if err == nil {
-				u.giveBack(m)
+				u.requeue(m)
 			}
 			return true, nil
 		case err != nil:

@@ -23,7 +23,7 @@ func TestHostileAgent(t *testing.T) {
 	}})
 	for name, test := range map[string]func(*testing.T, *hostile){
 		"no key anywhere":    noKeyAnywhere,
-		"no way out":         noWayOut,
+		"no way out":         noEgress,
 		"names and numbers":  namesAndNumbers,
 		"other sandboxes":    otherSandboxes,
 		"fork bomb":          forkBomb,
@@ -106,8 +106,8 @@ id -un; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status
 	}
 }
 
-// noWayOut: nothing but the proxy, and past it nothing that is not allowed.
-func noWayOut(t *testing.T, h *hostile) {
+// noEgress checks that the sandbox reaches the proxy alone, and through the proxy only allowed hosts.
+func noEgress(t *testing.T, h *hostile) {
 	nats, err := url.Parse(h.c.Base.NATSURL)
 	if err != nil {
 		t.Fatal(err)

@@ -178,7 +178,7 @@ func TestLayerFails(t *testing.T) {
 }
 
 // Without a way out nothing can be installed, which is no fault of the packages.
-func TestLayerWithoutAWayOut(t *testing.T) {
+func TestLayer_WithoutEgress(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, nil, nil)
 	_, err := provide(t, b.cfg).Layer(t.Context(), want(t, both), sandbox.Workshop{})
