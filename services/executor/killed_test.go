@@ -99,7 +99,8 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 		}
 		return dir != ""
 	})
-	b.until("the log has the tool's call", func() bool { return strings.Contains(types(s.events()), "block_start") })
+	// The file is the last thing that the runner reports while the tool runs. What an executor reads of it later counts as progress.
+	b.until("the log has the tool's call and its file", func() bool { return strings.Contains(types(s.events()), "file_created") })
 	for range run.MaxClaims + 3 {
 		epoch := s.load().Run.Epoch
 		current.kill()
