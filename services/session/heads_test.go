@@ -399,7 +399,7 @@ func TestSettingHeadsKey(t *testing.T) {
 		"heads-key and heads-key-file: ":                          {HeadsKey: headsSeed, HeadsKeyFile: file},
 		"heads-key-file: ":                                        {HeadsKeyFile: file + "x"},
 		"heads-every: 10ms is not between 1s and 1h":              {HeadsEvery: 10 * time.Millisecond},
-		"heads-key: is not a key: 64 hexadecimal digits are need": {HeadsKey: "AGE"},
+		"heads-key: is not a key: 64 hexadecimal digits are requ": {HeadsKey: "AGE"},
 	} {
 		_, err := session.New(cfg, session.Deps{NATS: s.nc, Log: s.log, Logger: slog.New(slog.DiscardHandler)})
 		if err == nil || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), headsSeed[:60]) {
