@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
@@ -63,7 +63,7 @@ func get(t *testing.T, addr, path string) (int, string) {
 
 func TestHealthFollowsTheService(t *testing.T) {
 	t.Parallel()
-	addr := settingstest.FreeAddrs(t, 1)[0]
+	addr := porttest.FreeAddrs(t, 1)[0]
 	code := service(t, io.Discard, func(_ context.Context, env Env) error {
 		ready := make(chan struct{})
 		env.Health.Await("jobs", ready)

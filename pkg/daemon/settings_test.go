@@ -11,7 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
@@ -19,19 +19,6 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, Settings{}, map[string]string{
-		"SPOOL_NATS_URL": "TestSettingNATS", "SPOOL_NATS_USER": "TestSettingNATS", "SPOOL_NATS_PASSWORD": "TestSettingNATS", "SPOOL_NATS_CA": "TestSettingNATSCA",
-		"SPOOL_METRICS_LISTEN": "TestSettingMetricsListen", "SPOOL_LOG_LEVEL": "TestLogLevel",
-	})
-}
-
-func TestEveryLogSettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, LogSettings{}, map[string]string{"SPOOL_LOG_KEYS": "TestSettingLogKeys"})
-}
 
 // TestSettingLogKeys: SPOOL_LOG_KEYS signs what a service writes. A service whose keys do not fit the installation says so and does not run.
 func TestSettingLogKeys(t *testing.T) {
@@ -108,7 +95,7 @@ func TestSettingNATS(t *testing.T) {
 
 // TestSettingMetricsListen: SPOOL_METRICS_LISTEN is where health and metrics are, and there only.
 func TestSettingMetricsListen(t *testing.T) {
-	addr := settingstest.FreeAddrs(t, 1)[0]
+	addr := porttest.FreeAddrs(t, 1)[0]
 	t.Setenv("SPOOL_METRICS_LISTEN", addr)
 	code := service(t, io.Discard, func(context.Context, Env) error {
 		if status, _ := get(t, addr, "/metrics"); status != 200 {

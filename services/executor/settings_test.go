@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
@@ -22,29 +21,6 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, executor.Config{}, map[string]string{
-		"SPOOL_DATA_DIR": "TestSettingDataDir", "SPOOL_RUNNER": "TestLocalTurns", "SPOOL_ENGINE": "TestSettingLease", "SPOOL_ADDRESS": "TestSettingLease",
-		"SPOOL_SANDBOX": "TestSettingSandbox", "SPOOL_HOST_PATHS": "TestSettingHostPaths", "SPOOL_DOCKER_HOST": "TestSettingDocker", "SPOOL_SANDBOX_IMAGE": "TestSettingDocker", "SPOOL_SANDBOX_IMAGES": "TestSettingDocker", "SPOOL_SANDBOX_IMAGES_PULL": "TestSettingDocker", "SPOOL_SANDBOX_RUNTIME": "TestSettingDocker",
-		"SPOOL_SANDBOX_MEMORY": "TestSettingDocker", "SPOOL_SANDBOX_CPUS": "TestSettingDocker", "SPOOL_SANDBOX_PIDS": "TestSettingDocker", "SPOOL_SANDBOX_DISK": "TestSettingDocker",
-		"SPOOL_SANDBOX_FILES": "TestSettingDiskLimit", "SPOOL_SANDBOX_DISK_LIMIT": "TestSettingDiskLimit",
-		"SPOOL_SANDBOX_TMP": "TestSettingDocker", "SPOOL_SANDBOX_UIDS": "TestSettingDocker", "SPOOL_EGRESS_SOCKETS": "TestSettingDocker", "SPOOL_EGRESS_ADMIN": "TestSettingEgressAdmin", "SPOOL_EGRESS_SERVER": "TestSettingEgressServer", "SPOOL_EGRESS_AUTHORITY": "TestSettingEgressServer", "SPOOL_EGRESS_IMAGE": "TestEgressOnEngine", "SPOOL_EGRESS_NETWORK": "TestEgressOnEngine",
-		"SPOOL_MODAL_TOKEN_ID": "TestSettingModal", "SPOOL_MODAL_TOKEN_SECRET": "TestSettingModal", "SPOOL_MODAL_TOKEN_SECRET_FILE": "TestSettingModal", "SPOOL_MODAL_ENVIRONMENT": "TestSettingModal", "SPOOL_MODAL_APP": "TestSettingModal", "SPOOL_MODAL_REGION": "TestSettingModal", "SPOOL_MODAL_IMAGE": "TestSettingModal", "SPOOL_MODAL_SERVER_URL": "TestSettingModal", "SPOOL_MODAL_TIMEOUT": "TestSettingModal", "SPOOL_MODAL_SANDBOX_PRICE": "TestSandboxUsage_OfAKilledExecutorIsRecordedOnce",
-		"SPOOL_NPM_REGISTRY": "TestSettingDependencies", "SPOOL_PIP_INDEX_URL": "TestSettingDependencies", "SPOOL_DEPENDENCIES_HOSTS": "TestSettingDependencies",
-		"SPOOL_DEPENDENCIES_TIMEOUT": "TestSettingDependencies", "SPOOL_DEPENDENCIES_SIZE": "TestSettingDependencies", "SPOOL_DEPENDENCIES_KEEP": "TestSettingDependencies",
-		"SPOOL_POOL": "TestPool", "SPOOL_POOL_EVERY": "TestSettingPoolEvery", "SPOOL_SLOTS": "TestSettingSlots", "SPOOL_RESERVED_SLOTS": "TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother", "SPOOL_TENANT_SANDBOXES": "TestTenantSandboxes_IdlestGivesWay", "SPOOL_TENANT_SLOTS": "TestTenantSlots_HoldOverAllExecutors", "SPOOL_WARM_MEMORY": "TestWarmBudget",
-		"SPOOL_COMMIT_WINDOW": "TestSettingCommitWindow", "SPOOL_KILL_AFTER": "TestSettingKillAfter", "SPOOL_STORE_RESERVE": "TestSettingStoreReserve",
-		"SPOOL_OUTPUT_EVENTS": "TestSettingOutput", "SPOOL_OUTPUT_BYTES": "TestSettingOutput", "SPOOL_SESSION_EVENTS": "TestSettingOutput", "SPOOL_SESSION_BYTES": "TestSettingOutput",
-		"SPOOL_OUTPUT_EVENTS_PER_SECOND": "TestSettingPace", "SPOOL_OUTPUT_BYTES_PER_SECOND": "TestSettingPace",
-		"SPOOL_MAX_ATTEMPTS": "TestSettingMaxAttempts", "SPOOL_ENGINE_GONE": "TestAdoption",
-		"SPOOL_BEAT": "TestSettingBeat", "SPOOL_WARM_EVERY": "TestWarmBudget", "SPOOL_SWEEP_EVERY": "TestPoolOfTheDead", "SPOOL_STOP_SANDBOXES": "TestStopSandboxes", "SPOOL_SECRETS_KEY": "TestAgentInSandbox", "SPOOL_SECRETS_KEY_FILE": "TestAgentInSandbox",
-		"ANTHROPIC_API_KEY": "TestModels", "SPOOL_ANTHROPIC_BASE_URL": "TestModels", "SPOOL_ANTHROPIC_MODEL": "TestModels", "OPENAI_API_KEY": "TestModels", "SPOOL_OPENAI_BASE_URL": "TestModels",
-		"SPOOL_OPENAI_MODEL": "TestModels", "NVIDIA_API_KEY": "TestModels", "SPOOL_NVIDIA_BASE_URL": "TestModels", "SPOOL_NVIDIA_MODEL": "TestModels",
-		"SPOOL_MODEL_PROVIDER": "TestModels", "SPOOL_MODEL_PROVIDERS": "TestModels",
-	})
-}
 
 // TestSettingLease: the lease says what the settings say.
 func TestSettingLease(t *testing.T) {

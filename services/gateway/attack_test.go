@@ -19,7 +19,7 @@ import (
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
@@ -45,7 +45,7 @@ func (w *world) process(srv *natsserver.Server, env ...string) *process {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/gateway").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	addrs := settingstest.FreeAddrs(t, 2)
+	addrs := porttest.FreeAddrs(t, 2)
 	p := &process{t: t, root: rootKey(), served: &served{t: t, url: "http://" + addrs[0], grpc: addrs[1]}}
 	var log bytes.Buffer
 	serve := exec.CommandContext(context.Background(), binary)

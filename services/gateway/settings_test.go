@@ -12,7 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/services/gateway"
@@ -29,7 +29,7 @@ func TestSettingOfTheProcess(t *testing.T) {
 	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
 	w := newWorldOn(t, natstest.Conn(t, srv))
 	id := w.session("default")
-	addrs := settingstest.FreeAddrs(t, 3)
+	addrs := porttest.FreeAddrs(t, 3)
 	http, rpcs, metrics := addrs[0], addrs[1], addrs[2]
 	var log bytes.Buffer
 	serve := exec.CommandContext(t.Context(), binary)

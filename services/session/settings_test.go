@@ -15,27 +15,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/api/command"
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/services/session"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, session.Gate{}, map[string]string{"SPOOL_NATS_GATE_PASSWORD": "TestSettingGate"})
-	settingstest.Covered(t, session.Config{}, map[string]string{
-		"SPOOL_IDLE_TIMEOUT": "TestSettingLimits", "SPOOL_TURN_LIMIT": "TestSettingLimits", "SPOOL_SESSION_LIMIT": "TestSettingLimits",
-		"SPOOL_SANDBOX_PROVIDERS": "TestSettingProviders", "SPOOL_HOST_PATHS": "TestSettingHostPaths",
-		"SPOOL_SANDBOX_IMAGE": "TestSettingSandboxImages", "SPOOL_SANDBOX_IMAGES": "TestSettingSandboxImages",
-		"SPOOL_SYNC_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_HEALTH_INTERVAL": "TestOptionsAreResolvedAtCreation", "SPOOL_SANDBOX_MAX_AGE": "TestOptionsAreResolvedAtCreation",
-		"SPOOL_COMMAND_WORKERS": "TestSettingWorkers", "SPOOL_REACTOR_WORKERS": "TestSettingWorkers",
-		"SPOOL_STORE_RESERVE": "TestSettingStoreReserve", "SPOOL_ENGINE_GONE": "internal/lease/TestSettingGone", "SPOOL_MAX_KEYS": "TestSettingMaxKeys",
-		"SPOOL_HEADS_KEY": "TestSettingHeadsKey", "SPOOL_HEADS_KEY_FILE": "TestSettingHeadsKey", "SPOOL_HEADS_EVERY": "TestSettingHeadsKey",
-	})
-}
 
 // TestSettingLimits: a session that says nothing gets the installation's limits, and one that does its own.
 func TestSettingLimits(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/api/command"
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -22,13 +21,6 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/skills"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, skills.Config{}, map[string]string{
-		"SPOOL_SKILL_WORKERS": "TestSettingWorkers", "SPOOL_SKILL_SCRATCH": "TestSettingScratch",
-	})
-}
 
 // crowdedLog holds everybody up who reads, and counts them.
 type crowdedLog struct {

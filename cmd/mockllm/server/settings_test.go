@@ -15,13 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/spoolhq/spool/cmd/mockllm/server"
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, server.Settings{}, map[string]string{"SPOOL_MOCKLLM_LISTEN": "TestSettings", "SPOOL_MOCKLLM_SCRIPT": "TestSettings"})
-}
 
 // TestSettings_EmptyScriptIsTheBuiltInOne: compose passes an empty value where nobody set one.
 func TestSettings_EmptyScriptIsTheBuiltInOne(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 )
 
 // clusterPatience is how long the servers may take to find each other and to elect a leader.
@@ -26,7 +26,7 @@ type Cluster struct {
 // no users.
 func RunCluster(t *testing.T) Cluster {
 	t.Helper()
-	addrs := settingstest.FreeAddrs(t, 3)
+	addrs := porttest.FreeAddrs(t, 3)
 	var routes []*url.URL
 	for _, a := range addrs {
 		routes = append(routes, &url.URL{Scheme: "nats-route", Host: a})

@@ -5,19 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/session/janitor"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	settingstest.Covered(t, janitor.Config{}, map[string]string{
-		"SPOOL_DATABASE_URL": "TestPass_FinishesAfterKill", "SPOOL_GC_GRACE": "TestPass_DryRunListsWhatGoes", "SPOOL_GC_INTERVAL": "TestSettingInterval",
-		"SPOOL_GC_UPLOADS": "TestPass_ErasesUploadsThatFailed", "SPOOL_GC_SESSIONS": "TestSettingSessions",
-		"SPOOL_GC_SNAPSHOTS": "TestPass_RemovesSnapshotsBeyondTheRetention",
-	})
-}
 
 // TestSettingSessions: a pass removes the content of as many sessions as the setting says.
 func TestSettingSessions(t *testing.T) {

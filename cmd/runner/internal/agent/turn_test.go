@@ -1,9 +1,11 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -198,13 +200,21 @@ func TestTurnJournalsWhatIsSaidOfUnknownBlocks(t *testing.T) {
 	}
 }
 
-func TestIdleTurnDropsAll(t *testing.T) {
+// An agent that prints between turns writes to a turn without a journal.
+func TestTurn_WithoutJournalLogsWhatItDrops(t *testing.T) {
 	t.Parallel()
-	turn := agent.NewTurn(context.Background(), agent.TurnConfig{})
+	var log bytes.Buffer
+	turn := agent.NewTurn(context.Background(), agent.TurnConfig{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	id := turn.Open(events.MainConversation, events.Block{})
 	turn.Text(id, "x")
 	turn.Complete(id, nil)
 	turn.Emit(events.MainConversation, events.Log{})
+	turn.End(runner.Ended{Outcome: runner.Completed})
+	for _, want := range []string{"type=block_start", "type=log", "an end outside a turn"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%q is not logged:\n%s", want, log.String())
+		}
+	}
 }
 
 func ExampleLaunch_Environment() {

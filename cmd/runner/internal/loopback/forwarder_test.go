@@ -20,7 +20,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/loopback"
 	"github.com/spoolhq/spool/pkg/certificate"
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/tlsconn"
 )
 
@@ -74,7 +74,7 @@ func newProxy(t *testing.T) *proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := settingstest.FreeAddrs(t, 1)[0]
+	server := porttest.FreeAddrs(t, 1)[0]
 	return &proxy{t: t, cfg: loopback.Config{Server: server, Authority: string(text)}, network: "tcp", address: server, tls: pair.TLS()}
 }
 

@@ -10,18 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
 )
-
-func TestEverySettingIsTested(t *testing.T) {
-	t.Parallel()
-	up := map[string]string{}
-	for _, v := range []string{"SPOOL_DATA_DIR", "SPOOL_LISTEN", "SPOOL_GRPC_LISTEN", "SPOOL_DATABASE_URL", "SPOOL_AUTH", "SPOOL_ROOT_KEY", "SPOOL_MAX_STORE", "SPOOL_SANDBOX", "SPOOL_MOCK_LLM", "SPOOL_MOCKLLM_SCRIPT", "SPOOL_LOG_LEVEL", "SPOOL_TLS_CERT", "SPOOL_TLS_KEY", "SPOOL_BEHIND_TLS_PROXY"} {
-		up[v] = "TestUpTakesVariables"
-	}
-	settingstest.Covered(t, upCommand{}, up)
-}
 
 // TestUpTakesVariables: each variable of spool up is what the stack is started with.
 func TestUpTakesVariables(t *testing.T) {

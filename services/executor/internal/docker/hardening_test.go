@@ -308,12 +308,20 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
-// More processors than there are is no limit, and no error.
-func TestMoreThanThereIs(t *testing.T) {
+// A sandbox that may use more processors than the engine has gets all of them.
+func TestCPULimit_IsAtMostThatOfTheEngine(t *testing.T) {
 	t.Parallel()
 	spec := newSpec(t)
 	spec.Limits.CPUs = 4096
-	create(t, provide(t, needEngine(t)), spec)
+	p := provide(t, needEngine(t))
+	b := create(t, p, spec)
+	info, err := p.api.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, _, _ := sh(t, b, `cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us 2>/dev/null || cut -d' ' -f1 /sys/fs/cgroup/cpu.max`); out != strconv.Itoa(info.NCPU*100000) {
+		t.Errorf("the quota is %s µs in 100 ms, the engine has %d processors", out, info.NCPU)
+	}
 }
 
 // A file system in memory is as big as it was made, and no bigger.

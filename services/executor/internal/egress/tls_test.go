@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/certificate"
-	"github.com/spoolhq/spool/pkg/daemon/settingstest"
+	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
@@ -66,7 +66,7 @@ func (i *issuer) pem() string {
 
 // listen sets a TLS listener with the certificate.
 func (i *issuer) listen(c *egress.Config) {
-	c.ListenTLS = settingstest.FreeAddrs(i.t, 1)[0]
+	c.ListenTLS = porttest.FreeAddrs(i.t, 1)[0]
 	c.TLSCert, c.TLSKey = filepath.Join(i.dir, certificate.CertificateFile), filepath.Join(i.dir, certificate.KeyFile)
 }
 

@@ -54,6 +54,20 @@ func (e *engine) Terminate(_ context.Context, id string, wipe bool) error {
 	return nil
 }
 
+// endedIDs returns the ids of the sandboxes that were ended, sorted.
+func (e *engine) endedIDs() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Sorted(slices.Values(e.ended))
+}
+
+// box returns a sandbox that was created.
+func (e *engine) box(id string) *agentstest.Box {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.boxes[id]
+}
+
 // newPool returns a pool of two sandboxes, whose ids are box-1, box-2, …, on an engine.
 func newPool(change func(*pool.Config)) (*pool.Pool, *engine) {
 	e := &engine{boxes: map[string]*agentstest.Box{}}
@@ -88,8 +102,8 @@ func TestPool_FillsAndDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		if n := p.Ready("spool"); n != 2 || !slices.Equal(e.boxes["box-1"].Ops(), []runner.Op{runner.OpWarm}) {
-			t.Fatalf("%d are ready, commands %v", n, e.boxes["box-1"].Ops())
+		if n := p.Ready("spool"); n != 2 || !slices.Equal(e.box("box-1").Ops(), []runner.Op{runner.OpWarm}) {
+			t.Fatalf("%d are ready, commands %v", n, e.box("box-1").Ops())
 		}
 		a := p.Take(t.Context(), "spool")
 		if a == nil || a.Sandbox != "box-1" || p.Take(t.Context(), "codex") != nil {
@@ -101,8 +115,8 @@ func TestPool_FillsAndDrains(t *testing.T) {
 		}
 		p.Forget(a.Sandbox)
 		stop()
-		if slices.Sort(e.ended); !slices.Equal(e.ended, []string{"box-2", "box-3"}) {
-			t.Errorf("ended %v", e.ended)
+		if got := e.endedIDs(); !slices.Equal(got, []string{"box-2", "box-3"}) {
+			t.Errorf("ended %v", e.endedIDs())
 		}
 		a.Link.Close()
 	})
@@ -114,11 +128,11 @@ func TestPool_TakeSkipsDeadSandboxes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		e.boxes["box-1"].Cut()
+		e.box("box-1").Cut()
 		synctest.Wait()
 		a := p.Take(t.Context(), "spool")
-		if a == nil || a.Sandbox != "box-2" || !slices.Equal(e.ended, []string{"box-1"}) {
-			t.Errorf("took %+v, ended %v", a, e.ended)
+		if a == nil || a.Sandbox != "box-2" || !slices.Equal(e.endedIDs(), []string{"box-1"}) {
+			t.Errorf("took %+v, ended %v", a, e.endedIDs())
 		}
 		p.Discard(t.Context(), a)
 		stop()
@@ -132,12 +146,14 @@ func TestPool_ReplacesOldSandboxes(t *testing.T) {
 		p, e := newPool(func(c *pool.Config) { c.MaxAge = 90 * time.Second })
 		stop := running(t, p)
 		time.Sleep(61 * time.Second)
-		if len(e.ended) != 0 {
-			t.Errorf("ended %v before their age", e.ended)
+		synctest.Wait()
+		if len(e.endedIDs()) != 0 {
+			t.Errorf("ended %v before their age", e.endedIDs())
 		}
 		time.Sleep(time.Minute)
-		if !slices.Equal(e.ended, []string{"box-1", "box-2"}) || p.Ready("spool") != 2 {
-			t.Errorf("ended %v, %d are ready", e.ended, p.Ready("spool"))
+		synctest.Wait()
+		if !slices.Equal(e.endedIDs(), []string{"box-1", "box-2"}) || p.Ready("spool") != 2 {
+			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.Ready("spool"))
 		}
 		stop()
 	})
@@ -162,13 +178,14 @@ func TestPool_RetriesAfterAFailure(t *testing.T) {
 		p, e := newPool(nil)
 		e.err = errors.New("no memory")
 		stop := running(t, p)
-		if !slices.Equal(e.ended, []string{"box-1"}) || p.Ready("spool") != 0 {
-			t.Errorf("ended %v, %d are ready", e.ended, p.Ready("spool"))
+		if !slices.Equal(e.endedIDs(), []string{"box-1"}) || p.Ready("spool") != 0 {
+			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.Ready("spool"))
 		}
 		e.mu.Lock()
 		e.err = nil
 		e.mu.Unlock()
 		time.Sleep(61 * time.Second)
+		synctest.Wait()
 		if n := p.Ready("spool"); n != 2 {
 			t.Errorf("%d are ready after the next pass", n)
 		}
@@ -189,7 +206,7 @@ func TestPool_Sweep(t *testing.T) {
 			if err := p.Sweep(t.Context(), sandbox.Info{ID: c.id, Labels: sandbox.Labels{Executor: c.executor}}); err != nil {
 				t.Fatal(err)
 			}
-			if slices.Contains(e.ended, c.id) != c.ended {
+			if slices.Contains(e.endedIDs(), c.id) != c.ended {
 				t.Errorf("%s of %s: ended %v, want %v", c.id, c.executor, !c.ended, c.ended)
 			}
 		}
@@ -202,8 +219,8 @@ func TestPool_Build(t *testing.T) {
 	t.Parallel()
 	p, e := newPool(nil)
 	err := p.Build(t.Context(), sandbox.Spec{}, nil, nil, func(ctx context.Context, box sandbox.Sandbox) error {
-		if err := p.Sweep(ctx, sandbox.Info{ID: box.ID(), Labels: sandbox.Labels{Executor: "xtr_me"}}); err != nil || len(e.ended) > 0 {
-			t.Errorf("swept while it works: %v, %v", e.ended, err)
+		if err := p.Sweep(ctx, sandbox.Info{ID: box.ID(), Labels: sandbox.Labels{Executor: "xtr_me"}}); err != nil || len(e.endedIDs()) > 0 {
+			t.Errorf("swept while it works: %v, %v", e.endedIDs(), err)
 		}
 		return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "npm said " + e.specs[0].EgressToken}
 	})
@@ -211,7 +228,7 @@ func TestPool_Build(t *testing.T) {
 	if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesFailed || strings.Contains(err.Error(), "token-of") {
 		t.Errorf("error %v", err)
 	}
-	if !slices.Equal(e.ended, []string{"box-1"}) || e.specs[0].Labels.Session != "" || e.specs[0].Labels.Executor != "xtr_me" {
-		t.Errorf("ended %v, labels %+v", e.ended, e.specs[0].Labels)
+	if !slices.Equal(e.endedIDs(), []string{"box-1"}) || e.specs[0].Labels.Session != "" || e.specs[0].Labels.Executor != "xtr_me" {
+		t.Errorf("ended %v, labels %+v", e.endedIDs(), e.specs[0].Labels)
 	}
 }

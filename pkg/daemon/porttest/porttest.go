@@ -1,4 +1,5 @@
-package settingstest
+// Package porttest finds addresses for servers that tests start.
+package porttest
 
 import (
 	"fmt"
@@ -7,9 +8,9 @@ import (
 	"testing"
 )
 
-// FreeAddrs finds n addresses of loopback that nobody listens on, for settings that cannot be port 0.
-// They lie below the ports that systems give out by themselves: one of those
-// could be given to somebody else before it is used.
+// FreeAddrs returns n addresses of loopback on which no server listens, for settings that cannot be port 0.
+// Their ports are below the range from which systems choose ports: a port in that range could be given to
+// another program before it is used.
 func FreeAddrs(t *testing.T, n int) []string {
 	t.Helper()
 	var addrs []string
