@@ -113,7 +113,7 @@ func (p *project) outliveExpiry(at server) {
 	for _, service := range []string{"session", "gateway"} {
 		p.await(service+" says why it waits", 2*time.Minute, func() error {
 			logs := p.run(time.Minute, p.compose("logs", "--no-color", "--no-log-prefix", service)...)
-			if !strings.Contains(logs, "certificate for nats is valid from") {
+			if !strings.Contains(logs, "certificate for nats is only valid from") {
 				return fmt.Errorf("%.2000s", logs)
 			}
 			return nil
