@@ -108,7 +108,7 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 	})
 
 	other, printed := ran(t, c, filepath.Join(dir, "sub"), data, "--workspace", ".", "run the command cat b.txt")
-	if !strings.Contains(printed, "session "+id+" works in "+dir+" too") {
+	if !strings.Contains(printed, "session "+id+" also works in "+dir) {
 		t.Errorf("of the other session it printed %s", printed)
 	}
 
@@ -246,7 +246,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	}
 	same("without a yes", files)
 
-	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes"); code != 1 || !strings.Contains(says, "1 changes were not brought back") {
+	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes"); code != 1 || !strings.Contains(says, "1 changes were not applied") {
 		t.Errorf("pull --yes: %d %s%s", code, out, says)
 	}
 	files["edit.txt"], files["new/n.txt"], files["new/link"] = "one\n2\n", "new\n", "one\n2\n"
@@ -255,7 +255,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	if info, err := os.Stat(filepath.Join(dir, "sub/mode.sh")); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("the mode is %v, %v", info.Mode(), err)
 	}
-	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes", "--force"); code != 0 || !strings.Contains(says, "both.txt: the session's side was taken") {
+	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes", "--force"); code != 0 || !strings.Contains(says, "both.txt: the session's version replaced a local change") {
 		t.Errorf("pull --force: %d %s%s", code, out, says)
 	}
 	files["both.txt"] = "theirs\n"

@@ -28,7 +28,7 @@ func TestModal_UpAndDoctor(t *testing.T) {
 	} {
 		variables := []string{setting + "=" + wrong}
 		code, printed := u.Run(variables, "doctor")
-		if code == 0 || !strings.Contains(printed, setting) || !strings.Contains(printed, "1 of these must be put right") {
+		if code == 0 || !strings.Contains(printed, setting) || !strings.Contains(printed, "failed checks: 1") {
 			t.Errorf("spool doctor with %q ended with %d:\n%s", variables, code, printed)
 		}
 	}

@@ -150,8 +150,8 @@ func awaitLowStore(t *testing.T, c *harness.Cluster, n int) {
 	harness.Eventually(t, fmt.Sprintf("%d executors know that the store is full", n), func() bool {
 		low := map[any]bool{} // by the executor's id
 		for _, r := range c.Logs() {
-			if r["part"] == "executor" && r["msg"] == "the store of NATS" {
-				low[r["executor"]] = r["only the reserve is left"] == true
+			if r["part"] == "executor" && r["msg"] == "fill level of the NATS store changed" {
+				low[r["executor"]] = r["reserveOnly"] == true
 			}
 		}
 		count := 0

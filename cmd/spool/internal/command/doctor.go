@@ -154,7 +154,7 @@ func (c *doctorCommand) Run(a *app) error {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("doctor: %d checks failed", bad)
+		return fmt.Errorf("doctor: failed checks: %d", bad)
 	}
 	return nil
 }
