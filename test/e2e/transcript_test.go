@@ -216,6 +216,10 @@ func TestTranscript_RunCommand(t *testing.T) {
 		t.Errorf("exit code %d, %s, %s", code, out, says)
 	}
 	c.Delete(made)
+	binary := filepath.Join(t.TempDir(), "binary")
+	if err := os.WriteFile(binary, []byte("\x7fELF\x02\x01\x01\x00\xff\n\x00"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, w := range map[string]struct {
 		args []string
 		code int
@@ -225,7 +229,7 @@ func TestTranscript_RunCommand(t *testing.T) {
 		"a folder":         {[]string{"--transcript", folder, "hello"}, 2, "not a regular file"},
 		"another agent":    {[]string{"--transcript", file, "--architecture", "codex", "hello"}, 1, "TRANSCRIPT_MISMATCH"},
 		"with a session":   {[]string{"--transcript", file, "--session", made, "hello"}, 2, "as is --transcript"},
-		"not a transcript": {[]string{"--transcript", os.Args[0], "hello"}, 1, "TRANSCRIPT_INVALID"},
+		"not a transcript": {[]string{"--transcript", binary, "hello"}, 1, "TRANSCRIPT_INVALID"},
 	} {
 		if code, out, says := c.CLI(t, folder, data, append([]string{"run"}, w.args...)...); code != w.code || !strings.Contains(says, w.says) {
 			t.Errorf("%s: exit code %d, %s, %s", name, code, out, says)
