@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// health tells whether somebody listens on addr. It makes no request, since the server keeps a record of those for tests.
+// health returns nil if a server listens on addr. It sends no request, because the server records requests for tests.
 func health(ctx context.Context, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -21,8 +21,8 @@ const (
 	Chat      API = "chat"      // OpenAI Chat Completions
 )
 
-// Conversation is what one request says, whatever its dialect: the only state
-// that an answer is derived from.
+// Conversation is the content of one request, independent of its dialect. An answer is derived from it and from no
+// other state.
 type Conversation struct {
 	API    API
 	Model  string
@@ -53,13 +53,13 @@ type entry struct {
 	text string
 }
 
-// turn is what a person said at once, and what tools answered since.
+// turn holds consecutive texts of the user and the tool results that follow them.
 type turn struct {
 	texts   []string
 	results []string
 }
 
-// reminder is what CLIs wrap around, or put beside, what a person says.
+// reminder matches the sections that CLIs add to the text of a user.
 var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>|<environment_context>.*?</environment_context>|` +
 	`<subagent_notification>.*?</subagent_notification>`)
 
@@ -128,7 +128,7 @@ func interruption(text string) bool {
 	return false
 }
 
-// offers tells whether the request declares a tool of that name.
+// offers reports whether the request declares a tool with the name.
 func (c *Conversation) offers(name string) bool {
 	for _, t := range c.tools {
 		if t == name {

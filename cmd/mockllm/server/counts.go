@@ -21,7 +21,7 @@ func (c *counts) next(key string) int {
 	return c.add(key)
 }
 
-// take tells whether the rule may be used once more, and counts it if so.
+// take reports whether the rule may be used once more, and counts the use.
 func (c *counts) take(r *rule, conversation *Conversation) bool {
 	if r.times == 0 {
 		return true

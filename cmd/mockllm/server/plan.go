@@ -70,9 +70,8 @@ func (s *Server) plan(c *Conversation) (plan, error) {
 		len(v.turns), lastOf(texts), len(v.last().results))
 }
 
-// progress tells how many replies the tool results since the last user text
-// have already answered. It is read off the conversation, so conversations
-// cannot get into each other's way.
+// progress returns the number of replies that the tool results after the last user text have completed. It depends on
+// the conversation only, so concurrent conversations do not affect each other.
 func (r *rule) progress(results int) int {
 	if r.match.toolResult != nil {
 		return 0
@@ -85,7 +84,7 @@ func (r *rule) progress(results int) int {
 	return i
 }
 
-// holds tells whether every condition is met, by this text of the user.
+// holds reports whether text and the conversation meet every condition, and returns the submatches of the user pattern.
 func (m *match) holds(v *view, text string) ([]string, bool) {
 	c, last := v.conversation, v.last()
 	switch {

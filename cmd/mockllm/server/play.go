@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// header is what an answer carries besides its blocks.
+// header holds the fields of an answer other than its blocks.
 type header struct {
 	id      string // without a dialect's prefix
 	model   string
@@ -42,7 +42,7 @@ type sink interface {
 	finish(e ending) error
 }
 
-// errBroken says that the script wants the connection cut.
+// errBroken is returned when the script demands that the connection is cut.
 var errBroken = errors.New("scripted break")
 
 // play sends a plan. A context that ends is the client's interrupt.
