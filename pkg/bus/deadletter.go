@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // maxReason is the maximum size in bytes of a dead letter's reason, which is stored in a header and in the server's
@@ -97,9 +98,7 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 // oneLine converts s into a valid header value.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "") + " …"
-	}
+	s = truncate.Text(s, maxReason)
 	if s == "" {
 		return "no reason given"
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -20,7 +21,7 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 	want, err := eventlog.ParsePosition(position)
 	if err != nil {
-		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", clip(position))
+		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", truncate.Text(position, 64))
 	}
 	deadline := time.Now().Add(MaxPositionWait)
 	wait := 2 * time.Millisecond
@@ -68,11 +69,4 @@ func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
 		return err
 	}, "SELECT grp, position, caught_up, lag_ms FROM checkpoints")
 	return out, err
-}
-
-func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "…"
-	}
-	return s
 }
