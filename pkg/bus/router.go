@@ -165,7 +165,7 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 		deadLetter(name, cfg),
 		deadline(name, cfg),
 		timeout(cfg.Timeout),
-		retry(name, cfg),
+		retryTransient(name, cfg),
 		recovery(),
 		routed(),
 	)
