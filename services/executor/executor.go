@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -283,10 +284,8 @@ func (e *Executor) await(ctx context.Context, open func(context.Context) error) 
 		if !logged {
 			e.deps.Logger.Warn("waiting for NATS and its buckets", "reason", err)
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, openPause) != nil {
 			return errors.Join(ctx.Err(), err)
-		case <-time.After(openPause):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type agentsCommand struct {
@@ -226,7 +227,7 @@ func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 			return err
 		}
 		if refs[i].Version != "" {
-			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", clip(s), kind)
+			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", truncate.Text(s, 64), kind)
 		}
 	}
 	ctx, cancel := a.interruptible()

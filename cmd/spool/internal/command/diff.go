@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type diffCommand struct {
@@ -31,7 +32,7 @@ func (c *diffCommand) exit(equal bool) error {
 func (c *diffCommand) Run(a *app) error {
 	if c.To == "" {
 		if err := checkID("from", events.KindSession, c.From); err != nil {
-			return usage("to: name the seqs of two events, or the id of another session: %q is neither", clip(c.From))
+			return usage("to: name the seqs of two events, or the id of another session: %q is neither", truncate.Text(c.From, 64))
 		}
 		return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error { return c.sessions(ctx, a, cl) })
 	}
@@ -64,7 +65,7 @@ func (c *diffCommand) Run(a *app) error {
 func seq(field, text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return 0, usage("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, clip(text))
+		return 0, usage("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, truncate.Text(text, 64))
 	}
 	return uint32(n), nil
 }

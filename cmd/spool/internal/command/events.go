@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// summaryLen is the number of characters of an event's data that its line shows.
-const summaryLen = 120
+// summaryColumns is the maximum width of the summary of an event or a block in its line.
+const summaryColumns = 121
 
 type eventsCommand struct {
 	server
@@ -130,7 +130,7 @@ func summary(e events.Wire) string {
 	case events.BlockComplete:
 		s = blockSummary(d.Block)
 	}
-	return clipped(s)
+	return terminal.Fit(terminal.Line(s), summaryColumns)
 }
 
 func blockSummary(b events.Block) string {

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/pkg/api/command"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type filesCommand struct {
@@ -35,7 +36,7 @@ type of struct {
 func checkPath(field, p string, folder bool) error {
 	var wrong *command.Error
 	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
-		return usage("%s: %q: %s", field, clip(p), wrong.Detail)
+		return usage("%s: %q: %s", field, truncate.Text(p, 64), wrong.Detail)
 	}
 	return nil
 }

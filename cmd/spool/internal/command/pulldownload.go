@@ -18,6 +18,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // readRecord reads the record of the upload and determines the local folder.
@@ -136,7 +137,7 @@ func (p *pullRun) download(ctx context.Context) error {
 				return err
 			}
 		default:
-			return fmt.Errorf("read the session's files: %q has type %q", clip(name), h.Typeflag)
+			return fmt.Errorf("read the session's files: %q has type %q", truncate.Text(name, 64), h.Typeflag)
 		}
 		p.remote[name] = e
 	}

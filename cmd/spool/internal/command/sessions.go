@@ -60,14 +60,11 @@ func (f filterFlags) filter(state string) client.Filter {
 // given reports whether any of the flags is set.
 func (f filterFlags) given() bool { return f != filterFlags{} }
 
+// titleColumns is the maximum width of a title in a list.
+const titleColumns = 41
+
 // beginning returns the part of s that fits into a line of a list.
-func beginning(s string) string {
-	const most = 40
-	if r := []rune(terminal.Line(s)); len(r) > most {
-		return string(r[:most]) + "…"
-	}
-	return terminal.Line(s)
-}
+func beginning(s string) string { return terminal.Fit(terminal.Line(s), titleColumns) }
 
 // Run lists sessions.
 func (c *sessionsLs) Run(a *app) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type skillsCommand struct {
@@ -107,7 +108,7 @@ type skillsTag struct {
 // Run moves a tag.
 func (c *skillsTag) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
-		return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(c.Tag))
+		return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))
 	}
 	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		doc, err := cl.TagSkill(ctx, ref, c.Tag)
@@ -177,7 +178,7 @@ func (c *skillsPull) Run(a *app) error {
 		}
 		version := doc.Value.Ref.Version
 		if !events.IsDigest(version) {
-			return fmt.Errorf("%s: the server returned version %q, which is not a digest", ref, clip(version))
+			return fmt.Errorf("%s: the server returned version %q, which is not a digest", ref, truncate.Text(version, 64))
 		}
 		ref.Version = version
 		if err := pull(ctx, cl, ref, to); err != nil {

@@ -78,17 +78,8 @@ func showState(a *app, s client.State) error {
 
 // blockLine prints a summary of a block after a mark.
 func blockLine(a *app, mark string, b events.Block) error {
-	_, err := fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), clipped(blockSummary(b)))
+	_, err := fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), terminal.Fit(terminal.Line(blockSummary(b)), summaryColumns))
 	return err
-}
-
-// clipped shortens text to fit into a line of a list.
-func clipped(s string) string {
-	s = terminal.Line(s)
-	if r := []rune(s); len(r) > summaryLen {
-		return string(r[:summaryLen]) + "…"
-	}
-	return s
 }
 
 func usageTotal(t client.Total) string {

@@ -14,13 +14,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/volume"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
@@ -168,10 +168,8 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, look) != nil {
 			return "", ctx.Err()
-		case <-time.After(look):
 		}
 	}
 	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)

@@ -13,6 +13,7 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
@@ -172,7 +173,7 @@ func auditPosition(digest, token string) (*auditCursor, error) {
 	}
 	switch {
 	case err != nil || p.Filter == "" || p.Seq < 0 || p.Shard < 0:
-		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", clip(token))
+		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", truncate.Text(token, 64))
 	case p.Filter != digest:
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter; start again without it")
 	}

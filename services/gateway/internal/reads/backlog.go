@@ -8,6 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -69,15 +70,14 @@ func (s *Store) await(ctx context.Context, in search, read func() error) error {
 	if session == "" {
 		return err
 	}
-	wait := 10 * time.Millisecond
+	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
 	for {
 		select {
 		case <-ctx.Done():
 			return problem.From(ctx.Err())
 		case <-deadline.C:
 			return behind()
-		case <-time.After(wait):
-			wait = min(2*wait, 100*time.Millisecond)
+		case <-time.After(pauses.NextBackOff()):
 		}
 		if err := read(); !isMissing(err) {
 			return err

@@ -9,6 +9,7 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -36,16 +37,15 @@ func ancestorBehind() error { return errAncestorBehind{folding()} }
 // awaitAncestors repeats a read for a limited time while an ancestor is behind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	deadline := time.Now().Add(s.cfg.FreshWait)
-	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
+	for {
 		err := read()
 		var behind errAncestorBehind
 		if !errors.As(err, &behind) || time.Now().After(deadline) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
 			return problem.From(ctx.Err())
-		case <-time.After(wait):
 		}
 	}
 }

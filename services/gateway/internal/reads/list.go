@@ -14,6 +14,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -142,7 +143,7 @@ func (l listed) page(tenant string, f Filter, token string, size uint32) (page, 
 func (l listed) filter(q *query, f Filter) (joins string, err error) {
 	if f.State != "" {
 		if !slices.Contains(l.states, f.State) {
-			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", clip(f.State), l.state, strings.Join(l.states, ", "))
+			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", truncate.Text(f.State, 64), l.state, strings.Join(l.states, ", "))
 		}
 		q.add("x."+l.state+" = %s", f.State)
 	}
@@ -161,7 +162,7 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 	if f.Architecture != "" {
 		name, ok := architecture.Canonical(f.Architecture)
 		if !ok {
-			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", clip(f.Architecture), architecture.List())
+			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.List())
 		}
 		q.add(l.owner+".architecture = %s", name)
 	}
@@ -187,7 +188,7 @@ func (l listed) agent(q *query, s string) error {
 	case err != nil:
 		return problem.Invalid("agent", "%s", err.Error())
 	case ref.Version != "" && !events.IsDigest(ref.Version):
-		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", clip(ref.Version))
+		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", truncate.Text(ref.Version, 64))
 	}
 	q.add(l.owner+".agent = %s", ref.Slug)
 	switch {
@@ -279,7 +280,7 @@ func moment(field, s string) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil || t.Year() < 1 {
-		return t, problem.Invalid(field, "%+q is not a time in RFC 3339, such as 2026-01-31T12:00:00Z", clip(s))
+		return t, problem.Invalid(field, "%+q is not a time in RFC 3339, such as 2026-01-31T12:00:00Z", truncate.Text(s, 64))
 	}
 	return t, nil
 }
@@ -310,7 +311,7 @@ func oneOf(field, s string, known ...string) (string, error) {
 		return known[0], nil
 	}
 	if !slices.Contains(known, s) {
-		return "", problem.Invalid(field, "%+q is not known: there are %s", clip(s), strings.Join(known, " and "))
+		return "", problem.Invalid(field, "%+q is not known: there are %s", truncate.Text(s, 64), strings.Join(known, " and "))
 	}
 	return s, nil
 }
@@ -373,7 +374,7 @@ func (l listed) position(f Filter, token string) (*pagePosition, error) {
 		kind = events.KindExecution
 	}
 	if err != nil || events.CheckID("pageToken", kind, t.ID) != nil || t.Filter == "" {
-		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	if t.Filter != l.digest(f) {
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter or sort order; start again without it")

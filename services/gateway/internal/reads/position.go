@@ -6,6 +6,8 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -20,10 +22,10 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 	want, err := eventlog.ParsePosition(position)
 	if err != nil {
-		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", clip(position))
+		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", truncate.Text(position, 64))
 	}
 	deadline := time.Now().Add(MaxPositionWait)
-	wait := 2 * time.Millisecond
+	pauses := retry.Doubling(2*time.Millisecond, 50*time.Millisecond)
 	for {
 		var shard int
 		var have int64
@@ -39,11 +41,8 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 		if !time.Now().Before(deadline) {
 			return problem.New(problem.ReadModelBehind, "minPosition", "the read models did not reach the position within 5 s; nothing is lost, try again")
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
 			return problem.From(ctx.Err())
-		case <-time.After(wait):
-			wait = min(2*wait, 50*time.Millisecond)
 		}
 	}
 }
@@ -68,11 +67,4 @@ func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
 		return err
 	}, "SELECT grp, position, caught_up, lag_ms FROM checkpoints")
 	return out, err
-}
-
-func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "…"
-	}
-	return s
 }

@@ -9,6 +9,7 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
@@ -219,7 +220,7 @@ func readToken(kind events.Kind, token string) (string, error) {
 		err = events.CheckID("pageToken", kind, string(b))
 	}
 	if err != nil {
-		return "", problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+		return "", problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	return string(b), nil
 }

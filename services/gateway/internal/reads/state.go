@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/history"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
@@ -252,7 +253,7 @@ func ParseBlockToken(token string) (t BlockToken, err error) {
 		_, err = fmt.Sscanf(string(text), "%d/%d/%d", &t.Seq, &t.Ord, &t.FirstSeq)
 	}
 	if err != nil || t.String() != token {
-		return t, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+		return t, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	return t, nil
 }

@@ -5,7 +5,6 @@ package reads
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -155,10 +155,7 @@ func checkID(field string, kind events.Kind, s string) error {
 	if events.CheckID(field, kind, s) == nil {
 		return nil
 	}
-	if len(s) > 64 {
-		s = s[:64] + "…"
-	}
-	return problem.Invalid(field, "%s is not a valid id: it must be %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", fmt.Sprintf("%+q", s), kind)
+	return problem.Invalid(field, "%+q is not a valid id: it must be %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", truncate.Text(s, 64), kind)
 }
 
 // row is a row of a statement's result.

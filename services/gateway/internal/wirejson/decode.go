@@ -16,6 +16,7 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // maxItems is the largest number of entries of a list.
@@ -288,10 +289,7 @@ func redacted(fd protoreflect.FieldDescriptor) bool {
 }
 
 func join(path, name string) string {
-	if len(name) > 64 {
-		name = name[:64] + "…"
-	}
-	name = strings.ToValidUTF8(name, "\uFFFD")
+	name = truncate.Valid(name, 64)
 	if path == "" {
 		return name
 	}

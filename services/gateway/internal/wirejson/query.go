@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // CheckQuery returns a *FieldError unless every parameter is a field of the message that is not in the path, has the
@@ -62,10 +64,7 @@ func ParseSeq(name, v string) (uint32, error) { return parseNumber(name, v, 1) }
 func parseNumber(name, v string, least uint64) (uint32, error) {
 	n, err := strconv.ParseUint(v, 10, 32)
 	if err != nil || n < least {
-		if len(v) > 40 {
-			v = v[:40] + "…"
-		}
-		return 0, &FieldError{name, "must be a whole number from " + strconv.FormatUint(least, 10) + " to 4294967295, not " + strconv.QuoteToASCII(v)}
+		return 0, &FieldError{name, "must be a whole number from " + strconv.FormatUint(least, 10) + " to 4294967295, not " + truncate.Quote(v, 40)}
 	}
 	return uint32(n), nil
 }
@@ -78,10 +77,7 @@ func ParseBool(name, v string) (bool, error) {
 	case "0", "false":
 		return false, nil
 	}
-	if len(v) > 40 {
-		v = v[:40] + "…"
-	}
-	return false, &FieldError{name, "must be true or false, 1 or 0, not " + strconv.QuoteToASCII(v)}
+	return false, &FieldError{name, "must be true or false, 1 or 0, not " + truncate.Quote(v, 40)}
 }
 
 func parameterList(names []string) string {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 const (
@@ -251,7 +252,7 @@ func text(out *mcp.CallToolResult) string {
 	}
 	all := strings.Join(parts, "\n")
 	if len(all) > maxOutput {
-		all = strings.ToValidUTF8(all[:maxOutput], "") + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
+		all = truncate.Prefix(all, maxOutput) + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
 	}
 	return all
 }
