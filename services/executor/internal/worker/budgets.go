@@ -27,19 +27,19 @@ func (t *turn) currentLimits(ctx context.Context, life session.State) (budgets.L
 		return l, nil
 	}
 	var err error
-	l.Tenant, err = t.w.deps.Budgets.Of(ctx, t.l.Tenant)
+	l.Tenant, err = t.w.deps.Budgets.Of(ctx, t.Session.Tenant)
 	return l, err
 }
 
 // charged returns the turn's execution as it is charged. The egress proxy counts the model requests of agents that do not.
 func (t *turn) charged() budgets.Execution {
-	e := budgets.Execution{Tenant: t.l.Tenant, Session: t.l.ID, ID: t.execution}
+	e := budgets.Execution{Tenant: t.Session.Tenant, Session: t.Session.ID, ID: t.ID}
 	if t.resolved == nil {
 		return e
 	}
 	l := t.resolved.Definition.Limits
 	e.Own = events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}
-	if t.w.deps.Egress != nil && !definition.CountsTurns(t.l.Life.Architecture) {
+	if t.w.deps.Egress != nil && !definition.CountsTurns(t.Session.Life.Architecture) {
 		e.Own.Turns = l.Turns
 	}
 	return e
@@ -47,7 +47,7 @@ func (t *turn) charged() budgets.Execution {
 
 // budgets returns the budgets that the turn is charged to, as last known.
 func (t *turn) budgets() []api.Budget {
-	return t.usage.Budgets(t.charged(), t.limits, t.l.Run, t.w.deps.Now())
+	return t.usage.Budgets(t.charged(), t.limits, t.Session.Run, t.w.deps.Now())
 }
 
 // codeModelRefused is the code of a model request that the egress proxy refused because a budget is used up.
@@ -57,14 +57,14 @@ const codeModelRefused = "BUDGET_EXHAUSTED"
 func (f *follower) checkBudgets(unstored []events.Event) {
 	now := f.w.deps.Now()
 	for _, e := range unstored {
-		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == f.execution {
+		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == f.ID {
 			f.stop.Exceed(budgets.CodeExceeded, d.Message, now)
 		}
 	}
 	if l, err := f.currentLimits(f.ctx, f.life); err == nil { // updateLimits logs an error
 		f.limits = l
 	}
-	s := f.l.Run
+	s := f.Session.Run
 	for _, e := range unstored {
 		s = run.Evolve(s, e)
 	}
@@ -76,7 +76,7 @@ func (f *follower) checkBudgets(unstored []events.Event) {
 // updateLimits reads the limits of the turn again.
 func (f *follower) updateLimits(ctx context.Context) {
 	if _, err := f.currentLimits(ctx, f.life); err != nil {
-		f.log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
+		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
 	}
 	f.checkBudgets(nil)
 }
@@ -97,7 +97,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 	if t.resolved != nil {
 		limits = limits.ForAgent(t.resolved.Definition.Limits)
 	}
-	return budgets.NewOutputMeter(limits, t.l.Run.OutputBefore, t.l.Run.Output)
+	return budgets.NewOutputMeter(limits, t.Session.Run.OutputBefore, t.Session.Run.Output)
 }
 
 // keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
@@ -120,5 +120,5 @@ func (f *follower) cutOutput(message string) {
 		return
 	}
 	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
-	f.pending = append(f.pending, f.newEvents([]events.Payload{events.Error{Code: budgets.CodeOutput, Message: message}})...)
+	f.pending = append(f.pending, f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...)
 }

@@ -72,7 +72,7 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session
 	}
 	t := newTurn(w, l, b)
 	t.slot = s
-	t.log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", release != nil)
+	t.Log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", release != nil)
 	return t, t.run(ctx)
 }
 

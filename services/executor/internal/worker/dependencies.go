@@ -33,7 +33,7 @@ func (t *turn) dependencyLayer(ctx context.Context) (string, error) {
 	if !ok {
 		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", t.w.cfg.Provider)}
 	}
-	return t.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: t.l.Life.Options.Image})
+	return t.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: t.Session.Life.Options.Image})
 }
 
 // awaitLayer waits for a layer.
@@ -47,7 +47,7 @@ func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want san
 	begun, done := make(chan struct{}, 1), make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = t.w.sandboxes.Retry(work, t.l.ID, func() (err error) {
+		a.err = t.w.sandboxes.Retry(work, t.Session.ID, func() (err error) {
 			a.name, err = layerer.Layer(work, want, t.w.workshop(func() {
 				select {
 				case begun <- struct{}{}:
@@ -73,13 +73,13 @@ func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want san
 		select {
 		case a := <-done:
 			if a.err == nil && !since.IsZero() {
-				a.err = t.appendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", t.w.deps.Now().Sub(since).Round(time.Millisecond), want)})
+				a.err = t.AppendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", t.w.deps.Now().Sub(since).Round(time.Millisecond), want)})
 			}
 			return a.name, a.err
 		case <-begun:
 			if since.IsZero() {
 				since = t.w.deps.Now()
-				if err := t.appendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)}); err != nil {
+				if err := t.AppendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)}); err != nil {
 					return stop(err)
 				}
 			}
@@ -89,10 +89,10 @@ func (t *turn) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want san
 		case <-t.changed:
 		case <-tick.C:
 		}
-		if err := t.refresh(ctx); err != nil {
+		if err := t.Refresh(ctx); err != nil {
 			return stop(err)
 		}
-		if t.control().N > 0 {
+		if t.Control().N > 0 {
 			return stop(errCancelled)
 		}
 	}
@@ -121,10 +121,10 @@ func (t *turn) unlessCancelled(ctx context.Context, work func(context.Context) e
 		case <-t.changed:
 		case <-tick.C:
 		}
-		if err := t.refresh(ctx); err != nil {
+		if err := t.Refresh(ctx); err != nil {
 			return stop(err)
 		}
-		if t.control().N > 0 {
+		if t.Control().N > 0 {
 			return stop(errCancelled)
 		}
 	}

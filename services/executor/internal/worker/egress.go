@@ -50,7 +50,7 @@ func (t *turn) register(ctx context.Context) error {
 	if t.w.deps.Egress == nil {
 		return nil
 	}
-	b, err := t.currentLimits(ctx, t.l.Life)
+	b, err := t.currentLimits(ctx, t.Session.Life)
 	if err != nil {
 		return err
 	}
@@ -76,12 +76,12 @@ func (t *turn) register(ctx context.Context) error {
 // unregister tells the egress proxy that the execution does not run any more. The proxy refuses model requests from then on: processes that
 // outlive the turn could otherwise call models on the account of no execution.
 func (t *turn) unregister(ctx context.Context) {
-	sb := t.l.Run.Sandbox
+	sb := t.Session.Run.Sandbox
 	if t.w.deps.Egress == nil || t.unregistered || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
 		return
 	}
 	r := api.Registration{
-		Tenant: t.l.Tenant, Session: t.l.ID, Epoch: t.epoch,
+		Tenant: t.Session.Tenant, Session: t.Session.ID, Epoch: t.Epoch,
 		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
 	if t.resolved != nil {
@@ -94,7 +94,7 @@ func (t *turn) unregister(ctx context.Context) {
 		t.unregistered = true
 	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or belongs to another executor
 	default:
-		t.log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
+		t.Log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
 	}
 }
 
@@ -111,7 +111,7 @@ func (e newSandboxes) RegisterNew(ctx context.Context, spec sandbox.Spec, allow 
 // registration returns what the turn's sandbox may do at the egress proxy.
 func (t *turn) registration() api.Registration {
 	return api.Registration{
-		Tenant: t.l.Tenant, Session: t.l.ID, Execution: t.execution, Epoch: t.epoch, Allow: t.resolved.Allowlist(),
+		Tenant: t.Session.Tenant, Session: t.Session.ID, Execution: t.ID, Epoch: t.Epoch, Allow: t.resolved.Allowlist(),
 		Upstreams: t.upstreams(), Budgets: t.budgets(),
 	}
 }
@@ -158,11 +158,11 @@ func (f *follower) finalEgressEvents(ctx context.Context) []events.Event {
 	f.unregister(ctx)
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	lines, err := f.w.deps.Egress.Lines(ctx, f.l.Run.Sandbox.ID, f.l.Run.Egress, true)
+	lines, err := f.w.deps.Egress.Lines(ctx, f.Session.Run.Sandbox.ID, f.Session.Run.Egress, true)
 	if err != nil {
-		f.log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
+		f.Log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: f.w.egressEvents(f.l.Run, f.execution, lines)})
+	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.w.egressEvents(f.Session.Run, f.ID, lines)})
 	if err != nil {
 		return nil // fenced, which the end returns too
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/retries"
 	"github.com/spoolhq/spool/services/executor/internal/stopping"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
@@ -98,11 +99,11 @@ func (t *turn) follow(ctx context.Context) error {
 		turn: t, ctx: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
 		window: time.NewTimer(time.Hour), stop: stopping.New(t.w.cfg.KillAfter),
 		output: t.meterOutput(),
-		life:   t.l.Life, maintenance: newMaintenance(t.w.deps.Now()),
+		life:   t.Session.Life, maintenance: newMaintenance(t.w.deps.Now()),
 	}
 	defer f.close(cancel)
 	defer f.window.Stop()
-	f.stop.Update(t.control(), t.deadline(), t.w.deps.Now())
+	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
 	f.readHello()
 	beat := time.NewTicker(t.w.cfg.Beat)
 	defer beat.Stop()
@@ -145,7 +146,7 @@ func (f *follower) close(cancel context.CancelFunc) {
 // appendDone takes the result of the append in flight.
 func (f *follower) appendDone(r commitResult) {
 	f.appending = false
-	f.setStored(r.stored)
+	f.SetStored(r.stored)
 }
 
 // wait blocks until something happens that the loop has to act on, and acts on it.
@@ -205,7 +206,7 @@ func (f *follower) readHello() {
 		return
 	}
 	f.startAfter = hello.Last
-	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner drops lines that are in the log
+	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.Session.Run.Sandbox.N)) // the runner drops lines that are in the log
 	if hello.First > f.translator.Last+1 {
 		for _, r := range f.translator.Missing(hello.First-1, f.w.deps.Now().UTC()) {
 			f.handleResult(r)
@@ -213,7 +214,7 @@ func (f *follower) readHello() {
 	}
 	switch hello.Status.ExecutionID {
 	case "":
-	case f.execution:
+	case f.ID:
 		f.queried, f.accepted, f.adopted = true, true, true
 	default:
 		f.killFirst = true
@@ -223,11 +224,11 @@ func (f *follower) readHello() {
 // recordAttached records, once, that this executor follows a running agent that it took over. It waits until the log has what the journal held
 // at the hello: an executor that crashes because of the journal does not get there, and its claim counts.
 func (f *follower) recordAttached() {
-	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || f.appending || len(f.pending) > 0 || f.translator.Last < f.startAfter {
+	if f.Session.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || f.appending || len(f.pending) > 0 || f.translator.Last < f.startAfter {
 		return
 	}
 	f.attachedRecorded = true
-	for _, e := range f.newEvents([]events.Payload{events.ExecutionAttached{Epoch: f.epoch, SandboxID: f.l.Run.Sandbox.ID}}) {
+	for _, e := range f.NewEvents(events.ExecutionAttached{Epoch: f.Epoch, SandboxID: f.Session.Run.Sandbox.ID}) {
 		f.handleResult(translate.Result{Event: &e})
 	}
 }
@@ -239,14 +240,14 @@ func (f *follower) sendQuery(ctx context.Context) error {
 	}
 	if f.killFirst {
 		f.queried = true
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 		return nil
 	}
 	if !f.slot.acquire() {
 		return f.leaveWithoutSlot(ctx)
 	}
 	f.queried = true
-	f.send(runner.Command{Op: runner.OpStart, Epoch: f.epoch, Query: f.query()})
+	f.send(runner.Command{Op: runner.OpStart, Epoch: f.Epoch, Query: f.query()})
 	return nil
 }
 
@@ -256,7 +257,7 @@ func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	if f.control().N > 0 {
+	if f.Control().N > 0 {
 		f.done = true
 		return f.cancelled(ctx)
 	}
@@ -308,7 +309,7 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	case r.err == nil:
 		return nil
 	}
-	f.log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
+	f.Log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
 	f.stop.Undelivered(r.op)
 	if r.op == runner.OpStart {
 		// The runner hangs or the stream is broken; the hello of a new stream shows which.
@@ -375,7 +376,7 @@ func (f *follower) handover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	if err := f.flush(ctx); err != nil {
-		f.log.Warn("the last events are left to the next executor", "error", err)
+		f.Log.Warn("the last events are left to the next executor", "error", err)
 	}
 	return errStopping
 }
@@ -385,7 +386,7 @@ func (f *follower) finish(ctx context.Context) error {
 	list := f.pending
 	f.pending, f.pendingSize = nil, 0
 	// As in any commit, events that no longer apply are left out.
-	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: list})
+	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: list})
 	if err != nil {
 		return err
 	}
@@ -393,7 +394,7 @@ func (f *follower) finish(ctx context.Context) error {
 	d.Events = append(d.Events, f.finalEgressEvents(ctx)...)
 	f.checkBudgets(d.Events)
 	if died, ok := f.deathOf(e); ok {
-		if err := f.append(ctx, d.Events); err != nil {
+		if err := f.Append(ctx, d.Events); err != nil {
 			return err
 		}
 		return &deathError{died}
@@ -405,7 +406,7 @@ func (f *follower) finish(ctx context.Context) error {
 		Before:  d.Events,
 	})
 	if err == nil {
-		f.acknowledge(f.agent.Link, f.l.Run.Sandbox.N)
+		f.acknowledge(f.agent.Link, f.Session.Run.Sandbox.N)
 	}
 	return err
 }
@@ -421,13 +422,12 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 	code, message := e.Code, e.Message
 	switch {
 	case e.Outcome != runner.Failed:
-		code, message = "AGENT_EXITED", "the turn was ended inside the sandbox, and nobody had asked for it"
+		code, message = retries.CodeExited, "the turn was ended inside the sandbox, and nobody had asked for it"
 	case code == "":
 		code = "INTERNAL"
 	}
-	switch code {
-	case codeExited, codeSilent, codeOutOfMemory:
-		message += f.attemptSuffix(code)
+	if retries.IsDeath(code) {
+		message += f.retries().Suffix(code, f.Session.Run.Dying())
 	}
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }

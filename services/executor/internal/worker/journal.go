@@ -31,7 +31,7 @@ func (f *follower) readLines() {
 
 // garbageID returns an id for lines that cannot be read. It is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
-	return f.translator.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
+	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.Died), 10)
 }
 
 // handleResult publishes text at once, and keeps events for the next commit.
@@ -41,10 +41,10 @@ func (f *follower) handleResult(r translate.Result) {
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
-			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.l.Tenant, f.l.ID), raw)
+			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.Session.Tenant, f.Session.ID), raw)
 		}
 		if err != nil {
-			f.log.Debug("text in flight was lost", "error", err)
+			f.Log.Debug("text in flight was lost", "error", err)
 		}
 	case r.Ended != nil:
 		f.ended = r.Ended
@@ -54,7 +54,7 @@ func (f *follower) handleResult(r translate.Result) {
 	case r.Event != nil:
 		raw, err := json.Marshal(r.Event)
 		if err != nil {
-			f.log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
+			f.Log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
 			return
 		}
 		f.pending, f.pendingSize = append(f.pending, *r.Event), f.pendingSize+len(raw)
@@ -78,9 +78,9 @@ func (f *follower) startCommit() {
 	}
 	list := f.pending
 	f.pending, f.pendingSize, f.appending = nil, 0, true
-	lnk, l := f.agent.Link, f.l
+	lnk, l := f.agent.Link, f.Session
 	f.waiting.Go(func() {
-		stored, err := f.appendTo(f.ctx, l, list)
+		stored, err := f.AppendTo(f.ctx, l, list)
 		if err == nil {
 			f.acknowledge(lnk, stored.Run.Sandbox.N)
 		}
@@ -90,8 +90,8 @@ func (f *follower) startCommit() {
 
 // acknowledge allows the runner to drop the journal up to line n, which the log holds.
 func (f *follower) acknowledge(l *link.Link, n uint64) {
-	if err := l.Acknowledge(f.epoch, n); err != nil {
-		f.log.Debug("the journal could not be acknowledged", "error", err)
+	if err := l.Acknowledge(f.Epoch, n); err != nil {
+		f.Log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }
 
@@ -102,5 +102,5 @@ func (f *follower) flush(ctx context.Context) error {
 	}
 	list := f.pending
 	f.pending, f.pendingSize = nil, 0
-	return f.append(ctx, list)
+	return f.Append(ctx, list)
 }

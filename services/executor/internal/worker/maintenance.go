@@ -49,7 +49,7 @@ func (a *maintenance) start(f *follower) {
 		return
 	}
 	now, h := f.w.deps.Now(), f.w
-	l := f.l // no append is running
+	l := f.Session // no append is running
 	l.Life = f.life
 	due := func(last time.Time, ms uint32) bool {
 		return ms > 0 && now.Sub(last) >= time.Duration(ms)*time.Millisecond
@@ -84,7 +84,7 @@ func (a *maintenance) start(f *follower) {
 			r.lines, r.err = h.deps.Egress.Lines(f.ctx, l.Run.Sandbox.ID, l.Run.Egress, false)
 		}
 		if health && r.err == nil {
-			r.facts = append(r.facts, idle.Health(f.ctx, l.Run.Sandbox, lnk, f.epoch)...)
+			r.facts = append(r.facts, idle.Health(f.ctx, l.Run.Sandbox, lnk, f.Epoch)...)
 		}
 		if (sync || put) && r.err == nil {
 			var facts []events.Payload
@@ -102,9 +102,9 @@ func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 		f.registered = *r.registered
 	}
 	if r.err != nil && ctx.Err() == nil {
-		f.log.Warn("the maintenance of the workspace, or of the egress proxy's journal, failed; trying again", "error", r.err)
+		f.Log.Warn("the maintenance of the workspace, or of the egress proxy's journal, failed; trying again", "error", r.err)
 	}
-	list := append(f.newEvents(r.facts), f.w.egressEvents(f.l.Run, f.execution, r.lines)...)
+	list := append(f.NewEvents(r.facts...), f.w.egressEvents(f.Session.Run, f.ID, r.lines)...)
 	if len(list) == 0 {
 		return nil
 	}
@@ -112,14 +112,14 @@ func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 		return err
 	}
 	f.checkBudgets(list)
-	if err := f.append(ctx, list); err != nil {
+	if err := f.Append(ctx, list); err != nil {
 		return err
 	}
 	if len(r.lines) > 0 {
-		f.w.acknowledgeEgress(ctx, f.l.Run)
+		f.w.acknowledgeEgress(ctx, f.Session.Run)
 	}
 	if f.proxyForgot(r.lines) {
-		f.log.Warn("the egress proxy has restarted without the agent's MCP servers: they are registered again")
+		f.Log.Warn("the egress proxy has restarted without the agent's MCP servers: they are registered again")
 		return f.register(ctx)
 	}
 	return nil
@@ -155,5 +155,5 @@ func (f *follower) flushFacts(ctx context.Context, facts ...events.Payload) erro
 	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	return f.appendFacts(ctx, facts...)
+	return f.AppendFacts(ctx, facts...)
 }

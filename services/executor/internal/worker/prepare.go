@@ -14,13 +14,13 @@ import (
 
 // fillWorkspace fills a new workspace, and applies file changes.
 func (t *turn) fillWorkspace(ctx context.Context) error {
-	sb := t.l.Run.Sandbox
+	sb := t.Session.Run.Sandbox
 	if err := t.provideTranscript(ctx); err != nil {
 		return err
 	}
-	from := contents.Sources(t.l)
-	furnish := contents.IsUnfilled(t.l) && len(t.resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
-	if t.w.deps.Workspaces == nil || len(from) == 0 && !furnish && len(t.l.Life.After(t.l.Run.Applied)) == 0 {
+	from := contents.Sources(t.Session)
+	furnish := contents.IsUnfilled(t.Session) && len(t.resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
+	if t.w.deps.Workspaces == nil || len(from) == 0 && !furnish && len(t.Session.Life.After(t.Session.Run.Applied)) == 0 {
 		return nil
 	}
 	box, err := t.w.deps.Sandbox.Attach(ctx, sb.ID)
@@ -44,15 +44,15 @@ func (t *turn) fillWorkspace(ctx context.Context) error {
 		filled = append(filled, furnished)
 	}
 	if len(filled) > 0 {
-		if err := t.appendFacts(ctx, filled...); err != nil {
+		if err := t.AppendFacts(ctx, filled...); err != nil {
 			return err
 		}
 	}
-	done, err := t.w.contents.Apply(ctx, t.l, box)
+	done, err := t.w.contents.Apply(ctx, t.Session, box)
 	if err != nil || done == nil {
 		return err
 	}
-	return t.appendFacts(ctx, *done)
+	return t.AppendFacts(ctx, *done)
 }
 
 // provideTranscript copies the transcript that the agent starts with into the sandbox. It is in no snapshot, and no event says that a sandbox has
@@ -63,11 +63,11 @@ func (t *turn) provideTranscript(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, contents.Timeout)
 	defer cancel()
-	box, err := t.w.deps.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
+	box, err := t.w.deps.Sandbox.Attach(ctx, t.Session.Run.Sandbox.ID)
 	if err != nil {
-		return fmt.Errorf("find sandbox %s: %w", t.l.Run.Sandbox.ID, err)
+		return fmt.Errorf("find sandbox %s: %w", t.Session.Run.Sandbox.ID, err)
 	}
-	err = t.w.deps.Workspaces.Provide(ctx, box, *t.l.Life.Transcript)
+	err = t.w.deps.Workspaces.Provide(ctx, box, *t.Session.Life.Transcript)
 	if errors.Is(err, workspace.ErrNotFound) {
 		err = &sandbox.Error{Code: codeTranscriptLost, Message: "the transcript that the session begins with is no longer in the object store", Err: err}
 	}
@@ -79,7 +79,7 @@ func (t *turn) provideTranscript(ctx context.Context) error {
 
 // restore fills a new workspace, unless the execution is cancelled meanwhile.
 func (t *turn) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
-	l := t.l
+	l := t.Session
 	var restored events.WorkspaceRestored
 	err := t.unlessCancelled(ctx, func(ctx context.Context) (err error) {
 		if restored, err = t.w.contents.Restore(ctx, l, box, from); err != nil {

@@ -15,17 +15,17 @@ import (
 // execution cannot start.
 func (t *turn) resolve(ctx context.Context) error {
 	r, err := t.w.references.Resolve(ctx, references.Execution{
-		ID: t.execution, Session: t.l, Message: t.message,
-		Report: func(ctx context.Context, e events.Error) error { return t.appendFacts(ctx, e) },
+		ID: t.ID, Session: t.Session, Message: t.message,
+		Report: func(ctx context.Context, e events.Error) error { return t.AppendFacts(ctx, e) },
 	})
 	if err != nil {
 		return err
 	}
 	t.resolved = r
-	if t.l.Run.Resolved.Known || r.IsEmpty() {
+	if t.Session.Run.Resolved.Known || r.IsEmpty() {
 		return nil
 	}
-	return t.appendFacts(ctx, r.ExecutionResolved)
+	return t.AppendFacts(ctx, r.ExecutionResolved)
 }
 
 // skillLoader is a provider whose sandboxes do not share a folder of skills.

@@ -32,11 +32,11 @@ func (w *Worker) tenantSandboxes(tenant string) int {
 // reserveSandbox reserves room for the session's sandbox among those of its tenant on this engine. If there is none, the sandbox that has been
 // idle for the longest ends. The caller must call done once the sandbox exists, or is not created after all.
 func (t *turn) reserveSandbox(ctx context.Context) (done func(), err error) {
-	most := t.w.tenantSandboxes(t.l.Tenant)
+	most := t.w.tenantSandboxes(t.Session.Tenant)
 	if most == 0 {
 		return func() {}, nil
 	}
-	tenant, id := t.l.Tenant, t.l.ID
+	tenant, id := t.Session.Tenant, t.Session.ID
 	err = t.unlessCancelled(ctx, func(ctx context.Context) error {
 		late := time.NewTimer(roomTimeout)
 		defer late.Stop()
@@ -58,14 +58,14 @@ func (t *turn) reserveSandbox(ctx context.Context) (done func(), err error) {
 
 // retireSandbox ends a sandbox that is too old, between two turns.
 func (t *turn) retireSandbox(ctx context.Context) error {
-	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
+	sb, limit := t.Session.Run.Sandbox, t.Session.Life.Options.SandboxMaxAgeMs
 	old := limit > 0 && !sb.ReadyAt.IsZero() && t.w.deps.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || t.w.idle.NearsEnd(sb)
 	// An execution that was taken over may run in it.
-	if !old || t.l.Run.TakenOver() || sb.Engine != t.w.cfg.Engine {
+	if !old || t.Session.Run.TakenOver() || sb.Engine != t.w.cfg.Engine {
 		return nil
 	}
 	var synced *events.WorkspaceSynced
-	l := t.l
+	l := t.Session
 	err := t.unlessCancelled(ctx, func(ctx context.Context) (err error) {
 		synced, err = t.w.idle.LastSnapshot(ctx, l, idle.SyncMaxAge)
 		return err
@@ -77,12 +77,12 @@ func (t *turn) retireSandbox(ctx context.Context) error {
 	if synced != nil {
 		facts = append(facts, *synced)
 	}
-	if err := t.appendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
+	if err := t.AppendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
 		return err
 	}
-	t.w.agents.Shutdown(ctx, t.l.ID, t.epoch)
+	t.w.agents.Shutdown(ctx, t.Session.ID, t.Epoch)
 	if err := t.w.sandboxes.Terminate(ctx, sb.ID, synced != nil && !t.w.sandboxes.KeepsWorkspaces()); err != nil {
-		t.log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+		t.Log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 	}
 	return nil
 }

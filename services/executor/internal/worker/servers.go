@@ -23,7 +23,7 @@ func (t *turn) startServers(ctx context.Context) error {
 	for n, c := range all {
 		group.Go(func() error {
 			errs[n] = t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() (err error) {
-				sockets[n], err = companion.Serve(ctx, t.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(t.l.Life.Options.Egress) > 0})
+				sockets[n], err = companion.Serve(ctx, t.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(t.Session.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil

@@ -24,6 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
 	"github.com/spoolhq/spool/services/executor/internal/references"
@@ -125,6 +126,7 @@ type Worker struct {
 	sandboxes   *sandboxes.Manager
 	contents    *contents.Mover
 	runlog      *runlog.Writer
+	openBlocks  *openblocks.Reader
 	dialer      *agents.Dialer
 	agents      *agents.Registry
 	pool        *pool.Pool
@@ -149,6 +151,7 @@ func New(cfg Config, d Deps) *Worker {
 		w.sandboxes.Egress = newSandboxes{d.Egress}
 	}
 	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.stored}
+	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
 	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.snapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
