@@ -67,7 +67,9 @@ func (f *follower) updateLife(l lifeResult) error {
 	}
 	f.life = l.life
 	f.stop.Update(l.life.ControlOf(f.ID), f.deadlineOf(l.life), f.w.deps.Now())
-	f.updateLimits(f.ctx)
+	if err := f.checkBudgets(nil); err != nil {
+		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
+	}
 	return nil
 }
 

@@ -158,7 +158,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case r := <-f.appended:
 		f.appendDone(r)
 		f.notBefore = time.Now().Add(f.w.cfg.Window)
-		f.checkBudgets(nil)
+		_ = f.checkBudgets(nil) // updateLife logs the error
 		return r.err
 	case <-f.window.C:
 	case r := <-f.replies:
@@ -391,8 +391,9 @@ func (f *follower) finish(ctx context.Context) error {
 		return err
 	}
 	e := f.ended
-	d.Events = append(d.Events, f.finalEgressEvents(ctx)...)
-	f.checkBudgets(d.Events)
+	f.maintenance.awaitRegistration()
+	d.Events = append(d.Events, f.meter.Final(ctx)...)
+	_ = f.checkBudgets(d.Events) // updateLife logs the error
 	if died, ok := f.deathOf(e); ok {
 		if err := f.Append(ctx, d.Events); err != nil {
 			return err

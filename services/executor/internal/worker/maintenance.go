@@ -6,8 +6,8 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 )
 
 // maintenance runs the periodic work of a turn: file changes, snapshots, health checks, and reading the egress proxy's journal. At most one pass
@@ -33,9 +33,9 @@ func (a *maintenance) awaitRegistration() {
 // A pass is the result of one pass.
 type pass struct {
 	facts      []events.Payload
-	lines      []EgressLine
+	lines      []metering.Line
 	synced     bool
-	registered *budgets.Limits // registered at the egress proxy; nil if there was no need
+	registered *metering.Change // that the egress proxy has now; nil if there was none
 	err        error
 }
 
@@ -69,19 +69,19 @@ func (a *maintenance) start(f *follower) {
 	if sync {
 		a.syncedAt = now
 	}
-	id, lnk, registration, limits := f.agent.Sandbox, f.agent.Link, f.changedRegistration(), f.limits
+	lnk, meter, change := f.agent.Link, f.meter, f.meter.Changed(f.agent.Sandbox)
 	registering := make(chan struct{})
 	a.registering = registering
 	f.waiting.Go(func() {
 		r := pass{synced: sync}
-		if registration != nil {
-			if _, r.err = h.deps.Egress.Register(f.ctx, id, *registration); r.err == nil {
-				r.registered = &limits
+		if change != nil {
+			if r.err = meter.Send(f.ctx, change); r.err == nil {
+				r.registered = change
 			}
 		}
 		close(registering)
 		if calls && r.err == nil {
-			r.lines, r.err = h.deps.Egress.Lines(f.ctx, l.Run.Sandbox.ID, l.Run.Egress, false)
+			r.lines, r.err = h.proxy.Lines(f.ctx, l.Run)
 		}
 		if health && r.err == nil {
 			r.facts = append(r.facts, idle.Health(f.ctx, l.Run.Sandbox, lnk, f.Epoch)...)
@@ -99,26 +99,26 @@ func (a *maintenance) start(f *follower) {
 func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 	a.running = false
 	if r.registered != nil {
-		f.registered = *r.registered
+		f.meter.SetRegistered(r.registered)
 	}
 	if r.err != nil && ctx.Err() == nil {
 		f.Log.Warn("the maintenance of the workspace, or of the egress proxy's journal, failed; trying again", "error", r.err)
 	}
-	list := append(f.NewEvents(r.facts...), f.w.egressEvents(f.Session.Run, f.ID, r.lines)...)
+	list := append(f.NewEvents(r.facts...), f.meter.Events(r.lines)...)
 	if len(list) == 0 {
 		return nil
 	}
 	if err := f.flush(ctx); err != nil {
 		return err
 	}
-	f.checkBudgets(list)
+	_ = f.checkBudgets(list) // updateLife logs the error
 	if err := f.Append(ctx, list); err != nil {
 		return err
 	}
 	if len(r.lines) > 0 {
-		f.w.acknowledgeEgress(ctx, f.Session.Run)
+		f.w.proxy.Acknowledge(ctx, f.Session.Run)
 	}
-	if f.proxyForgot(r.lines) {
+	if f.meter.Forgot(r.lines) {
 		f.Log.Warn("the egress proxy has restarted without the agent's MCP servers: they are registered again")
 		return f.register(ctx)
 	}

@@ -46,11 +46,8 @@ func (f *follower) pause(ctx context.Context) error {
 		return f.flushFacts(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
 	}
 	id := f.Session.Run.Sandbox.ID
-	if f.w.deps.Egress != nil {
-		n, err := f.w.deps.Egress.Open(ctx, id)
-		if err != nil || n > 0 {
-			return nil // tried again with the next beat
-		}
+	if n, err := f.w.proxy.OpenRequests(ctx, id); err != nil || n > 0 {
+		return nil // tried again with the next beat
 	}
 	if err := f.flush(ctx); err != nil {
 		return err

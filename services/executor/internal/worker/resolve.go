@@ -22,6 +22,7 @@ func (t *turn) resolve(ctx context.Context) error {
 		return err
 	}
 	t.resolved = r
+	t.meter.SetResolved(r)
 	if t.Session.Run.Resolved.Known || r.IsEmpty() {
 		return nil
 	}

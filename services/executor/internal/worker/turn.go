@@ -12,9 +12,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
-	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/retries"
@@ -29,26 +29,22 @@ type turn struct {
 	claimedAt time.Time // when an executor first claimed the execution
 	changed   <-chan struct{}
 	slot      *slot
+	meter     *metering.Meter
 
-	agent        *agents.Agent // nil until attached
-	attempt      uint32        // number of the attempt that runs or is next
-	message      events.MessageAccepted
-	translator   *translate.Translator
-	pausedFor    time.Duration        // time for which the execution was paused
-	creating     string               // id of the sandbox that this turn has recorded as being created
-	resolved     *references.Resolved // nil until resolve has returned
-	limits       budgets.Limits       // as last read
-	registered   budgets.Limits       // as last registered at the egress proxy
-	unregistered bool                 // the egress proxy knows that the execution does not run any more
-	usage        budgets.Tracker
+	agent      *agents.Agent // nil until attached
+	attempt    uint32        // number of the attempt that runs or is next
+	message    events.MessageAccepted
+	translator *translate.Translator
+	pausedFor  time.Duration        // time for which the execution was paused
+	creating   string               // id of the sandbox that this turn has recorded as being created
+	resolved   *references.Resolved // nil until resolve has returned
 
 	sockets []string // of the MCP servers in containers, in their order
-
-	authority string // PEM: the certificate that the egress proxy returned when the sandbox was last registered
 }
 
 func newTurn(w *Worker, l eventlog.Loaded, b *handling.Session) *turn {
-	return &turn{Execution: w.runlog.Execution(l, w.deps.Logger), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
+	x := w.runlog.Execution(l, w.deps.Logger)
+	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
 
 // run runs the execution, and returns nil when it has ended.
@@ -76,7 +72,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	if t.limits, err = t.currentLimits(ctx, t.Session.Life); err != nil {
+	if err := t.meter.Update(ctx, t.Session.Life.Options.Budget); err != nil {
 		return err
 	}
 	for {
@@ -156,7 +152,7 @@ func (t *turn) query() *runner.Query {
 	q.Resume, q.Fork = t.conversation()
 	t.resolved.AddTo(q, t.w.deps.Egress != nil, t.sockets)
 	if t.resolved.InspectsRequests {
-		q.Authority = t.authority
+		q.Authority = t.meter.Authority()
 	}
 	return q
 }
@@ -183,7 +179,7 @@ func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.
 
 // end completes the open blocks with the content that is known, and appends the terminal event, in as many commits as it needs.
 func (t *turn) end(ctx context.Context, e run.End) error {
-	t.unregister(ctx)
+	t.meter.Unregister(ctx)
 	var err error
 	if e.Blocks, err = t.w.openBlocks.Open(ctx, t.Session, e.Before); err != nil {
 		return err

@@ -24,6 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
@@ -100,7 +101,7 @@ type Deltas interface {
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: no metrics
 	Workspaces contents.Store        // nil: no snapshots and no file changes
-	Egress     Egress                // nil: sandboxes have the network of their provider
+	Egress     metering.Egress       // nil: sandboxes have the network of their provider
 	Skills     references.Skills     // nil: executions with skills fail
 	Secrets    references.Secrets    // nil: executions with secrets fail
 	Budgets    Budgets               // nil: no tenant has a budget
@@ -124,6 +125,7 @@ type Worker struct {
 	handling    *handling.Set
 	references  *references.Resolver
 	sandboxes   *sandboxes.Manager
+	proxy       *metering.Proxy
 	contents    *contents.Mover
 	runlog      *runlog.Writer
 	openBlocks  *openblocks.Reader
@@ -146,9 +148,10 @@ func New(cfg Config, d Deps) *Worker {
 		metrics: newMetrics(), cfg: cfg, deps: d,
 		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
 	}
+	w.proxy = &metering.Proxy{Egress: d.Egress, Engine: cfg.Engine, Now: d.Now, Logger: d.Logger}
 	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.made}
 	if d.Egress != nil {
-		w.sandboxes.Egress = newSandboxes{d.Egress}
+		w.sandboxes.Egress = w.proxy
 	}
 	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.stored}
 	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
@@ -167,7 +170,7 @@ func New(cfg Config, d Deps) *Worker {
 	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
-		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.lateEgressEvents, Logger: d.Logger, Now: d.Now,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
 	})
 	if d.Metrics != nil {
 		w.register(d.Metrics)
