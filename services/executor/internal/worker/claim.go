@@ -140,6 +140,16 @@ func (w *Worker) tenantSlots(tenant string) int {
 	return w.cfg.TenantSlots
 }
 
+// tenantSandboxes returns how many sandboxes a tenant may have on this engine; 0 is no limit.
+func (w *Worker) tenantSandboxes(tenant string) int {
+	if w.deps.Budgets != nil {
+		if own := w.deps.Budgets.Limits(tenant).Sandboxes; own > 0 {
+			return int(own)
+		}
+	}
+	return w.cfg.TenantSandboxes
+}
+
 // maxExecutions returns how many executions of a tenant this executor may run at once; 0 is no limit. Each execution needs a sandbox.
 func (w *Worker) maxExecutions(tenant string) int {
 	slots, sandboxes := w.tenantSlots(tenant), w.tenantSandboxes(tenant)

@@ -120,7 +120,7 @@ func (a *maintenance) finish(ctx context.Context, f *follower, r pass) error {
 	}
 	if f.meter.Forgot(r.lines) {
 		f.Log.Warn("the egress proxy has restarted without the agent's MCP servers: they are registered again")
-		return f.register(ctx)
+		return f.w.sandboxes.Retry(ctx, f.agent.Sandbox, func() error { return f.meter.Register(ctx, f.agent.Sandbox) })
 	}
 	return nil
 }

@@ -2,12 +2,8 @@ package worker
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/sandbox"
-	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
@@ -27,27 +23,4 @@ func (t *turn) resolve(ctx context.Context) error {
 		return nil
 	}
 	return t.AppendFacts(ctx, r.ExecutionResolved)
-}
-
-// skillLoader is a provider whose sandboxes do not share a folder of skills.
-type skillLoader interface {
-	// Stock copies skills, which Skills has provided, into a sandbox. The error wraps sandbox.ErrNotFound if the sandbox is gone.
-	Stock(ctx context.Context, id string, digests []string) error
-}
-
-// loadSkills makes sure that the turn's sandbox has its skills.
-func (t *turn) loadSkills(ctx context.Context) error {
-	loader, ok := t.w.deps.Sandbox.(skillLoader)
-	if !ok || t.resolved == nil {
-		return nil
-	}
-	digests := t.resolved.SkillDigests()
-	if len(digests) == 0 {
-		return nil
-	}
-	err := t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() error { return loader.Stock(ctx, t.agent.Sandbox, digests) })
-	if errors.Is(err, sandbox.ErrNotFound) {
-		return fmt.Errorf("%w: %w", agents.ErrLost, err)
-	}
-	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/provision"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/retries"
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
@@ -106,16 +107,16 @@ func (t *turn) runAttempt(ctx context.Context) error {
 		if errors.As(err, &wrong) {
 			return t.stopAndFail(ctx, wrong.Failed())
 		}
-		if errors.Is(err, errCancelled) {
+		if errors.Is(err, provision.ErrCancelled) {
 			return t.cancelled(ctx)
 		}
-		var broken *sandboxError
+		var broken *provision.Error
 		if errors.As(err, &broken) {
-			failed := events.ExecutionFailed{Code: broken.code(), Message: broken.Error()}
-			if broken.remains {
+			failed := events.ExecutionFailed{Code: broken.Code(), Message: broken.Error()}
+			if broken.Remains {
 				return t.stopAndFail(ctx, failed)
 			}
-			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.id, Code: broken.code(), Message: broken.Error()})
+			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.SandboxID, Code: broken.Code(), Message: broken.Error()})
 		}
 		return err
 	}
@@ -149,27 +150,12 @@ func (t *turn) query() *runner.Query {
 		Content: t.message.Content, Parts: t.message.Parts,
 		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
-	q.Resume, q.Fork = t.conversation()
+	q.Resume, q.Fork = provision.Conversation(t.Session)
 	t.resolved.AddTo(q, t.w.deps.Egress != nil, t.sockets)
 	if t.resolved.InspectsRequests {
 		q.Authority = t.meter.Authority()
 	}
 	return q
-}
-
-// conversation returns the conversation that the agent continues if its process is gone: its own session; in a fork whose agent has none
-// yet, a copy of the session that the fork began with; or a copy of the transcript that the session began with.
-func (t *turn) conversation() (resume string, fork *runner.Fork) {
-	if own := t.Session.Run.AgentSession; own != "" {
-		return own, nil
-	}
-	if f := t.Session.Life.Fork; f != nil && f.AgentSessionID != "" {
-		return f.AgentSessionID, &runner.Fork{Anchor: f.Anchor}
-	}
-	if p := t.Session.Life.Transcript; p != nil {
-		return p.AgentSessionID, &runner.Fork{Provided: true}
-	}
-	return "", nil
 }
 
 // fail ends the execution with an outcome that is not from the journal. The facts are stored together with the end.

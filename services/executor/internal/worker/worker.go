@@ -28,6 +28,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
+	"github.com/spoolhq/spool/services/executor/internal/provision"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
@@ -60,7 +61,7 @@ type Config struct {
 	Rate        run.Rate      // price of sandboxes; zero if they have none
 	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
 
-	Registries Registries // where dependencies of agents come from
+	Registries provision.Registries // where dependencies of agents come from
 
 	// Agent returns how the process of an architecture is given its model.
 	Agent func(architecture string, o events.Options) Launch
@@ -133,6 +134,7 @@ type Worker struct {
 	agents      *agents.Registry
 	pool        *pool.Pool
 	idle        *idle.Keeper
+	provisioner *provision.Provisioner
 	slots       *permits.Limiter // of executions
 	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
 
@@ -171,6 +173,11 @@ func New(cfg Config, d Deps) *Worker {
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
 		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
+	})
+	w.provisioner = provision.New(provision.Config{
+		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.tenantSandboxes,
+		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
+		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.pooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
 		w.register(d.Metrics)

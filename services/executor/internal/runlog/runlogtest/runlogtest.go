@@ -91,3 +91,25 @@ func (b *Bed) Claim() *runlog.Execution {
 	}
 	return b.Writer.Execution(l, slog.New(slog.DiscardHandler))
 }
+
+// AppendLife appends facts about Execution to the life of the session, as the session service does.
+func (b *Bed) AppendLife(facts ...events.Payload) {
+	b.t.Helper()
+	l := b.Load()
+	mint := events.NewMint(b.Writer.Meta())
+	for _, f := range facts {
+		mint.Add(Execution, f)
+	}
+	if err := b.Writer.Sessions.AppendLife(b.t.Context(), &l, events.Actor{Kind: "service", ID: "session"}, b.Writer.Meta().CommandID, mint.Events()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// Cancel cancels Execution, which is dispatched for that.
+func (b *Bed) Cancel() {
+	b.t.Helper()
+	b.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{}, events.CancelRequested{Control: 1, Reason: "cancelled"})
+	if l := b.Load(); l.Life.ControlOf(Execution).N != 1 {
+		b.t.Fatalf("the life is %+v", l.Life)
+	}
+}
