@@ -55,5 +55,7 @@ func (f *follower) cutOutput(message string) {
 		return
 	}
 	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
-	f.pending = append(f.pending, f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...)
+	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
+		f.Log.Error("the log does not say that the output is cut", "error", err)
+	}
 }

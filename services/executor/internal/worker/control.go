@@ -23,7 +23,7 @@ type lifeResult struct {
 // abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.Session.Run.Sandbox.ID
-	if err := f.flush(ctx); err != nil {
+	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	f.detach()

@@ -39,17 +39,17 @@ func (f *follower) pause(ctx context.Context) error {
 	}
 	p, ok := f.w.deps.Sandbox.(sandbox.Pauser)
 	if !ok {
-		if f.maintenance.pauseRefused {
+		if f.pauseRefused {
 			return nil
 		}
-		f.maintenance.pauseRefused = true
+		f.pauseRefused = true
 		return f.flushFacts(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
 	}
 	id := f.Session.Run.Sandbox.ID
 	if n, err := f.w.proxy.OpenRequests(ctx, id); err != nil || n > 0 {
 		return nil // tried again with the next beat
 	}
-	if err := f.flush(ctx); err != nil {
+	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	f.detach()

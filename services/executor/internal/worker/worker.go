@@ -24,6 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/maintenance"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -135,6 +136,7 @@ type Worker struct {
 	pool        *pool.Pool
 	idle        *idle.Keeper
 	provisioner *provision.Provisioner
+	maintenance maintenance.Config
 	slots       *permits.Limiter // of executions
 	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
 
@@ -174,6 +176,7 @@ func New(cfg Config, d Deps) *Worker {
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
 		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
 	})
+	w.maintenance = maintenance.Config{Beat: cfg.Beat, Sandbox: d.Sandbox, Contents: w.contents, Proxy: w.proxy, Now: d.Now}
 	w.provisioner = provision.New(provision.Config{
 		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.tenantSandboxes,
 		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
