@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
+	"github.com/spoolhq/spool/services/executor/internal/provision"
 )
 
 // Where packages come from unless the settings say otherwise.
@@ -79,8 +79,8 @@ func (c Config) pip() string {
 }
 
 // registries returns the hosts and the routes of the egress proxy that a sandbox may reach while dependencies are installed in it.
-func (c Config) registries() worker.Registries {
-	r := worker.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
+func (c Config) registries() provision.Registries {
+	r := provision.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
 	if c.pip() == pipIndex {
 		r.Hosts = append(r.Hosts, pipFiles)
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
@@ -50,7 +51,7 @@ type Deps struct {
 	Metrics prometheus.Registerer // nil: no metrics
 
 	Workspaces contents.Store     // used with Provider; nil: none
-	Egress     worker.Egress      // used with Provider; nil: none
+	Egress     metering.Egress    // used with Provider; nil: none
 	Skills     references.Skills  // used with Provider; nil: none
 	Secrets    references.Secrets // nil: the keys of Config
 }

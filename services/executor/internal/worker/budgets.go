@@ -4,12 +4,8 @@ import (
 	"context"
 
 	"github.com/spoolhq/spool/pkg/budget"
-	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/run"
-	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
-	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // Budgets returns the budgets and limits of tenants.
@@ -20,75 +16,14 @@ type Budgets interface {
 	Limits(tenant string) events.TenantLimits
 }
 
-// currentLimits returns the limits that apply to the turn now.
-func (t *turn) currentLimits(ctx context.Context, life session.State) (budgets.Limits, error) {
-	l := budgets.Limits{Session: life.Options.Budget}
-	if t.w.deps.Budgets == nil {
-		return l, nil
+// checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are. If the limits cannot be read,
+// those last read apply, and the error of reading them is returned.
+func (f *follower) checkBudgets(unstored []events.Event) error {
+	err := f.meter.Update(f.ctx, f.life.Options.Budget)
+	if code, message := f.meter.Exceeded(unstored); code != "" {
+		f.stop.Exceed(code, message, f.w.deps.Now())
 	}
-	var err error
-	l.Tenant, err = t.w.deps.Budgets.Of(ctx, t.l.Tenant)
-	return l, err
-}
-
-// charged returns the turn's execution as it is charged. The egress proxy counts the model requests of agents that do not.
-func (t *turn) charged() budgets.Execution {
-	e := budgets.Execution{Tenant: t.l.Tenant, Session: t.l.ID, ID: t.execution}
-	if t.resolved == nil {
-		return e
-	}
-	l := t.resolved.Definition.Limits
-	e.Own = events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}
-	if t.w.deps.Egress != nil && !definition.CountsTurns(t.l.Life.Architecture) {
-		e.Own.Turns = l.Turns
-	}
-	return e
-}
-
-// budgets returns the budgets that the turn is charged to, as last known.
-func (t *turn) budgets() []api.Budget {
-	return t.usage.Budgets(t.charged(), t.limits, t.l.Run, t.w.deps.Now())
-}
-
-// codeModelRefused is the code of a model request that the egress proxy refused because a budget is used up.
-const codeModelRefused = "BUDGET_EXHAUSTED"
-
-// checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are.
-func (f *follower) checkBudgets(unstored []events.Event) {
-	now := f.w.deps.Now()
-	for _, e := range unstored {
-		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == f.execution {
-			f.stop.Exceed(budgets.CodeExceeded, d.Message, now)
-		}
-	}
-	if l, err := f.currentLimits(f.ctx, f.life); err == nil { // updateLimits logs an error
-		f.limits = l
-	}
-	s := f.l.Run
-	for _, e := range unstored {
-		s = run.Evolve(s, e)
-	}
-	if code, message := f.usage.Exceeded(f.charged(), f.limits, s, now); code != "" {
-		f.stop.Exceed(code, message, now)
-	}
-}
-
-// updateLimits reads the limits of the turn again.
-func (f *follower) updateLimits(ctx context.Context) {
-	if _, err := f.currentLimits(ctx, f.life); err != nil {
-		f.log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
-	}
-	f.checkBudgets(nil)
-}
-
-// changedRegistration returns the registration that the egress proxy needs because other executions have used some of the tenant's
-// budgets, or a budget has changed; nil if the proxy has it.
-func (f *follower) changedRegistration() *api.Registration {
-	if f.w.deps.Egress == nil || f.registered.SameBudgets(f.limits) {
-		return nil
-	}
-	r := f.registration()
-	return &r
+	return err
 }
 
 // meterOutput returns the meter of the agent's output in this execution.
@@ -97,7 +32,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 	if t.resolved != nil {
 		limits = limits.ForAgent(t.resolved.Definition.Limits)
 	}
-	return budgets.NewOutputMeter(limits, t.l.Run.OutputBefore, t.l.Run.Output)
+	return budgets.NewOutputMeter(limits, t.Session.Run.OutputBefore, t.Session.Run.Output)
 }
 
 // keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
@@ -120,5 +55,7 @@ func (f *follower) cutOutput(message string) {
 		return
 	}
 	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
-	f.pending = append(f.pending, f.newEvents([]events.Payload{events.Error{Code: budgets.CodeOutput, Message: message}})...)
+	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
+		f.Log.Error("the log does not say that the output is cut", "error", err)
+	}
 }

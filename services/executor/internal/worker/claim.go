@@ -72,7 +72,7 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session
 	}
 	t := newTurn(w, l, b)
 	t.slot = s
-	t.log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", release != nil)
+	t.Log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", release != nil)
 	return t, t.run(ctx)
 }
 
@@ -138,6 +138,16 @@ func (w *Worker) tenantSlots(tenant string) int {
 		}
 	}
 	return w.cfg.TenantSlots
+}
+
+// tenantSandboxes returns how many sandboxes a tenant may have on this engine; 0 is no limit.
+func (w *Worker) tenantSandboxes(tenant string) int {
+	if w.deps.Budgets != nil {
+		if own := w.deps.Budgets.Limits(tenant).Sandboxes; own > 0 {
+			return int(own)
+		}
+	}
+	return w.cfg.TenantSandboxes
 }
 
 // maxExecutions returns how many executions of a tenant this executor may run at once; 0 is no limit. Each execution needs a sandbox.

@@ -22,8 +22,8 @@ type lifeResult struct {
 
 // abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
-	id := f.l.Run.Sandbox.ID
-	if err := f.flush(ctx); err != nil {
+	id := f.Session.Run.Sandbox.ID
+	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	f.detach()
@@ -43,12 +43,12 @@ func (f *follower) readLife() {
 		return
 	}
 	f.readingLife = true
-	sessions, tenant, id := f.w.deps.Sessions, f.l.Tenant, f.l.ID
+	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
 		defer cancel()
 		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
-		if err == nil && l.Run.Epoch > f.epoch {
+		if err == nil && l.Run.Epoch > f.Epoch {
 			err = run.ErrFenced
 		}
 		f.lifeRead <- lifeResult{l.Life, err}
@@ -62,12 +62,14 @@ func (f *follower) updateLife(l lifeResult) error {
 		return l.err
 	}
 	if l.err != nil {
-		f.log.Warn("the session's controls cannot be read, trying again", "error", l.err)
+		f.Log.Warn("the session's controls cannot be read, trying again", "error", l.err)
 		return nil
 	}
 	f.life = l.life
-	f.stop.Update(l.life.ControlOf(f.execution), f.deadlineOf(l.life), f.w.deps.Now())
-	f.updateLimits(f.ctx)
+	f.stop.Update(l.life.ControlOf(f.ID), f.deadlineOf(l.life), f.w.deps.Now())
+	if err := f.checkBudgets(nil); err != nil {
+		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
+	}
 	return nil
 }
 
@@ -75,9 +77,9 @@ func (f *follower) updateLife(l lifeResult) error {
 func (f *follower) escalate() error {
 	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
 	case stopping.Interrupt:
-		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.Epoch})
 	case stopping.Kill:
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 	case stopping.Terminate:
 		return errUnresponsive
 	}
@@ -85,7 +87,7 @@ func (f *follower) escalate() error {
 }
 
 // deadline returns when the execution must have ended, zero if it has no limit.
-func (t *turn) deadline() time.Time { return t.deadlineOf(t.l.Life) }
+func (t *turn) deadline() time.Time { return t.deadlineOf(t.Session.Life) }
 
 func (t *turn) deadlineOf(life session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 {

@@ -1,10 +1,8 @@
 package worker
 
 import (
-	"context"
 	"encoding/json"
 	"strconv"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/link"
@@ -31,7 +29,7 @@ func (f *follower) readLines() {
 
 // garbageID returns an id for lines that cannot be read. It is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
-	return f.translator.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
+	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.Died), 10)
 }
 
 // handleResult publishes text at once, and keeps events for the next commit.
@@ -41,10 +39,10 @@ func (f *follower) handleResult(r translate.Result) {
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
-			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.l.Tenant, f.l.ID), raw)
+			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.Session.Tenant, f.Session.ID), raw)
 		}
 		if err != nil {
-			f.log.Debug("text in flight was lost", "error", err)
+			f.Log.Debug("text in flight was lost", "error", err)
 		}
 	case r.Ended != nil:
 		f.ended = r.Ended
@@ -52,55 +50,28 @@ func (f *follower) handleResult(r translate.Result) {
 		f.gap = r.Gap
 	case r.Event != nil && !f.keepsEvent(*r.Event):
 	case r.Event != nil:
-		raw, err := json.Marshal(r.Event)
-		if err != nil {
-			f.log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
+		if err := f.commits.Add(*r.Event); err != nil {
+			f.Log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
 			return
 		}
-		f.pending, f.pendingSize = append(f.pending, *r.Event), f.pendingSize+len(raw)
 		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
-			f.notBefore = time.Time{} // clients show its text only after this event
+			f.commits.Expedite() // clients show its text only after this event
 		}
 	}
 }
 
-// startCommit starts an append of the pending events, unless one is running or it is too early.
+// startCommit starts a commit of the pending events if one is due.
 func (f *follower) startCommit() {
-	if f.appending || len(f.pending) == 0 {
+	if !f.commits.IsDue() || f.waitsForRoom() {
 		return
 	}
-	if early := time.Until(f.notBefore); early > 0 {
-		f.window.Reset(early)
-		return
-	}
-	if f.waitsForRoom() {
-		return
-	}
-	list := f.pending
-	f.pending, f.pendingSize, f.appending = nil, 0, true
-	lnk, l := f.agent.Link, f.l
-	f.waiting.Go(func() {
-		stored, err := f.appendTo(f.ctx, l, list)
-		if err == nil {
-			f.acknowledge(lnk, stored.Run.Sandbox.N)
-		}
-		f.appended <- commitResult{stored, err}
-	})
+	lnk := f.agent.Link
+	f.commits.Start(f.ctx, func(line uint64) { f.acknowledge(lnk, line) })
 }
 
 // acknowledge allows the runner to drop the journal up to line n, which the log holds.
 func (f *follower) acknowledge(l *link.Link, n uint64) {
-	if err := l.Acknowledge(f.epoch, n); err != nil {
-		f.log.Debug("the journal could not be acknowledged", "error", err)
+	if err := l.Acknowledge(f.Epoch, n); err != nil {
+		f.Log.Debug("the journal could not be acknowledged", "error", err)
 	}
-}
-
-// flush waits for the append in flight and stores the pending events.
-func (f *follower) flush(ctx context.Context) error {
-	if err := f.awaitAppend(ctx); err != nil {
-		return err
-	}
-	list := f.pending
-	f.pending, f.pendingSize = nil, 0
-	return f.append(ctx, list)
 }

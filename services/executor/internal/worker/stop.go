@@ -12,12 +12,12 @@ import (
 // stopAndFail stops the agent, which may run since an earlier claim, and fails the execution. If the runner does not obey, the sandbox is ended and its
 // workspace kept. If that fails too, the terminal event says that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
-	if !t.l.Run.TakenOver() {
+	if !t.Session.Run.TakenOver() {
 		return t.fail(ctx, failed)
 	}
 	t.detach()
-	sb := t.l.Run.Sandbox
-	err := t.w.dialer.Stop(ctx, sb, t.ref(), t.epoch)
+	sb := t.Session.Run.Sandbox
+	err := t.w.dialer.Stop(ctx, sb, t.Ref(), t.Epoch)
 	switch {
 	case errors.Is(err, run.ErrFenced):
 		return err
@@ -26,11 +26,11 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	case err == nil:
 		return t.fail(ctx, failed)
 	}
-	t.log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
+	t.Log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
 	if sb.Engine != t.w.cfg.Engine || sandboxes.Unavailable(err) {
 		return t.fail(ctx, failed.NotStopped(err))
 	}
-	if err := t.refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
+	if err := t.Refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
 		return err
 	}
 	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
@@ -44,10 +44,10 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 func (t *turn) recordHandedOver(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
-	if t.l.Run.Over() {
+	if t.Session.Run.Over() {
 		return
 	}
-	if err := t.appendFacts(ctx, events.ExecutionHandedOver{Epoch: t.epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
-		t.log.Warn("the log does not say that the execution is handed over", "error", err)
+	if err := t.AppendFacts(ctx, events.ExecutionHandedOver{Epoch: t.Epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
+		t.Log.Warn("the log does not say that the execution is handed over", "error", err)
 	}
 }

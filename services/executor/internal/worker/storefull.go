@@ -24,11 +24,9 @@ func (f *follower) waitsForRoom() bool {
 	}
 	if !f.fullRecorded {
 		f.fullRecorded = true
-		for _, e := range f.newEvents([]events.Payload{events.Error{
+		f.commits.AddFirst(f.NewEvents(events.Error{
 			Code: codeStorageFull, Message: "the store of NATS is full but for its reserve: what the agent says from here on is stored when there is room again",
-		}}) {
-			f.pending = append([]events.Event{e}, f.pending...)
-		}
+		})...)
 		return false
 	}
 	return true

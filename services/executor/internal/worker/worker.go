@@ -24,8 +24,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/maintenance"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
+	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
+	"github.com/spoolhq/spool/services/executor/internal/provision"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
@@ -58,7 +62,7 @@ type Config struct {
 	Rate        run.Rate      // price of sandboxes; zero if they have none
 	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
 
-	Registries Registries // where dependencies of agents come from
+	Registries provision.Registries // where dependencies of agents come from
 
 	// Agent returns how the process of an architecture is given its model.
 	Agent func(architecture string, o events.Options) Launch
@@ -99,7 +103,7 @@ type Deltas interface {
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: no metrics
 	Workspaces contents.Store        // nil: no snapshots and no file changes
-	Egress     Egress                // nil: sandboxes have the network of their provider
+	Egress     metering.Egress       // nil: sandboxes have the network of their provider
 	Skills     references.Skills     // nil: executions with skills fail
 	Secrets    references.Secrets    // nil: executions with secrets fail
 	Budgets    Budgets               // nil: no tenant has a budget
@@ -123,12 +127,16 @@ type Worker struct {
 	handling    *handling.Set
 	references  *references.Resolver
 	sandboxes   *sandboxes.Manager
+	proxy       *metering.Proxy
 	contents    *contents.Mover
 	runlog      *runlog.Writer
+	openBlocks  *openblocks.Reader
 	dialer      *agents.Dialer
 	agents      *agents.Registry
 	pool        *pool.Pool
 	idle        *idle.Keeper
+	provisioner *provision.Provisioner
+	maintenance maintenance.Config
 	slots       *permits.Limiter // of executions
 	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
 
@@ -144,11 +152,13 @@ func New(cfg Config, d Deps) *Worker {
 		metrics: newMetrics(), cfg: cfg, deps: d,
 		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
 	}
+	w.proxy = &metering.Proxy{Egress: d.Egress, Engine: cfg.Engine, Now: d.Now, Logger: d.Logger}
 	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.made}
 	if d.Egress != nil {
-		w.sandboxes.Egress = newSandboxes{d.Egress}
+		w.sandboxes.Egress = w.proxy
 	}
 	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.stored}
+	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
 	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.snapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
@@ -164,7 +174,13 @@ func New(cfg Config, d Deps) *Worker {
 	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
-		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.lateEgressEvents, Logger: d.Logger, Now: d.Now,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
+	})
+	w.maintenance = maintenance.Config{Beat: cfg.Beat, Sandbox: d.Sandbox, Contents: w.contents, Proxy: w.proxy, Now: d.Now}
+	w.provisioner = provision.New(provision.Config{
+		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.tenantSandboxes,
+		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
+		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.pooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
 		w.register(d.Metrics)

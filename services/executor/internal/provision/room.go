@@ -1,4 +1,4 @@
-package worker
+package provision
 
 import (
 	"context"
@@ -19,29 +19,19 @@ const (
 	roomPause = 500 * time.Millisecond
 )
 
-// tenantSandboxes returns how many sandboxes a tenant may have on this engine; 0 is no limit.
-func (w *Worker) tenantSandboxes(tenant string) int {
-	if w.deps.Budgets != nil {
-		if own := w.deps.Budgets.Limits(tenant).Sandboxes; own > 0 {
-			return int(own)
-		}
-	}
-	return w.cfg.TenantSandboxes
-}
-
 // reserveSandbox reserves room for the session's sandbox among those of its tenant on this engine. If there is none, the sandbox that has been
 // idle for the longest ends. The caller must call done once the sandbox exists, or is not created after all.
-func (t *turn) reserveSandbox(ctx context.Context) (done func(), err error) {
-	most := t.w.tenantSandboxes(t.l.Tenant)
+func (p *preparation) reserveSandbox(ctx context.Context) (done func(), err error) {
+	most := p.MaxSandboxes(p.Session.Tenant)
 	if most == 0 {
 		return func() {}, nil
 	}
-	tenant, id := t.l.Tenant, t.l.ID
-	err = t.unlessCancelled(ctx, func(ctx context.Context) error {
+	tenant, id := p.Session.Tenant, p.Session.ID
+	err = p.unlessCancelled(ctx, func(ctx context.Context) error {
 		late := time.NewTimer(roomTimeout)
 		defer late.Stop()
 		for {
-			if ok, err := t.w.idle.Reserve(ctx, tenant, id, most); ok || err != nil {
+			if ok, err := p.Idle.Reserve(ctx, tenant, id, most); ok || err != nil {
 				return err
 			}
 			select {
@@ -52,24 +42,24 @@ func (t *turn) reserveSandbox(ctx context.Context) (done func(), err error) {
 			case <-time.After(roomPause):
 			}
 		}
-	})
-	return func() { t.w.idle.Unreserve(tenant, id) }, err
+	}, nil, nil)
+	return func() { p.Idle.Unreserve(tenant, id) }, err
 }
 
 // retireSandbox ends a sandbox that is too old, between two turns.
-func (t *turn) retireSandbox(ctx context.Context) error {
-	sb, limit := t.l.Run.Sandbox, t.l.Life.Options.SandboxMaxAgeMs
-	old := limit > 0 && !sb.ReadyAt.IsZero() && t.w.deps.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || t.w.idle.NearsEnd(sb)
+func (p *preparation) retireSandbox(ctx context.Context) error {
+	sb, limit := p.Session.Run.Sandbox, p.Session.Life.Options.SandboxMaxAgeMs
+	old := limit > 0 && !sb.ReadyAt.IsZero() && p.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || p.Idle.NearsEnd(sb)
 	// An execution that was taken over may run in it.
-	if !old || t.l.Run.TakenOver() || sb.Engine != t.w.cfg.Engine {
+	if !old || p.Session.Run.TakenOver() || sb.Engine != p.Engine {
 		return nil
 	}
 	var synced *events.WorkspaceSynced
-	l := t.l
-	err := t.unlessCancelled(ctx, func(ctx context.Context) (err error) {
-		synced, err = t.w.idle.LastSnapshot(ctx, l, idle.SyncMaxAge)
+	l := p.Session
+	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
+		synced, err = p.Idle.LastSnapshot(ctx, l, idle.SyncMaxAge)
 		return err
-	})
+	}, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -77,12 +67,12 @@ func (t *turn) retireSandbox(ctx context.Context) error {
 	if synced != nil {
 		facts = append(facts, *synced)
 	}
-	if err := t.appendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
+	if err := p.AppendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
 		return err
 	}
-	t.w.agents.Shutdown(ctx, t.l.ID, t.epoch)
-	if err := t.w.sandboxes.Terminate(ctx, sb.ID, synced != nil && !t.w.sandboxes.KeepsWorkspaces()); err != nil {
-		t.log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+	p.Agents.Shutdown(ctx, p.Session.ID, p.Epoch)
+	if err := p.Sandboxes.Terminate(ctx, sb.ID, synced != nil && !p.Sandboxes.KeepsWorkspaces()); err != nil {
+		p.Log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 	}
 	return nil
 }

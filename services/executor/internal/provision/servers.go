@@ -1,4 +1,4 @@
-package worker
+package provision
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 )
 
 // startServers makes sure that the MCP servers in containers run next to the turn's sandbox.
-func (t *turn) startServers(ctx context.Context) error {
-	all := t.resolved.Containers()
-	companion, ok := t.w.deps.Sandbox.(sandbox.Companion)
+func (p *preparation) startServers(ctx context.Context) error {
+	all := p.Resolved.Containers()
+	companion, ok := p.Provider.(sandbox.Companion)
 	if len(all) == 0 || !ok {
 		return nil
 	}
@@ -22,8 +22,8 @@ func (t *turn) startServers(ctx context.Context) error {
 	var group errgroup.Group
 	for n, c := range all {
 		group.Go(func() error {
-			errs[n] = t.w.sandboxes.Retry(ctx, t.agent.Sandbox, func() (err error) {
-				sockets[n], err = companion.Serve(ctx, t.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(t.l.Life.Options.Egress) > 0})
+			errs[n] = p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() (err error) {
+				sockets[n], err = companion.Serve(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil
@@ -40,11 +40,11 @@ func (t *turn) startServers(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", agents.ErrLost, err)
 		case errors.As(err, &typed):
 			named := &sandbox.Error{Code: typed.Code, Message: fmt.Sprintf("%s.image: server %s: %s", c.Field, c.Name, typed.Message), Err: err}
-			return &sandboxError{id: t.agent.Sandbox, err: named, remains: true}
+			return &Error{SandboxID: p.agent.Sandbox, Err: named, Remains: true}
 		default:
-			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, t.agent.Sandbox, err)
+			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, p.agent.Sandbox, err)
 		}
 	}
-	t.sockets = sockets
+	p.sockets = sockets
 	return nil
 }
