@@ -86,7 +86,7 @@ func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip
 	case doc.Value.Same:
 		done = "already pushed:"
 	}
-	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(doc.Value.Ref.String()), found.Files, size(info.Size()))
+	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(client.Reference(doc.Value.Ref).String()), found.Files, size(info.Size()))
 	return err
 }
 

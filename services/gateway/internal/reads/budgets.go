@@ -5,9 +5,9 @@ import (
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // Budgets returns a tenant's budgets with the usage of each.

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // Key is an accepted API key.

@@ -15,12 +15,26 @@ import (
 
 // Marshal encodes a message: its fields in order, without absent fields that have presence.
 func Marshal(m proto.Message) []byte {
-	var b bytes.Buffer
-	writeMessage(&b, m.ProtoReflect())
-	return b.Bytes()
+	var w writer
+	w.message(m.ProtoReflect())
+	return w.Bytes()
 }
 
-func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
+// MarshalRequest encodes a message as Marshal does, but without fields that are 0, false, "" or empty: a server that
+// does not know a field refuses the request only if the field is used.
+func MarshalRequest(m proto.Message) []byte {
+	w := writer{onlySet: true}
+	w.message(m.ProtoReflect())
+	return w.Bytes()
+}
+
+// writer holds the JSON of a message.
+type writer struct {
+	bytes.Buffer
+	onlySet bool // omit every field that has its default value
+}
+
+func (b *writer) message(m protoreflect.Message) {
 	switch m.Descriptor().FullName() {
 	case jsonName:
 		text := m.Get(m.Descriptor().Fields().ByNumber(1)).String()
@@ -34,7 +48,7 @@ func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
 		if !ok {
 			panic("wirejson: a Timestamp of another package")
 		}
-		writeString(b, t.AsTime().Format(time.RFC3339Nano))
+		b.string(t.AsTime().Format(time.RFC3339Nano))
 		return
 	}
 	b.WriteByte('{')
@@ -42,24 +56,24 @@ func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		fd := fields.Get(i)
-		if absent(m, fd) {
+		if b.absent(m, fd) {
 			continue
 		}
 		if !first {
 			b.WriteByte(',')
 		}
 		first = false
-		writeString(b, fd.JSONName())
+		b.string(fd.JSONName())
 		b.WriteByte(':')
 		switch {
 		case fd.IsList():
-			writeList(b, fd, m.Get(fd).List())
+			b.list(fd, m.Get(fd).List())
 			continue
 		case fd.IsMap():
-			writeMap(b, fd, m.Get(fd).Map())
+			b.mapField(fd, m.Get(fd).Map())
 			continue
 		}
-		writeValue(b, fd, m.Get(fd))
+		b.value(fd, m.Get(fd))
 	}
 	b.WriteByte('}')
 }
@@ -67,26 +81,29 @@ func writeMessage(b *bytes.Buffer, m protoreflect.Message) {
 // optionalLists are lists that are omitted when empty, as in the stored JSON of a block.
 var optionalLists = map[protoreflect.FullName]bool{"spool.v1.Block.parts": true, "spool.v1.Block.todos": true}
 
-func absent(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
+func (b *writer) absent(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
+	if b.onlySet {
+		return !m.Has(fd)
+	}
 	if fd.IsList() {
 		return optionalLists[fd.FullName()] && m.Get(fd).List().Len() == 0
 	}
 	return fd.HasPresence() && !m.Has(fd)
 }
 
-func writeList(b *bytes.Buffer, fd protoreflect.FieldDescriptor, list protoreflect.List) {
+func (b *writer) list(fd protoreflect.FieldDescriptor, list protoreflect.List) {
 	b.WriteByte('[')
 	for i := range list.Len() {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		writeValue(b, fd, list.Get(i))
+		b.value(fd, list.Get(i))
 	}
 	b.WriteByte(']')
 }
 
-// writeMap encodes members sorted by name.
-func writeMap(b *bytes.Buffer, fd protoreflect.FieldDescriptor, m protoreflect.Map) {
+// mapField encodes members sorted by name.
+func (b *writer) mapField(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
 	var names []string
 	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
 		names = append(names, k.String())
@@ -98,34 +115,34 @@ func writeMap(b *bytes.Buffer, fd protoreflect.FieldDescriptor, m protoreflect.M
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		writeString(b, name)
+		b.string(name)
 		b.WriteByte(':')
-		writeValue(b, fd.MapValue(), m.Get(protoreflect.ValueOfString(name).MapKey()))
+		b.value(fd.MapValue(), m.Get(protoreflect.ValueOfString(name).MapKey()))
 	}
 	b.WriteByte('}')
 }
 
-func writeValue(b *bytes.Buffer, fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+func (b *writer) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
-		writeString(b, v.String())
+		b.string(v.String())
 	case protoreflect.BoolKind:
 		b.WriteString(strconv.FormatBool(v.Bool()))
 	case protoreflect.Uint32Kind:
 		b.WriteString(strconv.FormatUint(v.Uint(), 10))
 	case protoreflect.DoubleKind:
-		writeAny(b, v.Float())
+		b.any(v.Float())
 	case protoreflect.MessageKind:
-		writeMessage(b, v.Message())
+		b.message(v.Message())
 	default:
 		panic(fmt.Sprintf("wirejson: %s is a %s, which the API does not use", fd.FullName(), fd.Kind()))
 	}
 }
 
-func writeString(b *bytes.Buffer, s string) { writeAny(b, s) }
+func (b *writer) string(s string) { b.any(s) }
 
-// writeAny encodes without HTML escapes, like the log.
-func writeAny(b *bytes.Buffer, v any) {
+// any encodes a scalar without HTML escapes, like the log.
+func (b *writer) any(v any) {
 	enc := json.NewEncoder(b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil { // NaN or infinity is not a JSON number

@@ -8,11 +8,13 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
@@ -29,15 +31,29 @@ func Unmarshal(data []byte, m proto.Message) error {
 	if err := CheckDepth(data); err != nil {
 		return err
 	}
-	return readMessage(data, "", m.ProtoReflect())
+	return reader{}.message(data, "", m.ProtoReflect())
 }
 
-func readMessage(data []byte, path string, m protoreflect.Message) error {
+// UnmarshalResponse decodes an object into a message as Unmarshal does, but ignores fields that the message does not
+// have, so that a client understands a newer server. The error is a *FieldError.
+func UnmarshalResponse(data []byte, m proto.Message) error {
+	return reader{ignoreUnknown: true}.message(data, "", m.ProtoReflect())
+}
+
+// reader decodes messages.
+type reader struct {
+	ignoreUnknown bool // ignore fields that a message does not have
+}
+
+func (r reader) message(data []byte, path string, m protoreflect.Message) error {
 	seen := map[string]bool{}
 	return eachMember(data, path, func(name string, raw json.RawMessage) error {
 		at := join(path, name)
 		fd := m.Descriptor().Fields().ByJSONName(name)
 		if fd == nil {
+			if r.ignoreUnknown {
+				return nil
+			}
 			return &FieldError{at, "there is no such field; " + known(m.Descriptor())}
 		}
 		if seen[name] {
@@ -47,19 +63,19 @@ func readMessage(data []byte, path string, m protoreflect.Message) error {
 		if !utf8.Valid(raw) {
 			return &FieldError{at, "the text is not valid UTF-8"}
 		}
-		return readField(raw, at, m, fd)
+		return r.field(raw, at, m, fd)
 	})
 }
 
-func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
+func (r reader) field(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
 	if string(raw) == "null" && !isJSON(fd) {
 		return nil
 	}
 	if fd.IsMap() {
-		return readMap(raw, at, m.Mutable(fd).Map(), fd.MapValue())
+		return r.mapField(raw, at, m.Mutable(fd).Map(), fd.MapValue())
 	}
 	if !fd.IsList() {
-		v, err := readValue(raw, at, m.NewField(fd), fd)
+		v, err := r.value(raw, at, m.NewField(fd), fd)
 		if err == nil {
 			m.Set(fd, v)
 		}
@@ -82,7 +98,7 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 		if err := items.Decode(&item); err != nil {
 			return &FieldError{at, "not valid JSON"}
 		}
-		v, err := readValue(item, at+"["+strconv.Itoa(i)+"]", list.NewElement(), fd)
+		v, err := r.value(item, at+"["+strconv.Itoa(i)+"]", list.NewElement(), fd)
 		if err != nil {
 			return err
 		}
@@ -91,14 +107,14 @@ func readField(raw json.RawMessage, at string, m protoreflect.Message, fd protor
 	return nil
 }
 
-// readMap decodes an object with arbitrary member names.
-func readMap(raw json.RawMessage, at string, into protoreflect.Map, fd protoreflect.FieldDescriptor) error {
+// mapField decodes an object with arbitrary member names.
+func (r reader) mapField(raw json.RawMessage, at string, into protoreflect.Map, fd protoreflect.FieldDescriptor) error {
 	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
 		key, at := protoreflect.ValueOfString(name).MapKey(), join(at, name)
 		if into.Has(key) {
 			return &FieldError{at, "it is given twice"}
 		}
-		v, err := readValue(raw, at, into.NewValue(), fd)
+		v, err := r.value(raw, at, into.NewValue(), fd)
 		if err == nil {
 			into.Set(key, v)
 		}
@@ -106,8 +122,8 @@ func readMap(raw json.RawMessage, at string, into protoreflect.Map, fd protorefl
 	})
 }
 
-// readValue decodes one value; zero is an empty value of the field's type.
-func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
+// value decodes one value; zero is an empty value of the field's type.
+func (r reader) value(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
 		if raw[0] != '"' && spoolv1.HoldsReference(fd.FullName()) {
@@ -136,10 +152,13 @@ func readValue(raw json.RawMessage, at string, zero protoreflect.Value, fd proto
 		}
 		return protoreflect.ValueOfFloat64(n), nil
 	case protoreflect.MessageKind:
-		if fd.Message().FullName() == jsonName {
+		switch fd.Message().FullName() {
+		case jsonName:
 			return readAny(raw, at)
+		case timestampName:
+			return readTime(raw, at)
 		}
-		return zero, readMessage(raw, at, zero.Message())
+		return zero, r.message(raw, at, zero.Message())
 	}
 	panic(fmt.Sprintf("wirejson: %s is a %s, which no request uses", fd.FullName(), fd.Kind()))
 }
@@ -178,6 +197,15 @@ func readAny(raw json.RawMessage, at string) (protoreflect.Value, error) {
 		return protoreflect.Value{}, &FieldError{at, "not valid JSON"}
 	}
 	return protoreflect.ValueOfMessage((&spoolv1.Json{Text: b.String()}).ProtoReflect()), nil
+}
+
+// readTime decodes a time in RFC 3339.
+func readTime(raw json.RawMessage, at string) (protoreflect.Value, error) {
+	var t time.Time
+	if err := json.Unmarshal(raw, &t); err != nil {
+		return protoreflect.Value{}, wrongType(at, "a time in RFC 3339", raw)
+	}
+	return protoreflect.ValueOfMessage(timestamppb.New(t).ProtoReflect()), nil
 }
 
 // eachMember calls member with the raw bytes of each member of an object.

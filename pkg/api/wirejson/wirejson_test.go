@@ -154,7 +154,8 @@ func TestEventIsWrittenAsStored(t *testing.T) {
 	}
 }
 
-// TestEveryMessageHasJSON tests that every message can be encoded and every request decoded, with all fields set.
+// TestEveryMessageHasJSON tests that every message can be encoded, every request decoded by a server and every message
+// decoded by a client, with all fields set.
 func TestEveryMessageHasJSON(t *testing.T) {
 	t.Parallel()
 	list := spoolv1.File_spool_v1_spool_proto.Messages()
@@ -171,6 +172,45 @@ func TestEveryMessageHasJSON(t *testing.T) {
 				t.Errorf("%s: read back %v, %v", d.Name(), back, err)
 			}
 		}
+		if d.FullName() == jsonName { // never a response
+			continue
+		}
+		back := m.ProtoReflect().New().Interface()
+		if err := UnmarshalResponse(b, back); err != nil || !proto.Equal(m, back) {
+			t.Errorf("%s: a client decodes %v, %v", d.Name(), back, err)
+		}
+	}
+}
+
+func TestUnmarshalResponse_IgnoresUnknownFields(t *testing.T) {
+	t.Parallel()
+	var got spoolv1.Session
+	body := `{"sessionId":"ses_x","newer":{"a":[1]},"sessionOptions":{"model":"m","newer":1},"metadata":[1,"x"],"updatedAt":"2026-01-02T03:04:05.6Z","title":null}`
+	if err := UnmarshalResponse([]byte(body), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := &spoolv1.Session{
+		SessionId: "ses_x", SessionOptions: &spoolv1.SessionOptions{Model: "m"}, Metadata: Raw(`[1,"x"]`),
+		UpdatedAt: timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 600_000_000, time.UTC)),
+	}
+	if !proto.Equal(&got, want) {
+		t.Errorf("got %v\nwant %v", &got, want)
+	}
+	const wrong = `{"updatedAt":"yesterday"}`
+	if err := UnmarshalResponse([]byte(wrong), &got); err == nil || err.Error() != "updatedAt: must be a time in RFC 3339, not a string" {
+		t.Errorf("%s: got %v", wrong, err)
+	}
+}
+
+func TestMarshalRequest_OmitsDefaultValues(t *testing.T) {
+	t.Parallel()
+	zero := uint32(0)
+	got := MarshalRequest(&spoolv1.ForkSessionRequest{SessionId: "ses_x", At: &zero, Metadata: Raw(`{"n":null}`)})
+	if want := `{"sessionId":"ses_x","at":0,"metadata":{"n":null}}`; string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if got := MarshalRequest(&spoolv1.SyncSessionRequest{}); string(got) != "{}" {
+		t.Errorf("got %s", got)
 	}
 }
 

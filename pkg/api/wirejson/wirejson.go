@@ -1,5 +1,6 @@
-// Package wirejson implements the JSON of the public API: messages of spool.v1 are decoded strictly and encoded so
-// that application data (spool.v1.Json) is returned unchanged. It supports the kinds of field that spool.v1 uses and
+// Package wirejson implements the JSON of the public API, for the gateway and for its clients: messages of spool.v1 are
+// decoded strictly by a server, and without errors for unknown fields by a client; they are encoded so that application
+// data (spool.v1.Json) is returned unchanged. It supports the kinds of field that spool.v1 uses and
 // panics on all others; a test that encodes every message would detect that.
 package wirejson
 
