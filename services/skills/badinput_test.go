@@ -37,17 +37,17 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 
 func TestBadInput1(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad1())
+	refuseAll(t, skilltest.UnsafeEntries())
 }
 
 func TestBadInput2(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad2())
+	refuseAll(t, skilltest.ForgedArchives())
 }
 
 func TestBadInput3(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad3())
+	refuseAll(t, skilltest.InvalidDocuments())
 }
 
 // TestBadInput4: another digest than was said, and the same ZIP from fifty at once.
