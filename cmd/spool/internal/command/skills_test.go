@@ -368,7 +368,7 @@ func TestSkillsPull(t *testing.T) {
 	}
 	// What is not the version that was named, or no good skill, leaves nothing.
 	other := filepath.Join(parent, "other")
-	for _, zip := range [][]byte{skilltest.Build(skilltest.Document()), []byte("no zip"), skilltest.Bad1()[0].ZIP} {
+	for _, zip := range [][]byte{skilltest.Build(skilltest.Document()), []byte("no zip"), skilltest.UnsafeEntries()[0].ZIP} {
 		s.mu.Lock()
 		s.zip = zip
 		s.mu.Unlock()
