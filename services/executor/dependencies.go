@@ -15,14 +15,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/provision"
 )
 
-// Where packages come from unless the settings say otherwise.
+// The sources of packages if the settings name no others.
 const (
 	npmRegistry = "https://registry.npmjs.org"
 	pipIndex    = "https://pypi.org/simple"
 	pipFiles    = "files.pythonhosted.org:443" // the index only names them
 )
 
-// The shortest and the longest time that an unused layer is kept.
+// The shortest and the longest setting for how long an unused layer is kept.
 const (
 	minKeep = time.Minute
 	maxKeep = 365 * 24 * time.Hour

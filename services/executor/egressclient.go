@@ -66,7 +66,7 @@ func (c egressClient) close() {
 	}
 }
 
-// answerWithin bounds a request to the proxy, so that a proxy that hangs does not stop a turn.
+// answerWithin limits a request to the proxy, so that an unresponsive proxy does not stop a turn.
 const answerWithin = 10 * time.Second
 
 // Register registers a sandbox, or replaces its registration, and returns the certificate for the sandbox to trust.
@@ -114,7 +114,7 @@ func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line,
 	return out, nil
 }
 
-// Ack tells the proxy that it may forget the lines of a journal up to a line.
+// Ack allows the proxy to remove the lines of a journal up to a line.
 func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

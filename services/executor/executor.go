@@ -43,10 +43,10 @@ import (
 type Deps struct {
 	NATS     *nats.Conn // the connection that Log uses too
 	Log      eventlog.Log
-	Provider sandbox.Provider // nil: the provider that Config.Sandbox names. Any other has workspaces in the object store and an egress proxy only if they are set too
+	Provider sandbox.Provider // nil: the provider that Config.Sandbox names. Another one has workspaces and an egress proxy only if Workspaces and Egress are set
 	Logger   *slog.Logger
 	Now      func() time.Time // nil for Clock
-	Clock    *bus.Clock       // of the streams; nil for one over this host's clock
+	Clock    *bus.Clock       // clock of the streams; nil for one based on this host's clock
 
 	Metrics prometheus.Registerer // nil: no metrics
 
@@ -247,7 +247,7 @@ func (e *Executor) Run(ctx context.Context) error {
 }
 
 const (
-	// openWithin bounds one try to open the buckets, and openPause lies between two.
+	// openWithin is the time limit of one attempt to open the buckets, and openPause the pause between two attempts.
 	openWithin = 2 * time.Second
 	openPause  = 200 * time.Millisecond
 )
@@ -314,7 +314,7 @@ func (e *Executor) closeConnections() error {
 	return nil
 }
 
-// stopWithin bounds the end of all sandboxes.
+// stopWithin is the time limit for ending all sandboxes.
 const stopWithin = time.Minute
 
 func (e *Executor) stopSandboxes(ctx context.Context) error {

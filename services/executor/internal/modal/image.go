@@ -72,7 +72,7 @@ func (p *Provider) imageRef(ref string) (string, error) {
 	}
 	if err := p.cfg.Images.Check(ref); err != nil {
 		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
-		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: fieldImage + err.Error() + ": use another, or have the operator add it", Err: err}
+		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: fieldImage + err.Error() + ": use another image, or have the operator allow this one", Err: err}
 	}
 	return ref, nil
 }
