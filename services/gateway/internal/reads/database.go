@@ -3,6 +3,7 @@ package reads
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -13,21 +14,29 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// database runs statements, each within the timeout. Its errors are *problem.Error, or pgx.ErrNoRows.
+// database runs statements. Its errors are *problem.Error, or pgx.ErrNoRows. A statement fails if the caller waits longer
+// than the timeout for a row. The time in which the caller processes a row does not count: on a busy machine, large rows
+// take seconds to decode, and would take as long in a second attempt.
 type database struct {
 	*pgxpool.Pool
 	timeout time.Duration
 }
 
+// errTimeout is the cause of a statement that was cancelled because Postgres returned no row in time.
+var errTimeout = errors.New("postgres returned no row within the timeout")
+
 // Query runs a statement that returns any number of rows.
 func (d database) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(d.timeout, func() { cancel(errTimeout) })
+	defer timer.Stop()
 	result, err := d.Pool.Query(ctx, sql, args...)
+	r := &rows{result, ctx, cancel, timer, d.timeout}
 	if err != nil {
-		defer cancel()
-		return nil, unavailable(err)
+		defer cancel(nil)
+		return nil, r.convert(err)
 	}
-	return rows{result, cancel}, nil
+	return r, nil
 }
 
 // QueryRow runs a statement that returns at most one row.
@@ -54,18 +63,36 @@ func (r row) Scan(dest ...any) error {
 // rows is the result of Query.
 type rows struct {
 	pgx.Rows
-	cancel context.CancelFunc
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer // cancels the statement; runs while the caller waits for Postgres
+	timeout time.Duration
+}
+
+func (r *rows) Next() bool {
+	r.timer.Reset(r.timeout)
+	defer r.timer.Stop()
+	return r.Rows.Next()
 }
 
 // Close reads the rows that are left.
-func (r rows) Close() {
+func (r *rows) Close() {
+	r.timer.Reset(r.timeout)
+	defer r.timer.Stop()
 	r.Rows.Close()
-	r.cancel()
+	r.cancel(nil)
 }
 
-func (r rows) Scan(dest ...any) error { return unavailable(r.Rows.Scan(dest...)) }
+func (r *rows) Scan(dest ...any) error { return r.convert(r.Rows.Scan(dest...)) }
 
-func (r rows) Err() error { return unavailable(r.Rows.Err()) }
+func (r *rows) Err() error { return r.convert(r.Rows.Err()) }
+
+func (r *rows) convert(err error) error {
+	if err != nil && errors.Is(context.Cause(r.ctx), errTimeout) {
+		err = fmt.Errorf("%w: %w", errTimeout, err)
+	}
+	return unavailable(err)
+}
 
 // undefinedTable is Postgres's error code for a table that does not exist.
 const undefinedTable = "42P01"

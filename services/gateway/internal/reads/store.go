@@ -20,7 +20,7 @@ import (
 
 // Config configures a Store. Log is required; other zero fields mean the defaults.
 type Config struct {
-	Timeout   time.Duration // timeout of one statement; 0 means 5 s
+	Timeout   time.Duration // how long a read may wait for Postgres to return a row; 0 means 5 s
 	FreshWait time.Duration // how long a read waits for something that only the log contains yet; 0 means 3 s
 	Log       Log           // required
 }
