@@ -1,6 +1,7 @@
 package reads
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -12,10 +13,13 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Filter selects and sorts a list of sessions or executions. Its fields are those of the API. The zero Filter selects
@@ -54,12 +58,14 @@ type listed struct {
 	texts   []string // columns that Filter.Text searches
 	owner   string   // alias of the sessions row with agent and architecture
 	updated []string // columns to sort by; the first may be a coarser time than the last
+	single  string   // the statement for one row, which has the columns and joins of the list
 }
 
 func sessionList() listed {
 	return listed{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
 		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
+		single: queries.Session,
 	}
 }
 
@@ -67,6 +73,7 @@ func executionList() listed {
 	return listed{
 		name: "executions", state: "phase", states: phases, created: "queued_at",
 		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
+		single: queries.Execution,
 	}
 }
 
@@ -91,31 +98,42 @@ func (q *query) add(condition string, args ...any) {
 	q.where = append(q.where, fmt.Sprintf(condition, holders...))
 }
 
-// page is the statement of one page, in parts; joins are inserted between them.
-type page struct {
-	rows  string // the FROM item, under the table's own name: the rows of a page and one more
-	order string // of the rows, once more
-	args  []any
+// page reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
+func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+	sql, args, err := l.statement(tenant, f, token, size)
+	if err != nil {
+		return nil, false, err
+	}
+	rows, err := s.db.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, false, err
+	}
+	list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[R])
+	list, more = cut(list, size)
+	return list, more, err
 }
 
-// page returns the statement of the page that begins at a token. The inner statement returns only the rows of the
-// page, so that only these are joined with other tables.
-func (l listed) page(tenant string, f Filter, token string, size uint32) (page, error) {
+// statement returns the statement of the page that begins at a token. The inner statement returns only the rows of the
+// page, and one more, so that only these are joined with other tables.
+//
+// The statement is not in package queries: its order and its conditions are chosen by the filter, each with an index of
+// its own, and a prepared statement with optional conditions can get a generic plan, which uses the index of none.
+func (l listed) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
 	q := &query{}
 	q.add("x.tenant = %s", tenant)
 	joins, err := l.filter(q, f)
 	if err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	if f.Sort, err = oneOf("sort", f.Sort, "created", "updated"); err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	if f.Order, err = oneOf("order", f.Order, "desc", "asc"); err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	after, err := l.position(f, token)
 	if err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	keys := []string{l.created}
 	if f.Sort == "updated" {
@@ -135,8 +153,11 @@ func (l listed) page(tenant string, f Filter, token string, size uint32) (page, 
 		}
 		return strings.Join(terms, ", ")
 	}
-	rows := fmt.Sprintf("(SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s", l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name)
-	return page{rows, " ORDER BY " + by(l.name), q.args}, nil
+	columns, outer, _ := strings.Cut(l.single, "\nFROM "+l.name+"\n")
+	outer, _, _ = strings.Cut(outer, "\nWHERE ")
+	sql = fmt.Sprintf("%s\nFROM (SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s\n%s\nORDER BY %s",
+		columns, l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name, outer, by(l.name))
+	return sql, q.args, nil
 }
 
 // filter adds the conditions of a filter, and returns the joins that they need.

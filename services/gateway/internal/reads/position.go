@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -27,15 +26,14 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	deadline := time.Now().Add(MaxPositionWait)
 	pauses := retry.Doubling(2*time.Millisecond, 50*time.Millisecond)
 	for {
-		var shard int
-		var have int64
-		if _, err := s.one(ctx, []any{&shard, &have}, "SELECT shard, position FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil {
+		c, err := s.checkpoint(ctx, id)
+		if err != nil {
 			return err
 		}
-		if have > 0 && shard != want.Shard {
+		if c.Position > 0 && int(c.Shard) != want.Shard {
 			return problem.Invalid("minPosition", "%s is not a position of this session", position)
 		}
-		if uint64(have) >= want.Seq {
+		if uint64(c.Position) >= want.Seq {
 			return nil
 		}
 		if !time.Now().Before(deadline) {
@@ -56,15 +54,10 @@ type Progress struct {
 
 // Progress returns how far each projector group is, by group.
 func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
+	rows, err := s.queries.Checkpoints(ctx)
 	out := map[int]Progress{}
-	err := s.rows(ctx, func(r row) error {
-		var grp int
-		var position, lag int64
-		var p Progress
-		err := r.Scan(&grp, &position, &p.CaughtUp, &lag)
-		p.Position, p.Lag = uint64(position), time.Duration(lag)*time.Millisecond
-		out[grp] = p
-		return err
-	}, "SELECT grp, position, caught_up, lag_ms FROM checkpoints")
+	for _, r := range rows {
+		out[int(r.Grp)] = Progress{uint64(r.Position), r.CaughtUp, time.Duration(r.LagMs) * time.Millisecond}
+	}
 	return out, err
 }
