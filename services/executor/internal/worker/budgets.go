@@ -1,20 +1,9 @@
 package worker
 
 import (
-	"context"
-
-	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 )
-
-// Budgets returns the budgets and limits of tenants.
-type Budgets interface {
-	// Of returns a tenant's budgets and limits, and what all its sessions have used.
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
-	// Limits returns a tenant's own limits, as far as they are known. It does not block.
-	Limits(tenant string) events.TenantLimits
-}
 
 // checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are. If the limits cannot be read,
 // those last read apply, and the error of reading them is returned.

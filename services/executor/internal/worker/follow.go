@@ -80,7 +80,7 @@ type reply struct {
 }
 
 // follow follows the runner until the terminal event is stored; then it returns nil. Other errors than those of the log wrap agents.ErrLost,
-// run.ErrFenced or errStopping.
+// run.ErrFenced or permits.ErrStopping.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
@@ -221,7 +221,7 @@ func (f *follower) sendQuery(ctx context.Context) error {
 		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 		return nil
 	}
-	if !f.slot.acquire() {
+	if !f.slot.TryAcquire() {
 		return f.leaveWithoutSlot(ctx)
 	}
 	f.queried = true
@@ -342,7 +342,7 @@ func (f *follower) handover(ctx context.Context) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		f.Log.Warn("the last events are left to the next executor", "error", err)
 	}
-	return errStopping
+	return permits.ErrStopping
 }
 
 // finish records the end of the turn that the journal has, or the death of its attempt.

@@ -1,17 +1,6 @@
 package worker
 
-import (
-	"errors"
-
-	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/storage"
-)
-
-// isStoreFull reports whether an error means that only the reserve of the store of NATS is left.
-func isStoreFull(err error) bool {
-	var reserved *storage.ReservedError
-	return errors.As(err, &reserved)
-}
+import "github.com/spoolhq/spool/pkg/events"
 
 // codeStorageFull is the code of the error event about output that waits for room.
 const codeStorageFull = "STORAGE_FULL"

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/link"
@@ -29,7 +30,7 @@ type turn struct {
 	w         *Worker
 	claimedAt time.Time // when an executor first claimed the execution
 	changed   <-chan struct{}
-	slot      *slot
+	slot      *admission.Slot
 	meter     *metering.Meter
 
 	agent      *agents.Agent // nil until attached
@@ -53,7 +54,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
 		// A claim does not count as failed because this executor stops or has no slot.
-		if errors.Is(err, errStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
+		if errors.Is(err, permits.ErrStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
 			t.recordHandedOver(ctx)
 		}
 	}()
@@ -93,7 +94,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if err := t.recordDeath(ctx, died.death); err != nil || t.Session.Run.Ended(t.ID) {
 			return err
 		}
-		if !t.slot.acquire() {
+		if !t.slot.TryAcquire() {
 			return permits.ErrNoneFree // the attempt's death is recorded: the next attempt waits for a slot
 		}
 	}
