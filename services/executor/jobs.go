@@ -11,7 +11,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 const (
@@ -46,7 +45,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.Concurrency = worker.Deliveries(j.e.cfg.Slots)
+		cfg.Concurrency = deliveries(j.e.cfg.Slots)
 		cfg.HeartBeat = time.Second
 		// The requests for further jobs of a frozen executor expire before its present jobs are delivered again.
 		cfg.PullExpiry = 3 * time.Second
@@ -158,3 +157,7 @@ func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup)
 	})
 	return stop
 }
+
+// deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
+// for one.
+func deliveries(slots int) int { return 2*slots + 4 }

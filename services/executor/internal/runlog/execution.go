@@ -69,9 +69,9 @@ func (x *Execution) SetStored(stored eventlog.Loaded) {
 	x.Session.RunHead, x.Session.Run = stored.RunHead, stored.Run
 }
 
-// End appends the terminal event of the execution with what e adds to it, in as many commits as it needs. It sets the epoch and the
+// AppendEnd appends the terminal event of the execution with what e adds to it, in as many commits as it needs. It sets the epoch and the
 // execution of e. No AppendTo may be running.
-func (x *Execution) End(ctx context.Context, e run.End) error {
+func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
 	e.Epoch, e.ExecutionID = x.Epoch, x.ID
 	d, err := x.writer.Decide(x.Session.Run, e)
 	if err != nil {

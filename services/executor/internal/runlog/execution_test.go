@@ -43,13 +43,13 @@ func TestExecution_AppendTo(t *testing.T) {
 	}
 }
 
-// TestExecution_End: the end is the execution's, and the last event that the claim can store.
-func TestExecution_End(t *testing.T) {
+// TestExecution_AppendEnd: the end is the execution's, and the last event that the claim can store.
+func TestExecution_AppendEnd(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	x := bed.Claim()
 	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
-	if err := x.End(t.Context(), end); err != nil {
+	if err := x.AppendEnd(t.Context(), end); err != nil {
 		t.Fatal(err)
 	}
 	if !x.Session.Run.Ended(runlogtest.Execution) || !bed.Load().Run.Ended(runlogtest.Execution) {
@@ -70,7 +70,7 @@ func TestExecution_Refresh(t *testing.T) {
 	}
 	bed.Claim()
 	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
-	for name, err := range map[string]error{"refresh": x.Refresh(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.End(t.Context(), end)} {
+	for name, err := range map[string]error{"refresh": x.Refresh(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.AppendEnd(t.Context(), end)} {
 		if !errors.Is(err, run.ErrFenced) {
 			t.Errorf("%s after another claim: %v", name, err)
 		}

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -18,23 +17,6 @@ import (
 type lifeResult struct {
 	life session.State
 	err  error
-}
-
-// abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
-func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
-	id := f.Session.Run.Sandbox.ID
-	if err := f.commits.Flush(ctx); err != nil {
-		return err
-	}
-	f.detach()
-	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
-		return fmt.Errorf("end sandbox %s: %w", id, err)
-	}
-	reason := "unhealthy"
-	if f.stop.Control().Kind == session.Terminate {
-		reason = f.stop.Control().Reason
-	}
-	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
 // readLife starts to load the session's life, which has the controls.
@@ -94,4 +76,14 @@ func (t *turn) deadlineOf(life session.State) time.Time {
 		return time.Time{}
 	}
 	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
+}
+
+// checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are. If the limits cannot be read,
+// those last read apply, and the error of reading them is returned.
+func (f *follower) checkBudgets(unstored []events.Event) error {
+	err := f.meter.Update(f.ctx, f.life.Options.Budget)
+	if code, message := f.meter.Exceeded(unstored); code != "" {
+		f.stop.Exceed(code, message, f.w.deps.Now())
+	}
+	return err
 }

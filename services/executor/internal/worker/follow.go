@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -19,7 +18,6 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/maintenance"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
-	"github.com/spoolhq/spool/services/executor/internal/retries"
 	"github.com/spoolhq/spool/services/executor/internal/stopping"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
@@ -80,7 +78,7 @@ type reply struct {
 }
 
 // follow follows the runner until the terminal event is stored; then it returns nil. Other errors than those of the log wrap agents.ErrLost,
-// run.ErrFenced or errStopping.
+// run.ErrFenced or permits.ErrStopping.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
@@ -221,7 +219,7 @@ func (f *follower) sendQuery(ctx context.Context) error {
 		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 		return nil
 	}
-	if !f.slot.acquire() {
+	if !f.slot.TryAcquire() {
 		return f.leaveWithoutSlot(ctx)
 	}
 	f.queried = true
@@ -296,15 +294,6 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	return nil
 }
 
-// failRefused fails an execution that the runner refused to start.
-func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
-	if err := f.commits.Flush(ctx); err != nil {
-		return err
-	}
-	f.done = true
-	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
-}
-
 // reconnect opens a new stream after the last one has ended.
 func (f *follower) reconnect(ctx context.Context) error {
 	f.readLines()
@@ -333,64 +322,4 @@ func (f *follower) reconnect(ctx context.Context) error {
 	}
 	f.stop.Reconnected()
 	return nil
-}
-
-// handover stores the pending events and leaves the rest to the next executor.
-func (f *follower) handover(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
-	defer cancel()
-	if err := f.commits.Flush(ctx); err != nil {
-		f.Log.Warn("the last events are left to the next executor", "error", err)
-	}
-	return errStopping
-}
-
-// finish records the end of the turn that the journal has, or the death of its attempt.
-func (f *follower) finish(ctx context.Context) error {
-	// As in any commit, events that no longer apply are left out.
-	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
-	if err != nil {
-		return err
-	}
-	e := f.ended
-	f.maintenance.AwaitRegistration()
-	d.Events = append(d.Events, f.meter.Final(ctx)...)
-	_ = f.checkBudgets(d.Events) // updateLife logs the error
-	if died, ok := f.deathOf(e); ok {
-		if err := f.Append(ctx, d.Events); err != nil {
-			return err
-		}
-		return &deathError{died}
-	}
-	err = f.end(ctx, run.End{
-		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
-		N:       e.N,
-		Outcome: f.outcome(e.Ended),
-		Before:  d.Events,
-	})
-	if err == nil {
-		f.acknowledge(f.agent.Link, f.Session.Run.Sandbox.N)
-	}
-	return err
-}
-
-// outcome returns the terminal event of a turn that has ended in the journal.
-func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed && !f.output.Cut() {
-		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
-	}
-	if why := f.stop.Outcome(e.Usage); why != nil {
-		return why
-	}
-	code, message := e.Code, e.Message
-	switch {
-	case e.Outcome != runner.Failed:
-		code, message = retries.CodeExited, "the turn was ended inside the sandbox, and nobody had asked for it"
-	case code == "":
-		code = "INTERNAL"
-	}
-	if retries.IsDeath(code) {
-		message += f.retries().Suffix(code, f.Session.Run.Dying())
-	}
-	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }

@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
@@ -74,4 +75,57 @@ func (f *follower) acknowledge(l *link.Link, n uint64) {
 	if err := l.Acknowledge(f.Epoch, n); err != nil {
 		f.Log.Debug("the journal could not be acknowledged", "error", err)
 	}
+}
+
+// meterOutput returns the meter of the agent's output in this execution.
+func (t *turn) meterOutput() budgets.OutputMeter {
+	limits := budgets.OutputLimits{Execution: t.w.cfg.Output, Session: t.w.cfg.SessionOutput}
+	if t.resolved != nil {
+		limits = limits.ForAgent(t.resolved.Definition.Limits)
+	}
+	return budgets.NewOutputMeter(limits, t.Session.Run.OutputBefore, t.Session.Run.Output)
+}
+
+// keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
+func (f *follower) keepsEvent(e events.Event) bool {
+	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
+	f.cutOutput(message)
+	return keep
+}
+
+// keepsText reports whether a piece of text in flight is published.
+func (f *follower) keepsText(bytes int) bool {
+	keep, message := f.output.Text(bytes)
+	f.cutOutput(message)
+	return keep
+}
+
+// cutOutput stops the turn because of an exceeded output limit, and says so in the log; "" is no limit.
+func (f *follower) cutOutput(message string) {
+	if message == "" {
+		return
+	}
+	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
+	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
+		f.Log.Error("the log does not say that the output is cut", "error", err)
+	}
+}
+
+// codeStorageFull is the code of the error event about output that waits for room.
+const codeStorageFull = "STORAGE_FULL"
+
+// waitsForRoom reports whether the pending events have to wait for room in the store of NATS. Once enough are pending the agent waits too. The end of
+// a turn does not wait, nor the output of a turn that is being stopped.
+func (f *follower) waitsForRoom() bool {
+	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
+		return false
+	}
+	if !f.fullRecorded {
+		f.fullRecorded = true
+		f.commits.AddFirst(f.NewEvents(events.Error{
+			Code: codeStorageFull, Message: "the store of NATS is full but for its reserve: what the agent says from here on is stored when there is room again",
+		})...)
+		return false
+	}
+	return true
 }

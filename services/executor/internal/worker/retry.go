@@ -2,22 +2,15 @@ package worker
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
-	"github.com/spoolhq/spool/pkg/bus"
-	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/retries"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
-
-// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again; it has no slot.
-var errNotDue = errors.New("the next attempt is not due yet")
 
 // A death is the end of an attempt that is not the end of the turn.
 type death struct {
@@ -84,23 +77,9 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	}
 	t.Log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)
 	if wait > 0 {
-		return t.w.checkDue(t.Session)
+		return t.w.admission.CheckDue(t.Session)
 	}
 	return nil
-}
-
-// checkDue returns the delay of the job of an execution whose next attempt is not due yet; nil for any other. The delay is short, since the
-// execution may be cancelled.
-func (w *Worker) checkDue(l eventlog.Loaded) error {
-	r := l.Run
-	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
-		return nil
-	}
-	wait := r.NotBefore.Sub(w.deps.Now())
-	if wait <= 0 {
-		return nil
-	}
-	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, heldDelay))
 }
 
 // failAfterDeath fails an execution after its last attempt, and ends its sandbox if that was lost.

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -11,9 +10,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
-	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/provision"
@@ -29,7 +28,7 @@ type turn struct {
 	w         *Worker
 	claimedAt time.Time // when an executor first claimed the execution
 	changed   <-chan struct{}
-	slot      *slot
+	slot      *admission.Slot
 	meter     *metering.Meter
 
 	agent      *agents.Agent // nil until attached
@@ -53,7 +52,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
 		// A claim does not count as failed because this executor stops or has no slot.
-		if errors.Is(err, errStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
+		if errors.Is(err, permits.ErrStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
 			t.recordHandedOver(ctx)
 		}
 	}()
@@ -93,7 +92,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if err := t.recordDeath(ctx, died.death); err != nil || t.Session.Run.Ended(t.ID) {
 			return err
 		}
-		if !t.slot.acquire() {
+		if !t.slot.TryAcquire() {
 			return permits.ErrNoneFree // the attempt's death is recorded: the next attempt waits for a slot
 		}
 	}
@@ -126,21 +125,6 @@ func (t *turn) runAttempt(ctx context.Context) error {
 	return t.follow(ctx)
 }
 
-// cancelled ends an execution as its control demands. Either nothing of it runs, or its sandbox is terminated with it, for which the
-// runner is not needed.
-func (t *turn) cancelled(ctx context.Context) error {
-	c, sb := t.Control(), t.Session.Run.Sandbox
-	outcome := events.ExecutionCancelled{Reason: c.Reason}
-	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
-		return t.fail(ctx, outcome)
-	}
-	t.detach()
-	if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
-		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
-	}
-	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
-}
-
 // query returns the query that starts the execution in the runner.
 func (t *turn) query() *runner.Query {
 	launch := t.w.cfg.Agent(t.Session.Life.Architecture, t.Session.Life.Options)
@@ -156,64 +140,4 @@ func (t *turn) query() *runner.Query {
 		q.Authority = t.meter.Authority()
 	}
 	return q
-}
-
-// fail ends the execution with an outcome that is not from the journal. The facts are stored together with the end.
-func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
-}
-
-// end completes the open blocks with the content that is known, and appends the terminal event, in as many commits as it needs.
-func (t *turn) end(ctx context.Context, e run.End) error {
-	t.meter.Unregister(ctx)
-	var err error
-	if e.Blocks, err = t.w.openBlocks.Open(ctx, t.Session, e.Before); err != nil {
-		return err
-	}
-	if err := t.End(ctx, e); err != nil {
-		return err
-	}
-	t.Log.Info("execution ended", "phase", t.Session.Run.Phase, "sandbox", t.Session.Run.Sandbox.ID)
-	return nil
-}
-
-// releaseAgent keeps the agent warm for the next turn, or closes its stream if the turn failed.
-func (t *turn) releaseAgent(err error) {
-	if t.agent == nil {
-		return
-	}
-	if err == nil && t.agent.IsAlive() {
-		if t.translator != nil { // nil if the turn failed before it read a line
-			t.agent.Last = t.translator.Last
-		}
-		t.w.agents.Rest(t.agent, time.Duration(t.Session.Life.Options.HealthIntervalMs)*time.Millisecond)
-		return
-	}
-	t.detach()
-}
-
-// detach closes the stream to the agent. The agent stays.
-func (t *turn) detach() {
-	if t.agent != nil {
-		t.w.agents.Remove(t.agent)
-		t.agent.Link.Close()
-		t.agent = nil
-	}
-}
-
-// reattach opens a new stream to the same runner, after the last line that was read.
-func (t *turn) reattach(ctx context.Context) error {
-	a := t.agent
-	a.Link.Close()
-	next, err := t.w.dialer.Dial(ctx, t.Session.Run.Sandbox, t.Ref(), runner.Attach{Epoch: t.Epoch, After: t.translator.Last})
-	if errors.Is(err, link.ErrFenced) {
-		return fmt.Errorf("%w: %w", run.ErrFenced, err)
-	}
-	if err != nil {
-		return err
-	}
-	t.w.agents.Remove(a)
-	t.agent = next
-	t.w.agents.Use(next, t.Epoch)
-	return nil
 }

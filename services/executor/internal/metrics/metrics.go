@@ -1,4 +1,5 @@
-package worker
+// Package metrics has the Prometheus metrics of an executor.
+package metrics
 
 import (
 	"context"
@@ -11,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// metrics are the metrics of a Worker.
-type metrics struct {
+// Metrics counts what an executor does. It is safe for concurrent use.
+type Metrics struct {
 	ended           *prometheus.CounterVec
 	sandboxes       *prometheus.CounterVec
 	sandboxSeconds  prometheus.Histogram
@@ -21,7 +22,8 @@ type metrics struct {
 	snapshotBytes   prometheus.Counter
 }
 
-func newMetrics() *metrics {
+// New returns Metrics that are not registered.
+func New() *Metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_executor_" + name, Help: help}, []string{"outcome"})
 	}
@@ -30,7 +32,7 @@ func newMetrics() *metrics {
 			Name: "spool_executor_" + name, Help: help, Buckets: []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600},
 		})
 	}
-	return &metrics{
+	return &Metrics{
 		ended:           counter("executions_ended_total", "Executions whose end this executor recorded: completed, failed or cancelled."),
 		sandboxes:       counter("sandboxes_total", "Sandboxes that were made (created), taken from the pool (pooled), or could not be made (failed)."),
 		sandboxSeconds:  seconds("sandbox_create_seconds", "Time to make a sandbox, for a session or for the pool."),
@@ -40,31 +42,40 @@ func newMetrics() *metrics {
 	}
 }
 
-// register registers all metrics.
-func (w *Worker) register(r prometheus.Registerer) {
+// Sources are the current values of an executor that its gauges show.
+type Sources struct {
+	Slots      int                                      // executions that may run at once
+	Executions func() int                               // that run
+	Agents     func(resting bool) (n int, bytes uint64) // that rest, or work, and their memory
+	Pool       map[string]int                           // sizes by architecture
+	Ready      func(architecture string) int            // sandboxes in the pool
+}
+
+// Register registers all metrics.
+func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
 	}
-	r.MustRegister(w.metrics.ended, w.metrics.sandboxes, w.metrics.sandboxSeconds, w.metrics.snapshots, w.metrics.snapshotSeconds, w.metrics.snapshotBytes,
-		gauge("executions", "Executions that run.", nil, func() float64 { return float64(w.handling.Executions()) }),
-		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(w.cfg.Slots) }),
+	r.MustRegister(m.ended, m.sandboxes, m.sandboxSeconds, m.snapshots, m.snapshotSeconds, m.snapshotBytes,
+		gauge("executions", "Executions that run.", nil, func() float64 { return float64(s.Executions()) }),
+		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(s.Slots) }),
 	)
 	for _, state := range []string{"resting", "working"} {
 		labels := prometheus.Labels{"state": state}
 		r.MustRegister(
-			gauge("agents", "Agents that rest, warm, between two turns, or work on one.", labels, func() float64 { n, _ := w.agents.Count(state == "resting"); return float64(n) }),
-			gauge("agent_memory_bytes", "Memory of these agents and their processes, as last measured.", labels, func() float64 { _, b := w.agents.Count(state == "resting"); return float64(b) }),
+			gauge("agents", "Agents that rest, warm, between two turns, or work on one.", labels, func() float64 { n, _ := s.Agents(state == "resting"); return float64(n) }),
+			gauge("agent_memory_bytes", "Memory of these agents and their processes, as last measured.", labels, func() float64 { _, b := s.Agents(state == "resting"); return float64(b) }),
 		)
 	}
-	for architecture := range w.cfg.Pool {
+	for architecture := range s.Pool {
 		r.MustRegister(gauge("pool_sandboxes", "Sandboxes that wait in the pool with their agent started.", prometheus.Labels{"architecture": architecture}, func() float64 {
-			return float64(w.pool.Ready(architecture))
+			return float64(s.Ready(architecture))
 		}))
 	}
 }
 
-// stored counts the executions that end with stored events.
-func (m *metrics) stored(list []events.Event) {
+// Stored counts the executions that end with stored events.
+func (m *Metrics) Stored(list []events.Event) {
 	for _, e := range list {
 		if t := e.Data.EventType(); events.Terminal(t) {
 			m.ended.WithLabelValues(strings.TrimPrefix(string(t), "execution_")).Inc()
@@ -72,8 +83,8 @@ func (m *metrics) stored(list []events.Event) {
 	}
 }
 
-// made counts a call that created a sandbox, unless it was cancelled.
-func (m *metrics) made(ctx context.Context, took time.Duration, err error) {
+// Created counts a call that created a sandbox, unless it was cancelled.
+func (m *Metrics) Created(ctx context.Context, took time.Duration, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
@@ -85,11 +96,11 @@ func (m *metrics) made(ctx context.Context, took time.Duration, err error) {
 	m.sandboxSeconds.Observe(took.Seconds())
 }
 
-// pooled counts a sandbox that was taken from the pool.
-func (m *metrics) pooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
+// Pooled counts a sandbox that was taken from the pool.
+func (m *Metrics) Pooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
 
-// snapshot counts a snapshot, unless it was cancelled.
-func (m *metrics) snapshot(ctx context.Context, took time.Duration, stored uint64, err error) {
+// Snapshot counts a snapshot, unless it was cancelled.
+func (m *Metrics) Snapshot(ctx context.Context, took time.Duration, stored uint64, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
