@@ -324,7 +324,10 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	if others, err := e.leases.Others(ctx); err != nil || others {
 		return err
 	}
-	return e.worker.StopSandboxes(ctx)
+	if err := e.worker.StopSandboxes(ctx); err != nil {
+		return fmt.Errorf("end the sandboxes of the engine: some may still run, until the next start or until their own time limit: %w", err)
+	}
+	return nil
 }
 
 // ctl handles hints, and requests for what this executor does for a session.
