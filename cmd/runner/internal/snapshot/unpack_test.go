@@ -112,8 +112,8 @@ func TestUnpackRefuses(t *testing.T) {
 		"below a file":                {"", []tar.Header{{Name: "f"}, {Name: "f/x"}}, nil, `"f/x": "f" is in its way`},
 		"a hard link to what is here": {"", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "agents"}}, nil, `"h": it is a hard link to "agents"`},
 		"a hard link out":             {"", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "../../x"}}, nil, `"h": it leads out`},
-		"a device":                    {"", []tar.Header{{Name: "null", Typeflag: tar.TypeChar}}, nil, `"null": it is neither file`},
-		"a pipe":                      {"", []tar.Header{{Name: "pipe", Typeflag: tar.TypeFifo}}, nil, `"pipe": it is neither file`},
+		"a device":                    {"", []tar.Header{{Name: "null", Typeflag: tar.TypeChar}}, nil, `"null": it is neither a file`},
+		"a pipe":                      {"", []tar.Header{{Name: "pipe", Typeflag: tar.TypeFifo}}, nil, `"pipe": it is neither a file`},
 		"too many entries":            {"", []tar.Header{{Name: "1"}, {Name: "2"}, {Name: "3"}}, []string{"--max-entries=2"}, `"3": the archive has more than 2 entries`},
 		"too many bytes":              {"", []tar.Header{{Name: "1"}, {Name: "2"}}, []string{"--max-bytes=20"}, `"2": the archive's files have more than 20 bytes`},
 	} {
