@@ -98,10 +98,10 @@ func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
 	return value, nil
 }
 
-// shelf is references.Skills in memory.
-type shelf struct{ lost string }
+// fakeSkills is references.Skills in memory.
+type fakeSkills struct{ lost string }
 
-func (s shelf) Provide(_ context.Context, digest string) (string, error) {
+func (s fakeSkills) Provide(_ context.Context, digest string) (string, error) {
 	if digest == s.lost {
 		return "", references.ErrNoArchive
 	}
@@ -113,7 +113,7 @@ func TestAgentDefinition(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, answers)
 	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
-	b.skills = shelf{lost: digestOf(22)}
+	b.skills = fakeSkills{lost: digestOf(22)}
 	b.run()
 	for i, name := range []string{"pdf", "lost"} {
 		b.define(events.Skill, name, 21+i, func(r events.Reference) events.Payload {
@@ -414,7 +414,7 @@ func TestBudgets(t *testing.T) {
 func TestRemovedSkill(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
-	b.skills = shelf{}
+	b.skills = fakeSkills{}
 	b.run()
 	ref := b.define(events.Skill, "pdf", 7, func(r events.Reference) events.Payload {
 		return events.SkillPushed{Ref: r, Name: "pdf", Description: "PDFs.", Document: "---\nname: pdf\n---\nHow to pdf."}

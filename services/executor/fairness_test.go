@@ -63,11 +63,11 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 	})
 	b.run(func(c *executor.Config) { c.Slots, c.Reserved = 1, -1 })
 	const jobs = 1000
-	var crowd []*talk
+	var talks []*talk
 	for i := range jobs {
 		s := b.session()
 		s.post(strconv.Itoa(i))
-		crowd = append(crowd, s)
+		talks = append(talks, s)
 	}
 	other := b.sessionOf("other")
 	other.post("other")
@@ -92,7 +92,7 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		crowd[i].interrupt()
+		talks[i].interrupt()
 	}
 	other.interrupt()
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// companions is a provider with MCP servers beside its sandboxes.
-type companions struct {
+// serverProvider is a provider with MCP servers for its sandboxes.
+type serverProvider struct {
 	pausable
 	more *served
 }
@@ -33,7 +33,7 @@ func (s *served) all() []string {
 	return slices.Sorted(slices.Values(s.calls))
 }
 
-func (p companions) Serve(_ context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p serverProvider) Serve(_ context.Context, id string, n int, s sandbox.Server) (string, error) {
 	p.more.mu.Lock()
 	defer p.more.mu.Unlock()
 	if p.more.err != nil {
@@ -53,7 +53,7 @@ func newServedBench(t *testing.T) (*bench, *served) {
 	t.Helper()
 	b, s := newBench(t, answers), &served{}
 	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
-	b.wrap = func(p sandbox.Provider) sandbox.Provider { return companions{pausable{b.provider}, s} }
+	b.wrap = func(p sandbox.Provider) sandbox.Provider { return serverProvider{pausable{b.provider}, s} }
 	return b, s
 }
 

@@ -27,7 +27,7 @@ func TestSubagentSkills(t *testing.T) {
 		}
 		exits(2)(f)
 	})
-	b.skills = shelf{lost: digestOf(23)}
+	b.skills = fakeSkills{lost: digestOf(23)}
 	b.run()
 	for i, name := range []string{"pdf", "csv", "lost"} {
 		push(name, 21+i)
