@@ -100,7 +100,7 @@ func TestUnpackRefuses(t *testing.T) {
 		"absolute":                    {"", []tar.Header{{Name: "/etc/x"}}, nil, `"/etc/x": it leads out`},
 		"a folder outside":            {"../s", []tar.Header{{Name: "x"}}, nil, `"../s"`},
 		"an absolute link":            {"", []tar.Header{link("l", "/etc")}, nil, `"l": its target "/etc"`},
-		"a link out":                  {"", []tar.Header{link("l", "../x")}, nil, `"l": its target "../x" leads out`},
+		"a link out":                  {"", []tar.Header{link("l", "../x")}, nil, `"l": its target "../x" leads, or may lead, out`},
 		"a link out from below":       {"", []tar.Header{link("d/l", "../../x")}, nil, `"d/l": its target`},
 		"links that add up":           {"", []tar.Header{link("b", "."), link("a", "b/..")}, nil, `"a": its target "b/.."`},
 		"through a link":              {"", []tar.Header{link("l", "."), {Name: "l/x"}}, nil, `"l/x": "l" is in its way`},
