@@ -107,7 +107,7 @@ func (h honourer) walk(v reflect.Value, row, field string) {
 		return
 	}
 	if cells, ok := h.table[row]; ok && cells[h.architecture] == "" {
-		h.fail(field, "architecture %s does not honour it", h.architecture)
+		h.fail(field, "architecture %s does not support this field", h.architecture)
 		return
 	}
 	switch {

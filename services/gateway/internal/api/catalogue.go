@@ -83,7 +83,7 @@ func own(r events.Reference) events.Reference {
 
 func parseReferences(field string, list []string) ([]events.Reference, error) {
 	if len(list) > maxEnvironments {
-		return nil, problem.Invalid(field, "there are %d entries; the limit is %d", len(list), maxEnvironments)
+		return nil, problem.Invalid(field, "has %d entries; the limit is %d", len(list), maxEnvironments)
 	}
 	var out []events.Reference
 	for i, s := range list {
@@ -167,11 +167,11 @@ func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, erro
 
 func checkTags(field string, tags []string) error {
 	if len(tags) > maxTags {
-		return problem.Invalid(field, "there are %d entries; the limit is %d", len(tags), maxTags)
+		return problem.Invalid(field, "has %d entries; the limit is %d", len(tags), maxTags)
 	}
 	for i, t := range tags {
 		if !events.IsTag(t) {
-			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", truncate.Text(t, 100))
+			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", truncate.Text(t, 100))
 		}
 	}
 	return nil

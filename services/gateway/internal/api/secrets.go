@@ -76,7 +76,7 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	given := r.GetEnvironment()
 	out := variables{}
 	if len(given) > maxVariables {
-		return out, problem.Invalid("environment", "there are %d variables; the limit is %d", len(given), maxVariables)
+		return out, problem.Invalid("environment", "has %d variables; the limit is %d", len(given), maxVariables)
 	}
 	total := 0
 	for _, name := range slices.Sorted(maps.Keys(given)) {

@@ -204,7 +204,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	}
 	switch tag := r.GetTag(); {
 	case !events.IsTag(tag):
-		return nil, problem.Invalid("tag", "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", truncate.Text(tag, 100))
+		return nil, problem.Invalid("tag", "%+q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", truncate.Text(tag, 100))
 	case ref.Version == "":
 		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}
