@@ -41,7 +41,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 		}
 		r.notices = nil
 		if r.next == nil {
-			if err := r.look(ctx); err != nil {
+			if err := r.findNext(ctx); err != nil {
 				return framesOrError(frames, err)
 			}
 			continue // its notices are sent before the wait
@@ -84,12 +84,12 @@ func (r *Replay) wait(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return r.reader.Over()
+	return r.reader.Ended()
 }
 
-// look finds the next step and its due time, or the end of the replay. It finds neither if it skips an event.
-func (r *Replay) look(ctx context.Context) error {
-	if err := r.reader.Over(); err != nil {
+// findNext finds the next step and its due time, or the end of the replay. It finds neither if it skips an event.
+func (r *Replay) findNext(ctx context.Context) error {
+	if err := r.reader.Ended(); err != nil {
 		return err
 	}
 	if r.ended {

@@ -51,7 +51,7 @@ type Replay struct {
 	position string    // position of that event
 	reached  time.Time // recorded time of the last runner event that Next returned
 	pacer    pace.Pacer
-	next     *step         // nil until look has found it
+	next     *step         // nil until findNext has found it
 	notices  []pace.Notice // sent before anything else
 	ended    bool
 }

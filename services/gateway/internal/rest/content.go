@@ -15,7 +15,7 @@ import (
 )
 
 // getFile returns a file's content. Its headers prevent browsers from displaying the file in the API's origin.
-func (h *Handler) getFile(w *answer, r *http.Request, session, file string) error {
+func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file string) error {
 	q, err := queryParameters(r, "minPosition", paramLive, paramAt)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (h *Handler) getFile(w *answer, r *http.Request, session, file string) erro
 	if err != nil {
 		return err
 	}
-	if err := heldBy(r).Take(min(e.Size, admission.TransferCost)); err != nil {
+	if err := admissionOf(r).Take(min(e.Size, admission.TransferCost)); err != nil {
 		return err
 	}
 	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}

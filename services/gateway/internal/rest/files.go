@@ -28,9 +28,9 @@ const (
 	typeTar     = "application/x-tar"
 )
 
-// filesOf parses the path of a file route. has reports whether the path names a file; ok reports whether it is a file
+// parseFilesPath parses the path of a file route. has reports whether the path names a file; ok reports whether it is a file
 // route.
-func filesOf(urlPath string) (session, file string, has, ok bool) {
+func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
 	rest, ok := strings.CutPrefix(urlPath, streamPrefix)
 	if !ok {
 		return "", "", false, false
@@ -46,7 +46,7 @@ func filesOf(urlPath string) (session, file string, has, ok bool) {
 }
 
 // files serves the workspace's files: reads from snapshots or the sandbox, and changes.
-func (h *Handler) files(w *answer, r *http.Request, session, file string, has bool) error {
+func (h *Handler) files(w *statusRecorder, r *http.Request, session, file string, has bool) error {
 	w.route = streamPrefix + "{session_id}" + filesSuffix
 	serve := map[string]func() error{
 		http.MethodGet: func() error { return h.listFiles(w, r, session) }, http.MethodHead: func() error { return h.listFiles(w, r, session) },
@@ -87,7 +87,7 @@ func requestedVersion(q url.Values) (live bool, at *uint32, err error) {
 }
 
 // putFile uploads a file.
-func (h *Handler) putFile(w *answer, r *http.Request, session, file string) error {
+func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file string) error {
 	q, err := queryParameters(r, "mode")
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func (h *Handler) putFile(w *answer, r *http.Request, session, file string) erro
 }
 
 // putTar uploads an archive.
-func (h *Handler) putTar(w *answer, r *http.Request, session string) error {
+func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) error {
 	q, err := queryParameters(r, "dir")
 	if err != nil {
 		return err
@@ -115,8 +115,8 @@ func (h *Handler) putTar(w *answer, r *http.Request, session string) error {
 	return h.put(w, r, session, api.FileSource{Path: q.Get("dir"), Archive: true})
 }
 
-func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSource) error {
-	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+func (h *Handler) put(w *statusRecorder, r *http.Request, session string, f api.FileSource) error {
+	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -131,7 +131,7 @@ func (h *Handler) put(w *answer, r *http.Request, session string, f api.FileSour
 	return nil
 }
 
-func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) error {
+func (h *Handler) removeFile(w *statusRecorder, r *http.Request, session, file string) error {
 	if _, err := queryParameters(r); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (h *Handler) removeFile(w *answer, r *http.Request, session, file string) e
 }
 
 // listFiles lists the entries below a folder, or returns them as a tar.
-func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
+func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) error {
 	q, err := queryParameters(r, "dir", "minPosition", paramLive, paramAt)
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (h *Handler) listFiles(w *answer, r *http.Request, session string) error {
 	if err != nil {
 		return err
 	}
-	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")

@@ -86,18 +86,18 @@ func (b *pacedBody) problem() error {
 // pacedResponse is a response that the client must read at a minimum speed.
 type pacedResponse struct {
 	pace
-	*answer
+	*statusRecorder
 	control *http.ResponseController
 }
 
-func (h *Handler) pacedResponse(w *answer) *pacedResponse {
-	return &pacedResponse{pace: pace{patience: h.cfg.ReadTimeout}, answer: w, control: http.NewResponseController(w)}
+func (h *Handler) pacedResponse(w *statusRecorder) *pacedResponse {
+	return &pacedResponse{pace: pace{patience: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
 }
 
 func (p *pacedResponse) Write(b []byte) (int, error) {
 	began := time.Now()
 	_ = p.control.SetWriteDeadline(p.deadline(began)) // a test's recorder has no connection
-	n, err := p.answer.Write(b)
+	n, err := p.statusRecorder.Write(b)
 	p.add(n, time.Since(began))
 	return n, err
 }
