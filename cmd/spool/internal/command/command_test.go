@@ -258,11 +258,11 @@ func TestRunSignals(t *testing.T) {
 				t.Errorf("exit code %d", code)
 			}
 			for _, a := range c.asked {
-				if !f.wasAsked(a) {
+				if !f.wasRequested(a) {
 					t.Errorf("not asked for %s but %v", a, f.asked)
 				}
 			}
-			if c.not != "" && f.wasAsked(c.not) {
+			if c.not != "" && f.wasRequested(c.not) {
 				t.Errorf("asked for %s", c.not)
 			}
 		})
@@ -308,7 +308,7 @@ func TestLists(t *testing.T) {
 		t.Errorf("json: %q", got.out)
 	}
 	got = spool(t, world(t), "sessions", "rm", "--url", f.URL, ses)
-	if got.code != ExitDone || !f.wasAsked("DELETE /api/sessions/"+ses) {
+	if got.code != ExitDone || !f.wasRequested("DELETE /api/sessions/"+ses) {
 		t.Errorf("rm: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "create", "ci", "--url", f.URL, "--tenant", "acme", "--role", "use", "--agents", "a,b", "--expires", "720h")
@@ -320,15 +320,15 @@ func TestLists(t *testing.T) {
 		t.Errorf("ls: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "ls", "--url", f.URL, "--tenant", "acme")
-	if got.code != ExitDone || !f.wasAsked("GET /api/keys?tenant=acme") {
+	if got.code != ExitDone || !f.wasRequested("GET /api/keys?tenant=acme") {
 		t.Errorf("ls of a tenant: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, key)
-	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key) {
+	if got.code != ExitDone || !f.wasRequested("DELETE /api/keys/"+key) {
 		t.Errorf("revoke: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, "--tenant", "acme", key)
-	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key+"?tenant=acme") {
+	if got.code != ExitDone || !f.wasRequested("DELETE /api/keys/"+key+"?tenant=acme") {
 		t.Errorf("revoke of a tenant: %+v", got)
 	}
 }

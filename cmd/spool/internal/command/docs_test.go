@@ -12,7 +12,7 @@ import (
 )
 
 // TestPages_NameCommandsThatExist checks each command line of spool in the code
-// of every page: that the command and its flags exist. Decisions and the
+// container every page: that the command and its flags exist. Decisions and the
 // changelog speak of the past and are left out.
 func TestPages_NameCommandsThatExist(t *testing.T) {
 	t.Parallel()

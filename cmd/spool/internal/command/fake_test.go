@@ -159,7 +159,7 @@ func (f *fakeServer) wasSent(body string) bool {
 	return slices.ContainsFunc(f.bodies, func(b string) bool { return strings.TrimSpace(b) == body })
 }
 
-func (f *fakeServer) wasAsked(what string) bool {
+func (f *fakeServer) wasRequested(what string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, a := range f.asked {

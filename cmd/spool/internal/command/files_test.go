@@ -222,7 +222,7 @@ func TestRunWithFiles(t *testing.T) {
 		t.Errorf("%+v, posted %v", got, f.bodies)
 	}
 	large := filepath.Join(dir, "large")
-	if err := os.WriteFile(large, make([]byte, maxAlong), 0o600); err != nil {
+	if err := os.WriteFile(large, make([]byte, maxQueryFiles), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for says, args := range map[string][]string{
@@ -276,7 +276,7 @@ func TestControls(t *testing.T) {
 	} {
 		f := serve(t)
 		got := spool(t, world(t), append(args, "--url", f.URL)...)
-		if got.code != ExitDone || !f.wasAsked(asked) || !strings.Contains(got.out, args[2]) {
+		if got.code != ExitDone || !f.wasRequested(asked) || !strings.Contains(got.out, args[2]) {
 			t.Errorf("%v: %+v, asked %v", args, got, f.asked)
 		}
 		if got := spool(t, world(t), args[0], args[1], "x", "--url", f.URL); got.code != ExitUsage {

@@ -296,12 +296,12 @@ func TestParseSource(t *testing.T) {
 		"git@host:a/b.git#feature/x:y":  {"git@host:a/b.git", "feature/x", "y"},
 		"ssh://git@host:22/a.git#main:": {"ssh://git@host:22/a.git", "main", ""},
 	} {
-		if got, err := parseSource(from); err != nil || got != want || !remote(from) {
+		if got, err := parseSource(from); err != nil || got != want || !isGitURL(from) {
 			t.Errorf("%s: %+v, %v", from, got, err)
 		}
 	}
 	for _, path := range []string{"skill", "./skill", "/a/b", "../x:y/z"} {
-		if remote(path) {
+		if isGitURL(path) {
 			t.Errorf("%s is taken for a repository", path)
 		}
 	}

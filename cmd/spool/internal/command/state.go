@@ -33,7 +33,7 @@ func (c *stateCommand) Run(a *app) error {
 func showState(a *app, s *spoolv1.SessionState) error {
 	session := s.GetSession()
 	rows := [][]any{
-		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", beginning(session.GetTitle())},
+		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
 		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", sandboxState(session)},
 		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
 		{"sandbox time", sandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},
@@ -84,12 +84,12 @@ func blockLine(a *app, mark string, block *spoolv1.Block) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), clipped(blockSummary(b)))
+	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), summaryLine(blockSummary(b)))
 	return err
 }
 
-// clipped shortens text to fit into a line of a list.
-func clipped(s string) string {
+// summaryLine shortens text to fit into a line of a list.
+func summaryLine(s string) string {
 	s = terminal.Line(s)
 	if r := []rune(s); len(r) > summaryLen {
 		return string(r[:summaryLen]) + "…"
