@@ -14,7 +14,7 @@ import (
 	"github.com/docker/go-connections/nat"
 )
 
-// hardened is a container as compose.yaml of this release makes it.
+// hardened returns a container with the settings of the compose.yaml of this release.
 func hardened(name string, env ...string) container.InspectResponse {
 	limit := int64(512)
 	return container.InspectResponse{
@@ -25,7 +25,7 @@ func hardened(name string, env ...string) container.InspectResponse {
 	}
 }
 
-// project is a compose installation without a fault.
+// project returns a compose installation without findings.
 func project() []container.InspectResponse {
 	gateway := hardened("gateway", "SPOOL_DATABASE_URL=postgres://spool_gateway:x@postgres:5432/spool", "SPOOL_ALLOWED_ORIGINS=https://app.example.com")
 	gateway.HostConfig.PortBindings = nat.PortMap{"7700/tcp": {{HostIP: "127.0.0.1", HostPort: "7700"}}}
@@ -39,7 +39,7 @@ func project() []container.InspectResponse {
 	}
 }
 
-// highEnough is a folder of the kernel's settings in which none is low.
+// highEnough returns a folder of kernel settings, all of which are high enough.
 func highEnough(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +55,7 @@ func highEnough(t *testing.T) string {
 	return dir
 }
 
-// securityOf is an examination of an installation whose server answers everything with a status.
+// securityOf returns an examination of an installation whose server responds to every request with a status.
 func securityOf(t *testing.T, status int) *securityExamination {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
@@ -69,7 +69,7 @@ func securityOf(t *testing.T, status int) *securityExamination {
 	}
 }
 
-// service gives the container of a service.
+// container returns the container of a service.
 func (x *securityExamination) container(name string) *container.InspectResponse {
 	for i := range x.containers {
 		if service(x.containers[i]) == name {
@@ -79,7 +79,7 @@ func (x *securityExamination) container(name string) *container.InspectResponse 
 	panic(name)
 }
 
-func TestDoctorSecurity(t *testing.T) {
+func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 	t.Parallel()
 	env := func(service, variable string) func(*testing.T, *securityExamination) {
 		return func(_ *testing.T, x *securityExamination) {
@@ -179,7 +179,7 @@ func TestDoctorSecurity(t *testing.T) {
 			if c.answers > 0 {
 				x = securityOf(t, c.answers)
 			}
-			for _, one := range x.checks() { // without the change all is well
+			for _, one := range x.checks() { // without the change every check passes
 				if f := one.run(t.Context()); c.answers == 0 && f.Status != "ok" {
 					t.Errorf("%s of a hardened installation: %+v", one.name, f)
 				}
@@ -201,8 +201,8 @@ func TestDoctorSecurity(t *testing.T) {
 	}
 }
 
-// Each check stands in the list for operators, in its order.
-func TestDoctorSecurity_IsTheChecklist(t *testing.T) {
+// TestDoctorSecurity_MatchesTheChecklist tests that the checklist for operators names each check, in the same order.
+func TestDoctorSecurity_MatchesTheChecklist(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../../../docs/security.md")
 	if err != nil {
