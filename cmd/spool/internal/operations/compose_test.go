@@ -19,8 +19,8 @@ func composeFile(t *testing.T) []byte {
 	return raw
 }
 
-// TestComposeIsGenerated: the generated lines of deploy/compose.yaml are those of the present settings.
-func TestComposeIsGenerated(t *testing.T) {
+// TestCompose_IsUpToDate tests that the generated lines of deploy/compose.yaml match the settings.
+func TestCompose_IsUpToDate(t *testing.T) {
 	t.Parallel()
 	have := composeFile(t)
 	want, err := Compose(have)
@@ -32,15 +32,16 @@ func TestComposeIsGenerated(t *testing.T) {
 	}
 }
 
-// TestComposePassesEverySetting: each setting of a service is passed on by its own name, or is fixed for a reason.
-func TestComposePassesEverySetting(t *testing.T) {
+// TestCompose_PassesEachSetting tests that each setting of a service is passed on by its own name, or is fixed for a
+// reason.
+func TestCompose_PassesEachSetting(t *testing.T) {
 	t.Parallel()
 	env, err := environments(composeFile(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	shared := map[string][]Setting{}
-	for _, p := range programs()[:2] { // every service, and those with the log
+	for _, p := range programs()[:2] { // settings of every service, and of services that open the log
 		if shared[p.Name], err = settingsOf(p.cli); err != nil {
 			t.Fatal(err)
 		}
@@ -89,8 +90,9 @@ func TestComposePassesEverySetting(t *testing.T) {
 	}
 }
 
-// TestCompose_WritesWhatTheRestLeavesOut: what stands there by hand is not written twice, nor is what is fixed.
-func TestCompose_WritesWhatTheRestLeavesOut(t *testing.T) {
+// TestCompose_OmitsSettingsThatAreSetByHand tests that settings that the environment sets, and fixed settings, are not
+// generated.
+func TestCompose_OmitsSettingsThatAreSetByHand(t *testing.T) {
 	t.Parallel()
 	const source = `x-all: &all
   SPOOL_LOG_LEVEL: ${SPOOL_LOG_LEVEL:-info}
