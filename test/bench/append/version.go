@@ -1,14 +1,14 @@
-package main
+package append
 
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
@@ -24,27 +24,17 @@ func author() events.Actor {
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }
 
-// cpu returns the processor time that this process has used so far, for the log and for the server that runs in it.
-func cpu() (time.Duration, error) {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0, err
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
-}
-
 // versions compares the cost of commits of version 1 and version 2, in alternating rounds.
-func versions(ctx context.Context, dir string, rounds int, each time.Duration) (row.Row, error) {
-	b, err := open(ctx, dir)
+func versions(ctx context.Context, b *harness.Bench, rounds int, each time.Duration) (row.Row, error) {
+	t, err := open(ctx, b)
 	if err != nil {
 		return row.Row{}, err
 	}
-	defer b.close()
 	var writers [2][]func(context.Context) error
 	for v := range writers {
-		signing := b.signing
+		signing := t.signing
 		signing.CommitVersion = v + 1
-		log, err := jslog.New(jslog.Config{JetStream: b.executor, Keys: b.keys, Signing: signing})
+		log, err := jslog.New(jslog.Config{JetStream: t.executor, Keys: t.keys, Signing: signing})
 		if err != nil {
 			return row.Row{}, err
 		}
@@ -59,7 +49,7 @@ func versions(ctx context.Context, dir string, rounds int, each time.Duration) (
 	for i := range rounds {
 		for j := range 2 {
 			v := (i + j) % 2
-			before, err := cpu()
+			before, err := harness.CPUTime()
 			if err != nil {
 				return row.Row{}, err
 			}
@@ -67,7 +57,7 @@ func versions(ctx context.Context, dir string, rounds int, each time.Duration) (
 			if err != nil {
 				return row.Row{}, err
 			}
-			after, err := cpu()
+			after, err := harness.CPUTime()
 			if err != nil {
 				return row.Row{}, err
 			}
@@ -78,15 +68,14 @@ func versions(ctx context.Context, dir string, rounds int, each time.Duration) (
 	for i := range rounds {
 		ratios = append(ratios, costs[1][i]/costs[0][i])
 	}
-	ratio := median(ratios)
+	ratio := harness.Median(ratios)
 	return row.Row{
 		What:     fmt.Sprintf("append of commits of version 2, CPU of client and server, sessions: %d", versionSessions),
 		Target:   "5 % over version 1",
-		Measured: fmt.Sprintf("%.1f µs a commit", median(costs[1])),
-		Against:  fmt.Sprintf("version 1 %.1f µs a commit", median(costs[0])),
+		Measured: fmt.Sprintf("%.1f µs a commit", harness.Median(costs[1])),
+		Against:  fmt.Sprintf("version 1 %.1f µs a commit", harness.Median(costs[0])),
 		Ratio:    ratio,
 		OK:       ratio <= mostCPU,
-		Command:  "cd test && go run ./bench/append",
 		Note:     fmt.Sprintf("medians of %d rounds in turn; signed; each with key, user, service and address", rounds),
 	}, nil
 }
