@@ -19,13 +19,19 @@ func (n Count) Validate() error {
 	return nil
 }
 
-// CPUTime returns the processor time that this process has used so far, in user mode and in the kernel.
-func CPUTime() (time.Duration, error) {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+// CPUTime returns the processor time that this process uses while f runs, in user mode and in the kernel.
+func CPUTime(f func() error) (time.Duration, error) {
+	var before, after syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
 		return 0, fmt.Errorf("read the processor time of this process: %w", err)
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
+	if err := f(); err != nil {
+		return 0, err
+	}
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &after); err != nil {
+		return 0, fmt.Errorf("read the processor time of this process: %w", err)
+	}
+	return time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()), nil
 }
 
 // Median returns the median of at least one number, so that a disk that stalls in one round does not distort a result.

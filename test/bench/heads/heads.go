@@ -41,11 +41,11 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	var appends, passes, ratios []float64
 	for range m.Rounds {
-		appended, err := cpuTimeOf(func() error { return t.append(ctx, int(m.Commits)) })
+		appended, err := harness.CPUTime(func() error { return t.append(ctx, int(m.Commits)) })
 		if err != nil {
 			return err
 		}
-		signed, err := cpuTimeOf(func() error { return t.sign(ctx) })
+		signed, err := harness.CPUTime(func() error { return t.sign(ctx) })
 		if err != nil {
 			return err
 		}
@@ -63,19 +63,6 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		OK:       ratio <= limit,
 		Note:     fmt.Sprintf("medians of %d rounds; server, writers and signer in one process; the work of the session service's pass without its timer", m.Rounds),
 	})
-}
-
-// cpuTimeOf returns the processor time that this process uses while f runs.
-func cpuTimeOf(f func() error) (time.Duration, error) {
-	before, err := harness.CPUTime()
-	if err != nil {
-		return 0, err
-	}
-	if err := f(); err != nil {
-		return 0, err
-	}
-	after, err := harness.CPUTime()
-	return after - before, err
 }
 
 // testbed is a server with a log, the sessions that write to it, and the signer's state.
