@@ -76,7 +76,7 @@ func (t *times) rows(skills int) []row.Row {
 	what := "first turn of a new session, message posted to first text on the WebSocket, Docker, the built-in agent with %d skills that the engine %s"
 	note := fmt.Sprintf("an agent without skills: p50 %.1f ms, p99 %.1f ms; 6 files and 100 KiB each", none, row.Percentile(t.none, 0.99))
 	return []row.Row{{
-		What: fmt.Sprintf(what, skills, "has not seen"), Measured: fmt.Sprintf("+%.1f ms over none, of %d sessions", first-none, len(t.first)),
+		What: fmt.Sprintf(what, skills, "has not seen"), Measured: fmt.Sprintf("%+.1f ms over none, of %d sessions", first-none, len(t.first)),
 		Against: fmt.Sprintf("the same ZIPs unpacked into a folder of the machine: p50 %.1f ms", raw), Ratio: (first - none) / raw,
 		P50Ms: first, P99Ms: row.Percentile(t.first, 0.99), Note: note,
 	}, {
