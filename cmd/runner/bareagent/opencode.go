@@ -1,4 +1,4 @@
-package bare
+package bareagent
 
 import (
 	"encoding/json"
@@ -6,23 +6,33 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// OpenCodeModel is a name that the scripted model takes.
-const OpenCodeModel = "known-model"
+// openCodeModel is the name of the model. The scripted model accepts any name.
+const openCodeModel = "known-model"
 
-// openCodeEnv is what the runner's adapter gives OpenCode too, without its
-// plugin; it makes the files that the CLI has to find, or it asks a registry.
+// OpenCode returns OpenCode.
+func OpenCode() Agent {
+	return Agent{
+		Architecture: architecture.OpenCode, Name: "OpenCode", Program: "opencode", Model: openCodeModel, Warm: warmOpenCode,
+		OneShot: &OneShot{Command: "opencode run", Whole: true, Start: oneShotOpenCode},
+	}
+}
+
+// openCodeEnv returns the environment that the runner's adapter sets too, without the adapter's plugin. It writes the
+// files without which the CLI would ask a package registry.
 func openCodeEnv(dir, url string) ([]string, error) {
 	home := func(kind string) string { return filepath.Join(dir, "opencode", kind) }
 	config, err := json.Marshal(object{
 		"$schema": "https://opencode.ai/config.json", "autoupdate": false, "share": "disabled", "lsp": false, "formatter": false,
-		"model": "spool/" + OpenCodeModel, "small_model": "spool/" + OpenCodeModel, "enabled_providers": []string{"spool"},
+		"model": "spool/" + openCodeModel, "small_model": "spool/" + openCodeModel, "enabled_providers": []string{"spool"},
 		"provider": object{"spool": object{
 			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
 			"options": object{"baseURL": url + "/v1", "apiKey": "bench"},
-			"models": object{OpenCodeModel: object{
-				"name": OpenCodeModel, "tool_call": true, "attachment": true,
+			"models": object{openCodeModel: object{
+				"name": openCodeModel, "tool_call": true, "attachment": true,
 				"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}}, "limit": object{"context": 128_000, "output": 32_000},
 			}},
 		}},
@@ -45,8 +55,8 @@ func openCodeEnv(dir, url string) ([]string, error) {
 	}, os.WriteFile(filepath.Join(folder, "package-lock.json"), []byte(lock), 0o600)
 }
 
-// OpenCode is OpenCode over ACP as the runner's adapter drives it.
-func OpenCode(path, dir, url string) (Talker, error) {
+// warmOpenCode starts OpenCode with ACP on its stdio.
+func warmOpenCode(path, dir, url string) (Conversation, error) {
 	env, err := openCodeEnv(dir, url)
 	if err != nil {
 		return nil, err
@@ -57,12 +67,12 @@ func OpenCode(path, dir, url string) (Talker, error) {
 	request := func(n int, method string, params any) any {
 		return object{"jsonrpc": "2.0", "id": n, "method": method, "params": params}
 	}
-	p, err := started(dir, cmd, &process{
+	p, err := startProcess(dir, cmd, &process{
 		query: func(text string) any {
 			id++
 			return request(id, "session/prompt", object{"sessionId": session, "prompt": []object{{"type": "text", "text": text}}})
 		},
-		read: func(line []byte) said { return readACP(line, id) },
+		read: func(line []byte) output { return readACP(line, id) },
 	})
 	if err != nil {
 		return nil, err
@@ -80,18 +90,18 @@ func OpenCode(path, dir, url string) (Talker, error) {
 			return true, nil
 		}
 	}
-	err = p.greet(request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answered(1))
+	err = p.handshake(request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answered(1))
 	if err == nil {
-		err = p.greet(request(2, "session/new", object{"cwd": cmd.Dir, "mcpServers": []any{}}), answered(2))
+		err = p.handshake(request(2, "session/new", object{"cwd": cmd.Dir, "mcpServers": []any{}}), answered(2))
 	}
 	if err != nil {
-		_ = p.Close() // it did not get so far
+		_ = p.Close() // the error of the handshake matters
 		return nil, err
 	}
 	return p, nil
 }
 
-// acpMessage is what is read of any message of an ACP agent.
+// acpMessage holds the fields of ACP messages that are read here.
 type acpMessage struct {
 	ID     int
 	Method string
@@ -105,33 +115,33 @@ type acpMessage struct {
 	Error  *struct{ Message string }
 }
 
-// readACP reads a line of a turn, which ends with the answer to the prompt.
-func readACP(line []byte, prompt int) said {
+// readACP reads a line of a turn. The turn ends with the response to the prompt.
+func readACP(line []byte, prompt int) output {
 	var m acpMessage
 	if err := json.Unmarshal(line, &m); err != nil {
-		return said{err: fmt.Errorf("%w: %s", err, line)}
+		return output{err: fmt.Errorf("%w: %s", err, line)}
 	}
 	if m.Method == "" && m.ID == prompt {
 		if m.Error != nil || m.Result.StopReason != "end_turn" {
-			return said{err: fmt.Errorf("the turn ended with %s", line)}
+			return output{err: fmt.Errorf("turn ended with %s", line)}
 		}
-		return said{ended: true}
+		return output{ended: true}
 	}
 	if m.Params.Update.Kind != "agent_message_chunk" {
-		return said{}
+		return output{}
 	}
 	var content struct{ Text string }
 	err := json.Unmarshal(m.Params.Update.Content, &content)
-	return said{text: content.Text != "", err: err}
+	return output{text: content.Text != "", err: err}
 }
 
-// OnceOpenCode is `opencode run "message"`, which goes on with its session by --session.
-func OnceOpenCode(path, dir, url string) (*OneShot, error) {
+// oneShotOpenCode runs `opencode run TEXT`, which continues its session with --session.
+func oneShotOpenCode(path, dir, url string) (Conversation, error) {
 	env, err := openCodeEnv(dir, url)
-	return &OneShot{
+	return &oneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
-			args := []string{"run", "--format", "json", "--model", "spool/" + OpenCodeModel}
+			args := []string{"run", "--format", "json", "--model", "spool/" + openCodeModel}
 			if session != "" {
 				args = append(args, "--session", session)
 			}
@@ -144,20 +154,20 @@ func OnceOpenCode(path, dir, url string) (*OneShot, error) {
 }
 
 // readOpenCodeRun reads a line of `opencode run --format json`.
-func readOpenCodeRun(line []byte, session *string) said {
+func readOpenCodeRun(line []byte, session *string) output {
 	var l struct {
 		Type    string
 		Session string `json:"sessionID"`
 		Part    struct{ Text, Reason string }
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return said{err: fmt.Errorf("%w: %s", err, line)}
+		return output{err: fmt.Errorf("%w: %s", err, line)}
 	}
 	if l.Session != "" {
 		*session = l.Session
 	}
 	if l.Type == "error" {
-		return said{err: fmt.Errorf("the turn failed: %s", line)}
+		return output{err: fmt.Errorf("turn failed: %s", line)}
 	}
-	return said{text: l.Type == "text" && l.Part.Text != "", ended: l.Type == "step_finish" && l.Part.Reason == "stop"}
+	return output{text: l.Type == "text" && l.Part.Text != "", ended: l.Type == "step_finish" && l.Part.Reason == "stop"}
 }

@@ -1,13 +1,23 @@
-package bare
+package bareagent
 
 import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// claudeEnv is what the runner's adapter gives Claude Code too.
+// ClaudeCode returns Claude Code.
+func ClaudeCode() Agent {
+	return Agent{
+		Architecture: architecture.ClaudeCode, Name: "Claude Code", Program: "claude", Warm: warmClaude,
+		OneShot: &OneShot{Command: "claude -p", Start: oneShotClaude},
+	}
+}
+
+// claudeEnv returns variables that the runner's adapter sets too.
 func claudeEnv(dir, url string) []string {
 	return []string{
 		"ANTHROPIC_BASE_URL=" + url, "ANTHROPIC_API_KEY=bench", "CLAUDE_CONFIG_DIR=" + filepath.Join(dir, "claude"),
@@ -15,36 +25,34 @@ func claudeEnv(dir, url string) []string {
 	}
 }
 
-// Claude is Claude Code as the runner's adapter drives it: two-way, one process for all turns.
-// It has answered the handshake.
-func Claude(path, dir, url string) (Talker, error) {
+func warmClaude(path, dir, url string) (Conversation, error) {
 	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
 		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
 	cmd.Env = claudeEnv(dir, url)
-	p, err := started(dir, cmd, &process{
+	p, err := startProcess(dir, cmd, &process{
 		query: func(text string) any {
-			return map[string]any{"type": "user", "message": map[string]any{"role": "user", "content": text}}
+			return object{"type": "user", "message": object{"role": "user", "content": text}}
 		},
-		read: func(line []byte) said { return readClaude(line, nil) },
+		read: func(line []byte) output { return readClaude(line, nil) },
 	})
 	if err != nil {
 		return nil, err
 	}
-	hello := map[string]any{"type": "control_request", "request_id": "1", "request": map[string]any{"subtype": "initialize", "hooks": nil}}
-	err = p.greet(hello, func(line []byte) (bool, error) {
+	hello := object{"type": "control_request", "request_id": "1", "request": object{"subtype": "initialize", "hooks": nil}}
+	err = p.handshake(hello, func(line []byte) (bool, error) {
 		var l struct{ Type string }
 		err := json.Unmarshal(line, &l)
 		return l.Type == "control_response", err
 	})
 	if err != nil {
-		_ = p.Close() // it did not get so far
+		_ = p.Close() // the error of the handshake matters
 		return nil, err
 	}
 	return p, nil
 }
 
-// readClaude reads a line of --output-format stream-json, and the session's id where it is wanted.
-func readClaude(line []byte, session *string) said {
+// readClaude reads a line of --output-format stream-json. It sets session to the session's id, unless session is nil.
+func readClaude(line []byte, session *string) output {
 	var l struct {
 		Type    string
 		Subtype string
@@ -57,23 +65,23 @@ func readClaude(line []byte, session *string) said {
 		}
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return said{err: err}
+		return output{err: err}
 	}
 	if l.Type == "result" && l.IsError {
-		return said{err: fmt.Errorf("the turn ended with %s: %s", l.Subtype, l.Result)}
+		return output{err: fmt.Errorf("turn ended with %s: %s", l.Subtype, l.Result)}
 	}
 	if session != nil && l.Session != "" {
 		*session = l.Session
 	}
-	return said{
+	return output{
 		text:  l.Type == "stream_event" && l.Event.Type == "content_block_delta" && l.Event.Delta.Text != "",
 		ended: l.Type == "result",
 	}
 }
 
-// OnceClaude is `claude -p "message"`, which goes on with its session by --resume.
-func OnceClaude(path, dir, url string) (*OneShot, error) {
-	return &OneShot{
+// oneShotClaude runs `claude -p TEXT`, which continues its session with --resume.
+func oneShotClaude(path, dir, url string) (Conversation, error) {
+	return &oneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"-p", text, "--output-format", "stream-json", "--verbose", "--include-partial-messages"}

@@ -1,4 +1,4 @@
-package bare
+package bareagent
 
 import (
 	"encoding/json"
@@ -9,16 +9,26 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// CodexModel is one that the CLI knows.
-const CodexModel = "gpt-5.5"
+// codexModel is a model that the CLI knows.
+const codexModel = "gpt-5.5"
 
-// codexSettings are what the runner's adapter gives Codex too.
+// Codex returns Codex.
+func Codex() Agent {
+	return Agent{
+		Architecture: architecture.Codex, Name: "Codex", Program: "codex", Model: codexModel, Warm: warmCodex,
+		OneShot: &OneShot{Command: "codex exec", Whole: true, Start: oneShotCodex},
+	}
+}
+
+// codexSettings returns settings that the runner's adapter sets too.
 func codexSettings(url string) (args []string) {
 	for _, s := range []string{
 		`model_provider="spool"`, `model_providers.spool.name="Spool"`, `model_providers.spool.wire_api="responses"`,
-		`model_providers.spool.base_url="` + url + `/v1"`, `model_providers.spool.env_key="OPENAI_API_KEY"`, `model="` + CodexModel + `"`,
+		`model_providers.spool.base_url="` + url + `/v1"`, `model_providers.spool.env_key="OPENAI_API_KEY"`, `model="` + codexModel + `"`,
 		`features.unbounded_connection_retries=false`, `sandbox_mode="danger-full-access"`, `web_search="disabled"`, `tools.update_plan.enabled=true`,
 		`features.goals=false`, `features.sleep_tool=false`, `analytics.enabled=false`, `otel.exporter="none"`, `otel.metrics_exporter="none"`,
 		`check_for_update_on_startup=false`, `features.apps=false`, `features.plugins=false`, `features.remote_plugin=false`,
@@ -29,12 +39,14 @@ func codexSettings(url string) (args []string) {
 	return args
 }
 
+// codexEnv returns the environment, and creates the folder of the CLI.
 func codexEnv(dir string) ([]string, error) {
 	home := filepath.Join(dir, "codex")
 	return []string{"OPENAI_API_KEY=bench", "CODEX_HOME=" + home, "NO_COLOR=1"}, os.MkdirAll(home, 0o700)
 }
 
-// nativeCodex is the program that npm's wrapper runs, as the adapter starts it; the wrapper where there is none.
+// nativeCodex returns the program that npm's wrapper runs, which the runner's adapter starts too, or the wrapper if the
+// program is not found.
 func nativeCodex(wrapper string) string {
 	script, err := filepath.EvalSymlinks(wrapper)
 	if err != nil || filepath.Base(script) != "codex.js" {
@@ -51,10 +63,8 @@ func nativeCodex(wrapper string) string {
 	return wrapper
 }
 
-type object = map[string]any
-
-// Codex is Codex's app server as the runner's adapter drives it: one thread, begun before the first turn.
-func Codex(path, dir, url string) (Talker, error) {
+// warmCodex starts the app server of Codex with one thread.
+func warmCodex(path, dir, url string) (Conversation, error) {
 	env, err := codexEnv(dir)
 	if err != nil {
 		return nil, err
@@ -62,7 +72,7 @@ func Codex(path, dir, url string) (Talker, error) {
 	cmd := exec.Command(nativeCodex(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
 	cmd.Env = env
 	thread, id := "", 2
-	p, err := started(dir, cmd, &process{
+	p, err := startProcess(dir, cmd, &process{
 		query: func(text string) any {
 			id++
 			return object{"id": id, "method": "turn/start", "params": object{
@@ -86,20 +96,20 @@ func Codex(path, dir, url string) (Talker, error) {
 			if err := json.Unmarshal(line, &answer); err != nil || answer.Error == nil {
 				return answer.ID == to, err
 			}
-			return false, fmt.Errorf("request %d was refused: %s", to, answer.Error.Message)
+			return false, fmt.Errorf("request %d: %s", to, answer.Error.Message)
 		}
 	}
 	hello := object{"clientInfo": object{"name": "spool", "title": "Spool", "version": "1"}, "capabilities": object{"experimentalApi": true}}
-	if err = p.greet(object{"id": 1, "method": "initialize", "params": hello}, answered(1)); err == nil {
+	if err = p.handshake(object{"id": 1, "method": "initialize", "params": hello}, answered(1)); err == nil {
 		err = p.send(object{"method": "initialized"})
 	}
 	if err == nil {
-		err = p.greet(object{"id": 2, "method": "thread/start", "params": object{
-			"cwd": cmd.Dir, "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": CodexModel,
+		err = p.handshake(object{"id": 2, "method": "thread/start", "params": object{
+			"cwd": cmd.Dir, "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": codexModel,
 		}}, answered(2))
 	}
 	if err != nil {
-		_ = p.Close() // it did not get so far
+		_ = p.Close() // the error of the handshake matters
 		return nil, err
 	}
 	thread = answer.Result.Thread.ID
@@ -107,7 +117,7 @@ func Codex(path, dir, url string) (Talker, error) {
 }
 
 // readCodex reads a line of the app server.
-func readCodex(line []byte) said {
+func readCodex(line []byte) output {
 	var l struct {
 		Method string
 		Params struct {
@@ -120,22 +130,22 @@ func readCodex(line []byte) said {
 		Error *struct{ Message string }
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return said{err: err}
+		return output{err: err}
 	}
 	if l.Error != nil {
-		return said{err: fmt.Errorf("a request was refused: %s", l.Error.Message)}
+		return output{err: fmt.Errorf("request: %s", l.Error.Message)}
 	}
 	ended := l.Method == "turn/completed"
 	if ended && l.Params.Turn.Status != "completed" {
-		return said{err: fmt.Errorf("the turn ended as %s: %s", l.Params.Turn.Status, line)}
+		return output{err: fmt.Errorf("turn ended as %s: %s", l.Params.Turn.Status, line)}
 	}
-	return said{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
+	return output{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
 }
 
-// OnceCodex is `codex exec "message"`, which goes on with its session by `resume`.
-func OnceCodex(path, dir, url string) (*OneShot, error) {
+// oneShotCodex runs `codex exec TEXT`, which continues its session with `resume`.
+func oneShotCodex(path, dir, url string) (Conversation, error) {
 	env, err := codexEnv(dir)
-	return &OneShot{
+	return &oneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"exec"}
@@ -146,7 +156,7 @@ func OnceCodex(path, dir, url string) (*OneShot, error) {
 			if session != "" {
 				args = append(args, session)
 			}
-			cmd := exec.Command(path, append(args, text)...) //nolint:gosec // the installed CLI, as people start it
+			cmd := exec.Command(path, append(args, text)...) //nolint:gosec // the installed CLI
 			cmd.Env = slices.Clone(env)
 			return cmd
 		},
@@ -155,20 +165,20 @@ func OnceCodex(path, dir, url string) (*OneShot, error) {
 }
 
 // readCodexExec reads a line of `codex exec --json`.
-func readCodexExec(line []byte, session *string) said {
+func readCodexExec(line []byte, session *string) output {
 	var l struct {
 		Type   string
 		Thread string `json:"thread_id"`
 		Item   struct{ Type, Text string }
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return said{err: fmt.Errorf("%w: %s", err, line)}
+		return output{err: fmt.Errorf("%w: %s", err, line)}
 	}
 	if l.Thread != "" {
 		*session = l.Thread
 	}
 	if l.Type == "turn.failed" {
-		return said{err: fmt.Errorf("the turn failed: %s", line)}
+		return output{err: fmt.Errorf("turn failed: %s", line)}
 	}
-	return said{text: l.Type == "item.completed" && l.Item.Type == "agent_message" && l.Item.Text != "", ended: l.Type == "turn.completed"}
+	return output{text: l.Type == "item.completed" && l.Item.Type == "agent_message" && l.Item.Text != "", ended: l.Type == "turn.completed"}
 }

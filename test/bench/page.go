@@ -1,11 +1,8 @@
-// Command collect makes docs/performance.md of the rows on its standard input,
-// or prints the page when no file is named.
-//
-//	go run ./bench/append | go run ./bench/collect ../docs/performance.md
 package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,27 +14,18 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-func main() {
-	if err := run(os.Args[1:], os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "collect:", err)
-		os.Exit(1)
-	}
-}
-
-func run(args []string, in io.Reader, out io.Writer) error {
-	if len(args) > 1 {
-		return fmt.Errorf("usage: collect [FILE] < rows")
-	}
+// writePage reads rows and writes the page that shows them to a file, or to out if file is "".
+func writePage(file string, in io.Reader, out io.Writer) error {
 	rows, err := row.Read(in)
 	if err != nil {
 		return err
 	}
 	if len(rows) == 0 {
-		return fmt.Errorf("no rows on standard input")
+		return errors.New("the input has no rows")
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "<!-- Written by `make bench`; do not edit. -->\n# Performance\n\nMeasured on %s, %s, %s.\n"+
-		"Figures are ratios within one run wherever something can be compared; \"short\" rows are those that miss their target.\n\n",
+		"Figures are ratios within one run wherever something can be compared. Rows marked \"short\" miss their target.\n\n",
 		time.Now().UTC().Format("2006-01-02"), machine(), runtime.Version())
 	if err := row.Table(&b, rows); err != nil {
 		return err
@@ -49,16 +37,16 @@ func run(args []string, in io.Reader, out io.Writer) error {
 		}
 	}
 	if len(commands) > 0 {
-		fmt.Fprintf(&b, "\nMeasured again by:\n\n```\n%s\n```\n", strings.Join(commands, "\n"))
+		fmt.Fprintf(&b, "\nThe commands that measured the rows, from the root of the repository:\n\n```sh\n%s\n```\n", strings.Join(commands, "\n"))
 	}
-	if len(args) == 0 {
+	if file == "" {
 		_, err := out.Write(b.Bytes())
 		return err
 	}
-	return os.WriteFile(args[0], b.Bytes(), 0o644)
+	return os.WriteFile(file, b.Bytes(), 0o644) //nolint:gosec // a document
 }
 
-// machine is the number of cores and, where the system tells, the processor and the memory.
+// machine returns the number of cores and, where the system reports them, the processor and the memory.
 func machine() string {
 	parts := []string{fmt.Sprintf("%d cores", runtime.NumCPU())}
 	if v := field("/proc/cpuinfo", "model name"); v != "" {
@@ -70,7 +58,7 @@ func machine() string {
 	return strings.Join(append(parts, runtime.GOOS+"/"+runtime.GOARCH), ", ")
 }
 
-// field is a value in a file of "name: value" lines, "" where there is none.
+// field returns a value from a file of "name: value" lines, or "" if there is none.
 func field(path, name string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

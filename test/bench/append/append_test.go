@@ -1,18 +1,20 @@
-package main
+package append
 
 import (
 	"bytes"
 	"testing"
 	"time"
 
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// TestRun measures too briefly to mean anything, but all the way through.
-func TestRun(t *testing.T) {
+// TestMeasure_ReportsAllRows measures too briefly for meaningful figures.
+func TestMeasure_ReportsAllRows(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	if err := run(t.Context(), &out, t.TempDir(), []int{1, 8}, 2, 50*time.Millisecond); err != nil {
+	m := &Benchmark{Sessions: []harness.Count{1, 8}, Rounds: 2, Each: 50 * time.Millisecond}
+	if err := harness.Run(t.Context(), "append", m, t.TempDir(), &out, t.Output()); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := row.Read(&out)
@@ -26,8 +28,5 @@ func TestRun(t *testing.T) {
 		if r.Ratio <= 0 || r.P50Ms <= 0 || r.P99Ms < r.P50Ms || r.OK != (r.Ratio >= target) {
 			t.Errorf("row is %+v", r)
 		}
-	}
-	if err := run(t.Context(), &out, t.TempDir(), nil, 0, time.Second); err == nil {
-		t.Error("no rounds were accepted")
 	}
 }

@@ -1,19 +1,14 @@
-// Command append measures the cost of jslog compared with the guarded publishes that it is built on: the same
+// Package append measures the cost of jslog compared with the guarded publishes that it is built on: the same
 // bytes, the same server, every message synced, in alternating rounds. The log is written as executors write it:
 // signed, through an account of their own. The raw publishes come from the account that owns the streams. The
-// command prints one row for each number of sessions, and one that compares the versions of commits.
-package main
+// benchmark reports one row for each number of sessions, and one that compares the versions of commits.
+package append
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
-	"os"
-	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -27,54 +22,55 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// least is the minimum number of appends of each writer in a round, however long they take.
-const least = 4
+// minAppends is the minimum number of appends of each writer in a round, however long they take.
+const minAppends = 4
 
-// patience is how long a round may wait for acknowledgements after its end.
-const patience = 2 * time.Minute
+// ackTimeout is the time after the end of a round in which all acknowledgements have to arrive.
+const ackTimeout = 2 * time.Minute
 
 // target is the required share of the rate of raw guarded publishes.
 const target = 0.8
 
-func main() {
-	rounds := flag.Int("rounds", 15, "measurements of each kind, in turn")
-	each := flag.Duration("each", 700*time.Millisecond, "length of one measurement")
-	dir := flag.String("dir", "", "folder for the stream, on the disk to measure; a temporary one by default")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, os.Stdout, *dir, []int{1, 64, 1000}, *rounds, *each); err != nil {
-		fmt.Fprintln(os.Stderr, "append:", err)
-		os.Exit(1)
-	}
+// Benchmark is the subcommand append.
+type Benchmark struct {
+	Sessions []harness.Count `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
+	Rounds   harness.Count   `default:"15" help:"Measurements of each kind, in turn."`
+	Each     time.Duration   `default:"700ms" help:"Duration of one measurement."`
 }
 
-func run(ctx context.Context, out io.Writer, dir string, sessions []int, rounds int, each time.Duration) error {
-	if rounds < 1 || each <= 0 {
-		return errors.New("rounds and each must be positive")
+// Validate is called by kong.
+func (m *Benchmark) Validate() error {
+	if slices.Min(append(m.Sessions, 1)) < 1 || m.Each <= 0 {
+		return errors.New("--sessions and --each must be positive")
 	}
-	tmp, err := os.MkdirTemp(dir, "spool-bench-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(tmp)
-	for _, n := range sessions {
-		r, err := measure(ctx, filepath.Join(tmp, fmt.Sprint(n)), n, rounds, each)
+	return nil
+}
+
+// Measure implements harness.Benchmark.
+func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
+	for _, n := range m.Sessions {
+		err := b.Part(fmt.Sprintf("%d sessions", n), func(b *harness.Bench) error {
+			r, err := measure(ctx, b, int(n), int(m.Rounds), m.Each)
+			if err != nil {
+				return err
+			}
+			return b.Report(r)
+		})
 		if err != nil {
-			return fmt.Errorf("%d sessions: %w", n, err)
-		}
-		if err := row.Write(out, r); err != nil {
 			return err
 		}
 	}
-	r, err := versions(ctx, filepath.Join(tmp, "versions"), rounds, each)
-	if err != nil {
-		return fmt.Errorf("versions of commits: %w", err)
-	}
-	return row.Write(out, r)
+	return b.Part("versions of commits", func(b *harness.Bench) error {
+		r, err := versions(ctx, b, int(m.Rounds), m.Each)
+		if err != nil {
+			return err
+		}
+		return b.Report(r)
+	})
 }
 
 // result is the outcome of one kind of writer: its appends per second in each round, and the duration of each
@@ -87,12 +83,6 @@ type result struct {
 func (r *result) add(took time.Duration, samples []time.Duration) {
 	r.rates = append(r.rates, float64(len(samples))/took.Seconds())
 	r.samples = append(r.samples, samples...)
-}
-
-// median is the median of the rounds, so that a disk that stalls for seconds does not distort the result.
-func median(list []float64) float64 {
-	list = slices.Sorted(slices.Values(list))
-	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
 }
 
 // signingKeys returns keys for all roles. An executor signs with its key.
@@ -118,65 +108,52 @@ func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStre
 	return nc, js, nil
 }
 
-// bed is a server with a log as executors use it: each commit is signed.
-type bed struct {
+// testbed is a server with a log as executors use it: each commit is signed.
+type testbed struct {
 	owner, executor jetstream.JetStream
 	keys            eventlog.Keys
 	signing         topology.Signing
-	close           func()
 }
 
-func open(ctx context.Context, dir string) (b *bed, err error) {
-	srv, err := natsserver.Start(natsserver.Config{StoreDir: dir, Port: natsserver.RandomPort, Accounts: true})
+func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
+	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
 	if err != nil {
 		return nil, err
 	}
-	var conns []*nats.Conn
-	b = &bed{close: func() {
-		for _, nc := range conns {
-			nc.Close()
-		}
-		srv.Shutdown()
-	}}
-	defer func() {
-		if err != nil {
-			b.close()
-		}
-	}()
 	if !srv.Synced() {
 		return nil, errors.New("the server does not sync every message")
 	}
-	for user, js := range map[string]*jetstream.JetStream{topology.UserAdmin: &b.owner, topology.UserExecutor: &b.executor} {
+	t := &testbed{}
+	for user, js := range map[string]*jetstream.JetStream{topology.UserAdmin: &t.owner, topology.UserExecutor: &t.executor} {
 		var nc *nats.Conn
 		if nc, *js, err = connect(srv, user); err != nil {
 			return nil, err
 		}
-		conns = append(conns, nc)
+		b.Cleanup(func() error { nc.Close(); return nil })
 	}
-	if b.keys, err = signingKeys(); err != nil {
+	if t.keys, err = signingKeys(); err != nil {
 		return nil, err
 	}
-	if err = topology.Provision(ctx, b.owner, topology.Config{Shards: 1, KeyIDs: b.keys.KeyIDs()}); err != nil {
+	if err := topology.Provision(ctx, t.owner, topology.Config{Shards: 1, KeyIDs: t.keys.KeyIDs()}); err != nil {
 		return nil, err
 	}
-	b.signing, err = topology.ReadSigning(ctx, b.owner, 1)
-	return b, err
+	t.signing, err = topology.ReadSigning(ctx, t.owner, 1)
+	return t, err
 }
 
-func measure(ctx context.Context, dir string, sessions, rounds int, each time.Duration) (row.Row, error) {
-	b, err := open(ctx, dir)
+func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
+	t, err := open(ctx, b)
 	if err != nil {
 		return row.Row{}, err
 	}
-	defer b.close()
-	log, err := jslog.New(jslog.Config{JetStream: b.executor, Keys: b.keys, Signing: b.signing})
+	log, err := jslog.New(jslog.Config{JetStream: t.executor, Keys: t.keys, Signing: t.signing})
 	if err != nil {
 		return row.Row{}, err
 	}
 	var raws, logs []func(context.Context) error
 	for i := range sessions {
 		logs = append(logs, logWriter(log, i))
-		w, err := rawWriter(b.owner, i)
+		w, err := rawWriter(t.owner, i)
 		if err != nil {
 			return row.Row{}, err
 		}
@@ -214,17 +191,16 @@ func toRow(sessions int, raw, through *result) row.Row {
 	for i, r := range raw.rates {
 		ratios = append(ratios, through.rates[i]/r)
 	}
-	ratio := median(ratios)
+	ratio := harness.Median(ratios)
 	return row.Row{
-		What:     fmt.Sprintf("append through jslog, signed, from an account of its own, sessions: %d", sessions),
+		What:     fmt.Sprintf("append through jslog, signed, in an account of its own, sessions: %d", sessions),
 		Target:   "80 % of raw guarded publishes in one account",
-		Measured: fmt.Sprintf("%.0f/s", median(through.rates)),
-		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms", median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99)),
+		Measured: fmt.Sprintf("%.0f/s", harness.Median(through.rates)),
+		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms", harness.Median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99)),
 		Ratio:    ratio,
 		P50Ms:    row.Percentile(through.samples, 0.5),
 		P99Ms:    row.Percentile(through.samples, 0.99),
 		OK:       ratio >= target,
-		Command:  "cd test && go run ./bench/append",
 		Note:     fmt.Sprintf("medians of %d rounds; every message synced, one stream, one connection each", len(ratios)),
 	}
 }
@@ -233,7 +209,7 @@ func toRow(sessions int, raw, through *result) row.Row {
 // append.
 func drive(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
 	// Without a deadline the client limits a publish to 5 s, which a busy disk may need.
-	ctx, cancel := context.WithTimeout(ctx, each+patience)
+	ctx, cancel := context.WithTimeout(ctx, each+ackTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var all []time.Duration
@@ -244,7 +220,7 @@ func drive(ctx context.Context, writers []func(context.Context) error, each time
 		wg.Go(func() {
 			var samples []time.Duration
 			var err error
-			for err == nil && (time.Since(start) < each || len(samples) < least) && ctx.Err() == nil {
+			for err == nil && (time.Since(start) < each || len(samples) < minAppends) && ctx.Err() == nil {
 				t := time.Now()
 				if err = write(ctx); err == nil {
 					samples = append(samples, time.Since(t))
