@@ -25,17 +25,17 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// audited is an entry of the audit as the API has it.
+// audited is an entry of the audit in the API.
 type audited struct {
 	Time, Position, Aspect, SessionID, ExecutionID, About string
 	Types                                                 []string
 	Actor                                                 struct{ Kind, ID, KeyID, KeyName, User, Address, Service string }
 }
 
-// did is what the entry says in one word: its first event's type.
-func (a audited) did() string { return a.Types[0] }
+// firstType returns the type of the entry's first event.
+func (a audited) firstType() string { return a.Types[0] }
 
-// audits lists the audit, page by page.
+// audits returns all entries of the audit, page by page.
 func (k keyHolder) audits(query url.Values) (list []audited) {
 	k.t.Helper()
 	for {
@@ -52,7 +52,7 @@ func (k keyHolder) audits(query url.Values) (list []audited) {
 	}
 }
 
-// named sends requests for an end user, with a forged address.
+// named returns a keyHolder that sends requests for an end user, with a forged address.
 func (k keyHolder) named(user string) keyHolder {
 	k.header = maps.Clone(k.header)
 	k.header["Spool-User"], k.header["X-Forwarded-For"] = user, "203.0.113.9"
@@ -76,9 +76,10 @@ func lives(t *testing.T, c *harness.Cluster, subject events.Subject) map[events.
 	return out
 }
 
-// Each commit names the key, the end user and the address of the request that caused it, by REST and by gRPC, and the service that wrote it.
-// The audit lists these commits to the tenant's admins alone, also after the session and its content are gone, and a rebuild gives the same.
-func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
+// TestAudit_NamesActorsOverTheWholeStack tests that each commit names the key, the end user and the address of the
+// request that caused it, by REST and by gRPC, and the service that wrote it. Only the admins of the tenant can list
+// these commits, also after the session and its content are gone. A rebuild gives the same audit.
+func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKeyOfKeys}, Script: repeating})
 	root := withKey(t, c, rootKeyOfKeys)
@@ -91,7 +92,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close() //nolint:errcheck // the test has ended
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+app.Key, "spool-user", "bob", "x-forwarded-for", "203.0.113.9")
 	posted, err := spoolv1.NewSessionsClient(conn).PostMessage(ctx, &spoolv1.PostMessageRequest{SessionId: id, Content: "run the command echo on"})
 	if err != nil {
@@ -125,15 +126,15 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	harness.Eventually(t, "the audit has all", func() bool { before = admin.audits(nil); return len(before) >= 6 })
 	var did []string
 	for _, a := range slices.Backward(before) {
-		if did = append(did, a.did()); a.Actor.Address != "127.0.0.1" || !strings.HasPrefix(a.Actor.Service, "session/") {
-			t.Errorf("%s was done by %+v", a.did(), a.Actor)
+		if did = append(did, a.firstType()); a.Actor.Address != "127.0.0.1" || !strings.HasPrefix(a.Actor.Service, "session/") {
+			t.Errorf("%s was done by %+v", a.firstType(), a.Actor)
 		}
 	}
 	if want := []string{"key_created", "key_created", "session_created", "message_accepted", "session_options_updated", "agent_applied"}; !slices.Equal(did, want) {
 		t.Errorf("the audit lists %v, want %v", did, want)
 	}
 	if a := before[5]; a.Actor.KeyID != "root" || a.About != ops.KeyID || a.Actor.KeyName != "" {
-		t.Errorf("the first key was made by %+v", a)
+		t.Errorf("the first key was created by %+v", a)
 	}
 	if a := before[0]; a.About != "reviewer" && !strings.Contains(a.About, "reviewer@") || a.Actor.KeyName != "ops" || a.Actor.User != "ann" || a.Aspect != "agent" {
 		t.Errorf("the agent was applied by %+v", a)
@@ -143,7 +144,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	}
 	for name, f := range map[string]struct {
 		query string
-		want  []int // of before
+		want  []int // indexes into before
 	}{
 		"a session":              {"session=" + id, []int{1, 2, 3}},
 		"a key by its name":      {"actor=app", []int{1, 2, 3}},
@@ -174,7 +175,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	_, limited := admin.makes(map[string]any{"name": "limited", "role": "admin", "agents": []string{"default"}})
 	limited.gets(http.StatusForbidden, "GET", "/api/audit", nil, nil)
 	_, other := root.makes(map[string]any{"name": "other", "tenant": "globex"})
-	if list := other.audits(nil); len(list) != 1 || list[0].did() != "key_created" {
+	if list := other.audits(nil); len(list) != 1 || list[0].firstType() != "key_created" {
 		t.Errorf("another tenant's audit lists %+v", list)
 	}
 	for query, want := range map[string]string{
@@ -191,7 +192,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	var deleted []audited
 	of := url.Values{"session": {id}}
 	harness.Eventually(t, "the audit has the deletion", func() bool { deleted = admin.audits(of); return len(deleted) == 4 })
-	if a := deleted[0]; a.did() != "session_deleted" || a.Actor.User != "dora" || !reflect.DeepEqual(deleted[1:], before[1:4]) {
+	if a := deleted[0]; a.firstType() != "session_deleted" || a.Actor.User != "dora" || !reflect.DeepEqual(deleted[1:], before[1:4]) {
 		t.Errorf("after the deletion the audit lists %+v", deleted)
 	}
 	erasedOf(t, c, c.Janitor(janitor.Config{Grace: time.Millisecond}), "acme", id)

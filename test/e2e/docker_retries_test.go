@@ -10,9 +10,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestDockerRetries: the process of every real agent is killed in mid-turn; the
-// next attempt goes on in the same sandbox, with the agent's own record of the first.
-func TestDockerRetries(t *testing.T) {
+// TestDockerRetries_ContinueInTheSameSandbox kills the process of every real agent during a turn. The next attempt
+// continues in the same sandbox, with the agent's own record of the first attempt.
+func TestDockerRetries_ContinueInTheSameSandbox(t *testing.T) {
 	c := dockerised(t, harness.Options{Executor: executor.Config{Slots: 4}})
 	for architecture, more := range architectures() {
 		t.Run(architecture, func(t *testing.T) {
@@ -34,7 +34,8 @@ func TestDockerRetries(t *testing.T) {
 	}
 }
 
-// killedAmid has a command run, which makes a file, whereupon the agent's process is killed; the second attempt ends well.
+// killedAmid posts a query with a command that creates a file, kills the agent's process when the file exists, and
+// checks that the second attempt completes.
 func (k *talk) killedAmid(command, file string) {
 	t := k.c.T
 	t.Helper()

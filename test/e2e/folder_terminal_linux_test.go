@@ -12,16 +12,15 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// sessions returns how many sessions the cluster has.
+// sessions returns the number of sessions of the cluster.
 func sessions(c *harness.Cluster) int {
 	var l struct{ Sessions []struct{ SessionID string } }
 	c.Call(0, "GET", "/api/sessions", nil, &l)
 	return len(l.Sessions)
 }
 
-// TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder: a refusal and an
-// interrupt end the command before a session is made; after a yes the notice
-// comes before the agent's first text.
+// TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder tests that a no and an interrupt end the command
+// before a session is created, and that after a yes the notice precedes the agent's first text.
 func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
@@ -65,9 +64,8 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	}
 }
 
-// TestFilesPull_AsksOnATerminal: changes are shown as a diff, and applied as the
-// user answers: none after a no or an interrupt, those that are accepted one by
-// one, or all. A declined change is offered again.
+// TestFilesPull_AsksOnATerminal tests that changes are shown as a diff and applied as the user answers: none after a
+// no or an interrupt, the accepted ones, or all. A declined change is offered again.
 func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// project is a folder of a person's with these files.
+// project creates a user's folder with the given files.
 func project(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -28,14 +28,14 @@ func project(t *testing.T, files map[string]string) string {
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(full, []byte(content), 0o644); err != nil { //nolint:gosec // of a test
+		if err := os.WriteFile(full, []byte(content), 0o644); err != nil { //nolint:gosec // like the file of a user
 			t.Fatal(err)
 		}
 	}
 	return dir
 }
 
-// holding is what a folder has: the content of files, by path.
+// holding returns the content of the files in a folder, by path.
 func holding(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -59,7 +59,7 @@ func holding(t *testing.T, dir string) map[string]string {
 
 var sessionID = regexp.MustCompile(`spool run --session (ses_\w+)`)
 
-// ran runs a query by the CLI, which must succeed, and returns its session and all that was printed.
+// ran runs a query with the command line tool, which must succeed, and returns its session and all its output.
 func ran(t *testing.T, c *harness.Cluster, folder, data string, args ...string) (session, printed string) {
 	t.Helper()
 	code, out, says := c.CLI(t, folder, data, append([]string{"run", "--architecture", "spool", "--model", "known-model"}, args...)...)
@@ -87,9 +87,9 @@ func listed(t *testing.T, c *harness.Cluster, session string) map[string]bool {
 	return out
 }
 
-// TestRunWorkspace_WorksInTheFolderItself: a local session that is given a folder
-// works in it, says so, keeps what is ignored out of snapshots, never restores
-// over it, and leaves it alone when the session is deleted.
+// TestRunWorkspace_WorksInTheFolderItself tests that a local session with a folder works in the folder, states that,
+// keeps ignored files out of snapshots, never restores over the folder, and leaves it alone when the session is
+// deleted.
 func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
@@ -112,7 +112,7 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 		t.Errorf("of the other session it printed %s", printed)
 	}
 
-	// The sandbox ends; meanwhile a person edits a file. No snapshot is laid over that.
+	// The sandbox ends, and the user edits a file meanwhile. No snapshot is restored over the edit.
 	if status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/environment/terminate", nil, nil); status/100 != 2 {
 		t.Fatalf("terminate answered %d %s", status, raw)
 	}
@@ -139,8 +139,8 @@ func terminated(t *testing.T, c *harness.Cluster, id string) bool {
 	return s.CurrentSandbox.State == "terminated"
 }
 
-// TestHostPath_IsRefusedByName: a folder that is not there, is none, is the
-// installation's own or is not allowed is a typed error, and no session is made.
+// TestHostPath_IsRefusedByName tests that a folder that does not exist, is not a folder, belongs to the installation
+// or is not allowed is refused with a typed error, and that no session is created.
 func TestHostPath_IsRefusedByName(t *testing.T) {
 	t.Parallel()
 	dir := project(t, map[string]string{"allowed/f": "", "other/f": ""})
@@ -188,15 +188,15 @@ func TestHostPath_IsRefusedByName(t *testing.T) {
 	}
 }
 
-// TestRunWorkspaceCopy_PullBringsChangesBack: a copy leaves the folder alone; a
-// pull shows what the session changed, takes it when it is told to, keeps modes,
-// never writes over what was changed here, and refuses links out of the folder.
+// TestRunWorkspaceCopy_PullBringsChangesBack tests that a copy leaves the folder alone. A pull shows the changes of
+// the session, applies them when it is told to, keeps modes, never overwrites local changes, and refuses links that
+// leave the folder.
 func TestRunWorkspaceCopy_PullBringsChangesBack(t *testing.T) {
 	t.Parallel()
 	pulls(t, harness.New(t, harness.Options{Script: script(t, "docker.yaml")}), "--copy")
 }
 
-// TestRunWorkspaceDocker_UploadsAndPulls: the same with containers, where --workspace alone is a copy.
+// TestRunWorkspaceDocker_UploadsAndPulls tests the same with containers, for which --workspace alone means a copy.
 func TestRunWorkspaceDocker_UploadsAndPulls(t *testing.T) {
 	harness.NeedDocker(t)
 	t.Parallel()
@@ -223,7 +223,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 		}
 	}
 	same("after the run", files)
-	if err := os.WriteFile(filepath.Join(dir, "both.txt"), []byte("mine\n"), 0o644); err != nil { //nolint:gosec // of a test
+	if err := os.WriteFile(filepath.Join(dir, "both.txt"), []byte("mine\n"), 0o644); err != nil { //nolint:gosec // like the file of a user
 		t.Fatal(err)
 	}
 	files["both.txt"] = "mine\n"
@@ -265,8 +265,8 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	}
 }
 
-// TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue: what was brought into
-// another folder is still to be brought into the one that was uploaded.
+// TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue tests that changes that were pulled into another folder are
+// still due for the uploaded folder.
 func TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// modalised is a cluster whose sandboxes are mockmodal's, and whose executors are programs.
+// modalised returns a cluster whose sandboxes run on mockmodal, and whose executors are separate processes.
 func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
 	t.Helper()
 	harness.NeedDocker(t)
@@ -18,8 +18,9 @@ func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
 	return harness.New(t, opts)
 }
 
-// TestModal_Talk: Claude Code and the built-in agent on Modal, seen as clients see it: turns in one process, an interrupt, idle, and
-// the same files and conversation in another sandbox. No key is in the sandbox, and what it cost is told.
+// TestModal_Talk tests Claude Code and the built-in agent on Modal through the API of clients: turns in one process,
+// an interrupt, the idle timeout, and the same files and conversation in another sandbox. The sandbox has no model
+// key, and its cost is reported.
 func TestModal_Talk(t *testing.T) {
 	c := modalised(t, harness.Options{})
 	for _, architecture := range []string{"claude-code", "spool"} {
@@ -41,7 +42,7 @@ func TestModal_Talk(t *testing.T) {
 	}
 }
 
-// sandbox is the id of the session's present sandbox.
+// sandbox returns the id of the session's present sandbox.
 func (k *talk) sandbox() string {
 	k.t.Helper()
 	var shown struct{ CurrentSandbox struct{ SandboxID string } }
@@ -49,7 +50,7 @@ func (k *talk) sandbox() string {
 	return shown.CurrentSandbox.SandboxID
 }
 
-// modalContainer is the container that stands for the session's Modal sandbox.
+// modalContainer returns the container that stands for the session's Modal sandbox.
 func (k *talk) modalContainer() string {
 	k.t.Helper()
 	name := k.sandbox()
@@ -62,10 +63,11 @@ func (k *talk) modalContainer() string {
 	return ""
 }
 
-// noKeyInside looks for the models' keys in the processes' variables and arguments, and in the files of the sandbox, as root.
+// noKeyInside searches for the models' keys in the environment and arguments of processes, and in the files of the
+// sandbox, as root.
 func (k *talk) noKeyInside() {
 	k.t.Helper()
-	// The search's own processes have the key in two pieces.
+	// The processes of the search have the key in two pieces, so that they do not find themselves.
 	const look = `printf '%s%s' "$0" "$1" > /dev/shm/key; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -cF -f /dev/shm/key; ` +
 		`grep -rslF -f /dev/shm/key /workspace /spool/state /spool/run /home /tmp /etc /root /run; rm /dev/shm/key; echo looked`
 	half := len(harness.RealKey) / 2
@@ -74,7 +76,7 @@ func (k *talk) noKeyInside() {
 	}
 }
 
-// cost checks that what the session's sandboxes cost is told, by its executions as by itself.
+// cost checks that the cost of the session's sandboxes is reported, for the session and for its executions.
 func (k *talk) cost() {
 	k.t.Helper()
 	var shown struct{ SandboxMs, SandboxCostUsd float64 }
@@ -103,7 +105,8 @@ func (k *talk) busy() (execution string, release func()) {
 	return execution, func() { harness.Docker(k.t, "exec", "-u", "10001:10001", container, "touch", "/workspace/go") }
 }
 
-// undisturbed wants an answer of the only attempt, and that nothing is stored twice; the audit compares the rest.
+// undisturbed checks that an execution completed with its first attempt. The audit of the talk checks that no event
+// is stored twice.
 func (k *talk) undisturbed(execution string) {
 	k.t.Helper()
 	x := k.until(execution)
@@ -115,10 +118,11 @@ func (k *talk) undisturbed(execution string) {
 	}
 }
 
-// TestModal_Faults: what goes wrong around a sandbox while its agent works. The executors are killed, Modal is away.
+// TestModal_Faults tests failures while an agent works or between turns: killed executors, an outage of Modal, and
+// preempted sandboxes.
 func TestModal_Faults(t *testing.T) {
 	c := modalised(t, harness.Options{})
-	first := c.StartExecutorProgram() // beside the cluster's own, which ends in the first of these
+	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
 		execution, release := k.busy()
@@ -129,13 +133,13 @@ func TestModal_Faults(t *testing.T) {
 		k.undisturbed(execution)
 		k.cost()
 	})
-	t.Run("Modal away", func(t *testing.T) {
+	t.Run("an outage of Modal", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
 		execution, release := k.busy()
 		c.Modal.Outage(t, true)
 		release()
-		// Each of these is a try after the SDK's own retries, and the wait of SPOOL_ENGINE_GONE.
-		harness.Eventually(t, "the executor has found Modal away again and again", func() bool {
+		// Each log line follows the SDK's own retries and the wait of SPOOL_ENGINE_GONE.
+		harness.Eventually(t, "the executor has retried several times", func() bool {
 			return first.Said("the execution is claimed when it is back") >= 5
 		})
 		c.Modal.Outage(t, false)
@@ -161,7 +165,7 @@ func TestModal_Faults(t *testing.T) {
 		}
 		k.cost()
 	})
-	t.Run("preempted at rest", func(t *testing.T) {
+	t.Run("preempted between turns", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
 		k.completed("Remember the number 4711", "I will remember 4711.")
 		k.completed("write a file", "The file is written.")
@@ -171,9 +175,10 @@ func TestModal_Faults(t *testing.T) {
 		k.completed("which number was it?", "You asked me to remember 4711.")
 	})
 	t.Run("swept", func(t *testing.T) {
-		newTalkWith(t, c, "spool", model()).completed("hello", "You said: hello") // by now the image is prepared
+		newTalkWith(t, c, "spool", model()).completed("hello", "You said: hello") // prepares the image for the next session
 		k := newTalkWith(t, c, "spool", model())
-		// Modal makes the sandbox, and the executor never hears of it. The SDK does not repeat what was ABORTED.
+		// Modal creates the sandbox, and the executor does not receive the answer. The SDK does not repeat a call
+		// that was ABORTED.
 		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
 		c.Modal.Fault(t, "SandboxGetFromName", "ABORTED")
 		c.Modal.Fault(t, "SandboxGetFromNameV2", "ABORTED")
@@ -206,7 +211,7 @@ func TestModal_Faults(t *testing.T) {
 	})
 }
 
-// untilType reads the stream, which is open, until an event of a type.
+// untilType reads the open stream up to an event of a type.
 func (k *talk) untilType(want events.Type) {
 	k.t.Helper()
 	for {
@@ -220,7 +225,7 @@ func (k *talk) untilType(want events.Type) {
 	}
 }
 
-// TestModal_Pool: a session's first turn finds its sandbox made and its agent started.
+// TestModal_Pool tests that a session's first turn uses a pooled sandbox whose agent is already started.
 func TestModal_Pool(t *testing.T) {
 	c := modalised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {

@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestModal_UpAndDoctor runs the commands of a new user: spool doctor with right and with wrong settings, spool up and a turn, and a
-// turn in a region that does not exist. Nothing runs on Modal afterwards.
+// TestModal_UpAndDoctor runs the commands of a new user: spool doctor with right and with wrong settings, spool up
+// with a turn, and a turn in a region that does not exist. No sandbox may run on Modal afterwards.
 func TestModal_UpAndDoctor(t *testing.T) {
 	harness.NeedDocker(t)
 	m := harness.StartModal(t)

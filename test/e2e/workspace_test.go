@@ -14,10 +14,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestWorkspace: files go in with a session, with a message, by PUT and as an
-// archive; they come out by GET, in a listing and as a tar, from the last
-// snapshot; what is bad is refused by name.
-func TestWorkspace(t *testing.T) {
+// TestWorkspace_FilesGoInAndOut tests that files are uploaded with a session, with a message, by PUT and as an
+// archive. They are read from the last snapshot by GET, in a listing and as a tar. Invalid paths are refused by name.
+func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Script: script(t, "docker.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{
@@ -85,13 +84,13 @@ func TestWorkspace(t *testing.T) {
 		}
 	}
 	if created == 0 {
-		t.Error("no event tells of a file")
+		t.Error("no event about a file")
 	}
 }
 
 func write(w io.Writer, s string) error { _, err := io.WriteString(w, s); return err }
 
-// join opens the stream from its cursor.
+// join opens the stream at its cursor.
 func (k *talk) join() {
 	k.t.Helper()
 	s, err := k.c.Join(0, k.session, k.s)
@@ -113,7 +112,7 @@ func (k *talk) put(path, kind string, content []byte) {
 	}
 }
 
-// wantTar fetches the whole workspace and wants the same files in it.
+// wantTar reads the whole workspace as a tar, which must contain the listed files.
 func (k *talk) wantTar(listed map[string]bool) {
 	k.t.Helper()
 	status, raw := request(k.t, "GET", k.c.URL(1)+"/api/sessions/"+k.session+"/files", map[string]string{"Accept": "application/x-tar"}, nil)
@@ -138,6 +137,6 @@ func (k *talk) wantTar(listed map[string]bool) {
 		}
 	}
 	if in["seen.txt"] != "first\n" || in["unpacked/of/tar.txt"] != "tar\n" {
-		k.t.Errorf("the tar holds %v, listed are %v", in, listed)
+		k.t.Errorf("the tar contains %v, the listing %v", in, listed)
 	}
 }
