@@ -34,7 +34,7 @@ type project struct {
 func newProject(t *testing.T, more ...string) *project {
 	t.Helper()
 	if _, err := exec.LookPath("docker"); err != nil {
-		t.Skip("there is no docker: run scripts/install engine")
+		t.Skip("docker is not installed: run scripts/install engine")
 	}
 	if out, err := exec.CommandContext(t.Context(), "docker", "version").CombinedOutput(); err != nil {
 		t.Skipf("no Docker engine answers: run scripts/engine start: %s", out)
