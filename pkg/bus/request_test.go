@@ -70,7 +70,7 @@ func TestRequest_UnansweredMayStillRunUntilItsDeadline(t *testing.T) {
 	})
 	eventually(t, "the commands to be dropped", func() bool { return b.left(t, "WORK") == 0 })
 	if ran.Load() != 0 || b.left(t, "DEAD") != 0 {
-		t.Errorf("%d late commands ran, %d are dead, want none: nobody waits for them", ran.Load(), b.left(t, "DEAD"))
+		t.Errorf("%d expired commands ran and %d are in DEAD, want none", ran.Load(), b.left(t, "DEAD"))
 	}
 }
 

@@ -168,7 +168,7 @@ func TestStart_WaitsForAnExpiredCertificateOfNATS(t *testing.T) {
 		return env.NATS.FlushTimeout(time.Minute)
 	}, "--nats-ca="+ca)
 	if code != 0 || !strings.Contains(said.String(), ca) || strings.Count(said.String(), "NATS cannot be reached") != 1 {
-		t.Errorf("it ended with %d: %s", code, said.String())
+		t.Errorf("the service ended with %d: %s", code, said.String())
 	}
 }
 

@@ -185,7 +185,7 @@ func FuzzParseHost(f *testing.F) {
 				t.Fatalf("%q is a name and an address", s)
 			}
 			if strings.Trim(h.Name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" || strings.HasSuffix(h.Name, ".") {
-				t.Fatalf("%q gives the name %q", s, h.Name)
+				t.Fatalf("%q is read as the name %q", s, h.Name)
 			}
 		}
 	})

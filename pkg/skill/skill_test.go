@@ -201,7 +201,7 @@ func TestExtract_LeavesNothingAfterAFailure(t *testing.T) {
 			t.Errorf("after %d bytes: %v", left, err)
 		}
 		if list, err := os.ReadDir(parent); err != nil || len(list) > 0 {
-			t.Errorf("after %d bytes: %d left behind, %v", left, len(list), err)
+			t.Errorf("after %d bytes: %d files were left, %v", left, len(list), err)
 		}
 	}
 	if failed < 10 {

@@ -400,7 +400,7 @@ func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 		return nil
 	}
 	if _, err := workspace.Snapshot(t.Context(), box, store, o); !errors.Is(err, broken) {
-		t.Errorf("a store that does not say whether the previous snapshot is there: %v", err)
+		t.Errorf("a store whose Has fails for the previous snapshot: %v", err)
 	}
 }
 

@@ -210,7 +210,7 @@ func TestSignedHeads_FindChangedAndRemovedCommits(t *testing.T) {
 			r := s.verify(eventlog.Scope{})
 			for _, want := range c.want {
 				if !reports(r, want) {
-					t.Errorf("no fault says %q; there are %+v", want, r.Problems)
+					t.Errorf("no fault contains %q: %+v", want, r.Problems)
 				}
 			}
 			if len(c.want) == 0 && r.Problem != nil {

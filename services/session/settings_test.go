@@ -62,13 +62,13 @@ func TestSettingProviders(t *testing.T) {
 			return l.Life.Provider, a.Error
 		}
 		if got, err := provider(""); got != c.unnamed || err != nil {
-			t.Errorf("%v: unnamed gives %q, %v", c.offered, got, err)
+			t.Errorf("%v: the default provider is %q, %v", c.offered, got, err)
 		}
 		if got, err := provider(c.chosen); got != c.chosen || err != nil {
-			t.Errorf("%v: %s gives %q, %v", c.offered, c.chosen, got, err)
+			t.Errorf("%v: provider %s: got %q, %v", c.offered, c.chosen, got, err)
 		}
 		if got, err := provider(c.refused); got != "" || err == nil {
-			t.Errorf("%v: %s gives %q", c.offered, c.refused, got)
+			t.Errorf("%v: refused provider %s: got %q", c.offered, c.refused, got)
 		}
 	}
 }

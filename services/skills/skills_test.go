@@ -473,7 +473,7 @@ func TestPush_StoresAgainWhatMayBeRemoved(t *testing.T) {
 	}
 	b.ok(b.push(z))
 	if again, err := b.uploads.StoredAt(t.Context(), sum(z)); err != nil || !again.Equal(pushed) {
-		t.Errorf("the ZIP of a version that is there was stored again: %v", err)
+		t.Errorf("the ZIP of an existing version was stored again: %v", err)
 	}
 	stop()
 }

@@ -292,13 +292,13 @@ func (o *old) listed(t *testing.T) {
 			return // the turn of this session continues
 		}
 		if !slices.Equal(files, s.Files) {
-			t.Errorf("its files are %v, and were %v", files, s.Files)
+			t.Errorf("the session's files are %v, and were %v", files, s.Files)
 		}
 		var x struct{ Executions []any }
 		var b struct{ Blocks []any }
 		o.must(t, errors.Join(o.Call(key, "GET", "/api/sessions/"+s.ID+"/executions?pageSize=200", nil, &x), o.Call(key, "GET", "/api/sessions/"+s.ID+"/blocks", nil, &b)))
 		if len(x.Executions) != len(s.Executions) || len(b.Blocks) != len(s.Blocks) {
-			t.Fatalf("it has %d executions and %d blocks, and had %d and %d", len(x.Executions), len(b.Blocks), len(s.Executions), len(s.Blocks))
+			t.Fatalf("the session has %d executions and %d blocks, and had %d and %d", len(x.Executions), len(b.Blocks), len(s.Executions), len(s.Blocks))
 		}
 		for i := range s.Executions {
 			shows(t, fmt.Sprint("execution ", i), s.Executions[i], x.Executions[i])
@@ -576,7 +576,7 @@ func (o *old) catalogue(t *testing.T) {
 	}
 	for _, part := range []string{"reviewer", "staging", "style", "TOKEN"} {
 		if !strings.Contains(resolved, part) {
-			t.Errorf("it resolved to %s, without %s", resolved, part)
+			t.Errorf("the resolution %s lacks %s", resolved, part)
 		}
 	}
 }

@@ -297,7 +297,7 @@ func (p *project) report(all []*conversation) {
 		p.t.Errorf("the executors ran %d executions of %d: %v", total, sessions*turns, ran)
 	}
 	if busy < 2 {
-		p.t.Errorf("one executor ran everything")
+		p.t.Errorf("one executor ran all executions")
 	}
 }
 

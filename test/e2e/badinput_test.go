@@ -109,7 +109,7 @@ func TestInvalidRequests_AreRefused(t *testing.T) {
 	first, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("once"))
 	again, rawAgain := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("once"))
 	if first != 202 || again != 202 || string(raw) != string(rawAgain) {
-		t.Errorf("one key, one body: %d %s, then %d %s", first, raw, again, rawAgain)
+		t.Errorf("repeated with the same key and body: %d %s, then %d %s", first, raw, again, rawAgain)
 	}
 	status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("other"))
 	refused(t, "one key, another body", 409, "IDEMPOTENCY_MISMATCH", "Idempotency-Key", status, raw)

@@ -92,7 +92,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 	before := two.s.Cursor
 	two.completed("Remember the number 4711", "I will remember 4711.")
 	if one.get("/api/sessions/"+one.session+"/compare?with="+two.session, &d); d.Equal || d.Event != nil || d.WithEvent.Seq <= before {
-		t.Errorf("one turn more: %+v", d)
+		t.Errorf("after a further turn of one session: %+v", d)
 	}
 	var diff struct {
 		Files struct {

@@ -260,7 +260,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	}
 	report, err := j.Pass(t.Context(), false)
 	if err != nil || len(report.Items) != 0 {
-		t.Errorf("a pass when nothing is left to do found %+v, %v", report.Items, err)
+		t.Errorf("a pass with nothing to do found %+v, %v", report.Items, err)
 	}
 }
 

@@ -61,7 +61,7 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 	}
 	id, printed := ran(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; find n0* -type f | wc -l; echo made > made.txt")
 	if !strings.Contains(printed, "first") || !strings.Contains(printed, fmt.Sprint(files)) {
-		t.Errorf("it printed %s", printed)
+		t.Errorf("spool run printed %s", printed)
 	}
 	var synced events.WorkspaceSynced
 	harness.Eventually(t, "a snapshot is taken", func() bool {
@@ -194,7 +194,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	}
 	for _, name := range []string{"locked/b.txt", "locked/new.txt", "locked/gone.txt"} {
 		if want := name + ": no permission to write to the folder locked: change its mode and pull again"; !strings.Contains(says, want) {
-			t.Errorf("it does not say %q: %s", want, says)
+			t.Errorf("the output lacks %q: %s", want, says)
 		}
 	}
 	holds := func(want map[string]string) {

@@ -97,7 +97,7 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 
 	id, printed := ran(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; echo made > made.txt; pwd")
 	if !strings.Contains(printed, "first") || !strings.Contains(printed, "the agent works in "+dir+" itself") || !strings.Contains(printed, "nothing is isolated") {
-		t.Errorf("it printed %s", printed)
+		t.Errorf("spool run printed %s", printed)
 	}
 	if got := holding(t, dir); got["made.txt"] != "made\n" {
 		t.Errorf("the folder has %v", got)
@@ -109,7 +109,7 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 
 	other, printed := ran(t, c, filepath.Join(dir, "sub"), data, "--workspace", ".", "run the command cat b.txt")
 	if !strings.Contains(printed, "session "+id+" also works in "+dir) {
-		t.Errorf("of the other session it printed %s", printed)
+		t.Errorf("in the other session spool run printed %s", printed)
 	}
 
 	// The sandbox ends, and the user edits a file meanwhile. No snapshot is restored over the edit.
@@ -171,7 +171,7 @@ func TestHostPath_IsRefusedByName(t *testing.T) {
 	var p struct{ Code, SessionID string }
 	body := map[string]any{"sessionOptions": map[string]any{"hostPath": filepath.Join(dir, "allowed"), "hostPathIdentity": "0123"}}
 	if status := c.Call(0, "POST", "/api/sessions", body, &p); status != http.StatusForbidden || p.Code != "HOST_PATH_REFUSED" {
-		t.Errorf("of another machine: %d %+v", status, p)
+		t.Errorf("a path of another machine: %d %+v", status, p)
 	}
 	body = map[string]any{"sessionOptions": map[string]any{"hostPath": filepath.Join(dir, "allowed")}}
 	if status := c.Call(0, "POST", "/api/sessions", body, &p); status != http.StatusCreated {
@@ -181,7 +181,7 @@ func TestHostPath_IsRefusedByName(t *testing.T) {
 	var s struct{ SessionOptions struct{ HostPath string } }
 	harness.Eventually(t, "the session is read", func() bool { return c.Call(0, "GET", "/api/sessions/"+id, nil, &s) == http.StatusOK })
 	if s.SessionOptions.HostPath != filepath.Join(dir, "allowed") {
-		t.Errorf("it has %+v", s)
+		t.Errorf("the session has %+v", s)
 	}
 	if status := c.Call(0, "PATCH", "/api/sessions/"+id, map[string]any{"sessionOptions": map[string]any{"hostPath": dir}}, &p); status != http.StatusBadRequest {
 		t.Errorf("a change of the folder: %d %+v", status, p)
@@ -214,7 +214,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 			"ln -s ../edit.txt new/link; ln -s /etc/passwd bad; mkdir -p node_modules; echo y > node_modules/y; ls node_modules")...)
 	t.Cleanup(func() { c.Delete(id) })
 	if !strings.Contains(printed, "works on a copy of "+dir+" (5 files") || !strings.Contains(printed, "spool files pull "+id) {
-		t.Errorf("it printed %s", printed)
+		t.Errorf("spool run printed %s", printed)
 	}
 	same := func(when string, want map[string]string) {
 		t.Helper()

@@ -190,7 +190,7 @@ for p in path:
 PY
 ls /proc | grep -c '^[0-9]'; ls -d /proc/[0-9]* | wc -l`)
 	if strings.Contains(said, "HTTP/1.1 200") || strings.Contains(said, "unlinked") || !strings.Contains(said, "kept") || !strings.Contains(said, "HTTP/1.1 407") {
-		t.Errorf("the shared socket gives\n%s", said)
+		t.Errorf("requests to the shared socket returned\n%s", said)
 	}
 	h.stillAnswers()
 }
@@ -201,7 +201,7 @@ bomb() { bomb | bomb & }
 ( ulimit -c 0; bomb ) 2>/tmp/bomb.log
 sleep 3; grep -ciE 'resource temporarily|retry|cannot fork' /tmp/bomb.log; pids=$(ls -d /proc/[0-9]* | wc -l); echo "there are $pids"; pkill -9 -f bomb; echo over`)
 	if strings.Contains(said, "over") && !strings.Contains(said, "there are") {
-		t.Errorf("the fork bomb left\n%s", said)
+		t.Errorf("after the fork bomb:\n%s", said)
 	}
 	if out := harness.Docker(t, "inspect", "-f", "{{.HostConfig.PidsLimit}}", h.c.Container(h.session)); out != "128" {
 		t.Errorf("the limit of processes is %s", out)

@@ -16,7 +16,7 @@ func TestModal_UpAndDoctor(t *testing.T) {
 	empty := func(after string) {
 		t.Helper()
 		for _, s := range m.Running(t) {
-			t.Errorf("%s: left on Modal: %+v", after, s)
+			t.Errorf("%s: Modal still has: %+v", after, s)
 		}
 	}
 	if code, printed := u.Run(nil, "doctor"); code != 0 || !strings.Contains(printed, "a sandbox was started in any region and ended") {

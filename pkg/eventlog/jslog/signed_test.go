@@ -203,7 +203,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	}
 	for n, a := range attacks {
 		if p := report.Problems[n]; !strings.Contains(p.Why, a.why) || p.Position.Seq != heads[1].Seq+1+uint64(n) {
-			t.Errorf("%s: verify says %q at %s, want %q", a.name, p.Why, p.Position, a.why)
+			t.Errorf("%s: verify reports %q at %s, want %q", a.name, p.Why, p.Position, a.why)
 		}
 	}
 	// A contributor has no key to verify a session with. It still accepts the commit, because the server copied it.

@@ -45,7 +45,7 @@ func filesRemove(f *fixture) {
 	left, err := files.List(f.ctx, "")
 	f.ok(err)
 	if len(left) != 1 || left[0].Path != "kept" {
-		f.Errorf("left: %+v", left)
+		f.Errorf("remaining files: %+v", left)
 	}
 	if _, _, code := f.sh(box, `test -e "$HOME/mine/file" && test -e /etc/passwd`); code != 0 {
 		f.Error("the target of a link was removed")

@@ -400,7 +400,7 @@ func filesPutGet(f *fixture) {
 	all, err := files.List(f.ctx, "")
 	f.ok(err)
 	if len(all) != 7 {
-		f.Errorf("a broken upload left something behind: %+v", all)
+		f.Errorf("a broken upload left files: %+v", all)
 	}
 }
 

@@ -282,7 +282,7 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 		}
 	}
 	if left := b.names(topology.BucketWorkspaces); len(left) >= len(before)-3 {
-		t.Errorf("of %q, %q still exist: no pack was removed", before, left)
+		t.Errorf("no pack was removed: before %q, now %q", before, left)
 	}
 	b.reload(&l)
 	box.Tree["workspace/a"] = content(9)

@@ -97,7 +97,7 @@ func (c *Cluster) startDocker() {
 			Docker(c.T, "volume", "rm", "--force", v)
 		}
 		if left := c.engineLeft(); left != "" {
-			c.T.Errorf("left on the engine: %s", left)
+			c.T.Errorf("the engine still has: %s", left)
 		}
 	})
 	c.startEgress()

@@ -243,7 +243,7 @@ func (c *Cluster) startModal() {
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
 		for _, s := range c.Modal.Running(c.T) {
-			c.T.Errorf("left on Modal: %+v", s)
+			c.T.Errorf("Modal still has: %+v", s)
 		}
 	})
 }
