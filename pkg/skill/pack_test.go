@@ -33,7 +33,7 @@ func packed(t *testing.T, dir, ignored string) ([]byte, []string) {
 	t.Helper()
 	var out bytes.Buffer
 	must(t, skill.Pack(dir, &out, ignored))
-	at, err := skill.Extract(t.Context(), bytes.NewReader(out.Bytes()), int64(out.Len()), room(t), sum(out.Bytes()))
+	at, err := skill.Extract(t.Context(), bytes.NewReader(out.Bytes()), int64(out.Len()), skillsFolder(t), sum(out.Bytes()))
 	must(t, err)
 	var list []string
 	for path, what := range tree(t, at) {

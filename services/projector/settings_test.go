@@ -45,7 +45,7 @@ func TestSettingDatabaseURL(t *testing.T) {
 		w.start(func(c *projector.Config, _ *projector.Deps) { c.DatabaseURL = url })
 		w.url = url
 		w.awaitProjected(s)
-		if n := one[int](w, "SELECT count(*) FROM sessions"); n != 1 {
+		if n := queryOne[int](w, "SELECT count(*) FROM sessions"); n != 1 {
 			t.Errorf("%d sessions in %s", n, url)
 		}
 	}
@@ -106,7 +106,7 @@ func TestSettingLockRetry(t *testing.T) {
 	asked := func(want int) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%d connections have tried to take a lock without success", want), func() error {
-			if n := one[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
+			if n := queryOne[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
 				return fmt.Errorf("there are %d", n)
 			}
 			return nil

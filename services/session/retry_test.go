@@ -36,7 +36,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 	cfg.Duplicates = window
 	_, err = s.js.UpdateStream(t.Context(), cfg)
 	must(t, err)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	s.executors(2)
 
 	agent := command.ApplyAgent{Ref: events.Reference{Slug: "reviewer"}, Spec: events.AgentSpec{Name: "r", Instructions: "You review code with care.", Architecture: "spool"}}

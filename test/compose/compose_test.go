@@ -52,7 +52,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // the test uses the whol
 	p.withoutAccounts()
 	urls = p.up()
 	gateways = []server{{urls[0], key}, {urls[1], key}}
-	p.found(gateways, all)
+	p.checkSessions(gateways, all)
 	p.verify(sessions + 3) // in addition: the session whose executor was killed, the deleted one, and the one created with it
 	p.down()
 	p.run(time.Minute, p.compose("down", "--volumes")...)
@@ -103,7 +103,7 @@ func (p *project) use(gateways []server) []*conversation {
 		}
 		all[i] = c
 		group.Go(func() error {
-			d, n, err := c.hold(ctx, gateways, i)
+			d, n, err := c.run(ctx, gateways, i)
 			mu.Lock()
 			defer mu.Unlock()
 			deltas, seen = deltas+d, seen+n
@@ -121,9 +121,9 @@ func (p *project) use(gateways []server) []*conversation {
 	return all
 }
 
-// hold runs one conversation of three turns. Messages go to the gateways in turn. A client at each gateway follows
+// run runs one conversation of three turns. Messages go to the gateways in turn. A client at each gateway follows
 // the session, and one of them moves to the other gateway during a turn.
-func (c *conversation) hold(ctx context.Context, gateways []server, i int) (deltas, seen int, err error) {
+func (c *conversation) run(ctx context.Context, gateways []server, i int) (deltas, seen int, err error) {
 	here, there := gateways[i%2], gateways[(i+1)%2]
 	var made struct{ SessionID string }
 	if err := here.call(ctx, "POST", "/api/sessions", map[string]any{"architecture": c.architecture}, http.StatusCreated, &made); err != nil {
@@ -312,7 +312,7 @@ func (p *project) down() {
 	if kept > 0 {
 		p.t.Errorf("`down` left %d volumes of sandboxes: %v", kept, p.workspaces())
 	}
-	for what, names := range p.left() {
+	for what, names := range p.remaining() {
 		p.t.Errorf("`down` left %s: %v", what, names)
 	}
 	if after := p.volumes(); len(after) != namedVolumes || !slices.Equal(before, after) {
@@ -320,8 +320,8 @@ func (p *project) down() {
 	}
 }
 
-// found checks that every session is unchanged, and that one session of each architecture continues.
-func (p *project) found(gateways []server, all []*conversation) {
+// checkSessions checks that every session is unchanged, and that one session of each architecture continues.
+func (p *project) checkSessions(gateways []server, all []*conversation) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Minute)
 	defer cancel()

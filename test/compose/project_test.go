@@ -186,7 +186,7 @@ func (p *project) healthy() {
 	p.t.Helper()
 	p.await("every container is healthy", 3*time.Minute, func() error {
 		for _, c := range p.containers() {
-			if want := wanted(c.Service); c.Health != want {
+			if want := expectedHealth(c.Service); c.Health != want {
 				return fmt.Errorf("%s is %s, %q", c.Name, c.State, c.Health)
 			}
 		}
@@ -194,8 +194,8 @@ func (p *project) healthy() {
 	})
 }
 
-// wanted returns the health that a container should have. A container that has done its work has none.
-func wanted(service string) string {
+// expectedHealth returns the health that a container should have. A container that has done its work has none.
+func expectedHealth(service string) string {
 	if service == "certificates" || service == "provision" || service == "database" {
 		return ""
 	}
@@ -241,8 +241,8 @@ func (p *project) list(args ...string) []string {
 	return strings.Fields(p.run(time.Minute, append([]string{"docker"}, args...)...))
 }
 
-// left returns everything of the project that is still on the engine, except volumes.
-func (p *project) left() map[string][]string {
+// remaining returns everything of the project that is still on the engine, except volumes.
+func (p *project) remaining() map[string][]string {
 	p.t.Helper()
 	ours := "label=com.docker.compose.project=" + p.name
 	out := map[string][]string{}

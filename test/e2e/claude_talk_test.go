@@ -39,8 +39,8 @@ func newTalkWith(t *testing.T, c *harness.Cluster, architecture string, more map
 	return k
 }
 
-// in returns the same talk for a subtest.
-func (k *talk) in(t *testing.T) *talk {
+// inSubtest returns the same talk for a subtest.
+func (k *talk) inSubtest(t *testing.T) *talk {
 	return &talk{t: t, c: k.c.In(t), session: k.session, s: k.s, reportsCost: k.reportsCost}
 }
 
@@ -169,8 +169,8 @@ func (x turn) started() events.ExecutionStarted {
 	return all[0]
 }
 
-// same checks that a turn was answered by the warm process of another turn.
-func (x turn) same(before turn) {
+// checkSameProcess checks that a turn was answered by the warm process of another turn.
+func (x turn) checkSameProcess(before turn) {
 	x.t.Helper()
 	if a, b := before.started(), x.started(); b.PID != a.PID || !b.Warm {
 		x.t.Errorf("start %+v, want the warm process %d", b, a.PID)

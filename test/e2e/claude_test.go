@@ -51,7 +51,7 @@ func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
 		t.Errorf("the first start was %+v", s)
 	}
 	second := k.completed("which number was it?", "You asked me to remember 4711.")
-	second.same(first)
+	second.checkSameProcess(first)
 	if a, b := ended[events.ExecutionCompleted](first), ended[events.ExecutionCompleted](second); b.Usage.InputTokens > 2*a.Usage.InputTokens || b.CostUSD > 2*a.CostUSD {
 		t.Errorf("the second turn includes the usage of the first: %+v after %+v", b, a)
 	}
@@ -170,7 +170,7 @@ func claudeInterrupt(t *testing.T, c *harness.Cluster) {
 	if len(said) != 1 || !strings.HasPrefix(said[0].Content, "and on") || !strings.Contains(shown.String(), "and on") {
 		t.Errorf("blocks %+v after the text %s", said, shown.String())
 	}
-	k.completed("hello again", "You said: hello again").same(first)
+	k.completed("hello again", "You said: hello again").checkSameProcess(first)
 }
 
 // claudeCancel cancels a turn whose tool sleeps, and checks that no process of the tool is left.
@@ -202,7 +202,7 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 func claudeBadRequest(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	first := k.failed("bad request", "MODEL_ERROR", "scripted refusal")
-	k.completed("hello again", "You said: hello again").same(first)
+	k.completed("hello again", "You said: hello again").checkSameProcess(first)
 }
 
 // claudeUnknownModel checks that an execution fails if the session's model is unknown, and that the next one
@@ -221,7 +221,7 @@ func claudeUnknownModel(t *testing.T, c *harness.Cluster) {
 func claudeOverloaded(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	first := k.failed("always overloaded", "MODEL_ERROR", "verloaded")
-	k.completed("hello again", "You said: hello again").same(first)
+	k.completed("hello again", "You said: hello again").checkSameProcess(first)
 }
 
 // claudeKilled kills the agent's process during an answer, and checks that the next process knows the conversation.
@@ -234,7 +234,7 @@ func claudeKilled(t *testing.T, c *harness.Cluster) {
 		t.Fatal(err)
 	}
 	second := k.until(execution)
-	second.same(first)
+	second.checkSameProcess(first)
 	if end := ended[events.ExecutionFailed](second); end.Code != "AGENT_EXITED" || end.Message == "" {
 		t.Errorf("ended with %+v", end)
 	}
@@ -334,7 +334,7 @@ func TestClaudeCode_MissingProgramNamesTheRemedy(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(path, "claude"), []byte(program), 0o700); err != nil { //nolint:gosec // an executable script
 			t.Fatal(err)
 		}
-		in := k.in(t)
+		in := k.inSubtest(t)
 		in.completed("hello again", "You said: hello again")
 		k.s = in.s
 	})

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// boxed builds an image whose entrypoint is the reference server.
-func boxed(t *testing.T) string {
+// buildBoxImage builds an image whose entrypoint is the reference server.
+func buildBoxImage(t *testing.T) string {
 	t.Helper()
 	dir, image := t.TempDir(), "spool-test/server-box:latest"
 	file := "FROM " + withServer(t) + "\nENV NODE_OPTIONS=--experimental-global-webcrypto\nENTRYPOINT [\"mcp-server-everything\"]\nCMD [\"stdio\"]\n"
@@ -40,7 +40,7 @@ func box(image string, more map[string]any) []map[string]any {
 // TestDockerServers_RunInTheirOwnContainers tests that agents call an MCP server in a container next to their
 // sandbox.
 func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
-	image := boxed(t)
+	image := buildBoxImage(t)
 	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}, KeepLogs: true})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
 		"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
@@ -148,7 +148,7 @@ func noSecretArguments(t *testing.T) {
 // TestDockerServers_OutliveExecutors tests that a call continues when its executor is cut off and another one takes
 // over.
 func TestDockerServers_OutliveExecutors(t *testing.T) {
-	image := boxed(t)
+	image := buildBoxImage(t)
 	c := dockerised(t, harness.Options{})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "boxer", map[string]any{"architecture": "spool", "model": "known-model", "instructions": "You call servers of tools.", "mcpServers": box(image, nil)})

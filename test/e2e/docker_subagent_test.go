@@ -16,7 +16,7 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 	const (
 		query   = "delegate the survey"
 		answer  = "The surveyor said: It said: survey-4417"
-		command = "echo survey-$((4400+17))" // only a shell can compute the answer
+		command = "echo survey-$((4400+17))" // onlyEvent a shell can compute the answer
 	)
 	c := dockerised(t, harness.Options{})
 	apply(c, "agents", "lead", map[string]any{
@@ -27,7 +27,7 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 	})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "lead"})
 	x := k.completed(query, answer)
-	spawned, ended := only[events.SubagentSpawned](x), only[events.SubagentCompleted](x)
+	spawned, ended := onlyEvent[events.SubagentSpawned](x), onlyEvent[events.SubagentCompleted](x)
 	own := spawned.Conversation
 	if spawned.Name != "surveyor" || own == "" || own == events.MainConversation || spawned.Parent != events.MainConversation || ended.Conversation != own || ended.IsError {
 		t.Fatalf("spawned %+v, ended %+v", spawned, ended)
@@ -57,8 +57,8 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 	}
 }
 
-// only returns the only event of type P in a turn.
-func only[P events.Payload](x turn) (p P) {
+// onlyEvent returns the only event of type P in a turn.
+func onlyEvent[P events.Payload](x turn) (p P) {
 	x.t.Helper()
 	n := 0
 	for _, w := range x.events {

@@ -69,10 +69,10 @@ func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[
 		t.Errorf("the first start was %+v", s)
 	}
 	second := k.completed("which number was it?", "You asked me to remember 4711.")
-	second.same(first)
+	second.checkSameProcess(first)
 	k.completed("write a file", "The file is written.")
 	k.wantFile("hello.txt", "hello, world\n")
-	k.dockerInterrupt().same(first)
+	k.dockerInterrupt().checkSameProcess(first)
 	k.dockerRefused(architecture)
 	container := k.c.Container(k.session)
 	k.idle()

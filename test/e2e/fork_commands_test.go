@@ -94,7 +94,7 @@ func TestFork_Commands(t *testing.T) {
 		if s := shows(t, k.c, f.SessionID, f.Position); s.Status != "open" || f.Parent.Effective != at {
 			t.Errorf("the fork is %+v at %+v", s, f.Parent)
 		}
-		child := k.of(f)
+		child := k.talkWith(f)
 		child.completed("which fruit is it?", "The fruit is apple.")
 		if tip := fork(t, k.c, k.session, map[string]any{}); tip.Parent.Effective != tip.Parent.Asked || tip.Parent.Asked <= at {
 			t.Errorf("the fork at the last event of a closed session is at %+v", tip.Parent)
@@ -122,7 +122,7 @@ func TestFork_Commands(t *testing.T) {
 				t.Errorf("the fork with agent %s is %+v", ref, s)
 			}
 			asked := len(c.Model.Requests())
-			k.of(f).completed("which fruit is it?", "The fruit is apple.")
+			k.talkWith(f).completed("which fruit is it?", "The fruit is apple.")
 			if sent := requestsAfter(c, asked, "which fruit is it?"); !strings.Contains(sent, said) || !strings.Contains(sent, "the fruit is apple") {
 				t.Errorf("with agent %s the model was sent %s", ref, sent)
 			}

@@ -151,8 +151,8 @@ func (k *talk) seqs(wanted func(events.Wire) bool) func(func(uint32) bool) {
 	}
 }
 
-// of returns a talk with a fork.
-func (k *talk) of(f forked) *talk {
+// talkWith returns a talk with a fork.
+func (k *talk) talkWith(f forked) *talk {
 	return &talk{t: k.t, c: k.c, session: f.SessionID, reportsCost: k.reportsCost}
 }
 
@@ -196,7 +196,7 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 		if f.Parent.SessionID != k.session || f.Parent.Effective != f.Parent.Asked || w.at != nil && f.Parent.Asked != w.at || f.Parent.Reason != "" {
 			t.Errorf("%s: the fork begins at %+v", w.name, f.Parent)
 		}
-		child := k.of(f)
+		child := k.talkWith(f)
 		asked := len(c.Model.Requests())
 		child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
 		sent := requestsAfter(c, asked, "which fruit is it?")
@@ -303,17 +303,17 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 		w.effective, w.fruit, w.told, w.later = rest, "apple", []string{"Noted apple."}, []string{"the fruit is pear"}
 	}
 	switch architecture {
-	case "spool": // only whole messages: the call is in one message with the text
+	case "spool": // onlyEvent whole messages: the call is in one message with the text
 		whole(&list[0])
 		whole(&list[1])
 		list[2].told = []string{"I keep pear.", "exit status 3"}
-	case "opencode", "acp": // only whole turns
+	case "opencode", "acp": // onlyEvent whole turns
 		list = list[1:2]
 		whole(&list[0])
 	}
 	asks := func(f forked, fruit string) (sent string) {
 		asked := len(k.c.Model.Requests())
-		child := k.of(f)
+		child := k.talkWith(f)
 		child.completed("which fruit is it?", "The fruit is "+fruit+".")
 		return requestsAfter(k.c, asked, "which fruit is it?")
 	}
@@ -333,7 +333,7 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 				t.Errorf("%s: the model received %q, which is from a later event: %s", w.name, text, sent)
 			}
 		}
-		child := k.of(f)
+		child := k.talkWith(f)
 		child.wantFile("a.txt", "one\n")
 		child.wantFile("log.txt", "apple\n")
 		asks(fork(t, k.c, f.SessionID, map[string]any{}), w.fruit)
@@ -527,7 +527,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	k.put("late.txt", "text/plain", []byte("late\n")) // no snapshot before the fork contains this file
 	k.completed("the fruit is pear; run echo two > a.txt", "Noted pear.")
 	f := fork(t, c, k.session, map[string]any{"at": at + 1})
-	child := k.of(f)
+	child := k.talkWith(f)
 	child.completed("which fruit is it?", "The fruit is apple.")
 	child.synced()
 	child.wantFile("a.txt", "one\n")
@@ -595,7 +595,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	if code := c.Call(0, "GET", "/api/sessions/"+k.session, nil, new(map[string]any)); code != http.StatusNotFound {
 		t.Errorf("the deleted parent answers %d", code)
 	}
-	k.of(again).completed("which fruit is it?", "The fruit is apple.")
+	k.talkWith(again).completed("which fruit is it?", "The fruit is apple.")
 	rebuilt(t, c)
 	c.Delete(f.SessionID)
 	pass()
@@ -619,7 +619,7 @@ func TestFork_SurvivesKilledExecutors(t *testing.T) {
 	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.synced()
 	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
-		child := k.of(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
+		child := k.talkWith(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
 		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
 		c.KillExecutor(i)
 		c.StartExecutor()
@@ -657,7 +657,7 @@ func TestFork_OfARunningTurn(t *testing.T) {
 	if f.Parent.Effective != first || f.Parent.Asked < first || f.Parent.Reason == "" {
 		t.Errorf("the fork begins at %+v, want %d", f.Parent, first)
 	}
-	child := k.of(f)
+	child := k.talkWith(f)
 	child.completed("which fruit is it?", "The fruit is pear.")
 	child.synced()
 	child.wantFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn

@@ -30,7 +30,7 @@ func TestHostileAgent_IsContained(t *testing.T) {
 		"memory":             memoryFill,
 		"disk":               diskFill,
 		"symlinks":           symlinksOut,
-		"the engine's place": enginesPlace,
+		"the engine's place": noTraceOfTheEngine,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -66,8 +66,8 @@ func (h *hostile) stillAnswers() {
 	h.completed("are you still there?", "You said: are you still there?")
 }
 
-// tells checks that at least one event of type P satisfies ok.
-func tells[P events.Payload](t *testing.T, x turn, what string, ok func(P) bool) {
+// checkEvent checks that at least one event of type P satisfies ok.
+func checkEvent[P events.Payload](t *testing.T, x turn, what string, ok func(P) bool) {
 	t.Helper()
 	if all := of[P](x); !slices.ContainsFunc(all, ok) {
 		t.Errorf("no event about %s: %+v", what, all)
@@ -135,7 +135,7 @@ done
 		}
 	}
 	for _, host := range []string{"169.254.169.254", "evil.example", nats.Hostname(), "172.17.0.1"} {
-		tells(t, x, "a connection to "+host, func(d events.EgressDenied) bool { return d.Host == host })
+		checkEvent(t, x, "a connection to "+host, func(d events.EgressDenied) bool { return d.Host == host })
 	}
 	h.stillAnswers()
 }
@@ -226,7 +226,7 @@ func diskFill(t *testing.T, h *hostile) {
 	if end := ended[events.ExecutionFailed](x); end.Code != "DISK_LIMIT" {
 		t.Errorf("ended with %+v", end)
 	}
-	tells(t, x, "the full disk", func(e events.Error) bool { return e.Code == "DISK_LIMIT" })
+	checkEvent(t, x, "the full disk", func(e events.Error) bool { return e.Code == "DISK_LIMIT" })
 	if again := h.says("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
 		t.Errorf("a full workspace took another turn: %+v", again.end)
 	}
@@ -279,8 +279,8 @@ func symlinksOut(t *testing.T, h *hostile) {
 	h.stillAnswers()
 }
 
-// enginesPlace checks that the sandbox has no trace of the engine, and that only the workspace is writable.
-func enginesPlace(t *testing.T, h *hostile) {
+// noTraceOfTheEngine checks that the sandbox has no trace of the engine, and that only the workspace is writable.
+func noTraceOfTheEngine(t *testing.T, h *hostile) {
 	said, _ := h.runs(`
 ls -la /var/run/docker.sock /run/docker.sock 2>&1
 for s in $(find / -xdev -type s 2>/dev/null); do echo "socket $s"; done

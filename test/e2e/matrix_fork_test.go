@@ -26,7 +26,7 @@ func (p *past) forks() {
 		}
 	}
 	for _, at := range list {
-		floor, _ := p.floors(at)
+		floor, _ := p.forkableEvents(at)
 		f := p.forkAt(map[string]any{"at": at}, floor)
 		if _, whole := wholeBlock(p.log[at-1]); whole && f.Parent.Effective == at {
 			p.exact++
@@ -58,7 +58,7 @@ func compareLines(was, is string) (missing, more []string) {
 func (p *past) forkWhileItRuns() {
 	p.t.Helper()
 	before := stored(p.t, p.c, p.session)
-	_, certain := p.floors(p.s.Cursor)
+	_, certain := p.forkableEvents(p.s.Cursor)
 	f := p.forkAt(map[string]any{"at": p.s.Cursor}, certain)
 	delete(p.begun, f.Parent.Effective) // after the turn, a fork at this event uses the records of another snapshot
 	if f.Parent.Reason == "" {
@@ -83,9 +83,9 @@ func wholeBlock(w events.Wire) (events.Block, bool) {
 	return events.Block{}, false
 }
 
-// floors returns the last event up to seq at which the session can be forked according to its log, and the one before
+// forkableEvents returns the last event up to seq at which the session can be forked according to its log, and the one before
 // it. Such an event is between turns, or has an anchor while no tool call is open.
-func (p *past) floors(seq uint32) (last, older uint32) {
+func (p *past) forkableEvents(seq uint32) (last, older uint32) {
 	waiting, calls := map[string]bool{}, map[string]bool{}
 	for _, w := range p.log[:seq] {
 		anchor := ""
@@ -129,7 +129,7 @@ func (p *past) forkAt(body map[string]any, effective uint32) forked {
 		return f // an earlier fork that begins at this event was checked
 	}
 	p.begun[f.Parent.Effective] = true
-	child := p.of(f)
+	child := p.talkWith(f)
 	fruit := ""
 	for _, w := range p.log[:f.Parent.Effective] {
 		if d, ok := w.Event().Data.(events.MessageAccepted); ok {

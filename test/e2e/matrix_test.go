@@ -161,12 +161,12 @@ func newPast(t *testing.T, a agentCase) *past {
 
 	p.completed("the fruit is apple; run echo one > a.txt; echo apple-$((400+11))", "Noted apple.")
 	p.synced()
-	p.look()
+	p.recordWorkspace()
 	p.putFile()
 	p.secondTurn()
 	p.completed("the fruit is plum; write kept.txt", "Noted plum.")
 	p.synced()
-	p.look()
+	p.recordWorkspace()
 	p.readLog()
 	if !slices.ContainsFunc(p.s.View.Blocks(), func(b events.Block) bool { return b.Kind == events.KindToolResult && b.IsError }) {
 		t.Errorf("no tool failed in:\n%s", p.s.View)
@@ -183,7 +183,7 @@ func (p *past) putFile() {
 	p.reads(func(e events.Event) bool { _, ok := e.Data.(events.FilePut); return ok })
 	p.put = p.s.Cursor
 	p.reads(func(e events.Event) bool { d, ok := e.Data.(events.WorkspaceSynced); return ok && d.Applied > 0 })
-	p.look()
+	p.recordWorkspace()
 }
 
 // reads reads the stream up to an event.
@@ -213,7 +213,7 @@ func (p *past) secondTurn() {
 	p.c.Call(0, "POST", "/api/sessions/"+p.session+"/sync", map[string]any{}, nil)
 	p.reads(func(e events.Event) bool { d, ok := e.Data.(events.WorkspaceSynced); return ok && d.Request > 0 })
 	p.s.Close()
-	p.look()
+	p.recordWorkspace()
 	p.readLog()
 	p.states()
 	p.forkWhileItRuns()
@@ -223,7 +223,7 @@ func (p *past) secondTurn() {
 		p.t.Fatalf("the second turn ended with %+v", end)
 	}
 	p.synced()
-	p.look()
+	p.recordWorkspace()
 }
 
 // readLog reads the session's events from the log, up to the last one that the client has received.
@@ -249,8 +249,8 @@ func (p *past) readLog() {
 	}
 }
 
-// look records the workspace for the snapshots since the last call. Nothing must be running.
-func (p *past) look() {
+// recordWorkspace records the workspace for the snapshots since the last call. Nothing must be running.
+func (p *past) recordWorkspace() {
 	p.t.Helper()
 	now := p.workspace()
 	for seq := range p.seqs(func(e events.Wire) bool { return e.Type == (events.WorkspaceSynced{}).EventType() }) {

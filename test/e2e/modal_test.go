@@ -27,11 +27,11 @@ func TestModal_Talk(t *testing.T) {
 		t.Run(architecture, func(t *testing.T) {
 			k := newTalkWith(t, c, architecture, model())
 			first := k.completed("Remember the number 4711", "I will remember 4711.")
-			k.completed("which number was it?", "You asked me to remember 4711.").same(first)
+			k.completed("which number was it?", "You asked me to remember 4711.").checkSameProcess(first)
 			k.completed("write a file", "The file is written.")
 			k.wantFile("hello.txt", "hello, world\n")
 			k.noKeyInside()
-			k.dockerInterrupt().same(first)
+			k.dockerInterrupt().checkSameProcess(first)
 			sandbox := k.sandbox()
 			k.idle()
 			harness.Eventually(t, "the sandbox of an idle session has ended", func() bool { return !c.Modal.Runs(t, sandbox) })
@@ -122,7 +122,7 @@ func (k *talk) undisturbed(execution string) {
 // preempted sandboxes.
 func TestModal_Faults(t *testing.T) {
 	c := modalised(t, harness.Options{})
-	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
+	first := c.StartExecutorProgram() // inSubtest addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
 		execution, release := k.busy()

@@ -55,7 +55,7 @@ func midRun(t *testing.T, c *harness.Cluster) (session, execution string, s *har
 	}
 }
 
-// stillAnswers checks that the run completes on the stream, without a gap, and that a further run completes after it.
+// completesAfterTheOutage checks that the run completes on the stream, without a gap, and that a further run completes after it.
 func completesAfterTheOutage(t *testing.T, c *harness.Cluster, session, execution string, s *harness.Stream) {
 	t.Helper()
 	s = follow(t, c, session, execution, s)

@@ -30,8 +30,8 @@ while read -r request; do
 done
 `
 
-// shouter creates a session with that agent.
-func shouter(t *testing.T, c *harness.Cluster) (session string) {
+// createShouter creates a session with that agent.
+func createShouter(t *testing.T, c *harness.Cluster) (session string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shouting")
 	if err := os.WriteFile(path, []byte(shouting), 0o700); err != nil { //nolint:gosec // an executable script
@@ -62,7 +62,7 @@ func TestOutput_TooFastIsSlowed(t *testing.T) {
 	t.Parallel()
 	const rate = 100
 	c := harness.New(t, harness.Options{Executor: executor.Config{OutputEventsPerSecond: rate}})
-	session := shouter(t, c)
+	session := createShouter(t, c)
 	s, end := c.Run(session, "shout for 8 seconds", nil)
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("ended with %s %s", end.Type, end.Data)
@@ -83,7 +83,7 @@ func TestOutput_PastItsLimitIsCut(t *testing.T) {
 	t.Parallel()
 	const limit = 400
 	c := harness.New(t, harness.Options{Executor: executor.Config{OutputEvents: limit, KillAfter: time.Second}})
-	session := shouter(t, c)
+	session := createShouter(t, c)
 	s, end := c.Run(session, "shout for ever", nil)
 	failed, _ := end.Event().Data.(events.ExecutionFailed)
 	list, cut := said(s, end.ExecutionID, "OUTPUT_LIMIT")

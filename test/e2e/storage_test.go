@@ -55,7 +55,7 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	waits := post(cancelled) // queued behind the cancelled execution
 	big := create(hog)
 	hog.fills(c, big)
-	sink(t, c)
+	useReserve(t, c)
 	awaitLowStore(t, c, 1)
 
 	for _, r := range []behindRequest{
@@ -124,9 +124,9 @@ func (k keyHolder) fills(c *harness.Cluster, session string) {
 	k.t.Fatal("the store accepts every file")
 }
 
-// sink uses 8 MiB of the reserve, so that short-lived data, such as commands, does not lift the store out of the
+// useReserve uses 8 MiB of the reserve, so that short-lived data, such as commands, does not lift the store out of the
 // reserve again.
-func sink(t *testing.T, c *harness.Cluster) {
+func useReserve(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)
 	if err != nil {

@@ -154,7 +154,7 @@ func TestTranscript_RealAgents(t *testing.T) {
 			k.synced()
 			k.completed("Remember the fruit pear", "Noted pear.")
 			k.synced()
-			f := k.of(fork(t, c, k.session, map[string]any{}))
+			f := k.talkWith(fork(t, c, k.session, map[string]any{}))
 			if began := first(t, c, f.session); began.Transcript != nil {
 				t.Errorf("a fork that has the conversation begins with %+v", began.Transcript)
 			}

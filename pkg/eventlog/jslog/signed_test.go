@@ -128,7 +128,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		return c, mustEncode(t, c)
 	}
 	signed := func(value string) nats.Header { return nats.Header{topology.HeaderSignature: {value}} }
-	_, plain := forged(func(*events.Commit) {})
+	_, connectWithoutJetStream := forged(func(*events.Commit) {})
 	c, state := forged(func(c *events.Commit) { c.State = []byte(`{"v":1}`) })
 	_, stale := forged(func(c *events.Commit) { c.Hash = last.Hash })
 	// The gateway has no signing key. The key of the skills service is not valid for the subjects of sessions.
@@ -145,14 +145,14 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		data   []byte
 		why    string
 	}{
-		{"no signature", nil, plain, "signature is missing"},
+		{"no signature", nil, connectWithoutJetStream, "signature is missing"},
 		{"not a commit", nil, []byte(`{"stream":"EVENTS-0","seq":1}`), "has version 0"},
 		{"empty", nil, nil, "decode commit"},
-		{"another commit's signature", signed(signature), plain, "signature is invalid"},
+		{"another commit's signature", signed(signature), connectWithoutJetStream, "signature is invalid"},
 		{"another commit's signature and hash", signed(signature), stale, "signature is invalid"},
 		{"another role's signature", signed(bySkills), state, `"skills" does not write life`},
 		{"a key that was guessed", signed(stolen.Sign(life, c)), state, "does not know"},
-		{"a role that does not exist", signed("gateway/0/0"), plain, `"gateway" does not write life`},
+		{"a role that does not exist", signed("gateway/0/0"), connectWithoutJetStream, `"gateway" does not write life`},
 		{"stored by the server from elsewhere", replayed, honest.Data, "copied it from stream"},
 	}
 	for _, a := range attacks {

@@ -21,7 +21,7 @@ func after(d time.Duration, execution string, data events.Payload) events.Event 
 	return e
 }
 
-// describe lists the events of a decision, and usage with its execution, milliseconds and dollars.
+// describeUsage lists the events of a decision, and usage with its execution, milliseconds and dollars.
 func describeUsage(d run.Decision) string {
 	var out []string
 	for _, e := range d.Events {

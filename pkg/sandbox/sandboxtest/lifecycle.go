@@ -104,7 +104,7 @@ func pause(f *fixture, p sandbox.Pauser) {
 	for range 2 {
 		f.ok(p.Pause(f.ctx, spec.ID))
 	}
-	if i := f.listed(spec.ID); !i.Paused || !i.Running {
+	if i := f.listedInfo(spec.ID); !i.Paused || !i.Running {
 		f.Errorf("a paused sandbox is listed as %+v", i)
 	}
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
@@ -125,7 +125,7 @@ func pause(f *fixture, p sandbox.Pauser) {
 	if got := <-echo; got != "two" {
 		f.Errorf("after Resume: echo %q", got)
 	}
-	if i := f.listed(spec.ID); i.Paused || !i.Running {
+	if i := f.listedInfo(spec.ID); i.Paused || !i.Running {
 		f.Errorf("a resumed sandbox is listed as %+v", i)
 	}
 	f.ok(proc.Stdin().Close())
@@ -148,14 +148,14 @@ func adopt(f *fixture, p sandbox.Adopter) {
 	session := spec.Labels
 	spec.Labels = sandbox.Labels{Engine: session.Engine, Executor: f.id(events.KindExecutor)}
 	box := f.create(spec)
-	if i := f.listed(spec.ID); i.Labels != spec.Labels {
+	if i := f.listedInfo(spec.ID); i.Labels != spec.Labels {
 		f.Errorf("a pooled sandbox is listed as %+v", i)
 	}
 	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("pool")))
 	for _, epoch := range []uint64{7, 7, 8} {
 		session.Epoch = epoch
 		f.ok(p.Adopt(f.ctx, spec.ID, session))
-		if i := f.listed(spec.ID); i.Labels != session || !i.Running {
+		if i := f.listedInfo(spec.ID); i.Labels != session || !i.Running {
 			f.Errorf("an adopted sandbox is listed as %+v, want %+v", i, session)
 		}
 	}
@@ -189,7 +189,7 @@ func createAgain(f *fixture) {
 		if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID }) {
 			f.Errorf("the sandbox is listed after its end: %+v", infos)
 		}
-	} else if i := f.listed(spec.ID); i.Running {
+	} else if i := f.listedInfo(spec.ID); i.Running {
 		f.Errorf("a sandbox without a runner is listed as %+v", i)
 	}
 	box, err := f.s.New(f).Create(f.ctx, spec)
@@ -203,7 +203,7 @@ func createAgain(f *fixture) {
 	} else {
 		f.reads(box.Files(), "mark", []byte("kept"))
 	}
-	f.kept(box, !f.s.EndsWithRunner)
+	f.checkKept(box, !f.s.EndsWithRunner)
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
 		f.Errorf("running after Create: %v, %v", alive, err)
 	}
@@ -213,13 +213,13 @@ func createAgain(f *fixture) {
 func takeOver(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
-	f.kept(box, false)
+	f.checkKept(box, false)
 	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("0")))
 	for _, mark := range []string{"1", "2"} {
 		f.ok(f.p.Terminate(f.ctx, spec.ID, false))
 		spec.Workspace, spec.ID = spec.ID, f.id(events.KindSandbox)
 		next := f.create(spec)
-		f.kept(next, true)
+		f.checkKept(next, true)
 		left, err := next.Files().List(f.ctx, "")
 		f.ok(err)
 		if len(left) != 1 {
@@ -234,7 +234,7 @@ func takeOver(f *fixture) {
 		next := f.spec()
 		next.Workspace = from
 		fresh := f.create(next)
-		f.kept(fresh, false)
+		f.checkKept(fresh, false)
 		left, err := fresh.Files().List(f.ctx, "")
 		f.ok(err)
 		if len(left) != 0 {
@@ -243,16 +243,16 @@ func takeOver(f *fixture) {
 	}
 }
 
-// kept checks whether a sandbox reports that its workspace was kept, if it reports that.
-func (f *fixture) kept(box sandbox.Sandbox, want bool) {
+// checkKept checks whether a sandbox reports that its workspace was kept, if it reports that.
+func (f *fixture) checkKept(box sandbox.Sandbox, want bool) {
 	f.Helper()
 	if r, ok := box.(sandbox.Restorer); ok && r.Kept() != want {
 		f.Errorf("kept is %v, want %v", r.Kept(), want)
 	}
 }
 
-// listed returns a sandbox as the provider lists it.
-func (f *fixture) listed(id string) sandbox.Info {
+// listedInfo returns a sandbox as the provider lists it.
+func (f *fixture) listedInfo(id string) sandbox.Info {
 	f.Helper()
 	infos, err := f.s.New(f).List(f.ctx)
 	f.ok(err)
@@ -263,8 +263,8 @@ func (f *fixture) listed(id string) sandbox.Info {
 	return infos[i]
 }
 
-// dead returns a context that has ended.
-func dead() context.Context {
+// endedContext returns a context that has ended.
+func endedContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
@@ -275,10 +275,10 @@ func ended(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
 	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))
-	_, err := box.Exec(dead(), sandbox.Command{Args: []string{"true"}})
+	_, err := box.Exec(endedContext(), sandbox.Command{Args: []string{"true"}})
 	f.want(err, context.Canceled)
-	f.want(box.Files().Put(dead(), "mark", strings.NewReader("2")), context.Canceled)
-	_, err = box.Files().List(dead(), "")
+	f.want(box.Files().Put(endedContext(), "mark", strings.NewReader("2")), context.Canceled)
+	_, err = box.Files().List(endedContext(), "")
 	f.want(err, context.Canceled)
 	f.reads(box.Files(), "mark", []byte("1"))
 }

@@ -67,7 +67,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"TerminateLeavesNoProcess", terminateLeavesNoProcess},
 		{"TerminateTwice", terminateTwice},
 		{"Wipe", wipe},
-		{"Apart", apart},
+		{"Apart", terminateOneOfTwo},
 		{"FilesRemove", filesRemove},
 		{"ListOutside", listOutside},
 		{"CreateAgain", createAgain},
@@ -569,8 +569,8 @@ func wipe(f *fixture) {
 	}
 }
 
-// apart checks that terminating one sandbox does not affect another.
-func apart(f *fixture) {
+// terminateOneOfTwo checks that terminating one sandbox does not affect another.
+func terminateOneOfTwo(f *fixture) {
 	a, b := f.spec(), f.spec()
 	f.create(a)
 	kept := f.create(b)

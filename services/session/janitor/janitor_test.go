@@ -236,8 +236,8 @@ func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
 
-// restores checks that a snapshot has the given content in file a.
-func (b *fixture) restores(l eventlog.Loaded, id, content string) {
+// checkRestores checks that a snapshot has the given content in file a.
+func (b *fixture) checkRestores(l eventlog.Loaded, id, content string) {
 	b.t.Helper()
 	box := &workspacetest.Box{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
@@ -274,8 +274,8 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	same(t, "objects after a dry pass", b.names(topology.BucketWorkspaces), before...)
 	same(t, "found", b.pass(keep2, false), "snapshots "+l.ID)
 	same(t, "found again", b.pass(keep2, false))
-	b.restores(l, ids[0], content(0))
-	b.restores(l, ids[4], content(4))
+	b.checkRestores(l, ids[0], content(0))
+	b.checkRestores(l, ids[4], content(4))
 	for _, id := range ids[1:4] {
 		if _, err := workspace.Open(t.Context(), b.store(topology.BucketWorkspaces), tenant, l.ID, id); !errors.Is(err, workspace.ErrNotFound) {
 			t.Errorf("snapshot %s is still there: %v", id, err)
@@ -286,7 +286,7 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	}
 	b.reload(&l)
 	box.Tree["workspace/a"] = content(9)
-	b.restores(l, b.snapshot(&l, box), content(9))
+	b.checkRestores(l, b.snapshot(&l, box), content(9))
 }
 
 // TestPass_LeavesASnapshotThatIsBeingTaken tests that a snapshot that an executor takes while the janitor removes
@@ -316,7 +316,7 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	}
 	b.reload(&l)
 	b.commit(&l, r.ID)
-	b.restores(l, r.ID, "first")
+	b.checkRestores(l, r.ID, "first")
 }
 
 // TestPass_RemovesFilesOfRefusedRequests tests that files of refused requests are erased when they are old, for a
@@ -504,8 +504,8 @@ func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(ve
 	must(b.t, entries.Append(b.t.Context(), &e, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
 
-// pushed adds a version of a skill whose ZIP has the given content, and stores the ZIP.
-func (b *fixture) pushed(slug, zip string) {
+// pushSkill adds a version of a skill whose ZIP has the given content, and stores the ZIP.
+func (b *fixture) pushSkill(slug, zip string) {
 	b.t.Helper()
 	b.put(topology.BucketSkills, digest(zip), zip)
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
@@ -514,8 +514,8 @@ func (b *fixture) pushed(slug, zip string) {
 	})
 }
 
-// unpushed removes a version.
-func (b *fixture) unpushed(slug, zip string) {
+// removeSkillVersion removes a version.
+func (b *fixture) removeSkillVersion(slug, zip string) {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
 	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
@@ -531,13 +531,13 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	upload := "upload/" + tenant + "/" + newID(events.KindCommand)
 	b.put(topology.BucketSkills, upload, "uploaded")
 	b.put(topology.BucketSkills, digest("never a version"), "never a version")
-	b.pushed("one", "kept")
-	b.pushed("one", "removed")
-	b.pushed("one", "removed from one")
-	b.pushed("two", "removed from one")
-	b.pushed("entry", "removed with its entry") // sessions that pinned the version can still load it
-	b.unpushed("one", "removed")
-	b.unpushed("one", "removed from one")
+	b.pushSkill("one", "kept")
+	b.pushSkill("one", "removed")
+	b.pushSkill("one", "removed from one")
+	b.pushSkill("two", "removed from one")
+	b.pushSkill("entry", "removed with its entry") // sessions that pinned the version can still load it
+	b.removeSkillVersion("one", "removed")
+	b.removeSkillVersion("one", "removed from one")
 	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
 		return versions.Decide(s, versions.Remove{Meta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
 	})

@@ -53,7 +53,7 @@ func (c *Cluster) AwaitDeleted(tenant, id string) {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	sandboxes, err := c.over(ctx, tenant, id)
+	sandboxes, err := c.awaitOver(ctx, tenant, id)
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, executorStacks())
 	}
@@ -66,9 +66,9 @@ func (c *Cluster) AwaitDeleted(tenant, id string) {
 	})
 }
 
-// over reads the log until a session is deleted and nothing of it is open. It returns the ids of all sandboxes of the
+// awaitOver reads the log until a session is deleted and nothing of it is open. It returns the ids of all sandboxes of the
 // session.
-func (c *Cluster) over(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
+func (c *Cluster) awaitOver(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
 	deleted, open := false, map[string]bool{}
 	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
 	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: id}}) {
@@ -165,8 +165,8 @@ func show(list []Process) string {
 	return s.String()
 }
 
-// swept fails a test that has left processes of sandboxes behind, and ends them.
-func (c *Cluster) swept() {
+// checkNoProcesses fails a test that has left processes of sandboxes behind, and ends them.
+func (c *Cluster) checkNoProcesses() {
 	left := Processes(c.dir + string(filepath.Separator))
 	if len(left) == 0 {
 		return

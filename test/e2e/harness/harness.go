@@ -93,7 +93,7 @@ func New(t testing.TB, opts Options) *Cluster {
 		*n = max(*n, 1)
 	}
 	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &record{}}
-	t.Cleanup(c.swept)
+	t.Cleanup(c.checkNoProcesses)
 	c.open()
 	c.startModel()
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
