@@ -36,7 +36,7 @@ type attacker struct {
 }
 
 // request sends a request with the given reply subject. It then sends a second request, whose answer in the user's
-// writable inbox shows that the server has handled the first one.
+// own inbox shows that the server has handled the first one.
 func (a *attacker) request(subject, reply, body string) {
 	a.t.Helper()
 	if err := a.nc.PublishRequest(subject, reply, []byte(body)); err != nil {

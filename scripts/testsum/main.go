@@ -81,8 +81,8 @@ type key struct{ pkg, test string }
 
 type summary struct {
 	out                     io.Writer
-	output                  map[key][]string // of tests that have not ended, and of packages
-	failures                map[string]int   // of each package
+	output                  map[key][]string // output of tests that have not ended, and of packages
+	failures                map[string]int   // failed tests by package
 	skips                   []string
 	expected                []expectation
 	unexpected              int
@@ -169,7 +169,7 @@ func (s *summary) endPackage(e event) {
 		delete(s.output, k)
 	}
 	if e.Action == "fail" && s.failures[e.Package] == 0 {
-		s.failed++ // it did not build, or failed outside its tests
+		s.failed++ // the package did not build, or failed outside its tests
 	}
 	own := s.output[key{e.Package, ""}]
 	delete(s.output, key{e.Package, ""})

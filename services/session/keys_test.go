@@ -90,7 +90,7 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 	child := s.mustKey(parent, events.KeyRights{})
 	grandchild := s.mustKey(child, events.KeyRights{})
 	others := s.mustKey(other, events.KeyRights{})
-	before := s.oldKey(parent) // mustCreate by a release that did not record the maker
+	before := s.oldKey(parent) // created by a release that did not record the maker
 	a := s.revoke(parent)
 	var list []string
 	for _, r := range a.Revoked {

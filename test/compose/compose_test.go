@@ -29,7 +29,8 @@ const (
 
 	claudeEvery = 7
 
-	// nats, postgres, skills-scratch, secrets-private, secrets-public, the egress proxy's three, and the five of certificates
+	// namedVolumes is the number of volumes: nats, postgres, skills-scratch, secrets-private, secrets-public, three of
+	// the egress proxy, and five of the certificates.
 	namedVolumes = 13
 )
 

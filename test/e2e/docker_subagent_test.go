@@ -16,7 +16,7 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 	const (
 		query   = "delegate the survey"
 		answer  = "The surveyor said: It said: survey-4417"
-		command = "echo survey-$((4400+17))" // onlyEvent a shell can compute the answer
+		command = "echo survey-$((4400+17))" // only a shell can compute the answer
 	)
 	c := dockerised(t, harness.Options{})
 	apply(c, "agents", "lead", map[string]any{

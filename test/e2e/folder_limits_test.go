@@ -17,7 +17,7 @@ import (
 )
 
 // TestRunWorkspace_WorksInALargeFolder tests that a session in the folder itself has no limit of files, of bytes or
-// talkWith kinds of files, because nothing is uploaded. The snapshot holds what fits and states that it is incomplete. A
+// of kinds of files, because nothing is uploaded. The snapshot holds what fits and states that it is incomplete. A
 // copy of the same folder is refused before a session is created.
 func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 	t.Parallel()

@@ -303,11 +303,11 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 		w.effective, w.fruit, w.told, w.later = rest, "apple", []string{"Noted apple."}, []string{"the fruit is pear"}
 	}
 	switch architecture {
-	case "spool": // onlyEvent whole messages: the call is in one message with the text
+	case "spool": // only whole messages: the call is in one message with the text
 		whole(&list[0])
 		whole(&list[1])
 		list[2].told = []string{"I keep pear.", "exit status 3"}
-	case "opencode", "acp": // onlyEvent whole turns
+	case "opencode", "acp": // only whole turns
 		list = list[1:2]
 		whole(&list[0])
 	}

@@ -122,7 +122,7 @@ func (k *talk) undisturbed(execution string) {
 // preempted sandboxes.
 func TestModal_Faults(t *testing.T) {
 	c := modalised(t, harness.Options{})
-	first := c.StartExecutorProgram() // inSubtest addition to the cluster's own executor, which the first subtest kills
+	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
 		execution, release := k.busy()

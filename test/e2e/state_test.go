@@ -21,7 +21,7 @@ func shown(t *testing.T, list []events.Wire) *blocks.View {
 }
 
 // TestState_AtEveryEvent tests that the state at each event of two turns, the second of which was queued, is the fold
-// talkWith the log up to that event. It also equals the view that a client, by WebSocket and by SSE, had at that moment.
+// of the log up to that event. It also equals the view that a client, by WebSocket and by SSE, had at that moment.
 func TestState_AtEveryEvent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})

@@ -56,7 +56,7 @@ type fixture struct {
 	srv     *natsserver.Server
 	js      jetstream.JetStream // with the rights of admin
 	log     eventlog.Log        // with the rights of admin
-	url     string              // of Postgres
+	url     string              // URL of Postgres
 	dirs    []string            // the folders of NATS
 	connect func(user string, opts ...nats.Option) (*nats.Conn, error)
 	now     time.Time

@@ -30,11 +30,11 @@ import (
 // Options configure a cluster. The zero value means one copy of each service with the built-in script.
 type Options struct {
 	Gateways, Sessions, Projectors, Executors int
-	Script                                    string // of the model server, as YAML
+	Script                                    string // script of the model server, as YAML
 	Session                                   session.Config
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
-	MaxStore                                  int64 // limit of the NATS store in bytes; 0 means the size of the disk. Not with Outages
+	MaxStore                                  int64 // limit of the NATS store in bytes; 0 means the size of the disk; not supported with Outages
 	Outages                                   bool  // separate NATS and Postgres servers that a test can stop; without NATS users
 	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy. See NeedDocker.
 	Docker bool
