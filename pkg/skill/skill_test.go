@@ -170,13 +170,13 @@ func TestExtract_RefusesOtherDigestsAndFiles(t *testing.T) {
 	}
 }
 
-// failing is a reader that fails after some bytes.
-type failing struct {
+// failingReader is a reader that fails after some bytes.
+type failingReader struct {
 	*bytes.Reader
 	left int
 }
 
-func (f *failing) ReadAt(p []byte, at int64) (int, error) {
+func (f *failingReader) ReadAt(p []byte, at int64) (int, error) {
 	if f.left -= len(p); f.left < 0 {
 		return 0, fs.ErrPermission
 	}
@@ -191,7 +191,7 @@ func TestExtract_LeavesNothingAfterAFailure(t *testing.T) {
 	failed := 0
 	for left := 0; ; left += 97 {
 		parent := skillsFolder(t)
-		_, err := skill.Extract(t.Context(), &failing{bytes.NewReader(z), left}, int64(len(z)), parent, sum(z))
+		_, err := skill.Extract(t.Context(), &failingReader{bytes.NewReader(z), left}, int64(len(z)), parent, sum(z))
 		if err == nil {
 			break
 		}

@@ -226,7 +226,7 @@ func TestApply_ConcurrentVersions(t *testing.T) {
 	for i := range versions {
 		for range 2 {
 			all.Go(func() {
-				a, err := s.try(id(events.KindCommand), command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = string(rune('a' + i)) })})
+				a, err := s.trySend(id(events.KindCommand), command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = string(rune('a' + i)) })})
 				if err != nil || a.Error != nil {
 					t.Errorf("%v, %v", err, a.Error)
 				}
@@ -253,7 +253,7 @@ func TestApply_RedeliveredCommandChangesNothing(t *testing.T) {
 	s.startCopy("a", session.Config{})
 	cmd := id(events.KindCommand)
 	body := command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}
-	first, err := s.try(cmd, command.TypeApplyAgent, "", "", body)
+	first, err := s.trySend(cmd, command.TypeApplyAgent, "", "", body)
 	must(t, err)
 	s.mustApply(first)
 	second := s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))

@@ -123,7 +123,7 @@ func TestFork_TwoHundredAtOnce(t *testing.T) {
 	for i := range ids {
 		ids[i] = id(events.KindSession)
 		all.Go(func() {
-			a, err := s.try(id(events.KindCommand), command.TypeForkSession, ids[i], "", command.ForkSession{Parent: sid})
+			a, err := s.trySend(id(events.KindCommand), command.TypeForkSession, ids[i], "", command.ForkSession{Parent: sid})
 			if err != nil || a.Error != nil {
 				t.Errorf("fork %d: %+v, %v", i, a, err)
 			}

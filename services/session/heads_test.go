@@ -279,7 +279,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 		if through, _ := c.Proved(); through > begin {
 			t.Fatalf("the pass over all sessions signed up to %d, an hour too early", through)
 		}
-		if s.signed(l) {
+		if s.isSigned(l) {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -291,8 +291,8 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 	}
 }
 
-// signed reports whether an entry lists the commit of a head.
-func (s *stack) signed(want eventlog.Head) bool {
+// isSigned reports whether an entry lists the commit of a head.
+func (s *stack) isSigned(want eventlog.Head) bool {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), topology.StreamHeads)
 	must(s.t, err)

@@ -126,12 +126,12 @@ func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Ui
 // send sends a command through COMMANDS and returns its answer.
 func (s *stack) send(typ command.Type, sid, exe string, body any) command.Answer {
 	s.t.Helper()
-	answer, err := s.try(id(events.KindCommand), typ, sid, exe, body)
+	answer, err := s.trySend(id(events.KindCommand), typ, sid, exe, body)
 	must(s.t, err)
 	return answer
 }
 
-func (s *stack) try(cmd string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
+func (s *stack) trySend(cmd string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return command.Answer{}, err
@@ -383,9 +383,9 @@ func TestRedeliveredCommand_IsOneMessage(t *testing.T) {
 	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{})
 	cmd, exe := id(events.KindCommand), id(events.KindExecution)
-	first, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
+	first, err := s.trySend(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
 	must(t, err)
-	again, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
+	again, err := s.trySend(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
 	must(t, err)
 	if !reflect.DeepEqual(first, again) || first.Error != nil || first.Position == "" {
 		t.Fatalf("first %+v, again %+v", first, again)
@@ -587,7 +587,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 			// NATS refuses a message above its own limit before it is sent. This one exceeds only Spool's limit.
 			c.body = command.PostMessage{Parts: []events.Part{{Type: "text", Text: strings.Repeat("x", 900<<10)}, {Type: "text", Text: strings.Repeat("x", 140<<10)}}}
 		}
-		a, err := s.try(id(events.KindCommand), c.typ, c.sid, id(events.KindExecution), c.body)
+		a, err := s.trySend(id(events.KindCommand), c.typ, c.sid, id(events.KindExecution), c.body)
 		if c.name == "two megabytes" && err != nil {
 			continue // the client refuses the message with a typed error
 		}

@@ -218,7 +218,7 @@ func TestSettingWorkers(t *testing.T) {
 				var all sync.WaitGroup
 				for range sessions {
 					all.Go(func() {
-						if _, err := s.try(id(events.KindCommand), command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); err != nil {
+						if _, err := s.trySend(id(events.KindCommand), command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); err != nil {
 							t.Error(err)
 						}
 					})
@@ -258,7 +258,7 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
 	s.send(command.TypePostMessage, id(events.KindSession), id(events.KindExecution), command.PostMessage{Content: "x"})
 	s.send("nonsense", sid, "", nil)
-	count := func(name string, labels ...string) float64 { return gathered(t, registry, name, labels...) }
+	count := func(name string, labels ...string) float64 { return metricValue(t, registry, name, labels...) }
 	for want, got := range map[string]float64{
 		"created":   count("spool_session_commands_total", "create_session", "ok"),
 		"posted":    count("spool_session_commands_total", "post_message", "ok"),
@@ -273,8 +273,8 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	}
 }
 
-// gathered returns the value of a counter, or the number of samples of a histogram, by the values of its labels.
-func gathered(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
+// metricValue returns the value of a counter, or the number of samples of a histogram, by the values of its labels.
+func metricValue(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	list, err := registry.Gather()
 	must(t, err)

@@ -62,7 +62,7 @@ func TestPost_StoresFilesBeforeTheirMessage(t *testing.T) {
 	start := command.StartExecution{Post: command.PostMessage{Content: "look at a.txt", Files: []command.File{{Path: "a.txt", Size: 3, SHA256: sum}, {Path: "b/c.sh", Size: 3, SHA256: sum, Mode: 0o755}}}}
 	cmd, exe := id(events.KindCommand), id(events.KindExecution)
 	for range 2 {
-		a, err := s.try(cmd, command.TypeStartExecution, sid, exe, start)
+		a, err := s.trySend(cmd, command.TypeStartExecution, sid, exe, start)
 		must(t, err)
 		if a.Error != nil {
 			t.Fatal(a.Error)

@@ -164,7 +164,7 @@ func (c *conversation) run(ctx context.Context, gateways []server, i int) (delta
 		return 0, 0, err
 	}
 	for name, s := range map[string]*stream{"the client that stayed": stays, "the client that moved": moves} {
-		if err := errors.Join(s.catchUp(ctx, len(c.log)), s.same(c.log)); err != nil {
+		if err := errors.Join(s.catchUp(ctx, len(c.log)), s.compareWithLog(c.log)); err != nil {
 			return 0, 0, fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -333,7 +333,7 @@ func (p *project) checkSessions(gateways []server, all []*conversation) {
 			p.t.Fatalf("%s: %v", c.session, err)
 		}
 		s := newStream(c.session)
-		if err := errors.Join(s.join(ctx, gateways[(i+1)%2]), s.catchUp(ctx, len(log)), s.same(log)); err != nil {
+		if err := errors.Join(s.join(ctx, gateways[(i+1)%2]), s.catchUp(ctx, len(log)), s.compareWithLog(log)); err != nil {
 			p.t.Errorf("%s: %v", c.session, err)
 		}
 		if len(log) < len(c.log) || !slices.EqualFunc(log[:len(c.log)], c.log, func(a, b events.Wire) bool { return a.Seq == b.Seq && a.ID == b.ID }) {

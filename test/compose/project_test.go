@@ -73,7 +73,7 @@ func newProject(t *testing.T, more ...string) *project {
 		if t.Failed() {
 			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "1000")...)
 			t.Logf("the end of the logs (%v):\n%s", err, logs)
-			p.stacks("executor", "session")
+			p.logGoroutines("executor", "session")
 		}
 		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans")...); err != nil {
 			t.Errorf("remove the project: %v", err)
@@ -83,8 +83,8 @@ func newProject(t *testing.T, more ...string) *project {
 	return p
 }
 
-// stacks sends services the signal that makes a Go program print its goroutines, and logs those of Spool.
-func (p *project) stacks(services ...string) {
+// logGoroutines sends services the signal that makes a Go program print its goroutines, and logs those of Spool.
+func (p *project) logGoroutines(services ...string) {
 	if out, err := p.try(time.Minute, p.compose(append([]string{"kill", "--signal", "QUIT"}, services...)...)...); err != nil {
 		p.t.Logf("no stacks: %v\n%s", err, out)
 		return

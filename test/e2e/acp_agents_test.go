@@ -55,8 +55,8 @@ func acpPath(t *testing.T) string {
 // modelKey is the key that the model server of TestModelSettings_ReachACPAgents requires.
 const modelKey = "heron-4410-model-key"
 
-// keyed returns the URL of a server that forwards requests with the key to a model server and refuses all others.
-func keyed(t *testing.T, model, key string) string {
+// requireKey returns the URL of a server that forwards requests with the key to a model server and refuses all others.
+func requireKey(t *testing.T, model, key string) string {
 	t.Helper()
 	to, err := url.Parse(model)
 	if err != nil {
@@ -92,7 +92,7 @@ func forwardWhole(to http.Handler, w http.ResponseWriter, r *http.Request) {
 func TestModelSettings_ReachACPAgents(t *testing.T) {
 	c := harness.New(t, harness.Options{
 		Script: script(t, "docker.yaml"), Path: acpPath(t),
-		ModelKey: modelKey, ModelURL: func(url string) string { return keyed(t, url, modelKey) },
+		ModelKey: modelKey, ModelURL: func(url string) string { return requireKey(t, url, modelKey) },
 	})
 	for name, options := range acpAgents() {
 		t.Run(name, func(t *testing.T) {
@@ -103,8 +103,8 @@ func TestModelSettings_ReachACPAgents(t *testing.T) {
 				apply(c, "agents", "writer", map[string]any{"architecture": "acp", "model": "known-model", "command": options["command"], "modelSettings": options["modelSettings"], "instructions": "You answer what you are asked."})
 			}
 			k := newTalkWith(t, c, architecture, session)
-			k.answered("Remember the number 4711", "I will remember 4711.")
-			k.answered("which number was it?", "You asked me to remember 4711.")
+			k.mustAnswer("Remember the number 4711", "I will remember 4711.")
+			k.mustAnswer("which number was it?", "You asked me to remember 4711.")
 			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
 			if len(asked) < 2 {
 				t.Errorf("the model received %d requests, want at least one for each turn", len(asked))
@@ -121,20 +121,20 @@ func TestModelSettings_ReachACPAgents(t *testing.T) {
 	}
 	t.Run("without settings the agent has no model", func(t *testing.T) {
 		k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"command": []string{"qwen", "--acp"}}})
-		k.failed("Remember the number 4711", "MODEL_UNAUTHORIZED", "Authentication required")
+		k.mustFail("Remember the number 4711", "MODEL_UNAUTHORIZED", "Authentication required")
 	})
 	t.Run("a wrong key is refused", func(t *testing.T) {
 		k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": map[string]any{
 			"command": []string{"opencode", "acp"}, "modelSettings": map[string]any{"preset": "opencode", "env": map[string]string{"OPENAI_API_KEY": "not-${MODEL_KEY}"}},
 		}})
-		ended[events.ExecutionFailed](k.says("Remember the number 4711"))
+		ended[events.ExecutionFailed](k.ask("Remember the number 4711"))
 	})
 }
 
-// answered posts a text and checks that the answer contains want. Not every ACP agent reports its usage.
-func (k *talk) answered(text, want string) {
+// mustAnswer posts a text and checks that the answer contains want. Not every ACP agent reports its usage.
+func (k *talk) mustAnswer(text, want string) {
 	k.t.Helper()
-	x := k.says(text)
+	x := k.ask(text)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, want) {
 		k.t.Fatalf("%s: answered %q, want %q in it", text, end.Result, want)
 	}
@@ -171,15 +171,15 @@ func acpImage(t *testing.T) string {
 // model server requires.
 func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
 	image := acpImage(t)
-	c := dockerised(t, harness.Options{ModelURL: func(url string) string { return keyed(t, url, harness.RealKey) }})
+	c := newDockerCluster(t, harness.Options{ModelURL: func(url string) string { return requireKey(t, url, harness.RealKey) }})
 	for _, name := range []string{"opencode", "qwen", "claude"} {
 		t.Run(name, func(t *testing.T) {
 			before := len(c.Model.Requests())
 			options := maps.Clone(acpAgents()[name])
 			options["image"] = image
 			k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": options})
-			k.answered("Remember the number 4711", "I will remember 4711.")
-			k.answered("which number was it?", "You asked me to remember 4711.")
+			k.mustAnswer("Remember the number 4711", "I will remember 4711.")
+			k.mustAnswer("which number was it?", "You asked me to remember 4711.")
 			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
 			if len(asked) < 2 {
 				t.Errorf("the model received %d requests, want at least one for each turn", len(asked))

@@ -102,15 +102,15 @@ func (k *talk) until(execution string) turn {
 	return x
 }
 
-func (k *talk) says(text string) turn {
+func (k *talk) ask(text string) turn {
 	k.t.Helper()
 	return k.until(k.post(text, nil))
 }
 
-// completed posts a text, and checks that the answer contains want and that the turn has its usage.
-func (k *talk) completed(text, want string) turn {
+// mustComplete posts a text, and checks that the answer contains want and that the turn has its usage.
+func (k *talk) mustComplete(text, want string) turn {
 	k.t.Helper()
-	x := k.says(text)
+	x := k.ask(text)
 	end := ended[events.ExecutionCompleted](x)
 	if !strings.Contains(end.Result, want) {
 		k.t.Fatalf("%s: answered %q, want %q in it", text, end.Result, want)
@@ -121,10 +121,10 @@ func (k *talk) completed(text, want string) turn {
 	return x
 }
 
-// failed posts a text, and checks that the turn fails with a code and a message that contains words.
-func (k *talk) failed(text, code, words string) turn {
+// mustFail posts a text, and checks that the turn fails with a code and a message that contains words.
+func (k *talk) mustFail(text, code, words string) turn {
 	k.t.Helper()
-	x := k.says(text)
+	x := k.ask(text)
 	if end := ended[events.ExecutionFailed](x); end.Code != code || !strings.Contains(end.Message, words) {
 		k.t.Errorf("%s: failed with %s: %s; want %s with %q", text, end.Code, end.Message, code, words)
 	}

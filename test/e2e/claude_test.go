@@ -46,11 +46,11 @@ func TestClaudeCode_AgainstAScriptedModel(t *testing.T) {
 // claudeTwoTurns checks that one process answers two turns, and that the second turn knows the first.
 func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.completed("Remember the number 4711", "I will remember 4711. Ça va, 世界.")
+	first := k.mustComplete("Remember the number 4711", "I will remember 4711. Ça va, 世界.")
 	if s := first.started(); s.Warm || s.Attempt != 1 || s.Policy != "workspace" {
 		t.Errorf("the first start was %+v", s)
 	}
-	second := k.completed("which number was it?", "You asked me to remember 4711.")
+	second := k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	second.checkSameProcess(first)
 	if a, b := ended[events.ExecutionCompleted](first), ended[events.ExecutionCompleted](second); b.Usage.InputTokens > 2*a.Usage.InputTokens || b.CostUSD > 2*a.CostUSD {
 		t.Errorf("the second turn includes the usage of the first: %+v after %+v", b, a)
@@ -78,7 +78,7 @@ func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
 func claudeAlike(t *testing.T, c *harness.Cluster) {
 	one, two := newTalk(t, c, nil), newTalk(t, c, nil)
 	for _, k := range []*talk{one, two} {
-		k.completed("write and edit a file", "The file is edited.")
+		k.mustComplete("write and edit a file", "The file is edited.")
 	}
 	var d struct {
 		Equal     bool
@@ -90,7 +90,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 		t.Errorf("two runs of one query: %+v", d)
 	}
 	before := two.s.Cursor
-	two.completed("Remember the number 4711", "I will remember 4711.")
+	two.mustComplete("Remember the number 4711", "I will remember 4711.")
 	if one.get("/api/sessions/"+one.session+"/compare?with="+two.session, &d); d.Equal || d.Event != nil || d.WithEvent.Seq <= before {
 		t.Errorf("after a further turn of one session: %+v", d)
 	}
@@ -112,7 +112,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 // claudeEdit checks that tools change files in the workspace, and that a recorded rule allowed each of them.
 func claudeEdit(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	x := k.completed("write and edit a file", "The file is edited.")
+	x := k.mustComplete("write and edit a file", "The file is edited.")
 	content, err := os.ReadFile(filepath.Join(c.Workspace(k.session), "hello.txt"))
 	if err != nil || string(content) != "hello, spool\n" {
 		t.Errorf("hello.txt: %q, %v", content, err)
@@ -139,7 +139,7 @@ func claudeEdit(t *testing.T, c *harness.Cluster) {
 func claudeDenied(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	path := filepath.Join(t.TempDir(), "outside.txt")
-	x := k.completed("write to the path "+path, "outside of the workspace")
+	x := k.mustComplete("write to the path "+path, "outside of the workspace")
 	if _, err := os.Stat(path); err == nil {
 		t.Errorf("%s was written", path)
 	}
@@ -170,7 +170,7 @@ func claudeInterrupt(t *testing.T, c *harness.Cluster) {
 	if len(said) != 1 || !strings.HasPrefix(said[0].Content, "and on") || !strings.Contains(shown.String(), "and on") {
 		t.Errorf("blocks %+v after the text %s", said, shown.String())
 	}
-	k.completed("hello again", "You said: hello again").checkSameProcess(first)
+	k.mustComplete("hello again", "You said: hello again").checkSameProcess(first)
 }
 
 // claudeCancel cancels a turn whose tool sleeps, and checks that no process of the tool is left.
@@ -194,40 +194,40 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 	if r := first.kind(events.KindToolUse); len(r) != 1 || !strings.Contains(string(r[0].Input), "sleep 600") {
 		t.Errorf("tool uses %+v", r)
 	}
-	k.completed("hello again", "You said: hello again")
+	k.mustComplete("hello again", "You said: hello again")
 }
 
 // claudeBadRequest checks that an execution fails if the model refuses a request, and that the session continues in
 // the same process.
 func claudeBadRequest(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.failed("bad request", "MODEL_ERROR", "scripted refusal")
-	k.completed("hello again", "You said: hello again").checkSameProcess(first)
+	first := k.mustFail("bad request", "MODEL_ERROR", "scripted refusal")
+	k.mustComplete("hello again", "You said: hello again").checkSameProcess(first)
 }
 
 // claudeUnknownModel checks that an execution fails if the session's model is unknown, and that the next one
 // completes after the session got another model.
 func claudeUnknownModel(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, map[string]any{"model": "unknown-model"})
-	k.failed("hello", "MODEL_NOT_FOUND", "unknown-model")
+	k.mustFail("hello", "MODEL_NOT_FOUND", "unknown-model")
 	var s struct{ Detail string }
 	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"model": "known-model"}}, &s); code != http.StatusOK && code != http.StatusAccepted {
 		t.Fatalf("PATCH answered %d %s", code, s.Detail)
 	}
-	k.completed("hello again", "You said: hello again")
+	k.mustComplete("hello again", "You said: hello again")
 }
 
 // claudeOverloaded tests a model that is overloaded for longer than the command line retries.
 func claudeOverloaded(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.failed("always overloaded", "MODEL_ERROR", "verloaded")
-	k.completed("hello again", "You said: hello again").checkSameProcess(first)
+	first := k.mustFail("always overloaded", "MODEL_ERROR", "verloaded")
+	k.mustComplete("hello again", "You said: hello again").checkSameProcess(first)
 }
 
 // claudeKilled kills the agent's process during an answer, and checks that the next process knows the conversation.
 func claudeKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.completed("Remember the number 31", "31")
+	first := k.mustComplete("Remember the number 31", "31")
 	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
 	awaitRecord(t, first)
 	if err := syscall.Kill(int(first.started().PID), syscall.SIGKILL); err != nil {
@@ -241,7 +241,7 @@ func claudeKilled(t *testing.T, c *harness.Cluster) {
 	if said := second.kind(events.KindAssistantText); len(said) != 1 || said[0].Status != events.StatusError || said[0].Content == "" {
 		t.Errorf("blocks %+v", said)
 	}
-	third := k.completed("which number was it?", "31")
+	third := k.mustComplete("which number was it?", "31")
 	if s := third.started(); s.PID == first.started().PID || s.Warm {
 		t.Errorf("start %+v after the process %d was killed", s, first.started().PID)
 	}
@@ -268,7 +268,7 @@ func awaitRecord(t *testing.T, x turn) {
 func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	needProc(t)
 	k := newTalk(t, c, nil)
-	x := k.completed("hello", "You said: hello")
+	x := k.mustComplete("hello", "You said: hello")
 	k.audit()
 	k.s = nil // the deleted session cannot be compared with REST
 	before := harness.Processes(c.Workspace(k.session), of[events.SandboxReady](x)[0].SandboxID)
@@ -323,7 +323,7 @@ func TestClaudeCode_MissingProgramNamesTheRemedy(t *testing.T) {
 	c := newClaude(t, harness.Options{Path: path})
 	k := newTalk(t, c, nil)
 	for i := range 2 {
-		x := k.failed(fmt.Sprint("hello ", i), "AGENT_NOT_FOUND", "install it with `npm i -g @anthropic-ai/claude-code`")
+		x := k.mustFail(fmt.Sprint("hello ", i), "AGENT_NOT_FOUND", "install it with `npm i -g @anthropic-ai/claude-code`")
 		if s := of[events.ExecutionStarted](x); len(s) != 0 {
 			t.Errorf("a missing program was started: %+v", s)
 		}
@@ -335,7 +335,7 @@ func TestClaudeCode_MissingProgramNamesTheRemedy(t *testing.T) {
 			t.Fatal(err)
 		}
 		in := k.inSubtest(t)
-		in.completed("hello again", "You said: hello again")
+		in.mustComplete("hello again", "You said: hello again")
 		k.s = in.s
 	})
 }

@@ -159,14 +159,14 @@ func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 	return turns, tokens, ms
 }
 
-// erased makes passes of the janitor until a session's content was removed.
-func erased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
+// awaitErased makes passes of the janitor until a session's content was removed.
+func awaitErased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
 	t.Helper()
-	erasedOf(t, c, j, harness.Tenant, id)
+	awaitErasedOf(t, c, j, harness.Tenant, id)
 }
 
-// erasedOf is like erased for a session of the given tenant.
-func erasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id string) {
+// awaitErasedOf is like erased for a session of the given tenant.
+func awaitErasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id string) {
 	t.Helper()
 	sessions := eventlog.Sessions{Log: c.Base.Log}
 	harness.Eventually(t, "the content of "+id+" is removed", func() bool {
@@ -211,7 +211,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	}
 	c.Delete(deleted)
 	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
-	erased(t, c, j, deleted)
+	awaitErased(t, c, j, deleted)
 
 	control := streamsWith(t, c.NATSStore(), kept)
 	left := streamsWith(t, c.NATSStore(), gone)

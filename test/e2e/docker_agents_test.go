@@ -85,7 +85,7 @@ func apply(c *harness.Cluster, kind, slug string, spec any) string {
 // names: instructions, memory, a skill's script at its versioned path, files, variables, and a secret that a tool
 // uses and that is found nowhere else.
 func TestDockerAgents_HaveTheirDefinition(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{Slots: 4}, KeepLogs: true})
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{Slots: 4}, KeepLogs: true})
 	code, raw := c.PushSkill(greet(t), "slug=greet&tag=stable")
 	var pushed struct{ Ref events.Reference }
 	if err := json.Unmarshal(raw, &pushed); err != nil || code != http.StatusCreated {
@@ -116,11 +116,11 @@ func TestDockerAgents_HaveTheirDefinition(t *testing.T) {
 
 func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	k := newTalkWith(t, c, "", map[string]any{"agent": architecture + "-porter", "environments": []string{"street"}})
-	k.completed("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
-	k.completed("run the command python3 door.py", "the door is open")
-	k.completed("run the command tail -n 1 $SSL_CERT_FILE; ls $NODE_EXTRA_CA_CERTS", "launch/authorities.pem")
+	k.mustComplete("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
+	k.mustComplete("run the command python3 door.py", "the door is open")
+	k.mustComplete("run the command tail -n 1 $SSL_CERT_FILE; ls $NODE_EXTRA_CA_CERTS", "launch/authorities.pem")
 	if want := map[string]string{"claude-code": "greet", "opencode": dir + "/scripts/greet.sh"}[architecture]; want != "" {
-		k.completed("use the skill greet", want) // with the tool of the agent's command line
+		k.mustComplete("use the skill greet", want) // with the tool of the agent's command line
 	}
 	var seen string
 	for _, r := range c.Model.Requests() {
@@ -207,7 +207,7 @@ func dump(t *testing.T, url string) []byte {
 // TestDocker_RedactsSecrets tests that a secret that an agent prints is not shown, in any form in which the agent
 // prints it.
 func TestDocker_RedactsSecrets(t *testing.T) {
-	c := dockerised(t, harness.Options{})
+	c := newDockerCluster(t, harness.Options{})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestDocker_RedactsSecrets(t *testing.T) {
 			k := newTalkWith(t, c, architecture, map[string]any{"model": "known-model", "environments": []string{"street"}})
 			encoded := base64.StdEncoding.EncodeToString([]byte(credential))
 			for _, command := range []string{"echo $DOOR_TOKEN", "echo -n $DOOR_TOKEN | base64", "echo '{\"key\":\"'$DOOR_TOKEN'\"}'"} {
-				x := k.completed("run the command "+command, "[redacted]")
+				x := k.mustComplete("run the command "+command, "[redacted]")
 				for _, w := range x.events {
 					if bytes.Contains(w.Data, []byte(credential)) || bytes.Contains(w.Data, []byte(encoded[:len(encoded)-4])) {
 						t.Errorf("%s: %s shows the secret: %s", command, w.Type, w.Data)
@@ -287,7 +287,7 @@ func serveEverything(t *testing.T, image string) string {
 func TestDocker_UsesMCPServers(t *testing.T) {
 	image := withServer(t)
 	address := serveEverything(t, image)
-	c := dockerised(t, harness.Options{EgressOpen: address, KeepLogs: true})
+	c := newDockerCluster(t, harness.Options{EgressOpen: address, KeepLogs: true})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"MCP_CREDENTIAL": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "caller", map[string]any{
 		"architecture": "claude-code", "model": "known-model", "instructions": "You call servers of tools.", "image": image,
@@ -298,7 +298,7 @@ func TestDocker_UsesMCPServers(t *testing.T) {
 	})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "caller", "environments": []string{"street"}})
 	for _, server := range []string{"inside", "outside"} {
-		x := k.completed("call the server "+server+" with heron", "Echo: heron")
+		x := k.mustComplete("call the server "+server+" with heron", "Echo: heron")
 		if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__"+server+"__echo" {
 			t.Errorf("%s: the tools that were used are %+v", server, calls)
 		}

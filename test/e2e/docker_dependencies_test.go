@@ -42,7 +42,7 @@ func TestDockerDependencies_AreInstalledOnce(t *testing.T) {
 	registry, url := packages(t)
 	elsewhere := httptest.NewServer(nil)
 	t.Cleanup(elsewhere.Close)
-	c := dockerised(t, harness.Options{
+	c := newDockerCluster(t, harness.Options{
 		Executors: 2, EgressRoutes: map[string]string{"npm": url + "/npm", "pypi": url, "secretive": elsewhere.URL},
 		Executor: executor.Config{NPMRegistry: "http://127.0.0.1:7070/npm", PIPIndexURL: "http://127.0.0.1:7070/pypi/pip"},
 	})

@@ -13,7 +13,7 @@ import (
 
 // TestDockerLife_OfContainers tests what happens to containers apart from turns.
 func TestDockerLife_OfContainers(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model", SandboxMemory: 512 << 20}})
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model", SandboxMemory: 512 << 20}})
 	for name, test := range map[string]func(*testing.T, *harness.Cluster){
 		"pause":         dockerPause,
 		"pool":          dockerPool,
@@ -86,7 +86,7 @@ func kinds(x turn) string {
 func dockerPool(t *testing.T, c *harness.Cluster) {
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
 		k := newTalkWith(t, c, "spool", nil) // the agents of the pool have the default model
-		k.completed("are you there?", "You said: are you there?")
+		k.mustComplete("are you there?", "You said: are you there?")
 		for _, e := range k.s.Events {
 			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
 				if container := k.c.Container(k.session); !strings.Contains(harness.Docker(t, "inspect", "-f", "{{.Name}}", container), k.session) {
@@ -103,7 +103,7 @@ func dockerPool(t *testing.T, c *harness.Cluster) {
 // workspace.
 func dockerTerminate(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
-	k.completed("write a file", "The file is written.")
+	k.mustComplete("write a file", "The file is written.")
 	execution := k.post("run the command sleep 300", func(w events.Wire) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
@@ -116,17 +116,17 @@ func dockerTerminate(t *testing.T, c *harness.Cluster) {
 	harness.Eventually(t, "the container is gone", func() bool {
 		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
-	k.completed("run the command cat hello.txt", "hello, world")
+	k.mustComplete("run the command cat hello.txt", "hello, world")
 }
 
 // dockerMaxAge checks that a container that is too old is replaced between two turns.
 func dockerMaxAge(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", with(map[string]any{"sandboxMaxAgeMs": 1000}))
-	k.completed("write a file", "The file is written.")
+	k.mustComplete("write a file", "The file is written.")
 	first := k.c.Container(k.session)
 	began := time.Now()
 	harness.Eventually(t, "it is old", func() bool { return time.Since(began) > time.Second })
-	k.completed("run the command cat hello.txt", "hello, world")
+	k.mustComplete("run the command cat hello.txt", "hello, world")
 	if second := k.c.Container(k.session); second == first {
 		t.Error("the container is the same")
 	}
@@ -135,13 +135,13 @@ func dockerMaxAge(t *testing.T, c *harness.Cluster) {
 // dockerMissingImage checks that a missing image fails the execution with a code and a remedy.
 func dockerMissingImage(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
-	k.failed("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
+	k.mustFail("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
 }
 
 // dockerKilled checks that a container that is killed during a turn is replaced, with its workspace.
 func dockerKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
-	k.completed("write a file", "The file is written.")
+	k.mustComplete("write a file", "The file is written.")
 	execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 	})

@@ -13,7 +13,7 @@ import (
 // TestDockerRetries_ContinueInTheSameSandbox kills the process of every real agent during a turn. The next attempt
 // continues in the same sandbox, with the agent's own record of the first attempt.
 func TestDockerRetries_ContinueInTheSameSandbox(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{Slots: 4}})
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{Slots: 4}})
 	for architecture, more := range architectures() {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
@@ -27,9 +27,9 @@ func TestDockerRetries_ContinueInTheSameSandbox(t *testing.T) {
 			}
 			apply(c, "agents", architecture+"-stubborn", spec)
 			k := newTalkWith(t, c, "", map[string]any{"agent": architecture + "-stubborn"})
-			k.completed("Remember the number 4711", "I will remember 4711.")
+			k.mustComplete("Remember the number 4711", "I will remember 4711.")
 			k.killedAmid("test -e twice && echo again || { touch twice; sleep 300; }", "twice")
-			k.completed("which number was it?", "You asked me to remember 4711.")
+			k.mustComplete("which number was it?", "You asked me to remember 4711.")
 		})
 	}
 }

@@ -41,7 +41,7 @@ func box(image string, more map[string]any) []map[string]any {
 // sandbox.
 func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 	image := buildBoxImage(t)
-	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}, KeepLogs: true})
+	c := newDockerCluster(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}, KeepLogs: true})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
 		"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
 	}})
@@ -62,7 +62,7 @@ func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 			c := c.In(t)
 			agent(c, "lost-boxer", "spool", box("spool-test/no-such-image:1", nil))
 			k := newTalkWith(t, c, "", map[string]any{"agent": "lost-boxer", "environments": []string{"street"}})
-			x := k.failed("hello", "IMAGE_NOT_FOUND", "mcpServers[0].image: server box: ")
+			x := k.mustFail("hello", "IMAGE_NOT_FOUND", "mcpServers[0].image: server box: ")
 			if len(of[events.ExecutionStarted](x)) != 0 {
 				t.Error("the agent was started")
 			}
@@ -71,7 +71,7 @@ func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 			t.Parallel()
 			c := c.In(t)
 			agent(c, "loud-boxer", "spool", box(image, map[string]any{"command": []string{"stdio", "--token=${DOOR_TOKEN}"}}))
-			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).failed("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
+			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).mustFail("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
 		})
 	})
 	for where, content := range c.Written() {
@@ -84,7 +84,7 @@ func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 
 // containerTalk calls the server, and inspects its container.
 func containerTalk(t *testing.T, k *talk) {
-	x := k.completed("call the server box with heron", "Echo: heron")
+	x := k.mustComplete("call the server box with heron", "Echo: heron")
 	if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__box__echo" {
 		t.Errorf("the tools that were used are %+v", calls)
 	}
@@ -92,7 +92,7 @@ func containerTalk(t *testing.T, k *talk) {
 	if len(servers) != 1 {
 		t.Fatalf("containers of servers: %q", servers)
 	}
-	x = k.completed("show the variables of box", "hail Ada")
+	x = k.mustComplete("show the variables of box", "hail Ada")
 	for _, w := range x.events {
 		if bytes.Contains(w.Data, []byte(credential)) {
 			t.Errorf("%s shows the secret: %s", w.Type, w.Data)
@@ -113,10 +113,10 @@ func containerTalk(t *testing.T, k *talk) {
 	noSecretArguments(t)
 	// A server that ended between two turns is started again, and the warm agent reaches it.
 	harness.Docker(t, "kill", servers[0])
-	k.completed("call the server box with lark", "Echo: lark")
+	k.mustComplete("call the server box with lark", "Echo: lark")
 	k.control("/api/sessions/" + k.session + "/environment/terminate")
 	harness.Eventually(t, "the server's container is gone", func() bool { return len(k.c.Servers(k.session)) == 0 })
-	k.completed("call the server box with swift", "Echo: swift")
+	k.mustComplete("call the server box with swift", "Echo: swift")
 }
 
 // ownUser matches the confinement of a server's container that runs as a user of the default range.
@@ -149,7 +149,7 @@ func noSecretArguments(t *testing.T) {
 // over.
 func TestDockerServers_OutliveExecutors(t *testing.T) {
 	image := buildBoxImage(t)
-	c := dockerised(t, harness.Options{})
+	c := newDockerCluster(t, harness.Options{})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "boxer", map[string]any{"architecture": "spool", "model": "known-model", "instructions": "You call servers of tools.", "mcpServers": box(image, nil)})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "boxer", "environments": []string{"street"}})
@@ -166,7 +166,7 @@ func TestDockerServers_OutliveExecutors(t *testing.T) {
 	if n := len(of[events.ExecutionClaimed](x)); n != 2 || len(of[events.ExecutionStarted](x)) != 1 {
 		t.Errorf("%d claims: %s", n, kinds(x))
 	}
-	k.completed("call the server box with heron", "Echo: heron")
+	k.mustComplete("call the server box with heron", "Echo: heron")
 	if again := c.Servers(k.session); len(servers) != 1 || len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("containers of servers %q, before %q", again, servers)
 	}

@@ -18,7 +18,7 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 		answer  = "The surveyor said: It said: survey-4417"
 		command = "echo survey-$((4400+17))" // only a shell can compute the answer
 	)
-	c := dockerised(t, harness.Options{})
+	c := newDockerCluster(t, harness.Options{})
 	apply(c, "agents", "lead", map[string]any{
 		"architecture": "claude-code", "model": "known-model", "instructions": "You lead a team of surveyors.",
 		"subagents": []map[string]any{{
@@ -26,7 +26,7 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 		}},
 	})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "lead"})
-	x := k.completed(query, answer)
+	x := k.mustComplete(query, answer)
 	spawned, ended := onlyEvent[events.SubagentSpawned](x), onlyEvent[events.SubagentCompleted](x)
 	own := spawned.Conversation
 	if spawned.Name != "surveyor" || own == "" || own == events.MainConversation || spawned.Parent != events.MainConversation || ended.Conversation != own || ended.IsError {
@@ -51,7 +51,7 @@ func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 			t.Errorf("the agent's own conversation has what the sub-agent did: %s", text(t, b))
 		}
 	}
-	k.completed(query, answer) // another sub-agent, of the same process
+	k.mustComplete(query, answer) // another sub-agent, of the same process
 	if list := k.conversations(); len(list) != 3 || list[2].ConversationID == own {
 		t.Errorf("after a second one the conversations are %+v", list)
 	}

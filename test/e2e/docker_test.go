@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// dockerised returns a cluster whose sandboxes are containers.
-func dockerised(t *testing.T, opts harness.Options) *harness.Cluster {
+// newDockerCluster returns a cluster whose sandboxes are containers.
+func newDockerCluster(t *testing.T, opts harness.Options) *harness.Cluster {
 	t.Helper()
 	harness.NeedDocker(t)
 	opts.Docker = true
@@ -41,7 +41,7 @@ func architectures() map[string]map[string]any {
 
 // TestDocker_RunsEveryAgent tests every agent in a hardened container without a network, through the API of clients.
 func TestDocker_RunsEveryAgent(t *testing.T) {
-	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}})
+	c := newDockerCluster(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}})
 	for architecture, more := range architectures() {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
@@ -54,9 +54,9 @@ func TestDocker_RunsEveryAgent(t *testing.T) {
 // if no other provider is configured. The executor does not have the key.
 func TestDocker_NVIDIAAsTheOnlyProvider(t *testing.T) {
 	t.Parallel()
-	c := dockerised(t, harness.Options{NVIDIAAlone: true, Executor: executor.Config{Slots: 2, NVIDIAModel: "known-model"}})
+	c := newDockerCluster(t, harness.Options{NVIDIAAlone: true, Executor: executor.Config{Slots: 2, NVIDIAModel: "known-model"}})
 	for _, architecture := range []string{"spool", "opencode"} {
-		newTalkWith(t, c, architecture, nil).completed("Remember the number 4711", "I will remember 4711.")
+		newTalkWith(t, c, architecture, nil).mustComplete("Remember the number 4711", "I will remember 4711.")
 	}
 }
 
@@ -64,14 +64,14 @@ func TestDocker_NVIDIAAsTheOnlyProvider(t *testing.T) {
 // timeout, and the same files in another sandbox.
 func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) {
 	k := newTalkWith(t, c, architecture, more)
-	first := k.completed("Remember the number 4711", "I will remember 4711.")
+	first := k.mustComplete("Remember the number 4711", "I will remember 4711.")
 	if s := first.started(); s.Warm || s.Attempt != 1 {
 		t.Errorf("the first start was %+v", s)
 	}
-	second := k.completed("which number was it?", "You asked me to remember 4711.")
+	second := k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	second.checkSameProcess(first)
-	k.completed("write a file", "The file is written.")
-	k.wantFile("hello.txt", "hello, world\n")
+	k.mustComplete("write a file", "The file is written.")
+	k.awaitFile("hello.txt", "hello, world\n")
 	k.dockerInterrupt().checkSameProcess(first)
 	k.dockerRefused(architecture)
 	container := k.c.Container(k.session)
@@ -79,15 +79,15 @@ func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[
 	harness.Eventually(t, "the container of an idle session is gone", func() bool {
 		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
-	k.completed("run the command cat hello.txt", "hello, world")
-	back := k.completed("which number was it?", "You asked me to remember 4711.")
+	k.mustComplete("run the command cat hello.txt", "hello, world")
+	back := k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	if s := back.started(); s.Attempt != 1 {
 		t.Errorf("in the new sandbox the agent started as %+v", s)
 	}
 }
 
-// wantFile waits until the last snapshot has a file with the given content.
-func (k *talk) wantFile(path, content string) {
+// awaitFile waits until the last snapshot has a file with the given content.
+func (k *talk) awaitFile(path, content string) {
 	k.t.Helper()
 	harness.Eventually(k.t, path+" can be fetched", func() bool {
 		res, err := http.Get(k.c.URL(0) + "/api/sessions/" + k.session + "/files/" + path)
@@ -109,7 +109,7 @@ func (k *talk) dockerInterrupt() turn {
 	if end := ended[events.ExecutionCancelled](x); end.Reason != "interrupted" {
 		k.t.Errorf("ended with %+v", end)
 	}
-	return k.completed("hello again", "You said: hello again")
+	return k.mustComplete("hello again", "You said: hello again")
 }
 
 // dockerRefused checks that a model's refusal fails the execution with its code, and that the session continues.
@@ -119,7 +119,7 @@ func (k *talk) dockerRefused(architecture string) {
 	if end := ended[events.ExecutionFailed](x); end.Code != "MODEL_ERROR" || !strings.Contains(end.Message, "scripted refusal") {
 		k.t.Errorf("%s: ended with %+v", architecture, end)
 	}
-	k.completed("hello after that", "You said: hello after that")
+	k.mustComplete("hello after that", "You said: hello after that")
 }
 
 // idle lets the session's idle timeout pass, and waits until its sandbox has ended.

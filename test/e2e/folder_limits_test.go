@@ -59,7 +59,7 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	id, printed := ran(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; find n0* -type f | wc -l; echo made > made.txt")
+	id, printed := runCLI(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; find n0* -type f | wc -l; echo made > made.txt")
 	if !strings.Contains(printed, "first") || !strings.Contains(printed, fmt.Sprint(files)) {
 		t.Errorf("spool run printed %s", printed)
 	}
@@ -199,7 +199,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	}
 	holds := func(want map[string]string) {
 		t.Helper()
-		if got := holding(t, dir); fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := filesIn(t, dir); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("the folder has %v, want %v", got, want)
 		}
 	}

@@ -46,8 +46,8 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 			t.Errorf("%s: ended with %d, want %d and %q:\n%s", name, code, answer.code, answer.says, screen)
 		}
 	}
-	if n := sessions(c); n != 0 || len(holding(t, dir)) != 1 {
-		t.Errorf("after the refusals there are %d sessions, and the folder has %v", n, holding(t, dir))
+	if n := sessions(c); n != 0 || len(filesIn(t, dir)) != 1 {
+		t.Errorf("after the refusals there are %d sessions, and the folder has %v", n, filesIn(t, dir))
 	}
 
 	x := start()
@@ -59,8 +59,8 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	}
 	t.Cleanup(func() { c.Delete(made[1]) })
 	notice, text := strings.Index(screen, "the agent works in "+dir+" itself: it changes the files there, and nothing is isolated"), strings.Index(screen, "first")
-	if code != 0 || notice < 0 || text < notice || holding(t, dir)["made.txt"] != "made\n" {
-		t.Errorf("after a yes it ended with %d, the folder has %v:\n%s", code, holding(t, dir), screen)
+	if code != 0 || notice < 0 || text < notice || filesIn(t, dir)["made.txt"] != "made\n" {
+		t.Errorf("after a yes it ended with %d, the folder has %v:\n%s", code, filesIn(t, dir), screen)
 	}
 }
 
@@ -71,11 +71,11 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
 	files := map[string]string{"edit.txt": "one\ntwo\n", "gone.txt": "gone\n", "keep.txt": "keep\n"}
 	dir, data := project(t, files), t.TempDir()
-	id, _ := ran(t, c, dir, data, "--copy", "--workspace", ".", "run the command sed -i s/two/2/ edit.txt; rm gone.txt; echo new > new.txt")
+	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", "run the command sed -i s/two/2/ edit.txt; rm gone.txt; echo new > new.txt")
 	t.Cleanup(func() { c.Delete(id) })
 	holds := func(when string) {
 		t.Helper()
-		if got := holding(t, dir); !maps.Equal(got, files) {
+		if got := filesIn(t, dir); !maps.Equal(got, files) {
 			t.Errorf("%s the folder has %v, want %v", when, got, files)
 		}
 	}

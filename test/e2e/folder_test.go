@@ -35,8 +35,8 @@ func project(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// holding returns the content of the files in a folder, by path.
-func holding(t *testing.T, dir string) map[string]string {
+// filesIn returns the content of the files in a folder, by path.
+func filesIn(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -59,8 +59,8 @@ func holding(t *testing.T, dir string) map[string]string {
 
 var sessionID = regexp.MustCompile(`spool run --session (ses_\w+)`)
 
-// ran runs a query with the command line tool, which must succeed, and returns its session and all its output.
-func ran(t *testing.T, c *harness.Cluster, folder, data string, args ...string) (session, printed string) {
+// runCLI runs a query with the command line tool, which must succeed, and returns its session and all its output.
+func runCLI(t *testing.T, c *harness.Cluster, folder, data string, args ...string) (session, printed string) {
 	t.Helper()
 	code, out, says := c.CLI(t, folder, data, append([]string{"run", "--architecture", "spool", "--model", "known-model"}, args...)...)
 	found := sessionID.FindStringSubmatch(says)
@@ -95,11 +95,11 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
 	dir, data := project(t, map[string]string{"a.txt": "first\n", ".gitignore": "*.log\n", "big.log": "log\n", "sub/b.txt": "b\n", ".git/HEAD": "ref\n"}), t.TempDir()
 
-	id, printed := ran(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; echo made > made.txt; pwd")
+	id, printed := runCLI(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; echo made > made.txt; pwd")
 	if !strings.Contains(printed, "first") || !strings.Contains(printed, "the agent works in "+dir+" itself") || !strings.Contains(printed, "nothing is isolated") {
 		t.Errorf("spool run printed %s", printed)
 	}
-	if got := holding(t, dir); got["made.txt"] != "made\n" {
+	if got := filesIn(t, dir); got["made.txt"] != "made\n" {
 		t.Errorf("the folder has %v", got)
 	}
 	harness.Eventually(t, "the snapshot has what is not ignored", func() bool {
@@ -107,7 +107,7 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 		return l["made.txt"] && l["sub/b.txt"] && !l["big.log"] && !l[".git/HEAD"]
 	})
 
-	other, printed := ran(t, c, filepath.Join(dir, "sub"), data, "--workspace", ".", "run the command cat b.txt")
+	other, printed := runCLI(t, c, filepath.Join(dir, "sub"), data, "--workspace", ".", "run the command cat b.txt")
 	if !strings.Contains(printed, "session "+id+" also works in "+dir) {
 		t.Errorf("in the other session spool run printed %s", printed)
 	}
@@ -124,10 +124,10 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 		t.Errorf("after the sandbox ended: %d %s %s", code, out, says)
 	}
 
-	before := holding(t, dir)
+	before := filesIn(t, dir)
 	c.Delete(id)
 	c.Delete(other)
-	if after := holding(t, dir); len(after) != len(before) || after["a.txt"] != "second\n" || after["made.txt"] != "made\n" {
+	if after := filesIn(t, dir); len(after) != len(before) || after["a.txt"] != "second\n" || after["made.txt"] != "made\n" {
 		t.Errorf("after the sessions were deleted the folder has %v, before %v", after, before)
 	}
 }
@@ -209,7 +209,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 		"keep.txt": "keep\n", "edit.txt": "one\ntwo\n", "both.txt": "both\n", "gone.txt": "gone\n", "sub/mode.sh": "echo\n", "node_modules/x": "x\n",
 	}
 	dir, data := project(t, files), t.TempDir()
-	id, printed := ran(t, c, dir, data, append(flags, "--workspace", ".",
+	id, printed := runCLI(t, c, dir, data, append(flags, "--workspace", ".",
 		"run the command cat edit.txt; sed -i s/two/2/ edit.txt; echo theirs > both.txt; rm gone.txt; mkdir new; echo new > new/n.txt; chmod 755 sub/mode.sh; "+
 			"ln -s ../edit.txt new/link; ln -s /etc/passwd bad; mkdir -p node_modules; echo y > node_modules/y; ls node_modules")...)
 	t.Cleanup(func() { c.Delete(id) })
@@ -218,7 +218,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	}
 	same := func(when string, want map[string]string) {
 		t.Helper()
-		if got := holding(t, dir); !maps.Equal(got, want) {
+		if got := filesIn(t, dir); !maps.Equal(got, want) {
 			t.Errorf("%s the folder has %v, want %v", when, got, want)
 		}
 	}
@@ -271,14 +271,14 @@ func TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
 	dir, other, data := project(t, map[string]string{"a.txt": "old\n"}), project(t, map[string]string{"a.txt": "old\n"}), t.TempDir()
-	id, _ := ran(t, c, dir, data, "--copy", "--workspace", ".", "run the command echo new > a.txt")
+	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", "run the command echo new > a.txt")
 	t.Cleanup(func() { c.Delete(id) })
 	for _, folder := range []struct {
 		args []string
 		path string
 	}{{[]string{other}, other}, {nil, dir}} {
 		code, out, says := c.CLI(t, dir, data, append([]string{"files", "pull", id, "--yes"}, folder.args...)...)
-		if got := holding(t, folder.path); code != 0 || got["a.txt"] != "new\n" {
+		if got := filesIn(t, folder.path); code != 0 || got["a.txt"] != "new\n" {
 			t.Errorf("pull %v: ended with %d, the folder has %v: %s%s", folder.args, code, got, out, says)
 		}
 	}

@@ -77,8 +77,8 @@ func TestFork_Commands(t *testing.T) {
 	t.Cleanup(func() { _ = conn.Close() })
 	one := func(t *testing.T) *talk {
 		k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "metadata": map[string]any{"of": "the parent"}})
-		k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-		k.synced()
+		k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+		k.awaitSnapshot()
 		return k
 	}
 	t.Run("of a session that is closed", func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestFork_Commands(t *testing.T) {
 			t.Errorf("the fork is %+v at %+v", s, f.Parent)
 		}
 		child := k.talkWith(f)
-		child.completed("which fruit is it?", "The fruit is apple.")
+		child.mustComplete("which fruit is it?", "The fruit is apple.")
 		if tip := fork(t, k.c, k.session, map[string]any{}); tip.Parent.Effective != tip.Parent.Asked || tip.Parent.Asked <= at {
 			t.Errorf("the fork at the last event of a closed session is at %+v", tip.Parent)
 		}
@@ -122,7 +122,7 @@ func TestFork_Commands(t *testing.T) {
 				t.Errorf("the fork with agent %s is %+v", ref, s)
 			}
 			asked := len(c.Model.Requests())
-			k.talkWith(f).completed("which fruit is it?", "The fruit is apple.")
+			k.talkWith(f).mustComplete("which fruit is it?", "The fruit is apple.")
 			if sent := requestsAfter(c, asked, "which fruit is it?"); !strings.Contains(sent, said) || !strings.Contains(sent, "the fruit is apple") {
 				t.Errorf("with agent %s the model was sent %s", ref, sent)
 			}
@@ -258,8 +258,8 @@ func forkOverGRPC(t *testing.T, k *talk, sessions spoolv1.SessionsClient) {
 // the files and the history of the first session.
 func forkOfForks(t *testing.T, c *harness.Cluster) {
 	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	ids, total := []string{k.session}, uint32(0)
 	for range 3 {
 		f := fork(t, k.c, ids[len(ids)-1], map[string]any{})
@@ -267,7 +267,7 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 			t.Errorf("a fork begins at %+v", f.Parent)
 		}
 		last := &talk{t: t, c: k.c, session: f.SessionID}
-		last.wantFile("a.txt", "one\n") // before the fork has a snapshot
+		last.awaitFile("a.txt", "one\n") // before the fork has a snapshot
 		if code, raw := request(t, "GET", k.c.URL(0)+"/api/sessions/"+f.SessionID+"/files/a.txt?at=2", nil, nil); code != http.StatusOK || string(raw) != "one\n" {
 			t.Errorf("the file at event 2 is %d %s", code, raw)
 		}
@@ -275,7 +275,7 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 	last := &talk{t: t, c: k.c, session: ids[3], reportsCost: k.reportsCost}
 	k.c.Delete(ids[1]) // two of its ancestors
 	k.c.Delete(k.session)
-	last.wantFile("a.txt", "one\n")
+	last.awaitFile("a.txt", "one\n")
 	var h struct {
 		Total     uint32
 		Events    []events.Wire
@@ -284,10 +284,10 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 	if k.c.Call(0, "GET", "/api/sessions/"+ids[3]+"/history?limit=1000", nil, &h); h.Total != total || len(h.Ancestors) != 3 || h.Ancestors[0].SessionID != k.session || len(h.Events) != int(total) {
 		t.Errorf("the history has %d of %d events of %+v, want %d", len(h.Events), h.Total, h.Ancestors, total)
 	}
-	last.completed("which fruit is it?", "The fruit is apple.")
-	last.completed("the fruit is fig; run echo mine >> a.txt", "Noted fig.")
-	last.synced()
-	last.wantFile("a.txt", "one\nmine\n")
+	last.mustComplete("which fruit is it?", "The fruit is apple.")
+	last.mustComplete("the fruit is fig; run echo mine >> a.txt", "Noted fig.")
+	last.awaitSnapshot()
+	last.awaitFile("a.txt", "one\nmine\n")
 	if code, raw := request(t, "GET", k.c.URL(0)+"/api/sessions/"+ids[3]+"/files/a.txt?at=2", nil, nil); code != http.StatusOK || string(raw) != "one\n" {
 		t.Errorf("the file at event 2 is %d %s", code, raw)
 	}

@@ -112,17 +112,17 @@ func threeTurns(t *testing.T, c *harness.Cluster, architecture string) *talk {
 	options := forkOptions()[architecture]
 	options["metadata"] = map[string]any{"of": "the parent"}
 	k := newTalkWith(t, c, architecture, options)
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced() // a message that came at once would prevent the snapshot
-	k.completed("the fruit is pear; run echo two > a.txt; echo b > b.txt; exit 3", "Noted pear.")
-	k.synced()
-	k.completed("the fruit is plum; run echo three > a.txt; rm b.txt", "Noted plum.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot() // a message that came at once would prevent the snapshot
+	k.mustComplete("the fruit is pear; run echo two > a.txt; echo b > b.txt; exit 3", "Noted pear.")
+	k.awaitSnapshot()
+	k.mustComplete("the fruit is plum; run echo three > a.txt; rm b.txt", "Noted plum.")
+	k.awaitSnapshot()
 	return k
 }
 
-// synced reads the stream until a snapshot follows the last end of an execution.
-func (k *talk) synced() {
+// awaitSnapshot reads the stream until a snapshot follows the last end of an execution.
+func (k *talk) awaitSnapshot() {
 	k.t.Helper()
 	ends := slices.Collect(k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }))
 	done := func() bool {
@@ -163,8 +163,8 @@ func TestFork_BetweenTurns(t *testing.T) {
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml"), Executors: 2})
 	k := threeTurns(t, c, "spool")
 	forksBetweenTurns(t, k)
-	k.completed("which fruit is it?", "The fruit is plum.")
-	rebuilt(t, c)
+	k.mustComplete("which fruit is it?", "The fruit is plum.")
+	checkRebuild(t, c)
 }
 
 // forksBetweenTurns forks a session of three turns after each of them, and before the first.
@@ -198,7 +198,7 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 		}
 		child := k.talkWith(f)
 		asked := len(c.Model.Requests())
-		child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+		child.mustComplete("which fruit is it?", "The fruit is "+w.fruit+".")
 		sent := requestsAfter(c, asked, "which fruit is it?")
 		if sent == "" || w.fruit != "" && !strings.Contains(sent, w.fruit) {
 			t.Errorf("%s: the model received %s", w.name, sent)
@@ -208,17 +208,17 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 				t.Errorf("%s: the model received %s, which is from a later turn: %s", w.name, later, sent)
 			}
 		}
-		child.synced()
+		child.awaitSnapshot()
 		for path, content := range w.files {
-			child.wantFile(path, content)
+			child.awaitFile(path, content)
 		}
 		for _, path := range w.gone {
 			if status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+f.SessionID+"/files/"+path, nil, nil); status != http.StatusNotFound {
 				t.Errorf("%s: %s is %d %s", w.name, path, status, raw)
 			}
 		}
-		child.completed("the fruit is fig; run echo mine > a.txt", "Noted fig.")
-		child.completed("which fruit is it?", "The fruit is fig.")
+		child.mustComplete("the fruit is fig; run echo mine > a.txt", "Noted fig.")
+		child.mustComplete("which fruit is it?", "The fruit is fig.")
 	}
 	if after := stored(t, k.c, k.session); after != before {
 		t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
@@ -236,8 +236,8 @@ func requestsAfter(c *harness.Cluster, n int, text string) string {
 	return b.String()
 }
 
-// rebuilt checks that a rebuild gives the same read models.
-func rebuilt(t *testing.T, c *harness.Cluster) {
+// checkRebuild checks that a rebuild gives the same read models.
+func checkRebuild(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	nc, log, err := c.Base.Connect(topology.UserProjector)
 	if err != nil {
@@ -314,7 +314,7 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 	asks := func(f forked, fruit string) (sent string) {
 		asked := len(k.c.Model.Requests())
 		child := k.talkWith(f)
-		child.completed("which fruit is it?", "The fruit is "+fruit+".")
+		child.mustComplete("which fruit is it?", "The fruit is "+fruit+".")
 		return requestsAfter(k.c, asked, "which fruit is it?")
 	}
 	for _, w := range list {
@@ -334,8 +334,8 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 			}
 		}
 		child := k.talkWith(f)
-		child.wantFile("a.txt", "one\n")
-		child.wantFile("log.txt", "apple\n")
+		child.awaitFile("a.txt", "one\n")
+		child.awaitFile("log.txt", "apple\n")
 		asks(fork(t, k.c, f.SessionID, map[string]any{}), w.fruit)
 	}
 	// This is the last line of the record. Claude Code writes it after it has reported the end of the turn.
@@ -405,8 +405,8 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	gone := c.Create("spool", nil)
 	c.Delete(gone)
 	agent := "claude-" + strings.ToLower(k.session[len(k.session)-8:])
@@ -461,8 +461,8 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	if code, raw := request(t, "PUT", c.URL(0)+"/api/sessions/"+k.session+"/files/b.txt", nil, []byte("two")); code/100 != 2 {
 		t.Fatalf("PUT answered %d %s", code, raw)
 	}
@@ -521,17 +521,17 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	at := k.s.Cursor
 	k.put("late.txt", "text/plain", []byte("late\n")) // no snapshot before the fork contains this file
-	k.completed("the fruit is pear; run echo two > a.txt", "Noted pear.")
+	k.mustComplete("the fruit is pear; run echo two > a.txt", "Noted pear.")
 	f := fork(t, c, k.session, map[string]any{"at": at + 1})
 	child := k.talkWith(f)
-	child.completed("which fruit is it?", "The fruit is apple.")
-	child.synced()
-	child.wantFile("a.txt", "one\n")
-	child.wantFile("late.txt", "late\n")
+	child.mustComplete("which fruit is it?", "The fruit is apple.")
+	child.awaitSnapshot()
+	child.awaitFile("a.txt", "one\n")
+	child.awaitFile("late.txt", "late\n")
 	again := fork(t, c, f.SessionID, map[string]any{})
 	type history struct {
 		Events      []events.Wire
@@ -595,8 +595,8 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	if code := c.Call(0, "GET", "/api/sessions/"+k.session, nil, new(map[string]any)); code != http.StatusNotFound {
 		t.Errorf("the deleted parent answers %d", code)
 	}
-	k.talkWith(again).completed("which fruit is it?", "The fruit is apple.")
-	rebuilt(t, c)
+	k.talkWith(again).mustComplete("which fruit is it?", "The fruit is apple.")
+	checkRebuild(t, c)
 	c.Delete(f.SessionID)
 	pass()
 	wants("once the fork between is deleted")
@@ -607,7 +607,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
 		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
 	})
-	rebuilt(t, c)
+	checkRebuild(t, c)
 }
 
 // TestFork_SurvivesKilledExecutors tests that another executor takes over if an executor is cut off at any step of a
@@ -616,8 +616,8 @@ func TestFork_SurvivesKilledExecutors(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
 		child := k.talkWith(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
 		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
@@ -628,8 +628,8 @@ func TestFork_SurvivesKilledExecutors(t *testing.T) {
 			t.Errorf("killed after %s: ended with %+v", step, end)
 		}
 		c.Call(0, "POST", "/api/sessions/"+child.session+"/sync", map[string]any{}, nil) // the snapshot after the turn may have been lost with the executor
-		child.wantFile("a.txt", "one\n")
-		child.wantFile("log.txt", "apple\n")
+		child.awaitFile("a.txt", "one\n")
+		child.awaitFile("log.txt", "apple\n")
 		c.Delete(child.session) // otherwise the executors of this step would end only with the test
 	}
 	c.Delete(k.session)
@@ -641,8 +641,8 @@ func TestFork_OfARunningTurn(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"syncIntervalMs": 1000}})
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	gate := filepath.Join(t.TempDir(), "open")
 	calls, synced := 0, false
 	execution := k.post("the fruit is pear; wait twice for "+gate, func(w events.Wire) bool {
@@ -658,9 +658,9 @@ func TestFork_OfARunningTurn(t *testing.T) {
 		t.Errorf("the fork begins at %+v, want %d", f.Parent, first)
 	}
 	child := k.talkWith(f)
-	child.completed("which fruit is it?", "The fruit is pear.")
-	child.synced()
-	child.wantFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn
+	child.mustComplete("which fruit is it?", "The fruit is pear.")
+	child.awaitSnapshot()
+	child.awaitFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

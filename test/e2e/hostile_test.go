@@ -18,7 +18,7 @@ import (
 // TestHostileAgent_IsContained runs an agent that attacks its sandbox in every way. It is contained, the log shows
 // the attempts, and the session continues.
 func TestHostileAgent_IsContained(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{
 		SandboxMemory: 512 << 20, SandboxPIDs: 128, SandboxDisk: 64 << 20, SandboxTmp: 64 << 20, SandboxCPUs: 1,
 	}})
 	for name, test := range map[string]func(*testing.T, *hostile){
@@ -53,7 +53,7 @@ func (h *hostile) runs(script string) (said string, x turn) {
 	h.t.Helper()
 	// The scripted model reads a message as a line of text, so the script is encoded as one word.
 	word := base64.StdEncoding.EncodeToString([]byte(script))
-	x = h.says("run the command echo " + word + " | base64 -d | bash 2>&1")
+	x = h.ask("run the command echo " + word + " | base64 -d | bash 2>&1")
 	for _, r := range x.kind(events.KindToolResult) {
 		said += r.Output
 	}
@@ -63,7 +63,7 @@ func (h *hostile) runs(script string) (said string, x turn) {
 // stillAnswers checks that the session answers after the attack.
 func (h *hostile) stillAnswers() {
 	h.t.Helper()
-	h.completed("are you still there?", "You said: are you still there?")
+	h.mustComplete("are you still there?", "You said: are you still there?")
 }
 
 // checkEvent checks that at least one event of type P satisfies ok.
@@ -222,12 +222,12 @@ while True: x.append(bytearray(32 << 20))
 }
 
 func diskFill(t *testing.T, h *hostile) {
-	x := h.says("run the command dd if=/dev/zero of=/workspace/big bs=1M count=4000 2>&1; sleep 30; echo survived")
+	x := h.ask("run the command dd if=/dev/zero of=/workspace/big bs=1M count=4000 2>&1; sleep 30; echo survived")
 	if end := ended[events.ExecutionFailed](x); end.Code != "DISK_LIMIT" {
 		t.Errorf("ended with %+v", end)
 	}
 	checkEvent(t, x, "the full disk", func(e events.Error) bool { return e.Code == "DISK_LIMIT" })
-	if again := h.says("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
+	if again := h.ask("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
 		t.Errorf("a full workspace took another turn: %+v", again.end)
 	}
 	harness.Eventually(t, "the full workspace is in a snapshot", func() bool {
@@ -261,7 +261,7 @@ func diskFill(t *testing.T, h *hostile) {
 
 func symlinksOut(t *testing.T, h *hostile) {
 	h.runs(`cd /workspace; ln -s /etc/passwd link; ln -s / root; ln -s /spool/state state; ln /etc/hostname hard 2>&1; mkdir -p ../workspace-evil 2>&1; echo x >real; ls -la`)
-	h.wantFile("real", "x\n")
+	h.awaitFile("real", "x\n")
 	for _, path := range []string{"link", "root/etc/passwd", "state/agent-sessions.json", "..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "..%2Fworkspace-evil%2Fx"} {
 		res, err := http.Get(h.c.URL(0) + "/api/sessions/" + h.session + "/files/" + path)
 		if err != nil {

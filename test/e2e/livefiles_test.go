@@ -42,7 +42,7 @@ func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 	first := k.c.Post(k.session, "run the command echo old > a.txt; mkdir -p d; echo x > d/x.txt; head -c 3000000 /dev/zero > big; ln -s a.txt in; ln -s /etc/passwd out; ln -s /etc outdir")
 	k.join()
 	k.until(first)
-	k.wantFile("a.txt", "old\n")
+	k.awaitFile("a.txt", "old\n")
 
 	// The turn waits for a file that this test puts. No snapshot is taken meanwhile.
 	second := k.c.Post(k.session, "run the command mkfifo pipe; echo secret > closed; chmod 000 closed; head -c 70000000 /dev/zero > huge; echo new > a.txt; for i in $(seq 600); do test -e d/go && break; sleep 0.1; done")

@@ -41,7 +41,7 @@ func (p *past) forks() {
 	if now := p.workspace(); !maps.Equal(now, files) {
 		p.t.Errorf("the parent's files changed: before %q, after %q", files, now)
 	}
-	p.completed(question, "The fruit is plum.")
+	p.mustComplete(question, "The fruit is plum.")
 }
 
 // compareLines returns the lines of each text that the other one does not have.
@@ -138,12 +138,12 @@ func (p *past) forkAt(body map[string]any, effective uint32) forked {
 		}
 	}
 	asked := len(p.c.Model.Requests())
-	x := child.completed(question, "The fruit is "+fruit+".")
+	x := child.mustComplete(question, "The fruit is "+fruit+".")
 	if e := of[events.Error](x); len(e) > 0 {
 		p.t.Errorf("fork at %d: errors %+v", f.Parent.Asked, e)
 	}
 	p.knows(f, requestsAfter(p.c, asked, question))
-	child.synced()
+	child.awaitSnapshot()
 	p.hasFiles(f)
 	p.c.Delete(f.SessionID) // otherwise the process of its agent would wait for another message
 	return f

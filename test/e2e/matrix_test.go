@@ -159,13 +159,13 @@ func newPast(t *testing.T, a agentCase) *past {
 	t.Cleanup(func() { _ = conn.Close() })
 	p.rpc = spoolv1.NewSessionsClient(conn)
 
-	p.completed("the fruit is apple; run echo one > a.txt; echo apple-$((400+11))", "Noted apple.")
-	p.synced()
+	p.mustComplete("the fruit is apple; run echo one > a.txt; echo apple-$((400+11))", "Noted apple.")
+	p.awaitSnapshot()
 	p.recordWorkspace()
 	p.putFile()
 	p.secondTurn()
-	p.completed("the fruit is plum; write kept.txt", "Noted plum.")
-	p.synced()
+	p.mustComplete("the fruit is plum; write kept.txt", "Noted plum.")
+	p.awaitSnapshot()
 	p.recordWorkspace()
 	p.readLog()
 	if !slices.ContainsFunc(p.s.View.Blocks(), func(b events.Block) bool { return b.Kind == events.KindToolResult && b.IsError }) {
@@ -222,7 +222,7 @@ func (p *past) secondTurn() {
 	if end := ended[events.ExecutionCompleted](p.until(execution)); !strings.Contains(end.Result, "Noted pear.") {
 		p.t.Fatalf("the second turn ended with %+v", end)
 	}
-	p.synced()
+	p.awaitSnapshot()
 	p.recordWorkspace()
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// modalised returns a cluster whose sandboxes run on mockmodal, and whose executors are separate processes.
-func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
+// newModalCluster returns a cluster whose sandboxes run on mockmodal, and whose executors are separate processes.
+func newModalCluster(t *testing.T, opts harness.Options) *harness.Cluster {
 	t.Helper()
 	harness.NeedDocker(t)
 	opts.Modal, opts.Outages, opts.Script = true, true, script(t, "docker.yaml")
@@ -22,21 +22,21 @@ func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
 // an interrupt, the idle timeout, and the same files and conversation in another sandbox. The sandbox has no model
 // key, and its cost is reported.
 func TestModal_Talk(t *testing.T) {
-	c := modalised(t, harness.Options{})
+	c := newModalCluster(t, harness.Options{})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
 			k := newTalkWith(t, c, architecture, model())
-			first := k.completed("Remember the number 4711", "I will remember 4711.")
-			k.completed("which number was it?", "You asked me to remember 4711.").checkSameProcess(first)
-			k.completed("write a file", "The file is written.")
-			k.wantFile("hello.txt", "hello, world\n")
+			first := k.mustComplete("Remember the number 4711", "I will remember 4711.")
+			k.mustComplete("which number was it?", "You asked me to remember 4711.").checkSameProcess(first)
+			k.mustComplete("write a file", "The file is written.")
+			k.awaitFile("hello.txt", "hello, world\n")
 			k.noKeyInside()
 			k.dockerInterrupt().checkSameProcess(first)
 			sandbox := k.sandbox()
 			k.idle()
 			harness.Eventually(t, "the sandbox of an idle session has ended", func() bool { return !c.Modal.Runs(t, sandbox) })
-			k.completed("run the command cat hello.txt", "hello, world")
-			k.completed("which number was it?", "You asked me to remember 4711.")
+			k.mustComplete("run the command cat hello.txt", "hello, world")
+			k.mustComplete("which number was it?", "You asked me to remember 4711.")
 			k.cost()
 		})
 	}
@@ -95,8 +95,8 @@ func (k *talk) cost() {
 	}
 }
 
-// busy posts a query whose command waits until release is called.
-func (k *talk) busy() (execution string, release func()) {
+// startBusyTurn posts a query whose command waits until release is called.
+func (k *talk) startBusyTurn() (execution string, release func()) {
 	k.t.Helper()
 	execution = k.post("run the command touch began; until [ -e go ]; do sleep 0.2; done; echo done", func(w events.Wire) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "began"))
@@ -105,9 +105,9 @@ func (k *talk) busy() (execution string, release func()) {
 	return execution, func() { harness.Docker(k.t, "exec", "-u", "10001:10001", container, "touch", "/workspace/go") }
 }
 
-// undisturbed checks that an execution completed with its first attempt. The audit of the talk checks that no event
+// checkUndisturbed checks that an execution completed with its first attempt. The audit of the talk checks that no event
 // is stored twice.
-func (k *talk) undisturbed(execution string) {
+func (k *talk) checkUndisturbed(execution string) {
 	k.t.Helper()
 	x := k.until(execution)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "done") {
@@ -121,21 +121,21 @@ func (k *talk) undisturbed(execution string) {
 // TestModal_Faults tests failures while an agent works or between turns: killed executors, an outage of Modal, and
 // preempted sandboxes.
 func TestModal_Faults(t *testing.T) {
-	c := modalised(t, harness.Options{})
+	c := newModalCluster(t, harness.Options{})
 	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
-		execution, release := k.busy()
+		execution, release := k.startBusyTurn()
 		c.KillExecutorProgram(0)
 		first.Kill()
 		first = c.StartExecutorProgram()
 		release()
-		k.undisturbed(execution)
+		k.checkUndisturbed(execution)
 		k.cost()
 	})
 	t.Run("an outage of Modal", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
-		execution, release := k.busy()
+		execution, release := k.startBusyTurn()
 		c.Modal.Outage(t, true)
 		release()
 		// Each log line follows the SDK's own retries and the wait of SPOOL_ENGINE_GONE.
@@ -143,11 +143,11 @@ func TestModal_Faults(t *testing.T) {
 			return first.Said("the execution is claimed when it is back") >= 5
 		})
 		c.Modal.Outage(t, false)
-		k.undisturbed(execution)
+		k.checkUndisturbed(execution)
 	})
 	t.Run("preempted in a turn", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
-		k.completed("write a file", "The file is written.")
+		k.mustComplete("write a file", "The file is written.")
 		execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
 			return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 		})
@@ -167,22 +167,22 @@ func TestModal_Faults(t *testing.T) {
 	})
 	t.Run("preempted between turns", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
-		k.completed("Remember the number 4711", "I will remember 4711.")
-		k.completed("write a file", "The file is written.")
-		k.wantFile("hello.txt", "hello, world\n")
+		k.mustComplete("Remember the number 4711", "I will remember 4711.")
+		k.mustComplete("write a file", "The file is written.")
+		k.awaitFile("hello.txt", "hello, world\n")
 		c.Modal.End(t, k.sandbox(), "timeout")
-		k.completed("run the command cat hello.txt", "hello, world")
-		k.completed("which number was it?", "You asked me to remember 4711.")
+		k.mustComplete("run the command cat hello.txt", "hello, world")
+		k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	})
 	t.Run("swept", func(t *testing.T) {
-		newTalkWith(t, c, "spool", model()).completed("hello", "You said: hello") // prepares the image for the next session
+		newTalkWith(t, c, "spool", model()).mustComplete("hello", "You said: hello") // prepares the image for the next session
 		k := newTalkWith(t, c, "spool", model())
 		// Modal creates the sandbox, and the executor does not receive the answer. The SDK does not repeat a call
 		// that was ABORTED.
 		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
 		c.Modal.Fault(t, "SandboxGetFromName", "ABORTED")
 		c.Modal.Fault(t, "SandboxGetFromNameV2", "ABORTED")
-		k.failed("hello", "ENGINE_UNAVAILABLE", "")
+		k.mustFail("hello", "ENGINE_UNAVAILABLE", "")
 		sandbox := k.sandbox()
 		if !c.Modal.Runs(t, sandbox) {
 			t.Fatalf("sandbox %s does not run on Modal", sandbox)
@@ -192,13 +192,13 @@ func TestModal_Faults(t *testing.T) {
 	})
 	t.Run("refusals", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
-		k.failed("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
+		k.mustFail("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
 		for code, want := range map[string]string{"RESOURCE_EXHAUSTED": "QUOTA_EXCEEDED", "UNAUTHENTICATED": "CREDENTIALS_REFUSED", "UNAVAILABLE": "ENGINE_UNAVAILABLE"} {
 			k := newTalkWith(t, c, "spool", model())
 			c.Modal.Fault(t, "SandboxCreateV2", code)
-			k.failed("hello", want, "")
+			k.mustFail("hello", want, "")
 			c.Modal.Heal(t)
-			k.completed("hello again", "You said: hello again")
+			k.mustComplete("hello again", "You said: hello again")
 		}
 		for _, bad := range [][2]string{
 			{"SPOOL_MODAL_TOKEN_SECRET=wrong", "SPOOL_MODAL_TOKEN_ID"}, {"SPOOL_MODAL_TIMEOUT=25h", "modal-timeout"}, {"SPOOL_MODAL_SANDBOX_PRICE=-1", "modal-sandbox-price"},
@@ -227,10 +227,10 @@ func (k *talk) untilType(want events.Type) {
 
 // TestModal_Pool tests that a session's first turn uses a pooled sandbox whose agent is already started.
 func TestModal_Pool(t *testing.T) {
-	c := modalised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
+	c := newModalCluster(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
 		k := newTalkWith(t, c, "spool", nil)
-		k.completed("are you there?", "You said: are you there?")
+		k.mustComplete("are you there?", "You said: are you there?")
 		for _, e := range k.s.Events {
 			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
 				return true

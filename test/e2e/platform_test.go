@@ -162,7 +162,7 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 	if !strings.Contains(result, sum(token)) || !strings.Contains(result, "greetings to Ada from") {
 		t.Errorf("the agent said %q", result)
 	}
-	if told := pinned(t, first); told.Agent.Version != version || told.Agent.Scope != events.ScopePlatform || len(told.Skills) != 1 || told.Skills[0].Ref.Scope != events.ScopePlatform {
+	if told := resolutionOf(t, first); told.Agent.Version != version || told.Agent.Scope != events.ScopePlatform || len(told.Skills) != 1 || told.Skills[0].Ref.Scope != events.ScopePlatform {
 		t.Errorf("resolved %+v", told)
 	}
 
@@ -172,8 +172,8 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 	ours.applies("environments", "", "street", environment("Grace", mine))
 	own := ours.applies("agents", "", "porter", agent("You are our porter."))
 	result, third := ours.runs(map[string]any{"agent": "porter", "environments": []string{"street"}}, hash+"echo \"$WHOM\"")
-	if !strings.Contains(result, sum(mine)) || !strings.Contains(result, "Grace") || pinned(t, third).Agent.Version != own {
-		t.Errorf("the tenant's own agent answered %q, resolved %+v", result, pinned(t, third))
+	if !strings.Contains(result, sum(mine)) || !strings.Contains(result, "Grace") || resolutionOf(t, third).Agent.Version != own {
+		t.Errorf("the tenant's own agent answered %q, resolved %+v", result, resolutionOf(t, third))
 	}
 	if result, _ := ours.runs(session, hash+"echo \"$WHOM\""); !strings.Contains(result, sum(token)) || !strings.Contains(result, "Ada") {
 		t.Errorf("after that the platform's agent answered %q", result)
@@ -198,7 +198,7 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 			t.Errorf("a tenant has the instances %s, want %s", got, want)
 		}
 	}
-	if told := pinned(t, third); told.Instance.Bare() != (events.Reference{Slug: "porter.default"}) {
+	if told := resolutionOf(t, third); told.Instance.Bare() != (events.Reference{Slug: "porter.default"}) {
 		t.Errorf("the execution resolved the instance %s", told.Instance)
 	}
 
@@ -217,8 +217,8 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 	}
 }
 
-// pinned returns the resolution of a session's first execution.
-func pinned(t *testing.T, all []events.Wire) events.ExecutionResolved {
+// resolutionOf returns the resolution of a session's first execution.
+func resolutionOf(t *testing.T, all []events.Wire) events.ExecutionResolved {
 	t.Helper()
 	for _, e := range all {
 		if d, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionResolved); ok {

@@ -58,9 +58,9 @@ func TestReplay_InATerminal(t *testing.T) {
 					keys(t, c.In(t), session, list, columns, exit)
 				})
 			}
-			t.Run("narrower", func(t *testing.T) { narrower(t, c.In(t), session) })
+			t.Run("narrower", func(t *testing.T) { replayOnANarrowerTerminal(t, c.In(t), session) })
 			t.Run("the end", func(t *testing.T) { ends(t, c.In(t), session) })
-			t.Run("in a pipe", func(t *testing.T) { piped(t, c.In(t), session, list) })
+			t.Run("in a pipe", func(t *testing.T) { replayIntoAPipe(t, c.In(t), session, list) })
 		})
 	}
 }
@@ -142,8 +142,8 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	}
 }
 
-// narrower replays a session on a terminal that becomes narrower: the following output is wrapped at the new width.
-func narrower(t *testing.T, c *harness.Cluster, session string) {
+// replayOnANarrowerTerminal replays a session on a terminal that becomes narrower: the following output is wrapped at the new width.
+func replayOnANarrowerTerminal(t *testing.T, c *harness.Cluster, session string) {
 	x := c.TerminalOf(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	x.Shows("event 1 of ")
 	x.Type(" ")
@@ -208,8 +208,8 @@ func ends(t *testing.T, c *harness.Cluster, session string) {
 	}
 }
 
-// piped replays a session into a pipe: as text without escapes, or as the stored events.
-func piped(t *testing.T, c *harness.Cluster, session string, list []events.Wire) {
+// replayIntoAPipe replays a session into a pipe: as text without escapes, or as the stored events.
+func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []events.Wire) {
 	dir, data := t.TempDir(), t.TempDir()
 	code, out, says := c.CLI(t, dir, data, "replay", session, "--speed", "max")
 	if code != 0 || says != "" || strings.Contains(out, "\x1b") || strings.Contains(out, "\r") || !strings.Contains(out, "look at the greeting first.") {

@@ -151,16 +151,16 @@ func TestTranscript_RealAgents(t *testing.T) {
 			if lost := slicesOf(k.s.Events, "error"); len(lost) > 0 {
 				t.Errorf("errors %s", lost)
 			}
-			k.synced()
-			k.completed("Remember the fruit pear", "Noted pear.")
-			k.synced()
+			k.awaitSnapshot()
+			k.mustComplete("Remember the fruit pear", "Noted pear.")
+			k.awaitSnapshot()
 			f := k.talkWith(fork(t, c, k.session, map[string]any{}))
 			if began := first(t, c, f.session); began.Transcript != nil {
 				t.Errorf("a fork that has the conversation begins with %+v", began.Transcript)
 			}
-			f.completed("which fruit is it?", "The fruit is pear.")
+			f.mustComplete("which fruit is it?", "The fruit is pear.")
 			c.Call(0, "POST", "/api/sessions/"+k.session+"/environment/terminate", map[string]any{}, nil)
-			k.completed("which fruit is it?", "The fruit is pear.")
+			k.mustComplete("which fruit is it?", "The fruit is pear.")
 			requests := c.Model.Requests()
 			if last := string(requests[len(requests)-1].Body); !strings.Contains(last, rememberFruit) {
 				t.Errorf("the last model request lacks the beginning of the conversation: %s", last)
@@ -360,7 +360,7 @@ func TestTranscript_GoneFromTheStore(t *testing.T) {
 	_, p := provide(t, c, kept(t, "claude.jsonl"))
 	k := &talk{t: t, c: c, session: c.Create("", map[string]any{"transcript": p.Transcript, "model": "known-model"})}
 	removeObjects(t, c, k.session, "u-transcript")
-	k.failed("which fruit is it?", "TRANSCRIPT_LOST", "no longer in the object store")
+	k.mustFail("which fruit is it?", "TRANSCRIPT_LOST", "no longer in the object store")
 }
 
 // TestTranscript_OneSession tests that a transcript creates one session. A repeated request with the same

@@ -29,7 +29,7 @@ func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 	execution := k.c.Post(k.session, "run the command cat in/first.txt > seen.txt; ln -s /etc/passwd link; head -c 300 /dev/zero > zeros; : > empty")
 	k.join()
 	k.until(execution)
-	k.wantFile("seen.txt", "first\n")
+	k.awaitFile("seen.txt", "first\n")
 	k.put("by/put.txt", "text/plain", []byte("put\n"))
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
@@ -37,10 +37,10 @@ func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.put("?dir=unpacked", "application/x-tar", archive.Bytes())
-	k.wantFile("by/put.txt", "put\n")
-	k.wantFile("unpacked/of/tar.txt", "tar\n")
-	k.wantFile("zeros", strings.Repeat("\x00", 300))
-	k.wantFile("empty", "")
+	k.awaitFile("by/put.txt", "put\n")
+	k.awaitFile("unpacked/of/tar.txt", "tar\n")
+	k.awaitFile("zeros", strings.Repeat("\x00", 300))
+	k.awaitFile("empty", "")
 	var listing struct {
 		Files []struct {
 			Path string
@@ -59,7 +59,7 @@ func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 			t.Errorf("%s is not listed in %v", path, found)
 		}
 	}
-	k.wantTar(found)
+	k.checkTar(found)
 	if status, raw := request(t, "DELETE", base+"/files/by", nil, nil); status != http.StatusAccepted {
 		t.Errorf("delete answered %d %s", status, raw)
 	}
@@ -76,7 +76,7 @@ func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 		t.Errorf("a link out of the workspace answered %d", status)
 	}
 	k.idle()
-	k.completed("run the command cat in/first.txt unpacked/of/tar.txt", "first\ntar\n")
+	k.mustComplete("run the command cat in/first.txt unpacked/of/tar.txt", "first\ntar\n")
 	created := 0
 	for _, e := range k.s.Events {
 		if e.Type == (events.FileCreated{}).EventType() {
@@ -112,8 +112,8 @@ func (k *talk) put(path, kind string, content []byte) {
 	}
 }
 
-// wantTar reads the whole workspace as a tar, which must contain the listed files.
-func (k *talk) wantTar(listed map[string]bool) {
+// checkTar reads the whole workspace as a tar, which must contain the listed files.
+func (k *talk) checkTar(listed map[string]bool) {
 	k.t.Helper()
 	status, raw := request(k.t, "GET", k.c.URL(1)+"/api/sessions/"+k.session+"/files", map[string]string{"Accept": "application/x-tar"}, nil)
 	if status != http.StatusOK {

@@ -254,7 +254,7 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 	for attempt := 0; ; attempt++ {
 		c.drop(t, "downstream")
 		last := eventlogtest.Fill(t, c.direct, s, fmt.Sprint("lost ", attempt), 1)[0]
-		sent := c.sent(ctx, t, last.Seq)
+		sent := c.isSent(ctx, t, last.Seq)
 		c.heal(t)
 		eventlogtest.Expect(ctx, t, tail, last)
 		if sent {
@@ -263,8 +263,8 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 	}
 }
 
-// sent reports whether the server sends a message to one of the stream's consumers within two seconds.
-func (c proxiedLog) sent(ctx context.Context, t *testing.T, seq uint64) bool {
+// isSent reports whether the server sends a message to one of the stream's consumers within two seconds.
+func (c proxiedLog) isSent(ctx context.Context, t *testing.T, seq uint64) bool {
 	t.Helper()
 	stream, err := c.js.Stream(ctx, topology.EventsStream(0))
 	if err != nil {

@@ -76,8 +76,8 @@ func (i *installation) withKeys(t *testing.T, keys eventlog.Keys) *jslog.Log {
 	return openConfig(t, jslog.Config{JetStream: i.js, Keys: keys, Signing: signing})
 }
 
-// stored returns a message of the log as the server stores it.
-func (i *installation) stored(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
+// storedMessage returns a message of the log as the server stores it.
+func (i *installation) storedMessage(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
 	t.Helper()
 	s, err := i.js.Stream(t.Context(), topology.EventsStream(0))
 	if err != nil {
@@ -116,7 +116,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	life := eventlogtest.Session(0, 1, "attacked")
 	heads := eventlogtest.Fill(t, session, life, "honest", 2)
 	last := heads[len(heads)-1]
-	honest := i.stored(t, last.Seq)
+	honest := i.storedMessage(t, last.Seq)
 	signature := honest.Header.Get(topology.HeaderSignature)
 
 	forged := func(change func(*events.Commit)) (events.Commit, []byte) {
@@ -222,7 +222,7 @@ func TestSigned_StateIsCovered(t *testing.T) {
 	head := eventlogtest.Fill(t, session, life, "honest", 1)[0]
 	c := head.Commit
 	c.State = []byte(`{"v":1,"status":"deleted"}`)
-	header := nats.Header{topology.HeaderSignature: {i.stored(t, head.Seq).Header.Get(topology.HeaderSignature)}}
+	header := nats.Header{topology.HeaderSignature: {i.storedMessage(t, head.Seq).Header.Get(topology.HeaderSignature)}}
 	at := i.publishForeign(t, life.String(), header, mustEncode(t, c))
 	var foreign *eventlog.ForeignError
 	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is invalid") {
@@ -283,7 +283,7 @@ func TestSigned_Rotation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := i.stored(t, head.Seq).Header.Get(topology.HeaderSignature); strings.HasPrefix(got, parse(t, old, "session").SigningKey()) {
+	if got := i.storedMessage(t, head.Seq).Header.Get(topology.HeaderSignature); strings.HasPrefix(got, parse(t, old, "session").SigningKey()) {
 		t.Errorf("signed by the old key: %s", got)
 	}
 	if report, err := eventlog.Verify(ctx, session, eventlog.Scope{}); err != nil || report.Problem != nil || report.Commits != 3 {
