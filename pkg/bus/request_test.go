@@ -46,9 +46,9 @@ func TestRequest_ReturnsTheAnswer(t *testing.T) {
 	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }
 
-// TestRequest_UnansweredMayStillRunUntilItsDeadline tests that an unanswered request returns ErrOutcomeUnknown, and
+// TestRequest_UnansweredCommandsDoNotRunAfterTheirDeadline tests that an unanswered request returns ErrOutcomeUnknown, and
 // that a stored command whose deadline has passed does not run.
-func TestRequest_UnansweredMayStillRunUntilItsDeadline(t *testing.T) {
+func TestRequest_UnansweredCommandsDoNotRunAfterTheirDeadline(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	_, err := bus.Request(t.Context(), b.js, bus.Command{Subject: "work.a", ID: "late", Deadline: time.Now().Add(200 * time.Millisecond)})

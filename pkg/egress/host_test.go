@@ -42,7 +42,7 @@ func TestParseHost_NormalizesAndRefuses(t *testing.T) {
 	}
 }
 
-func TestParseTarget_RequiresHostAndPort(t *testing.T) {
+func TestParseTarget_NormalizesAndRefuses(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{"ok.com:443": "ok.com:443", "OK.com.:8443": "ok.com:8443", "[2606:4700::1111]:443": "[2606:4700::1111]:443", "ok.com": "ok.com:80"} {
 		if got, err := egress.ParseTarget(in, 80); err != nil || got.String() != want {

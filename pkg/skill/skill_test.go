@@ -109,7 +109,7 @@ func standardZIP(t testing.TB, pairs ...string) []byte {
 	return out.Bytes()
 }
 
-func TestFrontMatter_ReadsNameAndDescription(t *testing.T) {
+func TestCheck_ReadsTheFrontMatter(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ document, description string }{
 		"plain":        {"---\nname: x\ndescription: one\n---\n", "one"},

@@ -192,7 +192,7 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	mu.Lock()
 	for g := range topology.ProjectorGroups {
 		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
-			t.Errorf("group %d was read from its start %d times, want 1", g, n)
+			t.Errorf("group %d was started %d times, want 1", g, n)
 		}
 	}
 	mu.Unlock()

@@ -124,7 +124,7 @@ func TestPost_RefusesTooManyUnsyncedFiles(t *testing.T) {
 	}
 }
 
-func TestControls_OfTheSandbox(t *testing.T) {
+func TestControls_RepeatedOnesChangeNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.startCopy("one", session.Config{})

@@ -44,7 +44,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // the test uses the whol
 	gateways := []server{{urls[0], key}, {urls[1], key}}
 	all := p.use(gateways)
 	p.verify(sessions)
-	p.doctor(urls[0])
+	p.runDoctor(urls[0])
 	p.report(all)
 	p.kill(gateways)
 	p.erase(gateways)

@@ -39,10 +39,10 @@ rules:
     steps: [{text: Hello.}]
 `
 
-// createMarked returns a session that contains a marker in everything that a session stores: the text of a message, a
+// createMarkedSession returns a session that contains a marker in everything that a session stores: the text of a message, a
 // message so large that the log stores it as an object, the output of a tool, the model's answer, a file, and a
 // secret.
-func createMarked(t *testing.T, c *harness.Cluster, marker string) string {
+func createMarkedSession(t *testing.T, c *harness.Cluster, marker string) string {
 	t.Helper()
 	id := c.Create("spool", map[string]any{
 		"model": "known-model", "workspaceFiles": []map[string]any{{"path": "in.txt", "content": marker + "-workspace-file\n"}},
@@ -189,7 +189,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: repeating})
 	const gone, kept = "heron-5530", "osprey-8841"
-	deleted, other := createMarked(t, c, gone), createMarked(t, c, kept)
+	deleted, other := createMarkedSession(t, c, gone), createMarkedSession(t, c, kept)
 	for _, marker := range []string{gone, kept} {
 		for _, stream := range contents {
 			if !streamsWith(t, c.NATSStore(), marker)[stream] {
