@@ -50,7 +50,7 @@ func TestWatermillRetry_LosesTheErrorAndSkipsPauses(t *testing.T) {
 
 func TestRouterRetry_KeepsTheErrorAtTheTimeout(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	cfg := bus.RouterConfig{Timeout: 50 * time.Millisecond, RetryInterval: time.Hour, MaxDeliveries: 1}
 	b.route(t, cfg, b.quick(t), "work.a", func(context.Context, *message.Message) error {
 		return bus.Transient(errors.New("the database is down"))
@@ -65,7 +65,7 @@ func TestRouterRetry_KeepsTheErrorAtTheTimeout(t *testing.T) {
 // second of two messages with that id would be dropped as a duplicate.
 func TestWatermillPoisonQueue_CannotStoreDeadLetters(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	dead, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Deduplicate: true})
 	if err != nil {
 		t.Fatal(err)
@@ -81,14 +81,14 @@ func TestWatermillPoisonQueue_CannotStoreDeadLetters(t *testing.T) {
 			t.Errorf("%q: got %v", cause, err)
 		}
 	}
-	if n := b.left(t, "DEAD"); n != 1 {
+	if n := b.messagesIn(t, "DEAD"); n != 1 {
 		t.Errorf("DEAD has %d messages: watermill's PoisonQueue gives copies ids of their own", n)
 	}
 }
 
 func TestWatermillCorrelationID_MissesWhatTheHandlerPublishes(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	out := newPublisher(t, b.js)
 	msg := message.NewMessage("1", nil)
 	middleware.SetCorrelationID("cause", msg)

@@ -77,7 +77,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	w.awaitProjected(gone)
 	w.sameAsRebuilt()
 	var shares map[string]struct{ Events, EventBytes uint64 }
-	text := one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)
+	text := queryOne[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)
 	if err := json.Unmarshal([]byte(text), &shares); err != nil {
 		t.Fatal(err)
 	}
