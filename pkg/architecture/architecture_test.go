@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-func TestCanonical_TakesNamesAndAliasesAlone(t *testing.T) {
+func TestCanonical_AcceptsOnlyNamesAndAliases(t *testing.T) {
 	t.Parallel()
 	for _, name := range architecture.Names() {
 		if got, ok := architecture.Canonical(name); !ok || got != name {

@@ -15,37 +15,37 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
-// patience bounds every wait of these tests; none of them passes by reaching it.
+// patience is the time limit of every wait in these tests. No test passes by reaching it.
 const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
-	// The suite's own helper leaves messages on a channel that it no longer reads.
+	// A helper of watermill's suite leaves messages on a channel that it no longer reads.
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe.func2"),
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe.func3"))
 }
 
-// bed is a server with the streams that most tests need.
-type bed struct {
+// fixture is a server with the streams that most tests need.
+type fixture struct {
 	nc *nats.Conn
 	js jetstream.JetStream
 }
 
-func newBed(t *testing.T) *bed {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	nc := natstest.Conn(t, natstest.Run(t))
-	return newBedOn(t, nc)
+	return newFixtureOn(t, nc)
 }
 
-func newBedOn(t *testing.T, nc *nats.Conn) *bed {
+func newFixtureOn(t *testing.T, nc *nats.Conn) *fixture {
 	t.Helper()
-	b := &bed{nc: nc, js: jetStream(t, nc)}
+	b := &fixture{nc: nc, js: jetStream(t, nc)}
 	createStream(t, b.js, jetstream.StreamConfig{Name: "WORK", Subjects: []string{"work.>"}, Retention: jetstream.WorkQueuePolicy, Discard: jetstream.DiscardNew})
 	createStream(t, b.js, jetstream.StreamConfig{Name: "DEAD", Subjects: []string{"dead.>"}})
 	return b
 }
 
-func (b *bed) subscriber(t *testing.T, cfg bus.SubscriberConfig) *bus.Subscriber {
+func (b *fixture) subscriber(t *testing.T, cfg bus.SubscriberConfig) *bus.Subscriber {
 	t.Helper()
 	cfg.JetStream, cfg.Stream = b.js, "WORK"
 	if cfg.Durable == "" {
@@ -58,15 +58,15 @@ func (b *bed) subscriber(t *testing.T, cfg bus.SubscriberConfig) *bus.Subscriber
 	return newSubscriber(t, cfg)
 }
 
-func (b *bed) publish(t *testing.T, subject string, messages ...*message.Message) {
+func (b *fixture) publish(t *testing.T, subject string, messages ...*message.Message) {
 	t.Helper()
 	if err := newPublisher(t, b.js).Publish(subject, messages...); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// route runs fn on a Router for subject until the test ends.
-func (b *bed) route(t *testing.T, cfg bus.RouterConfig, sub message.Subscriber, topic string, fn bus.HandlerFunc, options ...bus.HandlerOption) (stop func()) {
+// route runs fn on a Router for topic until the test ends, and returns a function that stops the Router earlier.
+func (b *fixture) route(t *testing.T, cfg bus.RouterConfig, sub message.Subscriber, topic string, fn bus.HandlerFunc, options ...bus.HandlerOption) (stop func()) {
 	t.Helper()
 	if cfg.DeadLetter == nil {
 		dead, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Deduplicate: true})
@@ -101,8 +101,8 @@ func (b *bed) route(t *testing.T, cfg bus.RouterConfig, sub message.Subscriber, 
 	return stop
 }
 
-// left returns how many messages the work queue holds.
-func (b *bed) left(t *testing.T, stream string) uint64 {
+// left returns the number of messages in a stream.
+func (b *fixture) left(t *testing.T, stream string) uint64 {
 	t.Helper()
 	s, err := b.js.Stream(t.Context(), stream)
 	if err != nil {
@@ -115,8 +115,9 @@ func (b *bed) left(t *testing.T, stream string) uint64 {
 	return info.State.Msgs
 }
 
-// unacknowledged returns how many messages a consumer of WORK has yet to deliver or waits to see acknowledged.
-func (b *bed) unacknowledged(t *testing.T, durable string) uint64 {
+// unacknowledged returns the number of messages that a consumer of WORK still has to deliver, or that it delivered
+// without receiving an acknowledgement.
+func (b *fixture) unacknowledged(t *testing.T, durable string) uint64 {
 	t.Helper()
 	c, err := b.js.Consumer(t.Context(), "WORK", durable)
 	if err != nil {
@@ -126,7 +127,7 @@ func (b *bed) unacknowledged(t *testing.T, durable string) uint64 {
 	return info.NumPending + uint64(info.NumAckPending)
 }
 
-// eventually polls what only the server knows.
+// eventually polls done until it returns true. It is for facts that only the server knows.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(patience)

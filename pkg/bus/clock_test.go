@@ -12,18 +12,19 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// host is a clock that can be set.
-type host struct{ off atomic.Int64 }
+// fakeClock is a clock that a test can set.
+type fakeClock struct{ off atomic.Int64 }
 
-func (h *host) set(off time.Duration) { h.off.Store(int64(off)) }
-func (h *host) now() time.Time        { return time.Now().Add(time.Duration(h.off.Load())) }
+func (h *fakeClock) set(off time.Duration) { h.off.Store(int64(off)) }
+func (h *fakeClock) now() time.Time        { return time.Now().Add(time.Duration(h.off.Load())) }
 
-// TestClock_TellsTheTimeOfTheServer: whatever the host's clock says, also when it jumps.
-func TestClock_TellsTheTimeOfTheServer(t *testing.T) {
+// TestClock_ReturnsTheTimeOfTheServer tests that the clock returns the server's time when the host's clock is wrong,
+// and after the host's clock jumps.
+func TestClock_ReturnsTheTimeOfTheServer(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	for _, off := range []time.Duration{0, time.Hour, -time.Hour} {
-		var h host
+		var h fakeClock
 		h.set(off)
 		c := bus.NewClock(bus.ClockConfig{JetStream: b.js, Stream: "WORK", Host: h.now})
 		if err := c.Start(t.Context()); err != nil {
@@ -32,7 +33,7 @@ func TestClock_TellsTheTimeOfTheServer(t *testing.T) {
 		if d := time.Since(c.Now()).Abs(); d > time.Minute {
 			t.Errorf("on a host that is off by %s the clock is off by %s", off, d)
 		}
-		h.set(0) // jumps; the Go runtime's monotonic reading hides this from a real clock
+		h.set(0) // the Go runtime's monotonic reading hides such a jump of a real clock
 		if err := c.Measure(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -42,17 +43,17 @@ func TestClock_TellsTheTimeOfTheServer(t *testing.T) {
 	}
 }
 
-// TestDeadline_IsJudgedByTheServersClock: a command is carried out on a host whose clock is an hour off, and one whose time
-// to live has passed is dropped there.
+// TestDeadline_IsJudgedByTheServersClock tests that a host whose clock is an hour off runs a command that has time
+// left, and drops a command whose time to live has passed.
 func TestDeadline_IsJudgedByTheServersClock(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
-		b := newBed(t)
+		b := newFixture(t)
 		msg := message.NewMessage("given up", nil)
 		msg.Metadata.Set(topology.HeaderTimeToLive, "1ms")
 		msg.Metadata.Set(topology.HeaderCommandID, "given up")
 		b.publish(t, "work.a", msg)
-		var h host
+		var h fakeClock
 		h.set(off)
 		clock := bus.NewClock(bus.ClockConfig{JetStream: b.js, Stream: "WORK", Host: h.now})
 		if err := clock.Start(t.Context()); err != nil {
@@ -71,7 +72,7 @@ func TestDeadline_IsJudgedByTheServersClock(t *testing.T) {
 			t.Errorf("on a host that is off by %s: %v", off, err)
 		}
 		if n := late.Load(); n > 0 {
-			t.Errorf("on a host that is off by %s a command ran that nobody waits for", off)
+			t.Errorf("on a host that is off by %s an expired command ran", off)
 		}
 	}
 }

@@ -10,10 +10,11 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// What the Subscriber makes of a durable is what the topology says.
-func TestForDurable(t *testing.T) {
+// TestSubscriber_CreatesTheConsumerOfTheTopology tests that the consumer that a Subscriber creates for a durable has
+// the configuration of package topology.
+func TestSubscriber_CreatesTheConsumerOfTheTopology(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	for _, d := range []topology.Durable{
 		topology.CommandsConsumer(), topology.ReactorConsumer(0), topology.TimersConsumer(),
 		topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "here"),
@@ -43,7 +44,7 @@ func TestForDurable(t *testing.T) {
 		}
 		if fmt.Sprint(gotFilters) != fmt.Sprint(filters) || got.AckWait != d.Config.AckWait || got.MaxDeliver != d.Config.MaxDeliver ||
 			got.MaxAckPending != d.Config.MaxAckPending || got.Description != d.Config.Description || got.DeliverPolicy != d.Config.DeliverPolicy {
-			t.Errorf("made %+v\nof %+v", got, d.Config)
+			t.Errorf("created %+v\nwant %+v", got, d.Config)
 		}
 	}
 	for _, cfg := range []jetstream.ConsumerConfig{{Durable: "d", AckPolicy: jetstream.AckExplicitPolicy}, {Durable: "d", FilterSubject: "a", AckPolicy: jetstream.AckNonePolicy}} {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver"
 )
 
-// A command is stored in a work queue, handled on the Router, and answered.
+// A work queue stores a command, a handler on the Router runs it, and the caller receives the answer.
 func Example() {
 	if err := example(); err != nil {
 		fmt.Println(err)

@@ -17,16 +17,16 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestPublisherHeaders(t *testing.T) {
+func TestPublish_StoresHeadersAndDropsDuplicates(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	p, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Deduplicate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	msg := bus.NewMessage(bus.WithCorrelationID(t.Context(), "cause"), "id-1", []byte("body"))
 	msg.Metadata.Set("Own", "ünï")
-	bus.SetNakDelay(msg, time.Second) // local, not sent
+	bus.SetNakDelay(msg, time.Second) // stays in the process and is not sent
 	for range 2 {
 		if err := p.Publish("dead.x", msg); err != nil {
 			t.Fatal(err)
@@ -60,9 +60,9 @@ func TestPublisherHeaders(t *testing.T) {
 	}
 }
 
-func TestPublisherBadInput(t *testing.T) {
+func TestPublish_RefusesInvalidMessages(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	p := newPublisher(t, b.js)
 	with := func(key, value string) *message.Message {
 		msg := message.NewMessage("id", nil)
@@ -102,9 +102,9 @@ func TestPublisherBadInput(t *testing.T) {
 	}
 }
 
-func TestPublisherStopsAtFirstError(t *testing.T) {
+func TestPublish_StopsAtTheFirstError(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	bad := message.NewMessage("two", nil)
 	bad.Metadata.Set("a:b", "")
 	err := newPublisher(t, b.js).Publish("dead.x", message.NewMessage("one", nil), bad, message.NewMessage("three", nil))
@@ -117,9 +117,9 @@ func TestPublisherStopsAtFirstError(t *testing.T) {
 	}
 }
 
-func TestPublisherStreamFull(t *testing.T) {
+func TestPublish_ReportsWhyJetStreamRefused(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	createStream(t, b.js, jetstream.StreamConfig{Name: "MSGS", Subjects: []string{"msgs"}, MaxMsgs: 1, Discard: jetstream.DiscardNew})
 	createStream(t, b.js, jetstream.StreamConfig{Name: "BYTES", Subjects: []string{"bytes"}, MaxBytes: 200, Discard: jetstream.DiscardNew})
 	createStream(t, b.js, jetstream.StreamConfig{Name: "SUBJ", Subjects: []string{"subj"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true})
@@ -145,11 +145,12 @@ func TestPublisherStreamFull(t *testing.T) {
 	}
 }
 
-// While there is no server nothing is sent, so nothing can be stored behind the caller's back.
-func TestPublisherNoServer(t *testing.T) {
+// TestPublish_WithoutServerSendsNothing tests that Publish fails without a server, and that the message is not sent
+// later, after the caller was told of the failure.
+func TestPublish_WithoutServerSendsNothing(t *testing.T) {
 	t.Parallel()
 	server := natstest.RunRestartable(t)
-	b := newBedOn(t, server.Conn())
+	b := newFixtureOn(t, server.Conn())
 	server.Stop()
 	eventually(t, "the loss to be noticed", func() bool { return !b.nc.IsConnected() })
 	p, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Timeout: 200 * time.Millisecond})

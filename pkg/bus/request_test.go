@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestRequest(t *testing.T) {
+func TestRequest_ReturnsTheAnswer(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.>", func(ctx context.Context, cmd *message.Message) error {
 		return bus.Reply(b.nc, cmd, bus.Answer{
 			Payload: append([]byte("did "), cmd.Payload...),
@@ -26,7 +26,8 @@ func TestRequest(t *testing.T) {
 			},
 		})
 	})
-	// The same command twice, as a retry within the stream's window: both are answered.
+	// The same command is sent twice, like a retry within the duplicate window of the stream. Both requests are
+	// answered.
 	for range 2 {
 		answer, err := bus.Request(t.Context(), b.js, bus.Command{Subject: "work.a", ID: "cmd-1", Payload: []byte("it"), Metadata: map[string]string{"Own": "x"}})
 		if err != nil {
@@ -40,15 +41,16 @@ func TestRequest(t *testing.T) {
 	if err != nil || answer.Metadata["Cause"] != "page" {
 		t.Errorf("answer %v %v, want the cause of the context", answer, err)
 	}
-	// A message that nobody waits for is handled all the same.
+	// A message without a reply subject is handled too.
 	b.publish(t, "work.a", message.NewMessage("no reply wanted", nil))
 	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
 }
 
-// A command that was stored and not answered may still take effect; past its deadline it does not.
-func TestRequestUnanswered(t *testing.T) {
+// TestRequest_UnansweredMayStillRunUntilItsDeadline tests that an unanswered request returns ErrOutcomeUnknown, and
+// that a stored command whose deadline has passed does not run.
+func TestRequest_UnansweredMayStillRunUntilItsDeadline(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	_, err := bus.Request(t.Context(), b.js, bus.Command{Subject: "work.a", ID: "late", Deadline: time.Now().Add(200 * time.Millisecond)})
 	if !errors.Is(err, bus.ErrOutcomeUnknown) || errors.Is(err, bus.ErrUnavailable) {
 		t.Fatalf("got %v, want ErrOutcomeUnknown", err)
@@ -72,11 +74,11 @@ func TestRequestUnanswered(t *testing.T) {
 	}
 }
 
-func TestDeadlineUnreadable(t *testing.T) {
+func TestRouter_DeadLettersUnreadableDeadlines(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
-		t.Error("ran")
+		t.Error("a command with an unreadable deadline ran")
 		return nil
 	})
 	for _, header := range []string{topology.HeaderTimeToLive, topology.HeaderDeadline} {
@@ -87,9 +89,9 @@ func TestDeadlineUnreadable(t *testing.T) {
 	eventually(t, "both to be dead", func() bool { return b.left(t, "DEAD") == 2 })
 }
 
-func TestRequestNotStored(t *testing.T) {
+func TestRequest_ReportsWhyTheCommandWasNotStored(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	createStream(t, b.js, jetstream.StreamConfig{Name: "SMALL", Subjects: []string{"small"}, MaxMsgs: 1, Discard: jetstream.DiscardNew})
 	b.publish(t, "small", message.NewMessage("1", nil))
 	for name, tc := range map[string]struct {
@@ -119,9 +121,9 @@ func TestRequestNotStored(t *testing.T) {
 	}
 }
 
-func TestReplyBadSubject(t *testing.T) {
+func TestReply_RefusesInvalidSubjects(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	cmd := message.NewMessage("1", nil)
 	for _, subject := range []string{"a.>", "_INBOX.>", "ev.00.default.x.key", "$JS.API.STREAM.PURGE.EVENTS-0"} {
 		cmd.Metadata.Set(topology.HeaderReply, subject)

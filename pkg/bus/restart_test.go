@@ -15,15 +15,17 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
-// The server is stopped and started again, twice, in the middle of a stream of messages. Every message whose publish was acknowledged is
-// handled and acknowledged, and a handler that is at work the whole time is delivered its message once.
+// TestSubscriber_SurvivesServerRestarts stops and starts the server twice while messages are published. Every message
+// whose publish was acknowledged must be handled and acknowledged. A message whose handler runs the whole time must
+// be delivered once.
 //
-// The stream itself may keep a message: nats-server 2.15.2 stores an acknowledgement with the consumer before it removes the message, and
-// a stop between the two leaves a message that is never delivered again. At its start the server removes those of interest streams alone.
-func TestRestartMidStream(t *testing.T) {
+// The stream may keep a handled message: nats-server 2.15.2 stores an acknowledgement with the consumer before it
+// removes the message. A stop between the two steps leaves a message that the server never delivers again. When it
+// starts, the server removes such messages from interest streams only.
+func TestSubscriber_SurvivesServerRestarts(t *testing.T) {
 	t.Parallel()
 	server := natstest.RunRestartable(t)
-	b := newBedOn(t, server.Conn())
+	b := newFixtureOn(t, server.Conn())
 
 	long, release := make(chan uint64, 10), make(chan struct{})
 	b.route(t, bus.RouterConfig{}, b.subscriber(t, bus.SubscriberConfig{Durable: "long", AckWait: patience}), "work.long",
@@ -73,12 +75,12 @@ func TestRestartMidStream(t *testing.T) {
 	}
 }
 
-// TestRouterRun_WaitsForNATS: NATS is down while a Router starts, for longer than one request for a consumer may take. Run
-// repeats the request and handles messages once NATS is back.
+// TestRouterRun_WaitsForNATS starts a Router while NATS is down, for longer than one request for a consumer may take.
+// Run repeats the request and handles messages when NATS is back.
 func TestRouterRun_WaitsForNATS(t *testing.T) {
 	t.Parallel()
 	server := natstest.RunRestartable(t)
-	b := newBedOn(t, server.Conn())
+	b := newFixtureOn(t, server.Conn())
 	lines := make(logLines, 100)
 	cfg := bus.SubscriberConfig{JetStream: b.js, Stream: "WORK", Durable: "worker", Logger: slog.New(slog.NewJSONHandler(lines, nil))}
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js)})
@@ -113,11 +115,11 @@ func TestRouterRun_WaitsForNATS(t *testing.T) {
 	}
 }
 
-// TestRouterRun_EndsWhileNATSIsAway: the end of the context ends a Run that waits for NATS, and is not an error.
+// TestRouterRun_EndsWhileNATSIsAway tests that Run, while it waits for NATS, returns nil when its context ends.
 func TestRouterRun_EndsWhileNATSIsAway(t *testing.T) {
 	t.Parallel()
 	server := natstest.RunRestartable(t)
-	b := newBedOn(t, server.Conn())
+	b := newFixtureOn(t, server.Conn())
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js)})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +135,7 @@ func TestRouterRun_EndsWhileNATSIsAway(t *testing.T) {
 	}
 }
 
-// cancelling is a subscriber whose first Subscribe comes with the end of the router's context.
+// cancelling is a subscriber that ends the router's context during its first Subscribe.
 type cancelling struct {
 	message.Subscriber
 	cancel context.CancelFunc
@@ -145,10 +147,11 @@ func (c cancelling) Subscribe(ctx context.Context, topic string) (<-chan *messag
 	return c.Subscriber.Subscribe(ctx, topic)
 }
 
-// TestRouterRun_EndsWhileItSubscribes: a service that is told to stop while its handlers are being subscribed stops at once, without an error.
+// TestRouterRun_EndsWhileItSubscribes tests that Run returns nil at once when its context ends while it subscribes
+// the handlers.
 func TestRouterRun_EndsWhileItSubscribes(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js), CloseTimeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +169,7 @@ func TestRouterRun_EndsWhileItSubscribes(t *testing.T) {
 	}
 }
 
-// logLines receives each line that a logger writes; further ones are dropped while it is full.
+// logLines receives each line that a logger writes. It drops lines while the channel is full.
 type logLines chan string
 
 func (l logLines) Write(p []byte) (int, error) {
@@ -177,8 +180,8 @@ func (l logLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// publishAll publishes each message until it is acknowledged, under one id.
-func publishAll(b *bed, t *testing.T, count int, progress chan<- int) error {
+// publishAll publishes each message until JetStream acknowledges it, always under the same message id.
+func publishAll(b *fixture, t *testing.T, count int, progress chan<- int) error {
 	defer close(progress)
 	p, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Deduplicate: true, Timeout: time.Second})
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// quick gives back at once, so that tests see many deliveries.
-func (b *bed) quick(t *testing.T) *bus.Subscriber {
+// quick returns a subscriber with a short NakDelay, so that tests see many deliveries.
+func (b *fixture) quick(t *testing.T) *bus.Subscriber {
 	t.Helper()
 	return b.subscriber(t, bus.SubscriberConfig{NakDelay: time.Millisecond, AckWait: 2 * time.Second})
 }
 
-func (b *bed) dead(t *testing.T) *message.Message {
+func (b *fixture) dead(t *testing.T) *message.Message {
 	t.Helper()
 	sub, err := bus.NewSubscriber(bus.SubscriberConfig{JetStream: b.js, Stream: "DEAD", Durable: "reader", Unrouted: true})
 	if err != nil {
@@ -32,9 +32,9 @@ func (b *bed) dead(t *testing.T) *message.Message {
 	return msg
 }
 
-func TestRouterConfig(t *testing.T) {
+func TestNewRouter_RefusesIncompleteConfigs(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	dead := newPublisher(t, b.js)
 	for field, cfg := range map[string]bus.RouterConfig{
 		"DeadLetter":    {},
@@ -70,10 +70,11 @@ func TestRouterConfig(t *testing.T) {
 	}
 }
 
-// A stream that is missing ends Run at once, with nothing left running.
-func TestRouterNoStream(t *testing.T) {
+// TestRouterRun_MissingStreamEndsIt tests that Run returns at once if a stream is missing, and leaves no goroutine
+// behind.
+func TestRouterRun_MissingStreamEndsIt(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js)})
 	if err != nil {
 		t.Fatal(err)
@@ -91,10 +92,10 @@ func TestRouterNoStream(t *testing.T) {
 	}
 }
 
-// Nobody gets a message, or a handler's effect, past the Router.
-func TestRouterReach(t *testing.T) {
+// TestRouter_IsTheOnlyWayToHandleMessages tests that neither Subscribe nor a handler works without the Router.
+func TestRouter_IsTheOnlyWayToHandleMessages(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	if _, err := b.quick(t).Subscribe(t.Context(), "work.a"); !errors.Is(err, bus.ErrNotRouted) {
 		t.Errorf("Subscribe without a Router: got %v, want ErrNotRouted", err)
 	}
@@ -110,19 +111,19 @@ func TestRouterReach(t *testing.T) {
 	reckless := &recorder{TB: t}
 	bustest.RefusesUnrouted(reckless, func(context.Context, *message.Message) error { return nil }, nil)
 	if !reckless.failed {
-		t.Error("RefusesUnrouted is content with a handler that does not ask")
+		t.Error("RefusesUnrouted accepts a handler that does not check bus.Routed")
 	}
 	panicking := &recorder{TB: t}
 	bustest.RefusesUnrouted(panicking, func(context.Context, *message.Message) error { panic("no state") }, nil)
 	if !panicking.failed {
-		t.Error("RefusesUnrouted is content with a handler that panics")
+		t.Error("RefusesUnrouted accepts a handler that panics")
 	}
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", handler)
 	b.publish(t, "work.a", message.NewMessage("1", nil))
 	wait(t, handled, "the handler on the Router")
 }
 
-// recorder is a test that may fail.
+// recorder is a testing.TB that records whether the test failed.
 type recorder struct {
 	testing.TB
 	failed bool
@@ -130,9 +131,9 @@ type recorder struct {
 
 func (r *recorder) Errorf(string, ...any) { r.failed = true }
 
-func TestRouterPoison(t *testing.T) {
+func TestRouter_DeadLettersPoisonedMessages(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	start := time.Now()
 	terminated, err := b.nc.SubscribeSync("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.WORK.>")
 	if err != nil {
@@ -146,7 +147,7 @@ func TestRouterPoison(t *testing.T) {
 	msg := message.NewMessage("1", []byte("body"))
 	msg.Metadata.Set("Own", "value")
 	msg.Metadata.Set(topology.HeaderCommandID, "cmd-7")
-	b.publish(t, "work.first", message.NewMessage("ok", nil)) // so that the sequence is not 1 for everything
+	b.publish(t, "work.first", message.NewMessage("ok", nil)) // so that the sequence of the next message is not 1
 	b.publish(t, "work.bad", msg)
 	eventually(t, "both to be dead", func() bool { return b.left(t, "DEAD") == 2 && b.left(t, "WORK") == 0 })
 	if calls.Load() != 2 {
@@ -180,10 +181,11 @@ func TestRouterPoison(t *testing.T) {
 	}
 }
 
-// A handler that gives a message up while the process stops, its context ended, still gets it into DEAD.
-func TestRouterPoisonWhileStopping(t *testing.T) {
+// TestRouter_StoresDeadLettersWhileStopping tests that a message that its handler gives up after the context ended
+// still reaches DEAD.
+func TestRouter_StoresDeadLettersWhileStopping(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	started := make(chan struct{})
 	sub := b.subscriber(t, bus.SubscriberConfig{CloseTimeout: 50 * time.Millisecond})
 	stop := b.route(t, bus.RouterConfig{}, sub, "work.a", func(ctx context.Context, _ *message.Message) error {
@@ -200,7 +202,7 @@ func TestRouterPoisonWhileStopping(t *testing.T) {
 	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
 }
 
-// failing is a DEAD that has no room, at first.
+// failing is a publisher to DEAD that fails a number of times, as if the stream had no room.
 type failing struct {
 	message.Publisher
 	left atomic.Int64
@@ -213,10 +215,10 @@ func (f *failing) Publish(topic string, messages ...*message.Message) error {
 	return f.Publisher.Publish(topic, messages...)
 }
 
-// The message stays in its stream until DEAD has it.
-func TestRouterDeadFull(t *testing.T) {
+// TestRouter_KeepsTheMessageUntilDeadHasIt tests that a message stays in its stream until its dead letter is stored.
+func TestRouter_KeepsTheMessageUntilDeadHasIt(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	dead := &failing{Publisher: newPublisher(t, b.js)}
 	dead.left.Store(2)
 	b.route(t, bus.RouterConfig{DeadLetter: dead}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
@@ -229,9 +231,9 @@ func TestRouterDeadFull(t *testing.T) {
 	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
 }
 
-func TestRouterMaxDeliveries(t *testing.T) {
+func TestRouter_DeadLettersAfterMaxDeliveries(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	var calls atomic.Int64
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
 		calls.Add(1)
@@ -244,10 +246,11 @@ func TestRouterMaxDeliveries(t *testing.T) {
 	}
 }
 
-// A message that ended its process in each delivery is not handed to another handler.
-func TestRouterNeverHandled(t *testing.T) {
+// TestRouter_DoesNotHandleAMessageWhoseDeliveriesNeverEnded tests that a message whose process ended in each delivery
+// goes to DEAD without another call of the handler.
+func TestRouter_DoesNotHandleAMessageWhoseDeliveriesNeverEnded(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	sub := b.subscriber(t, bus.SubscriberConfig{Unrouted: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	messages, err := sub.Subscribe(ctx, "work.a")
@@ -273,9 +276,9 @@ func TestRouterNeverHandled(t *testing.T) {
 	}
 }
 
-func TestRouterPanic(t *testing.T) {
+func TestRouter_RecoversPanics(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.route(t, bus.RouterConfig{MaxDeliveries: 1}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
 		panic("boom")
 	})
@@ -285,15 +288,15 @@ func TestRouterPanic(t *testing.T) {
 	}
 }
 
-func TestRouterRetry(t *testing.T) {
+func TestRouter_RetriesTransientErrorsInOneDelivery(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	done := make(chan uint64, 1)
 	var transient, plain atomic.Int64
 	b.route(t, bus.RouterConfig{MaxRetries: 2, RetryInterval: time.Millisecond}, b.quick(t), "work.>", func(_ context.Context, msg *message.Message) error {
 		switch bus.Subject(msg) {
 		case "work.transient":
-			// Three runs in the first delivery, and the second run of the second delivery succeeds.
+			// The first delivery runs the handler three times. The second run of the second delivery succeeds.
 			if transient.Add(1) < 5 {
 				return bus.Transient(errors.New("busy"))
 			}
@@ -315,9 +318,9 @@ func TestRouterRetry(t *testing.T) {
 	}
 }
 
-func TestRouterLater(t *testing.T) {
+func TestRouter_DelaysTheNextDeliveryAsLaterAsks(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	times := make(chan time.Time, 2)
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(_ context.Context, msg *message.Message) error {
 		times <- time.Now()
@@ -334,9 +337,9 @@ func TestRouterLater(t *testing.T) {
 	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
 }
 
-func TestRouterTimeout(t *testing.T) {
+func TestRouter_EndsTheContextOfSlowHandlers(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	ended := make(chan error, 1)
 	slow := func(ctx context.Context, _ *message.Message) error {
 		<-ctx.Done()
@@ -348,7 +351,7 @@ func TestRouterTimeout(t *testing.T) {
 	if err := wait(t, ended, "the timeout"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("context ended with %v", err)
 	}
-	// The dead letter is stored, although the handler's context had ended.
+	// The dead letter is stored although the handler's context has ended.
 	b.dead(t)
 
 	limits := make(chan bool, 1)
@@ -364,9 +367,9 @@ func TestRouterTimeout(t *testing.T) {
 	}
 }
 
-func TestRouterCorrelation(t *testing.T) {
+func TestRouter_PassesOnTheCorrelationID(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	out := newPublisher(t, b.js)
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.>", func(ctx context.Context, msg *message.Message) error {
 		return out.Publish("dead.effect", bus.NewMessage(ctx, "effect-of-"+msg.UUID, nil))
@@ -397,10 +400,10 @@ func TestRouterCorrelation(t *testing.T) {
 	}
 }
 
-// The end of Run waits for a handler that is told of it.
-func TestRouterDrains(t *testing.T) {
+// TestRouter_DrainsRunningHandlers tests that Run tells a running handler to stop and returns after the handler.
+func TestRouter_DrainsRunningHandlers(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	started, finished := make(chan struct{}), atomic.Bool{}
 	stop := b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(ctx context.Context, _ *message.Message) error {
 		close(started)

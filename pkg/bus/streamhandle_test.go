@@ -10,13 +10,14 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 )
 
-// TestStreamHandle_KeepsTheHandleThatItFetched: a failure is not kept, a handle is.
+// TestStreamHandle_KeepsTheHandleThatItFetched tests that a handle is kept after the first success, and that a
+// failure is not kept.
 func TestStreamHandle_KeepsTheHandleThatItFetched(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	s := bus.NewStreamHandle(b.js, "LATE")
 	if _, err := s.Open(t.Context()); !errors.Is(err, jetstream.ErrStreamNotFound) {
-		t.Errorf("before there is a stream: %v", err)
+		t.Errorf("Open without a stream: %v", err)
 	}
 	if _, err := b.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATE", Subjects: []string{"late.>"}}); err != nil {
 		t.Fatal(err)
@@ -27,7 +28,7 @@ func TestStreamHandle_KeepsTheHandleThatItFetched(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if again, err := s.Open(ended); err != nil || again != first { // it needs no round trip
-		t.Errorf("the second time: %v", err)
+	if again, err := s.Open(ended); err != nil || again != first { // a kept handle needs no round trip
+		t.Errorf("second Open: %v", err)
 	}
 }

@@ -31,9 +31,9 @@ func subscribe(t *testing.T, sub *bus.Subscriber, topic string) <-chan *message.
 	return messages
 }
 
-func TestSubscriberConfig(t *testing.T) {
+func TestNewSubscriber_RefusesInvalidConfigs(t *testing.T) {
 	t.Parallel()
-	js := newBed(t).js
+	js := newFixture(t).js
 	good := bus.SubscriberConfig{JetStream: js, Stream: "WORK", Durable: "d"}
 	for field, change := range map[string]func(*bus.SubscriberConfig){
 		"JetStream":      func(c *bus.SubscriberConfig) { c.JetStream = nil },
@@ -60,10 +60,11 @@ func TestSubscriberConfig(t *testing.T) {
 	}
 }
 
-// Every setting reaches the server, and no durable can vanish.
-func TestSubscriberConsumer(t *testing.T) {
+// TestSubscriber_SendsItsConfigToTheServer tests that every setting reaches the consumer, and that the consumer does
+// not expire.
+func TestSubscriber_SendsItsConfigToTheServer(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	sub := b.subscriber(t, bus.SubscriberConfig{
 		Durable: "set", FilterSubjects: []string{"work.b.*"}, AckWait: 7 * time.Second, MaxAckPending: 9, MaxDeliver: 4, Concurrency: 3, Unrouted: true,
 	})
@@ -93,9 +94,9 @@ func TestSubscriberConsumer(t *testing.T) {
 	}
 }
 
-func TestSubscriberBadInput(t *testing.T) {
+func TestSubscribe_RefusesInvalidTopicsAndMissingStreams(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	sub := b.subscriber(t, bus.SubscriberConfig{Unrouted: true})
 	for _, topic := range []string{"", "a..b", ".a", "a b", "a.>.b", "a*", "a\x00"} {
 		if _, err := sub.Subscribe(t.Context(), topic); !errors.Is(err, bus.ErrInvalidMessage) {
@@ -117,10 +118,11 @@ func TestSubscriberBadInput(t *testing.T) {
 	}
 }
 
-// A message from elsewhere may lack everything, and may forge what describes a delivery.
-func TestSubscriberForeignMessages(t *testing.T) {
+// TestSubscriber_AcceptsForeignMessages tests messages of another publisher: all headers may be missing, and headers
+// that describe a delivery may be forged.
+func TestSubscriber_AcceptsForeignMessages(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Unrouted: true}), "work.>")
 	for _, m := range []*nats.Msg{
 		{Subject: "work.bare"},
@@ -145,10 +147,10 @@ func TestSubscriberForeignMessages(t *testing.T) {
 	other.Ack()
 }
 
-// A handler that takes three times AckWait keeps its message.
-func TestHeartbeat(t *testing.T) {
+// TestHeartbeat_KeepsTheMessage tests that a handler that takes three times AckWait keeps its message.
+func TestHeartbeat_KeepsTheMessage(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	const ackWait = 2 * time.Second
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{AckWait: ackWait, Concurrency: 2, Unrouted: true}), "work.job")
 	b.publish(t, "work.job", message.NewMessage("job", nil))
@@ -167,11 +169,12 @@ func TestHeartbeat(t *testing.T) {
 	<-job.Context().Done()
 }
 
-// Without a heartbeat, the same wait delivers it again: what TestHeartbeat sees is the heartbeat's doing. Here the process is gone.
-func TestDeliveredAgainAfterLoss(t *testing.T) {
+// TestSubscriber_DeliversAgainAfterLoss shows that TestHeartbeat_KeepsTheMessage depends on the heartbeat: the
+// process is gone here, and after the same wait the message is delivered again.
+func TestSubscriber_DeliversAgainAfterLoss(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Run(t)
-	b := newBedOn(t, natstest.Conn(t, srv))
+	b := newFixtureOn(t, natstest.Conn(t, srv))
 	gone := natstest.Conn(t, srv)
 	dying, err := bus.NewSubscriber(bus.SubscriberConfig{
 		JetStream: jetStream(t, gone), Stream: "WORK", Durable: "worker", AckWait: 300 * time.Millisecond, CloseTimeout: time.Millisecond, Unrouted: true,
@@ -195,16 +198,16 @@ func TestDeliveredAgainAfterLoss(t *testing.T) {
 	second.Ack()
 	first.Ack()
 	if _, open := <-messages; open {
-		t.Error("a message on a closed connection")
+		t.Error("a message was delivered on a closed connection")
 	}
 	if err := dying.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestNakDelay(t *testing.T) {
+func TestSubscriber_DelaysTheNextDelivery(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{NakDelay: 400 * time.Millisecond, Unrouted: true}), "work.job")
 	b.publish(t, "work.job", message.NewMessage("job", nil))
 	msg := wait(t, messages, "the job")
@@ -214,7 +217,7 @@ func TestNakDelay(t *testing.T) {
 		{-1, 0, 300 * time.Millisecond},
 	} {
 		if got := bus.Delivered(msg); got != uint64(i+1) {
-			t.Fatalf("delivery %d says it is %d", i+1, got)
+			t.Fatalf("bus.Delivered of delivery %d returned %d", i+1, got)
 		}
 		if tc.own != 0 {
 			bus.SetNakDelay(msg, tc.own)
@@ -229,9 +232,9 @@ func TestNakDelay(t *testing.T) {
 	msg.Ack()
 }
 
-func TestOrder(t *testing.T) {
+func TestSubscriber_DeliversInOrder(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Unrouted: true}), "work.job")
 	const count = 200
 	for i := range count {
@@ -246,10 +249,11 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// No more than Concurrency messages are out, and none waits in a buffer of ours: the server still has the rest.
-func TestConcurrency(t *testing.T) {
+// TestSubscriber_FetchesOnlyWhatItHandles tests that at most Concurrency messages are delivered and that the client
+// buffers none. The other messages stay on the server.
+func TestSubscriber_FetchesOnlyWhatItHandles(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Concurrency: 3, Unrouted: true}), "work.job")
 	for i := range 10 {
 		b.publish(t, "work.job", message.NewMessage(fmt.Sprint(i), nil))
@@ -263,7 +267,7 @@ func TestConcurrency(t *testing.T) {
 		t.Fatal(err)
 	}
 	var info *jetstream.ConsumerInfo
-	// The server counts what waits a moment after it has stored it.
+	// The server updates the number of pending messages a moment after it stores a message.
 	eventually(t, "the server to have counted the rest", func() bool {
 		if info, err = consumer.Info(t.Context()); err != nil {
 			t.Fatal(err)
@@ -271,11 +275,11 @@ func TestConcurrency(t *testing.T) {
 		return info.NumPending == 7
 	})
 	if info.NumAckPending != 3 || info.NumWaiting != 0 {
-		t.Errorf("%d are out and %d requests wait, want 3 and none", info.NumAckPending, info.NumWaiting)
+		t.Errorf("%d messages are unacknowledged and %d pull requests wait, want 3 and 0", info.NumAckPending, info.NumWaiting)
 	}
 	select {
 	case <-messages:
-		t.Error("a fourth message came out of three slots")
+		t.Error("a fourth message was delivered with Concurrency 3")
 	case <-time.After(100 * time.Millisecond):
 	}
 	for _, msg := range out {
@@ -286,10 +290,11 @@ func TestConcurrency(t *testing.T) {
 	}
 }
 
-// Close lets a handler finish, tells it so, and gives back what nobody took.
-func TestCloseDrains(t *testing.T) {
+// TestClose_DrainsRunningHandlers tests that Close tells a running handler to stop, waits for it, and returns
+// messages that no handler took.
+func TestClose_DrainsRunningHandlers(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	sub := b.subscriber(t, bus.SubscriberConfig{Concurrency: 2, AckWait: time.Minute, Unrouted: true})
 	messages := subscribe(t, sub, "work.job")
 	b.publish(t, "work.job", message.NewMessage("1", nil), message.NewMessage("2", nil))
@@ -316,15 +321,16 @@ func TestCloseDrains(t *testing.T) {
 		t.Error(err)
 	}
 	if _, open := <-messages; open {
-		t.Error("the channel gave a message after Close")
+		t.Error("the channel delivered a message after Close")
 	}
 	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
 }
 
-// A handler that outlasts CloseTimeout loses its context, then its Subscriber; the message is delivered again.
-func TestCloseTimeout(t *testing.T) {
+// TestClose_EndsHandlersAfterCloseTimeout tests a handler that runs longer than CloseTimeout: its context ends, Close
+// returns, and the message is delivered again.
+func TestClose_EndsHandlersAfterCloseTimeout(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	sub := b.subscriber(t, bus.SubscriberConfig{AckWait: 500 * time.Millisecond, CloseTimeout: 50 * time.Millisecond, Unrouted: true})
 	messages := subscribe(t, sub, "work.job")
 	b.publish(t, "work.job", message.NewMessage("1", nil))
@@ -339,10 +345,11 @@ func TestCloseTimeout(t *testing.T) {
 	again.Ack()
 }
 
-// A durable that somebody deletes under a waiting subscriber is made again.
-func TestConsumerDeleted(t *testing.T) {
+// TestSubscriber_RecreatesADeletedConsumer tests that a subscriber that waits for messages creates its durable again
+// after another client deleted it.
+func TestSubscriber_RecreatesADeletedConsumer(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Unrouted: true}), "work.job")
 	b.publish(t, "work.job", message.NewMessage("1", nil))
 	wait(t, messages, "the first message").Ack()
@@ -358,11 +365,11 @@ func TestConsumerDeleted(t *testing.T) {
 	}
 }
 
-// TestReleaseSlot_NextMessageIsDelivered: a handler that has released its slot keeps its message and makes room for
-// another; the subscription has as many slots as before once it is done.
+// TestReleaseSlot_NextMessageIsDelivered tests that a handler that released its slot keeps its message, and that
+// another message is delivered. After the handler returns, the subscription has as many slots as before.
 func TestReleaseSlot_NextMessageIsDelivered(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	const ackWait = time.Second
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{AckWait: ackWait, Concurrency: 1, Unrouted: true}), "work.job")
 	b.publish(t, "work.job", message.NewMessage("long", nil), message.NewMessage("short", nil))
@@ -390,10 +397,11 @@ func TestReleaseSlot_NextMessageIsDelivered(t *testing.T) {
 	})
 }
 
-// TestReleaseSlot_DrainWaitsForTheHandler: Close blocks until a handler without a slot has answered, too.
+// TestReleaseSlot_DrainWaitsForTheHandler tests that Close blocks until a handler that released its slot has
+// returned.
 func TestReleaseSlot_DrainWaitsForTheHandler(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	sub := b.subscriber(t, bus.SubscriberConfig{Concurrency: 1, Unrouted: true})
 	messages, err := sub.Subscribe(t.Context(), "work.job")
 	if err != nil {
@@ -419,13 +427,13 @@ func TestReleaseSlot_DrainWaitsForTheHandler(t *testing.T) {
 	}
 }
 
-// TestHeld_EndsWithAGapBetweenHeartbeats: a message that the server may have delivered to another is not held, also
-// when later heartbeats are confirmed again.
+// TestHeld_EndsWithAGapBetweenHeartbeats tests that Held reports false for a message that the server may have
+// delivered to another subscriber, even after later heartbeats succeed.
 func TestHeld_EndsWithAGapBetweenHeartbeats(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
-	b := newBedOn(t, srv.Conn())
-	d := &damDialer{}
+	b := newFixtureOn(t, srv.Conn())
+	d := &heldDialer{}
 	slow := *b
 	slow.nc = srv.Conn(nats.SetCustomDialer(d))
 	slow.js = jetStream(t, slow.nc)
@@ -437,12 +445,12 @@ func TestHeld_EndsWithAGapBetweenHeartbeats(t *testing.T) {
 		if !bus.Held(job.Context()) {
 			t.Fatal("not held on a healthy connection")
 		}
-		<-time.After(ackWait / 2) // twice AckWait without a heartbeat would end it
+		<-time.After(ackWait / 2) // Held reports false after twice AckWait without a heartbeat
 	}
 	d.conn.hold()
 	eventually(t, "AckWait to pass", func() bool { return !bus.Held(job.Context()) })
 	d.conn.release()
-	if _, err := slow.js.Stream(t.Context(), "WORK"); err != nil { // the connection is well again
+	if _, err := slow.js.Stream(t.Context(), "WORK"); err != nil { // the connection works again
 		t.Fatal(err)
 	}
 	if bus.Held(job.Context()) || bus.Held(t.Context()) {

@@ -15,8 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
-// features declares what holds of JetStream in every configuration: delivery is at least once, messages survive, and a durable's
-// settings say the rest. TestReconnect needs a command that restarts the server; TestRestartMidStream is that test for this package.
+// features declares the properties of JetStream that hold in every configuration: delivery is at least once, and
+// messages are persistent. The settings of a durable determine the other properties. The suite's TestReconnect needs
+// a command that restarts the server. TestSubscriber_SurvivesServerRestarts tests this package instead.
 func features() tests.Features {
 	return tests.Features{
 		Persistent:          true,
@@ -25,7 +26,8 @@ func features() tests.Features {
 	}
 }
 
-// TestPubSub runs watermill's suite on a stream that keeps its messages, in strict order: one message of a durable at a time.
+// TestPubSub runs watermill's suite on a stream that keeps its messages, in strict order: a durable delivers one
+// message at a time.
 func TestPubSub(t *testing.T) {
 	t.Parallel()
 	f := features()
@@ -35,16 +37,18 @@ func TestPubSub(t *testing.T) {
 	tests.TestPubSub(t, f, suite.shared, suite.group)
 }
 
-// TestPubSubWorkQueue runs it as commands and jobs are run: each message goes to one handler and is gone, many at once, so in no order; a work
-// queue has one consumer for a subject, so no groups.
+// TestPubSubWorkQueue runs the suite on a work queue, like those of commands and jobs: each message goes to one
+// handler and is then removed. Many messages are delivered concurrently, so there is no order. A subject of a work
+// queue has only one consumer, so there are no consumer groups.
 func TestPubSubWorkQueue(t *testing.T) {
 	t.Parallel()
 	suite := newSuite(t, jetstream.WorkQueuePolicy, bus.SubscriberConfig{Concurrency: 8, DoubleAck: true})
 	tests.TestPubSub(t, features(), suite.shared, nil)
 }
 
-// TestPubSubOwnDurable gives each subscriber a durable of its own, so that it sees what was published before it came. Every subscriber reads
-// everything, hence the suite's short form.
+// TestPubSubOwnDurable gives each subscriber its own durable, so that the subscriber also receives messages that were
+// published before it subscribed. Every subscriber reads every message, therefore the test runs the suite's short
+// form.
 func TestPubSubOwnDurable(t *testing.T) {
 	t.Parallel()
 	f := features()
@@ -61,14 +65,14 @@ type suite struct {
 
 func newSuite(t *testing.T, retention jetstream.RetentionPolicy, cfg bus.SubscriberConfig) *suite {
 	t.Helper()
-	// 15,000 messages are published; what is synced is tested elsewhere.
+	// The suite publishes 15,000 messages. Other tests check that messages are synced to disk.
 	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true})
 	js := jetStream(t, natstest.Conn(t, srv))
 	createStream(t, js, jetstream.StreamConfig{Name: "SUITE", Subjects: []string{"suite.>"}, Retention: retention, Discard: jetstream.DiscardNew})
 	cfg.JetStream, cfg.Stream = js, "SUITE"
 	cfg.AckWait = 2 * time.Second
 	cfg.NakDelay = 5 * time.Millisecond
-	// The suite closes over messages that it never answers.
+	// The suite calls Close while messages are unanswered.
 	cfg.CloseTimeout = 50 * time.Millisecond
 	cfg.Unrouted = true
 	return &suite{js: js, cfg: cfg}

@@ -30,7 +30,7 @@ func newFolder(t *testing.T) *folder {
 	return &folder{t: t, dir: dir, cert: filepath.Join(dir, "server", CertificateFile), key: filepath.Join(dir, "server", KeyFile), ca: filepath.Join(dir, "ca.pem")}
 }
 
-// issue writes another certificate, using now as the present time.
+// issue replaces the certificate by a new one that begins at now and is valid for the given time.
 func (f *folder) issue(now time.Time, valid time.Duration) {
 	f.t.Helper()
 	a, err := OpenAuthority(filepath.Join(f.dir, "authority"), Validity{For: valid, RenewBefore: 1 << 60}, now)
@@ -54,7 +54,7 @@ func (f *folder) client() *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-// logText is a log that may be read while it is written.
+// logText is a log that a test can read while it is written.
 type logText struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -97,8 +97,8 @@ func echo(t *testing.T, p *Pair) string {
 				return
 			}
 			wg.Go(func() {
-				defer c.Close()      //nolint:errcheck // of a test
-				_, _ = io.Copy(c, c) // ends with the client
+				defer c.Close()      //nolint:errcheck // the client closes first
+				_, _ = io.Copy(c, c) // ends when the client closes the connection
 			})
 		}
 	})
@@ -118,7 +118,7 @@ func dial(t *testing.T, addr string, cfg *tls.Config) *tls.Conn {
 
 func serial(c *tls.Conn) string { return c.ConnectionState().PeerCertificates[0].SerialNumber.String() }
 
-// exchange sends a byte and reads it back.
+// exchange sends a byte and receives it back.
 func exchange(c net.Conn) error {
 	b := []byte{'x'}
 	if _, err := c.Write(b); err != nil {
@@ -149,10 +149,10 @@ func TestPair_ServesARenewedCertificateAndKeepsConnections(t *testing.T) {
 		t.Errorf("a connection broke at the renewal: %v", err)
 	}
 	if second, err := p.Expiry(); err != nil || !second.After(first) {
-		t.Errorf("it expires at %s, %v, and before at %s", second, err, first)
+		t.Errorf("the certificate expires at %s, %v, the former one at %s", second, err, first)
 	}
 
-	// First the key of another certificate, then no key file.
+	// The first case stores the key of another certificate, the second removes the key file.
 	good, err := os.ReadFile(f.key)
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 		}
 	}
 
-	// A crash between the two writes leaves files that do not match.
+	// A crash between the writes of the two files leaves a certificate and a key that do not match.
 	other := newFolder(t)
 	other.issue(now, time.Hour)
 	for _, files := range [][2]string{{other.key, f.key}, {filepath.Join(other.dir, "authority", KeyFile), filepath.Join(f.dir, "authority", KeyFile)}} {
@@ -293,8 +293,8 @@ func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 		}
 	}
 
-	// Nine years and ten months later there is a new authority. Clients trust both, because servers may still use the
-	// former certificate.
+	// After nine years and ten months the authority is replaced. Clients trust both authorities, because servers may
+	// still use the former certificate.
 	former, err := readPair(server)
 	if err != nil {
 		t.Fatal(err)

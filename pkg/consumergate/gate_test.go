@@ -27,8 +27,8 @@ func serve(t *testing.T, url string) *nats.Conn {
 	return nc
 }
 
-// ask requests a consumer as a user, and returns the response of JetStream or of the gate.
-func ask(t *testing.T, nc *nats.Conn, path, body string) jetstream.APIError {
+// requestConsumer requests a consumer as the user of nc, and returns the error of the response of JetStream or of the gate.
+func requestConsumer(t *testing.T, nc *nats.Conn, path, body string) jetstream.APIError {
 	t.Helper()
 	m, err := nc.Request("$JS.API.CONSUMER.CREATE."+path, []byte(body), patience)
 	if err != nil {
@@ -62,17 +62,17 @@ func TestServe_RefusesRequestsThatJetStreamWouldAccept(t *testing.T) {
 		"another filter beside":          {durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.skills.>","filter_subjects":["cmd.session.>"]}}`, "filters"},
 		"a filter in other letters last": {durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.skills.>","Filter_Subject":"cmd.>"}}`, "filters"},
 	} {
-		if got := ask(t, skills, c.path, c.body); got.Code != 403 || !strings.Contains(got.Description, c.want) {
+		if got := requestConsumer(t, skills, c.path, c.body); got.Code != 403 || !strings.Contains(got.Description, c.want) {
 			t.Errorf("%s: %+v, want %q", name, got, c.want)
 		}
 	}
-	if got := ask(t, skills, durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.skills.>","ack_policy":"explicit"}}`); got.Code != 0 {
+	if got := requestConsumer(t, skills, durable, `{"stream_name":"COMMANDS","config":{"durable_name":"skills","filter_subject":"cmd.skills.>","ack_policy":"explicit"}}`); got.Code != 0 {
 		t.Errorf("its own durable: %+v", got)
 	}
 }
 
-// TestServe_SeveralShareTheRequests tests that services can read while one gate is left, and that a client gets an
-// error at once when there is none.
+// TestServe_SeveralShareTheRequests tests that clients can read while at least one gate runs, and that a client
+// receives an error at once when none runs.
 func TestServe_SeveralShareTheRequests(t *testing.T) {
 	t.Parallel()
 	url := natstest.RunWithoutGate(t)
@@ -95,7 +95,7 @@ func TestServe_SeveralShareTheRequests(t *testing.T) {
 	}
 	for _, gate := range []*nats.Conn{one, two} {
 		if got := gate.Stats().InMsgs; got == 0 {
-			t.Error("a gate had no request")
+			t.Error("a gate received no request")
 		}
 	}
 	if err := two.Drain(); err != nil {

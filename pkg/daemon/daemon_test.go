@@ -22,13 +22,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// cli is a service's settings, with one that it cannot run without.
+// cli holds the settings of a service, with one required setting of its own.
 type cli struct {
 	Settings
 	Database string `required:"" help:"Something."`
 }
 
-// service runs a program against a real NATS until the test ends.
+// service runs a program against a real NATS server until the program ends, and returns the exit code.
 func service(t *testing.T, stderr io.Writer, run func(context.Context, Env) error, args ...string) int {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
@@ -37,7 +37,7 @@ func service(t *testing.T, stderr io.Writer, run func(context.Context, Env) erro
 	return p.main(append([]string{"--database=x", "--nats-url=" + srv.ClientURL()}, args...), io.Discard, stderr)
 }
 
-// health runs `svc health`.
+// health runs `svc health` and returns the exit code and the output.
 func health(t *testing.T, args ...string) (int, string) {
 	t.Helper()
 	var c cli
@@ -61,7 +61,7 @@ func get(t *testing.T, addr, path string) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
-func TestHealthFollowsTheService(t *testing.T) {
+func TestHealth_ReportsTheStateOfTheService(t *testing.T) {
 	t.Parallel()
 	addr := porttest.FreeAddrs(t, 1)[0]
 	code := service(t, io.Discard, func(_ context.Context, env Env) error {
@@ -97,11 +97,11 @@ func TestHealthFollowsTheService(t *testing.T) {
 		t.Errorf("the service ended with %d", code)
 	}
 	if code, said := health(t, "--metrics-listen="+addr); code != 1 || !strings.Contains(said, "no response from "+addr) {
-		t.Errorf("health of one that is gone: %d, %q", code, said)
+		t.Errorf("health of a stopped service: %d, %q", code, said)
 	}
 }
 
-func TestHealthNeedsAnAddress(t *testing.T) {
+func TestHealth_RefusesInvalidAddresses(t *testing.T) {
 	t.Parallel()
 	for arg, want := range map[string]string{
 		"--metrics-listen=":      "set --metrics-listen or SPOOL_METRICS_LISTEN",
@@ -119,7 +119,7 @@ func TestHealthNeedsAnAddress(t *testing.T) {
 	}
 }
 
-func TestMetricsListenIsOffAndRefused(t *testing.T) {
+func TestMetricsListen_IsOffByDefaultAndRefusesBadAddresses(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
 	code := service(t, &said, func(context.Context, Env) error { return nil })
@@ -133,15 +133,16 @@ func TestMetricsListenIsOffAndRefused(t *testing.T) {
 	defer func() { _ = taken.Close() }()
 	for addr, want := range map[string]string{taken.Addr().String(): "choose another address with --metrics-listen", "9090": "is not an address"} {
 		said.Reset()
-		code := service(t, &said, func(context.Context, Env) error { t.Error("it ran"); return nil }, "--metrics-listen="+addr)
+		code := service(t, &said, func(context.Context, Env) error { t.Error("the service ran"); return nil }, "--metrics-listen="+addr)
 		if code != 1 || !strings.Contains(said.String(), want) {
 			t.Errorf("%s: %d, %s", addr, code, said.String())
 		}
 	}
 }
 
-// TestLogLevel: every line is JSON, names the service, and none is below the level.
-func TestLogLevel(t *testing.T) {
+// TestLogLevel_SetsTheLowestLevelLogged tests that every log line is JSON and names the service, and that no line is
+// below the configured level.
+func TestLogLevel_SetsTheLowestLevelLogged(t *testing.T) {
 	for level, want := range map[string][]string{
 		"":      {"INFO", "WARN", "ERROR"},
 		"debug": {"DEBUG", "INFO", "WARN", "ERROR"},
@@ -161,7 +162,7 @@ func TestLogLevel(t *testing.T) {
 				return nil
 			})
 			if code != 0 {
-				t.Fatalf("it ended with %d: %s", code, said.String())
+				t.Fatalf("the service ended with %d: %s", code, said.String())
 			}
 			var got []string
 			for lines := bufio.NewScanner(&said); lines.Scan(); {
@@ -185,7 +186,7 @@ func TestLogLevel(t *testing.T) {
 		t.Setenv("SPOOL_LOG_LEVEL", "loud")
 		var said bytes.Buffer
 		if code := service(t, &said, func(context.Context, Env) error { return nil }); code != 2 || !strings.Contains(said.String(), "log-level") {
-			t.Errorf("it ended with %d: %s", code, said.String())
+			t.Errorf("the service ended with %d: %s", code, said.String())
 		}
 	})
 }

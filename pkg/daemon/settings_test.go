@@ -20,7 +20,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestSettingLogKeys: SPOOL_LOG_KEYS signs what a service writes. A service whose keys do not fit the installation says so and does not run.
+// TestSettingLogKeys tests that a service signs its commits with SPOOL_LOG_KEYS. A service whose keys do not match
+// those of the installation logs an error and does not run.
 func TestSettingLogKeys(t *testing.T) {
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
 	js, err := jetstream.New(natstest.Conn(t, srv))
@@ -55,7 +56,7 @@ func TestSettingLogKeys(t *testing.T) {
 		var said bytes.Buffer
 		code := p.main([]string{"--nats-url=" + srv.ClientURL()}, io.Discard, &said)
 		if ran != (want == "") || (code == 0) != ran || !strings.Contains(said.String(), want) {
-			t.Errorf("with %q it ran: %v, ended with %d and said %s", keys, ran, code, said.String())
+			t.Errorf("with keys %q: ran: %v, exit code %d, output %s", keys, ran, code, said.String())
 		}
 	}
 	s, err := js.Stream(t.Context(), topology.EventsStream(0))
@@ -68,7 +69,8 @@ func TestSettingLogKeys(t *testing.T) {
 	}
 }
 
-// TestSettingNATS: a service is at the server that is named, as the user that is named, with that one's rights, and not with another's password.
+// TestSettingNATS tests that a service connects to the configured server as the configured user, with the rights of
+// that user, and that another password is refused.
 func TestSettingNATS(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
@@ -88,12 +90,13 @@ func TestSettingNATS(t *testing.T) {
 		}
 		args := []string{"--database=x", "--nats-url=" + srv.ClientURL(), "--nats-user=" + topology.UserGateway, "--nats-password=" + password} // SPOOL_NATS_URL, SPOOL_NATS_USER, SPOOL_NATS_PASSWORD
 		if code := p.main(args, io.Discard, io.Discard); code != 0 {
-			t.Errorf("with password %q it ended with %d", password, code)
+			t.Errorf("with password %q the service ended with %d", password, code)
 		}
 	}
 }
 
-// TestSettingMetricsListen: SPOOL_METRICS_LISTEN is where health and metrics are, and there only.
+// TestSettingMetricsListen tests that health and metrics are served at the address in SPOOL_METRICS_LISTEN until the
+// service ends.
 func TestSettingMetricsListen(t *testing.T) {
 	addr := porttest.FreeAddrs(t, 1)[0]
 	t.Setenv("SPOOL_METRICS_LISTEN", addr)
@@ -104,10 +107,10 @@ func TestSettingMetricsListen(t *testing.T) {
 		return nil
 	})
 	if code != 0 {
-		t.Errorf("it ended with %d", code)
+		t.Errorf("the service ended with %d", code)
 	}
 	if c, err := net.Dial("tcp", addr); err == nil {
 		_ = c.Close()
-		t.Error("it still listens")
+		t.Error("the address still accepts connections after the end")
 	}
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/certificate"
 )
 
-// issue makes an authority and a certificate for 127.0.0.1 in a folder, in place of those that are there, and returns the authority's file.
+// issue writes an authority and a certificate for 127.0.0.1 into dir, replacing those of an earlier call, and returns
+// the path of the authority's file.
 func issue(t *testing.T, dir string, now time.Time, valid time.Duration) (caFile string) {
 	t.Helper()
 	caFile = filepath.Join(dir, "ca.pem")
@@ -35,7 +36,8 @@ func issue(t *testing.T, dir string, now time.Time, valid time.Duration) (caFile
 	return caFile
 }
 
-// secureNATS runs a NATS server with the certificate of a folder, which it reads again when it changes. An empty folder is a server without TLS.
+// secureNATS runs a NATS server with the certificate in dir, and reloads it when the file changes. With an empty dir
+// the server has no TLS.
 func secureNATS(t *testing.T, dir string) *server.Server {
 	t.Helper()
 	options := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true}
@@ -58,7 +60,7 @@ func secureNATS(t *testing.T, dir string) *server.Server {
 	return ns
 }
 
-// syncBuffer is a log that is read while it is written.
+// syncBuffer is a log that a test can read while it is written.
 type syncBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -76,7 +78,7 @@ func (b *syncBuffer) String() string {
 	return b.text.String()
 }
 
-// await waits for a fact.
+// await polls ok until it returns true, for at most two minutes. what describes the fact in the failure.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
@@ -86,20 +88,21 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// at runs a service at a NATS server.
-func at(ns *server.Server, stderr io.Writer, run func(context.Context, Env) error, args ...string) int {
+// runAt runs a service that connects to ns, and returns the exit code.
+func runAt(ns *server.Server, stderr io.Writer, run func(context.Context, Env) error, args ...string) int {
 	var c cli
 	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: withoutLog}
 	return p.main(append([]string{"--database=x", "--nats-url=" + ns.ClientURL()}, args...), io.Discard, stderr)
 }
 
-// TestSettingNATSCA: with SPOOL_NATS_CA a service connects by TLS to a server whose certificate that authority signed, and to no other one.
+// TestSettingNATSCA tests that a service with SPOOL_NATS_CA connects by TLS to a server whose certificate that
+// authority signed, and to no other server.
 func TestSettingNATSCA(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	ca, other := issue(t, dir, time.Now(), time.Hour), issue(t, t.TempDir(), time.Now(), time.Hour)
 	right := secureNATS(t, dir)
-	if code := at(right, io.Discard, func(_ context.Context, env Env) error {
+	if code := runAt(right, io.Discard, func(_ context.Context, env Env) error {
 		await(t, "it connects", env.NATS.IsConnected)
 		if state, err := env.NATS.TLSConnectionState(); err != nil || state.Version < 0x0303 {
 			t.Errorf("TLS is %x, %v", state.Version, err)
@@ -119,41 +122,42 @@ func TestSettingNATSCA(t *testing.T) {
 		}
 		return nil
 	}, "--nats-ca="+ca); code != 0 {
-		t.Errorf("it ended with %d", code)
+		t.Errorf("the service ended with %d", code)
 	}
 	for want, refused := range map[string]struct {
 		ns *server.Server
 		ca string
 	}{"signed by unknown authority": {right, other}, "secure connection not available": {secureNATS(t, ""), ca}} {
 		var said syncBuffer
-		if code := at(refused.ns, &said, func(_ context.Context, env Env) error {
+		if code := runAt(refused.ns, &said, func(_ context.Context, env Env) error {
 			await(t, "the log says why", func() bool { return strings.Contains(said.String(), want) })
 			if env.NATS.IsConnected() {
-				t.Errorf("%s: it connects", want)
+				t.Errorf("%s: the service connected", want)
 			}
 			if report, _ := env.Health.Report(t.Context()); !strings.HasPrefix(report["nats"], "NATS is ") {
 				t.Errorf("readiness is %v", report)
 			}
 			return nil
 		}, "--nats-ca="+refused.ca); code != 0 {
-			t.Errorf("it ended with %d", code)
+			t.Errorf("the service ended with %d", code)
 		}
 	}
 	var said bytes.Buffer
 	missing := filepath.Join(dir, "missing.pem")
-	if code := at(right, &said, nil, "--nats-ca="+missing); code != 1 || !strings.Contains(said.String(), "nats-ca: open "+missing) {
+	if code := runAt(right, &said, nil, "--nats-ca="+missing); code != 1 || !strings.Contains(said.String(), "nats-ca: open "+missing) {
 		t.Errorf("without the file it ended with %d: %s", code, said.String())
 	}
 }
 
-// TestExpiredCertificateOfNATS: a service whose NATS has an expired certificate starts, says so once, and connects when it is renewed.
-func TestExpiredCertificateOfNATS(t *testing.T) {
+// TestStart_WaitsForAnExpiredCertificateOfNATS tests that a service whose NATS server has an expired certificate
+// starts, logs the reason once, and connects when the certificate is renewed.
+func TestStart_WaitsForAnExpiredCertificateOfNATS(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	ca := issue(t, dir, time.Now().Add(-48*time.Hour), time.Hour)
 	ns := secureNATS(t, dir)
 	var said syncBuffer
-	code := at(ns, &said, func(_ context.Context, env Env) error {
+	code := runAt(ns, &said, func(_ context.Context, env Env) error {
 		await(t, "the log says why", func() bool { return strings.Contains(said.String(), "renew it") })
 		await(t, "readiness says why", func() bool {
 			report, _ := env.Health.Report(t.Context())
@@ -168,7 +172,7 @@ func TestExpiredCertificateOfNATS(t *testing.T) {
 	}
 }
 
-func TestHealthAsksByTLS(t *testing.T) {
+func TestHealth_UsesTLS(t *testing.T) {
 	t.Parallel()
 	ready := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
 	defer ready.Close()

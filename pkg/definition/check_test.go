@@ -18,15 +18,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// agentWith is a good agent that was changed.
+// agentWith returns a valid agent after applying change.
 func agentWith(change func(*events.AgentSpec)) events.AgentSpec {
 	s := events.AgentSpec{Architecture: "spool", Instructions: "Say hello to all."}
 	change(&s)
 	return s
 }
 
-// said are the fields and details, by field; what no architecture honours is left out.
-func said(list []definition.FieldError) string {
+// describe returns one line for each error. It leaves out errors about fields that the architecture does not honour.
+func describe(list []definition.FieldError) string {
 	var out []string
 	for _, e := range list {
 		if !strings.HasSuffix(e.Detail, "does not honour it") {
@@ -59,12 +59,12 @@ func docker(change func(*events.MCPServer)) func(*events.AgentSpec) {
 	})
 }
 
-func TestCheckAgent(t *testing.T) {
+func TestCheckAgent_NamesInvalidFields(t *testing.T) {
 	t.Parallel()
 	mib := strings.Repeat("x", 1<<20)
 	for name, c := range map[string]struct {
 		change func(*events.AgentSpec)
-		want   string // begins each line that is said; "" for nothing
+		want   string // prefix of each line of the error; "" if the agent is valid
 	}{
 		"good":                  {func(*events.AgentSpec) {}, ""},
 		"ten characters":        {func(s *events.AgentSpec) { s.Instructions = "éééééééééé" }, ""},
@@ -199,25 +199,25 @@ func TestCheckAgent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, want := said(definition.CheckAgent(agentWith(c.change))), strings.Split(c.want, "\n")
+			got, want := describe(definition.CheckAgent(agentWith(c.change))), strings.Split(c.want, "\n")
 			lines := strings.Split(got, "\n")
 			ok := len(lines) == len(want) && (c.want != "") == (got != "")
 			for i := range lines {
 				ok = ok && strings.HasPrefix(lines[i], want[i])
 			}
 			if !ok {
-				t.Errorf("it says\n%s\nwant\n%s", got, c.want)
+				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
 		})
 	}
 }
 
-func TestCheckInstance(t *testing.T) {
+func TestCheckInstance_NamesInvalidFields(t *testing.T) {
 	t.Parallel()
 	if got := definition.CheckInstance(events.InstanceSpec{Agent: events.Reference{Slug: "a"}, Environments: []events.Reference{{Slug: "a"}, {Org: "o", Slug: "a"}}}); got != nil {
 		t.Error(got)
 	}
-	got := said(definition.CheckInstance(events.InstanceSpec{Description: "\x00", Environments: []events.Reference{{Slug: "a"}, {Slug: "a", Version: "v"}, {Slug: "A"}}}))
+	got := describe(definition.CheckInstance(events.InstanceSpec{Description: "\x00", Environments: []events.Reference{{Slug: "a"}, {Slug: "a", Version: "v"}, {Slug: "A"}}}))
 	want := `agent.slug: "" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens
 description: it holds NUL
 environments[1]: "a" stands in environments[0] already
@@ -226,13 +226,14 @@ environments[2].slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups jo
 		t.Errorf("got\n%s", got)
 	}
 	many := definition.CheckInstance(events.InstanceSpec{Agent: events.Reference{Slug: "a"}, Environments: make([]events.Reference, definition.MaxEnvironments+1)})
-	if !strings.Contains(said(many), "environments: there are 33") {
+	if !strings.Contains(describe(many), "environments: there are 33") {
 		t.Errorf("got %v", many)
 	}
 }
 
-// A draft has the values of secrets, what is stored has never.
-func TestCheckEnvironment(t *testing.T) {
+// TestCheckEnvironment_KeepsSecretsOutOfStoredSpecs tests that a draft may hold the values of secrets, and that a
+// stored environment may not.
+func TestCheckEnvironment_KeepsSecretsOutOfStoredSpecs(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		spec          events.EnvironmentSpec
@@ -252,30 +253,30 @@ func TestCheckEnvironment(t *testing.T) {
 		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: it has 122881 bytes; at most 122880 are taken",
 			"variables.A.value: it has 122881 bytes; at most 122880 are taken"},
 	} {
-		if got := said(definition.CheckDraft(c.spec)); got != c.draft {
+		if got := describe(definition.CheckDraft(c.spec)); got != c.draft {
 			t.Errorf("%s, as it is sent: %s", name, got)
 		}
-		if got := said(definition.CheckEnvironment(c.spec)); got != c.stored {
+		if got := describe(definition.CheckEnvironment(c.spec)); got != c.stored {
 			t.Errorf("%s, as it is stored: %s", name, got)
 		}
 	}
 }
 
-func TestCheckEntry(t *testing.T) {
+func TestCheckEntry_NamesInvalidFields(t *testing.T) {
 	t.Parallel()
 	if got := definition.CheckEntry(events.Reference{Slug: "a"}, []string{"v1", "latest"}); got != nil {
 		t.Error(got)
 	}
-	got := said(definition.CheckEntry(events.Reference{Slug: "a", Version: "v1"}, []string{"v", "V", "v"}))
+	got := describe(definition.CheckEntry(events.Reference{Slug: "a", Version: "v1"}, []string{"v", "V", "v"}))
 	if !strings.HasPrefix(got, `tags[1]: "V" is not a tag`) || !strings.Contains(got, "\ntags[2]: \"v\" stands in tags[0] already\nversion: ") {
 		t.Errorf("got\n%s", got)
 	}
-	if got := said(definition.CheckEntry(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: there are 65; at most 64") {
+	if got := describe(definition.CheckEntry(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: there are 65; at most 64") {
 		t.Errorf("got %.200s", got)
 	}
 }
 
-func TestFill(t *testing.T) {
+func TestFill_ReadsTheFilesOfADefinition(t *testing.T) {
 	t.Parallel()
 	env := func(name string) (string, bool) {
 		v, ok := map[string]string{"TOKEN": "t0p\n", "EMPTY": "", "NUL": "h1dden\x00"}[name]
@@ -311,14 +312,14 @@ func TestFill(t *testing.T) {
 		"kept by server": {from(definition.Source{}, true), "", ""},
 	} {
 		got, wrong := c.spec.Fill(env, files)
-		if got.Variables["A"].Value != c.value && c.wrong == "" || said(wrong) != c.wrong || strings.Contains(said(wrong), "h1dden") {
-			t.Errorf("%s: %+v, %s", name, got, said(wrong))
+		if got.Variables["A"].Value != c.value && c.wrong == "" || describe(wrong) != c.wrong || strings.Contains(describe(wrong), "h1dden") {
+			t.Errorf("%s: %+v, %s", name, got, describe(wrong))
 		}
 	}
 }
 
-// Every field has a row, and no row is of something else.
-func TestHonoursIsComplete(t *testing.T) {
+// TestHonours_HasARowForEveryField tests that every field of an agent has a row, and that every row is about a field.
+func TestHonours_HasARowForEveryField(t *testing.T) {
 	t.Parallel()
 	table := definition.Honours()
 	known := map[string]bool{}
@@ -343,7 +344,7 @@ func TestHonoursIsComplete(t *testing.T) {
 	walk(reflect.TypeFor[events.AgentSpec](), "", true)
 	for field, cells := range table {
 		if !known[field] {
-			t.Errorf("there is no field %s", field)
+			t.Errorf("the row %s names no field", field)
 		}
 		for a, how := range cells {
 			if !slices.Contains(architecture.Names(), a) || strings.ContainsAny(how, "|\n") {
@@ -353,8 +354,9 @@ func TestHonoursIsComplete(t *testing.T) {
 	}
 }
 
-// Each cell of the table is what CheckAgent does: a field that is set is refused exactly where its cell is empty.
-func TestHonoursIsKept(t *testing.T) {
+// TestHonours_AgreesWithCheckAgent tests that CheckAgent refuses a field exactly for the architectures whose cell in
+// the table is empty.
+func TestHonours_AgreesWithCheckAgent(t *testing.T) {
 	t.Parallel()
 	sets := map[string]func(*events.AgentSpec){
 		"name":          func(s *events.AgentSpec) { s.Name = "n" },
@@ -418,7 +420,7 @@ func TestHonoursIsKept(t *testing.T) {
 				s.Command = []string{"agent"}
 			}
 			canonical, _ := architecture.Canonical(a)
-			if s.ModelProvider != "" { // one that the architecture can use
+			if s.ModelProvider != "" { // use a provider that the architecture supports
 				s.ModelProvider = architecture.ModelProvidersOf(canonical)[0]
 			}
 			want := ""
@@ -426,7 +428,7 @@ func TestHonoursIsKept(t *testing.T) {
 				at := field
 				if list, inner, ok := strings.Cut(field, "."); ok && definition.Honours()[list] != nil {
 					if at = list + "[0]." + inner; definition.Honours()[list][canonical] == "" {
-						at = list // refused as a whole
+						at = list // CheckAgent refuses the list as a whole
 					}
 				}
 				want = at + ": architecture " + canonical + " does not honour it"
@@ -437,7 +439,7 @@ func TestHonoursIsKept(t *testing.T) {
 			}
 		}
 	}
-	// What is empty is not set.
+	// An empty field does not count as set.
 	if got := definition.CheckAgent(agentWith(func(s *events.AgentSpec) {
 		s.Tools.Allow, s.MCPServers, s.Environment = []string{}, []events.MCPServer{}, map[string]events.Declaration{}
 	})); got != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// vector is a line of testdata/digests.json: a spec as it may come, its canonical form and that one's SHA-256.
+// vector is an entry of testdata/digests.json: a spec as a client may send it, its canonical form, and the SHA-256 of
+// the canonical form.
 type vector struct {
 	Kind      definition.Kind `json:"kind"`
 	Spec      json.RawMessage `json:"spec"`
@@ -19,8 +20,9 @@ type vector struct {
 	Digest    string          `json:"digest"`
 }
 
-// A digest that was given once never changes: sessions pin it.
-func TestDigestVectors(t *testing.T) {
+// TestDigest_FixedVectors tests that digests do not change between releases: sessions refer to definitions by their
+// digest.
+func TestDigest_FixedVectors(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("testdata/digests.json")
 	if err != nil {
@@ -45,7 +47,7 @@ func TestDigestVectors(t *testing.T) {
 	}
 }
 
-func TestDigest(t *testing.T) {
+func TestDigest_DependsOnTheValueOnly(t *testing.T) {
 	t.Parallel()
 	spec := events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "1"}, "B": {Value: "2"}}}
 	byValue, err := definition.Digest(spec)
@@ -60,7 +62,7 @@ func TestDigest(t *testing.T) {
 		t.Errorf("another value has the same digest, %v", err)
 	}
 	if _, err := definition.Digest(events.AgentSpec{Limits: events.Limits{BudgetUSD: math.NaN()}}); err == nil {
-		t.Error("no number has a digest")
+		t.Error("Digest accepted NaN or infinity")
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Whatever a file holds, it is either refused with places that are in it, or it is well
-// formed, writes to what is read as the same, and has a digest.
+// FuzzParse tests that Parse either refuses a file with errors that name lines of that file, or returns documents
+// that are well formed, that can be written and read back unchanged, and that have a digest.
 func FuzzParse(f *testing.F) {
 	for _, data := range examples(f) {
 		f.Add(data)
@@ -47,7 +47,7 @@ func FuzzParse(f *testing.F) {
 				spec, wrong = e, definition.CheckDraft(e)
 			}
 			if wrong = append(wrong, definition.CheckEntry(d.Ref, d.Tags)...); len(wrong) > 0 {
-				t.Fatalf("%s %s was taken: %v", d.Kind, d.Ref, wrong)
+				t.Fatalf("%s %s was accepted: %v", d.Kind, d.Ref, wrong)
 			}
 			if digest, err := definition.Digest(spec); err != nil || !events.IsDigest(digest) {
 				t.Fatalf("its digest is %s, %v", digest, err)

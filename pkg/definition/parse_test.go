@@ -15,8 +15,9 @@ import (
 
 const minimal = "kind: agent\nslug: a\nspec:\n  architecture: spool\n  instructions: Say hello to all.\n"
 
-// Every field that holds references has a kind, and takes the object form with that kind alone.
-func TestParseTakesReferencesAsObjects(t *testing.T) {
+// TestParse_AcceptsReferencesAsObjects tests that every field that holds references has a kind, and accepts the
+// object form of a reference of that kind only.
+func TestParse_AcceptsReferencesAsObjects(t *testing.T) {
 	t.Parallel()
 	file := `{"kind":"instance","slug":"a","spec":{"agent":{"scope":"organization","org":"o","kind":"agent","slug":"r","version":"stable"},
 		"environments":[{"scope":"platform","kind":"environment","slug":"e"}]}}`
@@ -65,7 +66,7 @@ func examples(t testing.TB) map[string][]byte {
 	return out
 }
 
-func TestExamples(t *testing.T) {
+func TestParse_AcceptsTheExamples(t *testing.T) {
 	t.Parallel()
 	all := map[definition.Kind]int{}
 	for name, data := range examples(t) {
@@ -84,7 +85,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParse_ReadsAllKinds(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("testdata/examples/reviewer.yaml")
 	if err != nil {
@@ -110,7 +111,7 @@ func TestParse(t *testing.T) {
 		"spec.nonsense": {Line: 20, Column: 3}, "org": {Line: 17, Column: 6}, "nonsense": {Line: 15, Column: 1},
 	} {
 		if e := agent.At(field, "d"); e.Place != want || e.File != "x.yaml" {
-			t.Errorf("%s stands at %+v, want %+v", field, e.Place, want)
+			t.Errorf("%s has the position %+v, want %+v", field, e.Place, want)
 		}
 	}
 	if docs, err := definition.Parse("", []byte(strings.ReplaceAll(minimal, "spool", "claude-sdk"))); err != nil || docs[0].Agent.Architecture != definition.ClaudeCode {
@@ -118,8 +119,9 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// JSON has what YAML has not: surrogate pairs, control characters, and values that follow each other.
-func TestParseJSON(t *testing.T) {
+// TestParse_ReadsJSON tests inputs that only JSON has: surrogate pairs, control characters, and values one after
+// another.
+func TestParse_ReadsJSON(t *testing.T) {
 	t.Parallel()
 	one := `{"kind":"agent","slug":"a","spec":{"architecture":"spool","instructions":"\ud83d\ude00 and so on` + "\x7f" + `","limits":{"timeMs":0.0}}}`
 	docs, err := definition.Parse("-", []byte(one+"\n"+strings.Replace(one, `"a"`, `"b"`, 1)))
@@ -140,8 +142,9 @@ func TestParseJSON(t *testing.T) {
 	}
 }
 
-// All that is wrong is said at once, by line, with its place and its field.
-func TestParseErrors(t *testing.T) {
+// TestParse_ReportsAllErrors tests that one call reports all errors, sorted by line, each with its position and its
+// field.
+func TestParse_ReportsAllErrors(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ in, want string }{
 		"everything": {`kind: agent
@@ -222,14 +225,15 @@ f:21:41: spec.egress[2]: a star stands only at the beginning, before a dot; an e
 				t.Errorf("the error is a %T", err)
 			}
 			if err != nil && (strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "1234:")) {
-				t.Errorf("the error tells a value: %v", err)
+				t.Errorf("the error contains a secret value: %v", err)
 			}
 		})
 	}
 }
 
-// What is too large is refused fast, however it is made.
-func TestParseBounds(t *testing.T) {
+// TestParse_RefusesLargeInputsFast tests that inputs that are too large, or that expand to something too large, are
+// refused without a long computation.
+func TestParse_RefusesLargeInputsFast(t *testing.T) {
 	t.Parallel()
 	var laughs strings.Builder
 	laughs.WriteString("kind: agent\nslug: a\nspec:\n  architecture: spool\n  instructions: Say hello to all.\n  model: &l0 " + strings.Repeat("x", 1000) + "\n")
@@ -258,11 +262,11 @@ func TestParseBounds(t *testing.T) {
 			start := time.Now()
 			_, err := definition.Parse("f", []byte(in))
 			if err == nil {
-				t.Error("it was taken")
+				t.Error("the input was accepted")
 			}
 			took := time.Since(start)
 			t.Logf("%v: %.200v", took, err)
-			if took > time.Minute { // what is quadratic in a megabyte takes hours
+			if took > time.Minute { // a quadratic computation over a megabyte would take hours
 				t.Errorf("it took %v", took)
 			}
 		})

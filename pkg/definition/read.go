@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Tags of YAML.
@@ -122,7 +123,7 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each 
 		case key.Kind != yaml.ScalarNode || key.ShortTag() != tagText:
 			r.fail(at, path, "a name in it is no text: put it in quotes")
 		case seen[key.Value]:
-			r.fail(at, within(path, clip(key.Value)), "it is given twice")
+			r.fail(at, within(path, truncate.Text(key.Value, 64)), "it is given twice")
 		default:
 			seen[key.Value] = true
 			if r.afford(key, at, path) {
@@ -145,7 +146,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
 		given[key.Value] = true
 		f, ok := known[key.Value]
 		if !ok {
-			r.fail(placeOfNode(key), within(path, clip(key.Value)), "there is no such field; there are %s", strings.Join(names, ", "))
+			r.fail(placeOfNode(key), within(path, truncate.Text(key.Value, 64)), "there is no such field; there are %s", strings.Join(names, ", "))
 			return
 		}
 		r.read(value, to.Field(f.index), within(path, f.name))
@@ -253,13 +254,4 @@ func number(n *yaml.Node, to reflect.Value) bool {
 	}
 	to.SetUint(uint64(f))
 	return true
-}
-
-// clip shortens a name that is quoted.
-func clip(s string) string {
-	const most = 64
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
 }

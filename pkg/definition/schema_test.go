@@ -24,13 +24,13 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// instances are a file's documents as a validator takes them.
+// instances returns the documents of a file in the form that the validator expects.
 func instances(t *testing.T, data string) []any {
 	t.Helper()
 	var out []any
 	for dec := yaml.NewDecoder(strings.NewReader(data)); ; {
 		var v any
-		if dec.Decode(&v) != nil { // the end: what is no YAML is no matter of a schema
+		if dec.Decode(&v) != nil { // the end of the file, or text that is not YAML, which a schema does not check
 			return out
 		}
 		b, err := json.Marshal(v)
@@ -45,13 +45,13 @@ func instances(t *testing.T, data string) []any {
 	}
 }
 
-func TestSchemaTakesExamples(t *testing.T) {
+func TestSchema_AcceptsTheExamples(t *testing.T) {
 	t.Parallel()
 	s := compiled(t)
 	for name, data := range examples(t) {
 		text := string(data)
 		if strings.HasSuffix(name, ".json") {
-			text = strings.ReplaceAll(text, `\ud83d\ude00`, "😀") // YAML, by which the test reads, has no surrogates
+			text = strings.ReplaceAll(text, `\ud83d\ude00`, "😀") // the YAML reader of this test does not support surrogate pairs
 		}
 		list := instances(t, text)
 		if len(list) == 0 {
@@ -65,7 +65,7 @@ func TestSchemaTakesExamples(t *testing.T) {
 	}
 }
 
-// agent, instance and environment are documents with a place for fields of their spec, and one for their own.
+// The documents below have a place for fields of the document itself and, at the end, a place for fields of the spec.
 const (
 	anAgent          = "kind: agent\nslug: a\n%s\nspec:\n  architecture: spool\n  instructions: Say hello to all.\n"
 	anInstance       = "kind: instance\nslug: a\n%s\nspec:\n  agent: b\n"
@@ -81,8 +81,9 @@ func document(kind, own, spec string) string {
 	return out
 }
 
-// What Parse refuses of unknown fields and wrong types the schema refuses too, at every type and every depth.
-func TestSchemaRefuses(t *testing.T) {
+// TestSchema_RefusesWhatParseRefuses tests that the schema refuses unknown fields and wrong types that Parse refuses,
+// for every type and at every depth.
+func TestSchema_RefusesWhatParseRefuses(t *testing.T) {
 	t.Parallel()
 	s := compiled(t)
 	for name, text := range map[string]string{
@@ -148,23 +149,24 @@ func TestSchemaRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if docs, err := definition.Parse("f", []byte(text)); err == nil {
-				t.Errorf("Parse takes it: %+v\n%s", docs, text)
+				t.Errorf("Parse accepts it: %+v\n%s", docs, text)
 			}
 			list := instances(t, text)
 			if len(list) != 1 || s.Validate(list[0]) == nil {
-				t.Errorf("the schema takes it:\n%s", text)
+				t.Errorf("the schema accepts it:\n%s", text)
 			}
 		})
 	}
 	for name, text := range map[string]string{"agent": document(anAgent, "tags: [a]", "skills: [a, {slug: b}]"), "instance": document(anInstance, "", ""), "environment": document(anEnvironment, "", "")} {
 		if _, err := definition.Parse("f", []byte(text)); err != nil || s.Validate(instances(t, text)[0]) != nil {
-			t.Errorf("%s is what the others are made of, and is refused: %v, %v", name, err, s.Validate(instances(t, text)[0]))
+			t.Errorf("%s: the document from which the refused ones were derived is refused itself: %v, %v", name, err, s.Validate(instances(t, text)[0]))
 		}
 	}
 }
 
-// The page of the documentation has an example: it is one of those that are tested.
-func TestDocumented(t *testing.T) {
+// TestDocs_ExampleIsTested tests that the example in the documentation is one of the tested examples, and that the
+// page lists every row of the table.
+func TestDocs_ExampleIsTested(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/agents.md")
 	if err != nil {
@@ -189,7 +191,7 @@ func TestDocumented(t *testing.T) {
 			ok = ok && strings.Contains(row, how)
 		}
 		if !ok {
-			t.Errorf("the page does not tell how %s is honoured: run go generate", field)
+			t.Errorf("the page has no row for %s: run go generate", field)
 		}
 	}
 }

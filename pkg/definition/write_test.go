@@ -21,14 +21,15 @@ func written(t interface{ Fatal(...any) }, d definition.Document) string {
 	return b.String()
 }
 
-// same compares what documents define.
+// same reports whether two documents define the same entry.
 func same(a, b definition.Document) bool {
 	return a.Kind == b.Kind && a.Ref == b.Ref && strings.Join(a.Tags, " ") == strings.Join(b.Tags, " ") &&
 		reflect.DeepEqual(a.Agent, b.Agent) && reflect.DeepEqual(a.Instance, b.Instance) && reflect.DeepEqual(a.Environment, b.Environment)
 }
 
-// What is written is read as it was: of each example, and of texts that YAML would rather read as something else.
-func TestWriteExamples(t *testing.T) {
+// TestWrite_RoundTripsExamples tests that Parse reads a written document back unchanged: for each example, and for
+// texts that YAML could read as another type.
+func TestWrite_RoundTripsExamples(t *testing.T) {
 	t.Parallel()
 	for name, data := range examples(t) {
 		docs, err := definition.Parse(name, data)
@@ -48,7 +49,7 @@ func TestWriteExamples(t *testing.T) {
 	}
 }
 
-func TestWriteGolden(t *testing.T) {
+func TestWrite_MatchesTheGolden(t *testing.T) {
 	t.Parallel()
 	d := definition.Document{
 		Kind: definition.KindAgent, Ref: events.Reference{Scope: events.ScopePlatform, Slug: "a"}, Tags: []string{"v1"},
@@ -67,8 +68,8 @@ func TestWriteGolden(t *testing.T) {
 	}
 }
 
-// Of secrets a file shows that they are there.
-func TestStored(t *testing.T) {
+// TestStored_HidesSecretValues tests that a written environment shows which secrets exist, and not their values.
+func TestStored_HidesSecretValues(t *testing.T) {
 	t.Parallel()
 	spec := definition.Stored(events.EnvironmentSpec{Variables: map[string]events.Variable{
 		"S": {Secret: true, Sealed: "key", Value: "hunter2", Description: "d"}, "V": {Value: "v"},
@@ -83,7 +84,7 @@ func TestStored(t *testing.T) {
 	}
 }
 
-func TestWriteProperty(t *testing.T) {
+func TestWrite_RoundTripsAnyAgent(t *testing.T) {
 	t.Parallel()
 	odd := rapid.SampledFrom([]string{"true", "null", "~", "1", "0x1", "1e3", "2026-01-02", "- a", "a: b", "#c", "&a", "*a", "!!x", "%", "@", "`", "'", "\"", "|", ">", "{", "[", " x", "x ", "\tx", "x\n", "\nx", "a\n\nb\n", "a\n  b", "a \nb", "a\n\n", "\n\n", "\r\n", "\u0085", "\u2028a\nb", "\ufeffx", "<<", "=", "---", "...", "y", "é\nü", "\x7f\n", "\x1b[2J", "😀\nb"})
 	text := rapid.OneOf(odd, rapid.StringN(0, 40, -1), rapid.Map(rapid.SliceOfN(odd, 1, 4), func(l []string) string { return strings.Join(l, "\n") }))

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestParseNPM(t *testing.T) {
+func TestParse_ChecksNPMPackages(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[string]dependency.Package{
 		"left-pad@1.3.0":           {Name: "left-pad", Version: "1.3.0"},
@@ -36,12 +36,12 @@ func TestParseNPM(t *testing.T) {
 		strings.Repeat("a", 215) + "@1.0.0", "a@1.0.0-" + strings.Repeat("b", 400),
 	} {
 		if got, err := dependency.ParseNPM(s); err == nil {
-			t.Errorf("%q was taken: %+v", s, got)
+			t.Errorf("%q was accepted: %+v", s, got)
 		}
 	}
 }
 
-func TestParsePIP(t *testing.T) {
+func TestParse_ChecksPythonPackages(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[string]string{
 		"requests==2.32.3":                     "requests==2.32.3",
@@ -65,12 +65,12 @@ func TestParsePIP(t *testing.T) {
 		"x\x00==1", "ä==1", "_x==1", "x_==1", ".x==1", "x==v1", "x==1.0-1", "x==1.0+L", "x==1+", "x==1 --hash=sha256:0", strings.Repeat("a", 129) + "==1", "x==1." + strings.Repeat("1", 400),
 	} {
 		if got, err := dependency.ParsePIP(s); err == nil {
-			t.Errorf("%q was taken: %+v", s, got)
+			t.Errorf("%q was accepted: %+v", s, got)
 		}
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParse_ReportsAllInvalidEntries(t *testing.T) {
 	t.Parallel()
 	got, err := dependency.Parse(events.Dependencies{NPM: []string{"b@1.0.0", "@a/b@2.0.0", "a@1.0.0"}, PIP: []string{"B_c==1", "a[z,y]==2"}})
 	if err != nil || !slices.Equal(got.NPM, []string{"@a/b@2.0.0", "a@1.0.0", "b@1.0.0"}) || !slices.Equal(got.PIP, []string{"a[y,z]==2", "b-c==1"}) || got.Empty() {
@@ -85,7 +85,7 @@ func TestParse(t *testing.T) {
 	_, err = dependency.Parse(events.Dependencies{NPM: []string{"a@1.0.0", "x", "a@2.0.0"}, PIP: []string{"b.c==1", "B_c[x]==2"}})
 	for _, want := range []string{`npm[1]: "x": it is not`, `npm[2]: "a" stands in npm[0] already`, `pip[1]: "b-c" stands in pip[0] already`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %s", err, want)
+			t.Errorf("%v does not contain %s", err, want)
 		}
 	}
 	many := make([]string, dependency.Max+1)
@@ -101,13 +101,14 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A digest that was given once never changes: layers lie on engines under it.
-func TestDigest(t *testing.T) {
+// TestDigest_FixedVectors tests that digests do not change between releases: an engine stores layers under their
+// digest.
+func TestDigest_FixedVectors(t *testing.T) {
 	t.Parallel()
 	set := dependency.Set{NPM: []string{"a@1.0.0", "b@1.0.0"}, PIP: []string{"c==1"}}
 	const golden = "e7510e2f707e0b8ebb163631e2d098d847b8bcc275792e540737056faba5dd7f"
 	if got := set.Digest("sha256:1", "linux/amd64"); got != golden {
-		t.Errorf("it is %s", got)
+		t.Errorf("the digest is %s", got)
 	}
 	seen := map[string]string{golden: "itself"}
 	for name, other := range map[string]string{
@@ -129,8 +130,9 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// The order of entries, and how names for Python are spelled, change nothing.
-func TestDigestIsOfTheSet(t *testing.T) {
+// TestDigest_IgnoresOrderAndSpelling tests that neither the order of entries nor the spelling of Python names changes
+// a digest.
+func TestDigest_IgnoresOrderAndSpelling(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[a-z][a-z0-9]{0,6}`)
@@ -153,8 +155,8 @@ func TestDigestIsOfTheSet(t *testing.T) {
 	})
 }
 
-// Whatever is taken is one word that no installer reads as anything but a package, and
-// is taken again as the same.
+// FuzzParse tests that every accepted entry is one word that an installer can read only as a package, and that Parse
+// accepts its normal form unchanged.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"left-pad@1.3.0", "@scope/name@1.2.3-a.b", "requests==2.32.3", "httpx[http2,a.b]==1!0.27.0rc1", "-e==1", "a@npm:b@1.0.0", "a@file:../b", "x @ https://y"} {
 		f.Add(s)
@@ -167,10 +169,10 @@ func FuzzParse(f *testing.F) {
 			}
 			text := p.String()
 			if text == "" || text[0] == '-' || strings.ContainsAny(text, " \t\r\n\x00'\"`$;&|<>(){}*?\\~#%:") || strings.Contains(text, "..") && list == "pip" || strings.Contains(text, "/") && (list == "pip" || text[0] != '@') {
-				t.Fatalf("%s: %q is taken as %q", list, s, text)
+				t.Fatalf("%s: %q is read as %q", list, s, text)
 			}
 			if again, err := read(text); err != nil || again.String() != text || again.Name != p.Name || again.Version != p.Version {
-				t.Fatalf("%s: %q is taken as %q, which is %+v, %v", list, s, text, again, err)
+				t.Fatalf("%s: %q is read as %q, which is %+v, %v", list, s, text, again, err)
 			}
 		}
 	})

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Host is a host in canonical form: a name in lower case without a trailing dot, or an address.
@@ -166,10 +168,4 @@ func parsePort(s string) (uint16, error) {
 }
 
 // Printable returns the first 100 bytes of an untrusted text, quoted.
-func Printable(s string) string {
-	const most = 100
-	if len(s) > most {
-		return strconv.QuoteToASCII(s[:most]) + "…"
-	}
-	return strconv.QuoteToASCII(s)
-}
+func Printable(s string) string { return truncate.Quote(s, 100) }

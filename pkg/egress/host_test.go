@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-func TestParseHost(t *testing.T) {
+func TestParseHost_NormalizesAndRefuses(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		"ok.com": "ok.com", "OK.Com": "ok.com", "ok.com.": "ok.com", "a_b.ok.com": "a_b.ok.com", "xn--bcher-kva.example": "xn--bcher-kva.example",
@@ -35,14 +35,14 @@ func TestParseHost(t *testing.T) {
 		h, err := egress.ParseHost(in)
 		var bad *egress.HostError
 		if !errors.As(err, &bad) {
-			t.Errorf("%s: %q is taken for %q (%v)", name, in, h, err)
+			t.Errorf("%s: %q was accepted as %q (%v)", name, in, h, err)
 		} else if strings.ContainsAny(err.Error(), "\x00\n\x7f") {
 			t.Errorf("%s: the error is not printable: %q", name, err)
 		}
 	}
 }
 
-func TestParseTarget(t *testing.T) {
+func TestParseTarget_RequiresHostAndPort(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{"ok.com:443": "ok.com:443", "OK.com.:8443": "ok.com:8443", "[2606:4700::1111]:443": "[2606:4700::1111]:443", "ok.com": "ok.com:80"} {
 		if got, err := egress.ParseTarget(in, 80); err != nil || got.String() != want {
@@ -51,7 +51,7 @@ func TestParseTarget(t *testing.T) {
 	}
 	for _, in := range []string{"ok.com:", "ok.com:0", "ok.com:65536", "ok.com:-1", "ok.com:+443", "ok.com:0443", "ok.com:http", ":443", "::1:443", "ok.com:443:443", "ok.com:44 3"} {
 		if got, err := egress.ParseTarget(in, 80); err == nil {
-			t.Errorf("%q is taken for %v", in, got)
+			t.Errorf("%q was accepted as %v", in, got)
 		}
 	}
 	if got, err := egress.ParseTarget("ok.com", 0); err == nil {
@@ -59,7 +59,7 @@ func TestParseTarget(t *testing.T) {
 	}
 }
 
-func TestAllowlist(t *testing.T) {
+func TestAllowlist_AllowsOnlyItsEntries(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name      string
@@ -103,7 +103,7 @@ func TestAllowlist(t *testing.T) {
 					t.Fatalf("%#v", err)
 				}
 				if a.Allows(target(t, "ok.com:443")) {
-					t.Error("a list that does not parse allows what it names")
+					t.Error("an invalid allowlist allows its entries")
 				}
 				return
 			}
@@ -123,7 +123,7 @@ func TestAllowlist(t *testing.T) {
 		})
 	}
 	if _, err := egress.ParseAllowlist(make([]string, 1001)); err == nil {
-		t.Error("a list of any length is taken")
+		t.Error("a list that is too long was accepted")
 	}
 }
 
@@ -136,7 +136,7 @@ func target(t *testing.T, s string) egress.Target {
 	return got
 }
 
-func TestCheckAddress(t *testing.T) {
+func TestCheckAddress_RefusesInternalAddresses(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{"8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "172.15.255.255", "100.63.255.255", "100.128.0.1", "169.253.1.1", "2606:4700::1111", "2a00:1450:4001::200e", "64:ff9b::808:808"} {
 		if err := egress.CheckAddress(netip.MustParseAddr(s)); err != nil {
@@ -153,16 +153,16 @@ func TestCheckAddress(t *testing.T) {
 	} {
 		var bad *egress.AddressError
 		if err := egress.CheckAddress(netip.MustParseAddr(s)); !errors.As(err, &bad) {
-			t.Errorf("%s is let through (%v)", s, err)
+			t.Errorf("%s is allowed (%v)", s, err)
 		}
 	}
 	if egress.CheckAddress(netip.Addr{}) == nil {
-		t.Error("no address is let through")
+		t.Error("an invalid address is allowed")
 	}
 }
 
-// FuzzParseHost: what is taken has one spelling, is taken again for the same,
-// and holds nothing that another parser could read differently.
+// FuzzParseHost tests that every accepted host has one spelling, that ParseHost accepts this spelling as the same
+// host, and that it contains nothing that another parser could read differently.
 func FuzzParseHost(f *testing.F) {
 	for _, s := range []string{"ok.com", "ok.com.", "OK", "127.1", "0x7f.1", "[::1]", "[::ffff:1.2.3.4]", "2130706433", "ok.com\x00evil", "a..b", "*.ok.com", "1.2.3.4", "[fe80::1%25x]", "xn--a"} {
 		f.Add(s)
@@ -191,7 +191,7 @@ func FuzzParseHost(f *testing.F) {
 	})
 }
 
-// FuzzParseAllowlist: an entry allows what it says and nothing of another host.
+// FuzzParseAllowlist tests that an entry allows the host that it names and no other host.
 func FuzzParseAllowlist(f *testing.F) {
 	for _, s := range []string{"ok.com", "ok.com:8443", "*.ok.com", "*.ok.com:22", "8.8.8.8", "[2606:4700::1]:443", "*", "", "a:b:c", "ok.com\x00"} {
 		f.Add(s)

@@ -30,8 +30,8 @@ func ExampleParseAllowlist() {
 	// allow[0]: "https://example.com/path": it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
 }
 
-// TestEntries: what an entry may look like.
-func TestEntries(t *testing.T) {
+// TestParseRule_AcceptsAndRefuses tests the syntax of an entry.
+func TestParseRule_AcceptsAndRefuses(t *testing.T) {
 	t.Parallel()
 	for _, in := range []string{
 		"example.com", "Example.COM.", "*.example.com", "a_b.example.com:1", "localhost:65535", "9.9.9.9", "9.9.9.9:80",
@@ -48,13 +48,13 @@ func TestEntries(t *testing.T) {
 		"example.com:65536", "example.com:+1", "example.com:http", "http://example.com", "example.com/x", "user@example.com", "::1", "[::1", "[example.com]:1", "[::1]x",
 		"[fe80::1%eth0]", "*.10.0.0.1", "127.1", "2130706433", "0x7f.1", "ex\u00e4mple.com", "a b.com", "a\x00.com", "a\n.com", strings.Repeat("a", 64) + ".com",
 		strings.Repeat("a.", 130) + "com",
-		// Methods stand in upper case, once, with one comma and one space.
+		// Methods are in upper case and listed once, with one comma between them and one space after them.
 		"get example.com", "Get example.com", "GET  example.com", " GET example.com", "GET example.com ", "GET, HEAD example.com", "GET,,HEAD example.com", ",GET example.com",
 		"GET, example.com", "GET ", "GET\texample.com", "GET,GET example.com", "CONNECT example.com", "GET,TRACE example.com", "G\u00c9T example.com", "G3T example.com",
 		"* example.com", "-GET example.com", "GET HEAD example.com", "GET http://example.com", "GET *", "example.com GET", strings.Repeat("A", 33) + " example.com",
 		"J,K,L,M,N,O,P,Q,A,B,C,D,E,F,G,H,I example.com", "GET 10.0.0.1",
 		"provider:", "provider:telepathy", "provider:Web_search", "provider:web_search:443", "GET provider:web_search", "*.provider:web_search",
-		// Nothing could reach these, whatever an allowlist says.
+		// An entry for these addresses is refused, because the proxy never connects to them.
 		"10.0.0.1", "10.0.0.1:80", "[::1]", "[::ffff:10.0.0.1]", "[2001:DB8::1]:443", "169.254.169.254",
 	} {
 		if _, err := egress.ParseAllowlist([]string{in}); err == nil || strings.Contains(err.Error(), "\n") || len(err.Error()) > 450 {
@@ -63,8 +63,8 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestAllows: what an entry matches.
-func TestAllows(t *testing.T) {
+// TestAllows_MatchesHostsAndPorts tests which targets an entry matches.
+func TestAllows_MatchesHostsAndPorts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		rule, target string
@@ -89,8 +89,8 @@ func TestAllows(t *testing.T) {
 	}
 }
 
-// TestAccess: what entries allow together, by method.
-func TestAccess(t *testing.T) {
+// TestAccess_CombinesEntriesByMethod tests which methods the entries of a list allow together.
+func TestAccess_CombinesEntriesByMethod(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name      string
@@ -130,8 +130,9 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// TestUnion: the first layer that has an entry counts, however it spells it.
-func TestUnion(t *testing.T) {
+// TestUnion_KeepsTheFirstLayerOfAnEntry tests that an entry belongs to the first layer that contains it, in any
+// spelling.
+func TestUnion_KeepsTheFirstLayerOfAnEntry(t *testing.T) {
 	t.Parallel()
 	got, err := egress.Union(4,
 		egress.Layer{From: "session", Entries: []string{"B.example.com.", "HEAD,GET a.example.com:443"}},
@@ -149,11 +150,12 @@ func TestUnion(t *testing.T) {
 	}
 	_, err = egress.Union(2, egress.Layer{From: "a", Entries: []string{"a.com", "get b.com"}})
 	if !errors.As(err, &wrong) || wrong.From != "a" || !strings.Contains(err.Error(), `allow[1]: "get b.com"`) {
-		t.Errorf("what does not parse: %v", err)
+		t.Errorf("invalid entry: %v", err)
 	}
 }
 
-// FuzzParseRule: what is taken has one spelling, which is taken again for the same, and allows its methods alone.
+// FuzzParseRule tests that every accepted rule has one spelling, that this spelling is accepted as the same rule, and
+// that the rule allows only its methods.
 func FuzzParseRule(f *testing.F) {
 	for _, s := range []string{"ok.com", "GET ok.com", "HEAD,GET *.Ok.com.:8443", "GET [2606:4700::1]:443", "GET 8.8.8.8", "get ok.com", "GET  ok.com", "GET,GET ok.com", "TRACE ok.com", ", ok.com"} {
 		f.Add(s)

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TestKeepAudit_FitsIntoACommit: of a session that clients did much to, the newest entries stay, in order, and fit into the log without the
-// object store, whose data go with the session.
+// TestKeepAudit_FitsIntoACommit tests that, of a session with very many audit entries, the newest ones are kept in
+// order and fit into a commit without the object store. The objects of a session are deleted with the session.
 func TestKeepAudit_FitsIntoACommit(t *testing.T) {
 	t.Parallel()
 	var list []events.Audited

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// digest stands for the digest of a definition.
+// digest returns a made-up digest of a definition.
 func digest(n int) string { return strings.Repeat("0", 60) + fmt.Sprintf("%04x", n) }
 
 func apply(ctx context.Context, t *testing.T, s eventlog.Entries, ref events.Reference, command, version string, tags ...string) {
@@ -39,7 +39,7 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Entries, ref events.Ref
 	}
 }
 
-func TestEntries(t *testing.T) {
+func TestEntries_FindVersionsAndTags(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	log, err := memlog.New(memlog.Config{Shards: 4})
@@ -76,9 +76,9 @@ func TestEntries(t *testing.T) {
 		}
 	}
 	if _, err := s.Resolve(ctx, events.Agent, "other", ref); err == nil {
-		t.Error("another tenant finds it")
+		t.Error("another tenant finds the entry")
 	}
-	// Past the bound of the state the chain still knows the first ones.
+	// The state holds only the newest versions. Older versions are found in the commits.
 	for i := 3; i < versions.MaxVersions+10; i++ {
 		apply(ctx, t, s, ref, fmt.Sprintf("c%d", i), digest(i))
 	}
@@ -87,7 +87,7 @@ func TestEntries(t *testing.T) {
 			t.Errorf("%q is %s, want %s", version, got, want)
 		}
 	}
-	// Folded from zero it is the same.
+	// A fold from zero gives the same state.
 	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.Any)
 	if err != nil {
 		t.Fatal(err)

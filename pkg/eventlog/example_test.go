@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Two copies of a service hold the same head; the guard lets one of them in.
+// Two copies of a service hold the same head. The guard accepts the append of one of them.
 func Example() {
 	ctx := context.Background()
 	log, err := memlog.New(memlog.Config{})

@@ -17,7 +17,7 @@ import (
 
 const tenant = eventlogtest.Tenant
 
-// story writes sessions event by event, as their services would.
+// story appends events of sessions like the services do.
 type story struct {
 	t     *testing.T
 	log   *memlog.Log
@@ -34,7 +34,7 @@ func newStory(t *testing.T, shards int) *story {
 	return &story{t: t, log: l, heads: map[events.Subject]eventlog.Head{}}
 }
 
-// write appends one commit of an execution and gives its position.
+// write appends one commit with events of an execution and returns its position.
 func (s *story) write(sub events.Subject, epoch uint64, execution string, data ...events.Payload) eventlog.Position {
 	s.t.Helper()
 	s.n++
@@ -47,12 +47,12 @@ func (s *story) write(sub events.Subject, epoch uint64, execution string, data .
 	return s.draft(sub, d)
 }
 
-// author is an actor with every field.
+// author returns an actor with every field set.
 func author() events.Actor {
 	return events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/test", Address: "192.0.2.1"}
 }
 
-// TestVerify_ChainChangesToVersion2: a chain may begin in version 1 and go on in version 2.
+// TestVerify_ChainChangesToVersion2 tests that a chain may begin in version 1 and continue in version 2.
 func TestVerify_ChainChangesToVersion2(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 1)
@@ -88,13 +88,13 @@ func (s *story) verify(scope eventlog.Scope) eventlog.Report {
 	return r
 }
 
-// session is the two subjects of a session and its executions.
+// session returns the two subjects of a session, and a function that returns the id of its n-th execution.
 func session(name string) (life, run events.Subject, exe func(int) string) {
 	life = events.LifeOf(tenant, eventlogtest.ID(events.KindSession, name))
 	return life, events.RunOf(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
 }
 
-// whole is a session with a completed, a withdrawn and an open query.
+// whole writes a session with a completed, a withdrawn and an open query.
 func (s *story) whole(name string) (life, run events.Subject, exe func(int) string) {
 	s.t.Helper()
 	life, run, exe = session(name)
@@ -108,7 +108,7 @@ func (s *story) whole(name string) (life, run events.Subject, exe func(int) stri
 	return life, run, exe
 }
 
-func TestVerifySound(t *testing.T) {
+func TestVerify_AcceptsSoundLogs(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 8} {
 		s := newStory(t, shards)
@@ -148,7 +148,7 @@ func TestVerifySound(t *testing.T) {
 	}
 }
 
-func TestVerifyScope(t *testing.T) {
+func TestVerify_RefusesInvalidScopes(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 1)
 	for _, bad := range []eventlog.Scope{{Tenant: tenant}, {Session: "ses_*"}, {Session: eventlogtest.ID(events.KindSession, "no tenant")}} {
@@ -158,13 +158,13 @@ func TestVerifyScope(t *testing.T) {
 	}
 }
 
-func TestVerifyFindsWhatWasChanged(t *testing.T) {
+func TestVerify_ReportsChangedCommits(t *testing.T) {
 	t.Parallel()
 	for name, try := range map[string]struct {
-		seq    uint64 // the whole session of whole() begins at 1
+		seq    uint64 // the session that whole writes begins at sequence 1
 		change func(*events.Commit)
 		says   string
-		at     uint64 // where it shows
+		at     uint64 // sequence at which verify reports the problem
 	}{
 		"an event":    {2, func(c *events.Commit) { c.Events = []byte(strings.Replace(string(c.Events), "one", "won", 1)) }, "contents hash to", 2},
 		"the actor":   {3, func(c *events.Commit) { c.Actor.ID = "someone" }, "contents hash to", 3},
@@ -199,11 +199,11 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 			}
 			p := s.verify(eventlog.Scope{}).Problem
 			if p == nil || p.Position.Seq != try.at || !strings.Contains(p.Why, try.says) {
-				t.Errorf("verify says %v, want %q at %d", p, try.says, try.at)
+				t.Errorf("verify reports %v, want %q at %d", p, try.says, try.at)
 			}
 		})
 	}
-	// The state is not hashed: it is a cache that a fold from zero replaces.
+	// The state is not hashed. It is a cache that can be folded again.
 	s := newStory(t, 1)
 	s.whole("s")
 	if err := s.log.Tamper(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
@@ -214,7 +214,7 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 	}
 }
 
-func TestVerifyFindsWhatWasWrittenWrongly(t *testing.T) {
+func TestVerify_ReportsEventsThatWritersNeverProduce(t *testing.T) {
 	t.Parallel()
 	for name, try := range map[string]struct {
 		write func(s *story, life, run events.Subject, exe func(int) string) eventlog.Position
@@ -264,15 +264,16 @@ func TestVerifyFindsWhatWasWrittenWrongly(t *testing.T) {
 			for _, scope := range []eventlog.Scope{{}, {Tenant: tenant, Session: life.ID}} {
 				p := s.verify(scope).Problem
 				if p == nil || p.Position != at || !strings.Contains(p.Why, try.says) {
-					t.Errorf("verify says %v, want %q at %s", p, try.says, at)
+					t.Errorf("verify reports %v, want %q at %s", p, try.says, at)
 				}
 			}
 		})
 	}
 }
 
-// TestVerify_GoesOnAfterAFault: an execution that was accepted twice, as a late retry of an earlier build did, is one fault.
-// What comes after it is checked, a fault that is known can be accepted, and any other still counts.
+// TestVerify_GoesOnAfterAFault tests that an execution that was accepted twice, as a late retry of an earlier build
+// did, is one problem. Verify checks the commits after it. A known problem can be accepted, and all others still
+// count.
 func TestVerify_GoesOnAfterAFault(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 4)
@@ -280,7 +281,7 @@ func TestVerify_GoesOnAfterAFault(t *testing.T) {
 	retry := events.Draft{ID: eventlogtest.ID(events.KindCommit, "late"), Actor: events.Actor{Kind: "service", ID: "test"}}
 	for i, p := range []events.Payload{events.MessageAccepted{Content: "one"}, events.ExecutionDispatched{}} {
 		retry.Events = append(retry.Events, events.Event{
-			// The ids of the first commit of exe(1).
+			// The first commit of exe(1) has the same ids.
 			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint("2-", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: exe(1), Source: events.FromServer, Data: p,
 		})
 	}
@@ -304,7 +305,8 @@ func TestVerify_GoesOnAfterAFault(t *testing.T) {
 	}
 }
 
-// TestVerify_GoesOnAfterACommitThatCannotBeRead: its payload is missing; what comes after it is checked.
+// TestVerify_GoesOnAfterACommitThatCannotBeRead tests that verify checks the commits after one whose payload is
+// missing.
 func TestVerify_GoesOnAfterACommitThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 1)
@@ -317,7 +319,7 @@ func TestVerify_GoesOnAfterACommitThatCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestVerifyPayloads(t *testing.T) {
+func TestVerify_ReportsMissingAndForgedPayloads(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{"missing": nil, "forged": []byte(`{"result":"forged"}`)} {
 		s := newStory(t, 1)
@@ -329,12 +331,12 @@ func TestVerifyPayloads(t *testing.T) {
 		s.log.SetPayload(digests[0], data)
 		p := s.verify(eventlog.Scope{}).Problem
 		if p == nil || p.Position.Seq != 5 || !strings.Contains(p.Why, digests[0]) {
-			t.Errorf("%s: verify says %v, want a problem at 5 with the digest", name, p)
+			t.Errorf("%s: verify reports %v, want a problem at 5 with the digest", name, p)
 		}
 	}
 }
 
-// holed is a log of which commits were removed.
+// holed is a log without the commits in missing.
 type holed struct {
 	eventlog.Log
 	missing map[eventlog.Position]bool
@@ -350,7 +352,7 @@ func (l holed) Read(ctx context.Context, after eventlog.Position, f eventlog.Fil
 	}
 }
 
-// recordsOf reads a shard's commits.
+// recordsOf returns the records of a shard.
 func (s *story) recordsOf(shard int) (list []eventlog.Record) {
 	s.t.Helper()
 	for rec, err := range s.log.Read(s.t.Context(), eventlog.Position{Shard: shard}, eventlog.Filter{}) {
@@ -362,7 +364,7 @@ func (s *story) recordsOf(shard int) (list []eventlog.Record) {
 	return list
 }
 
-// retired is a whole session that was deleted and retired, and one beside it that was not.
+// retired writes a session that was deleted and retired, and another session that was not.
 func (s *story) retired() (life, run events.Subject) {
 	s.t.Helper()
 	life, run, _ = s.whole("gone")
@@ -372,8 +374,8 @@ func (s *story) retired() (life, run events.Subject) {
 	return life, run
 }
 
-// The content of a deleted and retired session may be missing, in any part: a
-// removal that was interrupted leaves a log that is sound.
+// TestVerify_AcceptsRemovedContentOfARetiredSession tests that any part of the content of a deleted and retired
+// session may be missing: a removal that was interrupted leaves a sound log.
 func TestVerify_AcceptsRemovedContentOfARetiredSession(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 1)
@@ -405,8 +407,8 @@ func TestVerify_AcceptsRemovedContentOfARetiredSession(t *testing.T) {
 	}
 }
 
-// Commits that are missing without session_deleted and run_retired are reported,
-// a whole subject too.
+// TestVerify_ReportsCommitsThatNoDeletedSessionExplains tests that missing commits, or a whole missing subject, are
+// reported unless session_deleted and run_retired are in the log.
 func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 	t.Parallel()
 	for name, try := range map[string]struct {
@@ -431,13 +433,14 @@ func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 			}
 			r, err := eventlog.Verify(t.Context(), log, eventlog.Scope{})
 			if p := r.Problem; err != nil || p == nil || !strings.Contains(p.Why, try.says) {
-				t.Errorf("verify says %v, %v, want %q", p, err, try.says)
+				t.Errorf("verify reports %v, %v, want %q", p, err, try.says)
 			}
 		})
 	}
 }
 
-// A deletion alone explains nothing: only run_retired says that every reader has passed.
+// TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired tests that session_deleted alone does not explain
+// missing commits: run_retired records that every reader has passed them.
 func TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, 1)
@@ -449,7 +452,7 @@ func TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired(t *testin
 	var v eventlog.Verifier
 	v.Add(rec)
 	if p := v.Report().Problem; p == nil || !strings.Contains(p.Why, "missing before it") {
-		t.Errorf("verify says %v", p)
+		t.Errorf("verify reports %v", p)
 	}
 }
 
@@ -461,17 +464,17 @@ func TestVerify_ReportsWritesAfterRetirement(t *testing.T) {
 	s.write(run, 2, "", events.RunRetired{Life: 5, Runs: 2})
 	at := s.write(run, 2, exe(3), events.ExecutionClaimed{Epoch: 2})
 	if p := s.verify(eventlog.Scope{}).Problem; p == nil || p.Position != at || !strings.Contains(p.Why, "after run_retired") {
-		t.Errorf("verify says %v", p)
+		t.Errorf("verify reports %v", p)
 	}
 	early := newStory(t, 1)
 	_, run, _ = early.whole("s")
 	early.write(run, 2, "", events.RunRetired{})
 	if p := early.verify(eventlog.Scope{}).Problem; p == nil || !strings.Contains(p.Why, "not deleted before") {
-		t.Errorf("verify says %v", p)
+		t.Errorf("verify reports %v", p)
 	}
 }
 
-func TestPosition(t *testing.T) {
+func TestParsePosition_RoundTrips(t *testing.T) {
 	t.Parallel()
 	for _, p := range []eventlog.Position{{}, {Shard: 3, Seq: 48211}, {Seq: 1<<64 - 1}} {
 		got, err := eventlog.ParsePosition(p.String())

@@ -17,18 +17,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-var update = flag.Bool("update", false, "write the goldens of types that have none yet; a golden that is there never changes")
+var update = flag.Bool("update", false, "write the goldens of types that have none; existing goldens are not changed")
 
-// at is the time of everything in the goldens.
-var at = time.Date(2025, 6, 15, 12, 30, 45, 123456789, time.UTC)
+// goldenTime is the time of every event in the goldens.
+var goldenTime = time.Date(2025, 6, 15, 12, 30, 45, 123456789, time.UTC)
 
-// fill sets every field of a value: strings to their path, numbers to ones that
-// differ, lists to two elements, raw JSON to something that must be kept byte for byte.
+// fill sets every field of a value: strings to their path, numbers to different values, lists to two elements, and
+// raw JSON to a text that must be kept byte for byte.
 func fill(v reflect.Value, path string, n *int) {
 	*n++
 	switch v.Interface().(type) {
 	case time.Time:
-		v.Set(reflect.ValueOf(at))
+		v.Set(reflect.ValueOf(goldenTime))
 		return
 	case json.RawMessage:
 		v.Set(reflect.ValueOf(json.RawMessage(fmt.Sprintf(`{"at":%q,"z":1.50,"a":["<é>",null]}`, path))))
@@ -63,11 +63,11 @@ func fill(v reflect.Value, path string, n *int) {
 			fill(v.Field(i), path+"."+v.Type().Field(i).Name, n)
 		}
 	default:
-		panic(fmt.Sprintf("%s: fill does not know %s", path, v.Kind()))
+		panic(fmt.Sprintf("%s: fill does not support %s", path, v.Kind()))
 	}
 }
 
-// filled is a payload of the type with every field set.
+// filled returns a payload of the type with every field set.
 func filled(e events.Entry) events.Payload {
 	v := reflect.New(reflect.TypeOf(e.New())).Elem()
 	n := 0
@@ -75,7 +75,7 @@ func filled(e events.Entry) events.Payload {
 	return v.Interface().(events.Payload)
 }
 
-// subjectOf is a subject of the type's aspect.
+// subjectOf returns a subject with the aspect of the type.
 func subjectOf(e events.Entry) events.Subject {
 	if e.Aspect.Catalogued() {
 		return events.Subject{Tenant: "acme", ID: events.CatalogueID(e.Aspect, "acme", "organization", "acme", "ci"), Aspect: e.Aspect}
@@ -83,13 +83,13 @@ func subjectOf(e events.Entry) events.Subject {
 	return events.Subject{Tenant: "acme", ID: events.Derive(events.KindSession, "golden"), Aspect: e.Aspect}
 }
 
-// golden is a commit of one filled event of the type.
+// golden returns a commit with one event of the type, with every field set.
 func golden(t *testing.T, e events.Entry) events.Commit {
 	t.Helper()
 	d := events.Draft{
 		V: 1, ID: events.Derive(events.KindCommit, "golden", string(e.Type)), Actor: events.Actor{Kind: "executor", ID: events.Derive(events.KindExecutor, "golden")}, Epoch: 3,
 		Events: []events.Event{{
-			ID: events.Derive(events.KindEvent, "golden", string(e.Type)), Time: at, ExecutionID: events.Derive(events.KindExecution, "golden"),
+			ID: events.Derive(events.KindEvent, "golden", string(e.Type)), Time: goldenTime, ExecutionID: events.Derive(events.KindExecution, "golden"),
 			ConversationID: events.MainConversation, Source: events.FromRunner, N: 7, Data: filled(e),
 		}},
 		State: map[string]any{"v": 1},
@@ -101,29 +101,29 @@ func golden(t *testing.T, e events.Entry) events.Commit {
 	return c
 }
 
-func TestCatalogue(t *testing.T) {
+func TestCatalogue_DescribesEveryType(t *testing.T) {
 	t.Parallel()
 	seen := map[events.Type]bool{}
 	for _, e := range events.Catalogue() {
 		t.Run(string(e.Type), func(t *testing.T) {
 			if seen[e.Type] {
-				t.Error("stands twice in the catalogue")
+				t.Error("the type is in the catalogue twice")
 			}
 			seen[e.Type] = true
 			if got := snake(reflect.TypeOf(e.New()).Name()); got != string(e.Type) {
-				t.Errorf("its Go name gives %s", got)
+				t.Errorf("the wire form of its Go name is %s", got)
 			}
 			if e.Aspect != events.Life && e.Aspect != events.Run && !e.Aspect.Catalogued() {
-				t.Errorf("aspect %q is none of the log's", e.Aspect)
+				t.Errorf("aspect %q is not an aspect of the log", e.Aspect)
 			}
 			if !strings.HasSuffix(e.Doc, ".") || strings.ContainsAny(e.Doc, "\n|") || len(e.Doc) < 10 {
 				t.Errorf("%q is not a line for the documentation", e.Doc)
 			}
 			if found, ok := events.Lookup(e.Type); !ok || found.Type != e.Type {
-				t.Error("is not found by its name")
+				t.Error("the type is not found by its name")
 			}
 			if e.New().EventType() != e.Type {
-				t.Errorf("makes a payload of type %s", e.New().EventType())
+				t.Errorf("New returns a payload of type %s", e.New().EventType())
 			}
 		})
 	}
@@ -132,7 +132,7 @@ func TestCatalogue(t *testing.T) {
 	}
 }
 
-// snake is a Go name as it goes over the wire.
+// snake converts a Go name to its wire form.
 func snake(name string) string {
 	var b strings.Builder
 	for i, r := range name {
@@ -144,8 +144,8 @@ func snake(name string) string {
 	return b.String()
 }
 
-// TestEveryPayloadIsInTheCatalogue reads the source for what is sealed.
-func TestEveryPayloadIsInTheCatalogue(t *testing.T) {
+// TestCatalogue_HasEveryPayload compares the catalogue with the payload types in the source code.
+func TestCatalogue_HasEveryPayload(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -168,11 +168,11 @@ func TestEveryPayloadIsInTheCatalogue(t *testing.T) {
 		}
 	}
 	if n != len(events.Catalogue()) {
-		t.Errorf("%d payloads are sealed, %d stand in the catalogue", n, len(events.Catalogue()))
+		t.Errorf("%d payload types, %d in the catalogue", n, len(events.Catalogue()))
 	}
 }
 
-func TestDocumented(t *testing.T) {
+func TestCatalogue_IsDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/events.md")
 	if err != nil {
@@ -180,13 +180,14 @@ func TestDocumented(t *testing.T) {
 	}
 	for _, e := range events.Catalogue() {
 		if !bytes.Contains(doc, []byte(e.Type)) || !bytes.Contains(doc, []byte(e.Doc)) {
-			t.Errorf("docs/events.md does not tell of %s: run go generate", e.Type)
+			t.Errorf("docs/events.md does not list %s: run go generate", e.Type)
 		}
 	}
 }
 
-// TestGoldens holds the bytes of every type: a released one never changes.
-func TestGoldens(t *testing.T) {
+// TestGoldens_ReleasedTypesKeepTheirBytes compares the encoding of every type with its golden. The encoding of a
+// released type never changes.
+func TestGoldens_ReleasedTypesKeepTheirBytes(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join("testdata", "golden")
 	for _, e := range events.Catalogue() {
@@ -204,7 +205,7 @@ func TestGoldens(t *testing.T) {
 				err = os.WriteFile(path, want, 0o644)
 			}
 			if err != nil {
-				t.Fatalf("%v; a new type gets its golden from: go test ./events -run TestGoldens -update", err)
+				t.Fatalf("%v; a new type gets its golden from: go test ./events -run TestGoldens_ReleasedTypesKeepTheirBytes -update", err)
 			}
 			want = bytes.TrimSuffix(want, []byte("\n"))
 			if !bytes.Equal(got, want) {
@@ -224,9 +225,9 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// TestGoldensBefore: a released type may get fields that are left out when they
-// are empty. What was written before reads as it did, and is written the same.
-func TestGoldensBefore(t *testing.T) {
+// TestGoldens_EarlierEncodingsStayReadable tests goldens of earlier releases. A released type may gain fields that
+// are omitted when they are empty. Events from before are read as they were, and are encoded the same.
+func TestGoldens_EarlierEncodingsStayReadable(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("testdata", "golden-before", "*.json"))
 	if err != nil || len(files) == 0 {
@@ -262,7 +263,7 @@ func TestGoldensBefore(t *testing.T) {
 	}
 }
 
-// readBack decodes a golden and compares with what it was made of.
+// readBack decodes a golden and compares the result with the payload from which it was built.
 func readBack(t *testing.T, e events.Entry, msg []byte) {
 	t.Helper()
 	c, err := events.DecodeCommit(msg)
@@ -279,10 +280,10 @@ func readBack(t *testing.T, e events.Entry, msg []byte) {
 	if len(list) != 1 || !reflect.DeepEqual(list[0].Data, filled(e)) {
 		t.Errorf("the data reads back as %#v", list)
 	}
-	if list[0].N != 7 || !list[0].Time.Equal(at) || list[0].Source != events.FromRunner || list[0].ConversationID != events.MainConversation {
+	if list[0].N != 7 || !list[0].Time.Equal(goldenTime) || list[0].Source != events.FromRunner || list[0].ConversationID != events.MainConversation {
 		t.Errorf("the event reads back as %+v", list[0])
 	}
-	// Through the wire form, as an export or a client has it, the data is the same.
+	// The data is also the same after a conversion to the wire form, which exports and clients use.
 	w, err := list[0].ToWire("ses", 12, "0-7")
 	if err != nil {
 		t.Fatal(err)
@@ -296,13 +297,14 @@ func readBack(t *testing.T, e events.Entry, msg []byte) {
 		t.Fatal(err)
 	}
 	again := back.Event()
-	again.N = list[0].N // which clients do not see
+	again.N = list[0].N // the wire form does not contain N
 	if !sameJSON(t, again, list[0]) {
 		t.Errorf("through the wire it becomes %+v", again)
 	}
 }
 
-// sameJSON compares without regard to spacing and escapes, which a client's encoder may choose.
+// sameJSON compares two events as JSON, without regard to spacing and escapes, which the encoder of a client may
+// choose.
 func sameJSON(t *testing.T, a, b events.Event) bool {
 	t.Helper()
 	var x, y any
@@ -318,7 +320,7 @@ func sameJSON(t *testing.T, a, b events.Event) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-func TestTerminal(t *testing.T) {
+func TestTerminal_ReportsTheTypesThatEndAnExecution(t *testing.T) {
 	t.Parallel()
 	want := map[events.Type]bool{"execution_completed": true, "execution_failed": true, "execution_cancelled": true, "execution_withdrawn": true}
 	for _, e := range events.Catalogue() {
@@ -328,13 +330,13 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// TestUnknown is what a newer version wrote, and what a broken one did: kept byte for byte.
-func TestUnknown(t *testing.T) {
+// TestDecode_KeepsUnknownEvents tests that events of a newer or of a faulty version are kept byte for byte.
+func TestDecode_KeepsUnknownEvents(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string]string{
 		"from_the_future":  `{"z":1,"a":[1.50,"<é>\u2028"],"n":12345678901234567890}`,
 		"a_scalar":         `"text"`,
-		"message_accepted": `{"blockId":17}`, // a known type whose data does not decode
+		"message_accepted": `{"blockId":17}`, // a known type whose data cannot be decoded
 		"execution_queued": `[]`,
 	} {
 		stored := `{"id":"evt_1","type":"` + name + `","time":"2025-06-15T12:30:45Z","source":"runner","n":7,"data":` + data + `}`

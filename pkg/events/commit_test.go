@@ -18,17 +18,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// vector is a line of testdata/hash_vectors.json: anyone who checks the chain in
-// another language must come to the same hashes.
+// vector is an entry of testdata/hash_vectors.json. A verifier in another language must compute the same hashes.
 type vector struct {
 	Name    string        `json:"name"`
-	V       int           `json:"v,omitempty"` // of the commit; 0 means 1
+	V       int           `json:"v,omitempty"` // version of the commit; 0 means 1
 	Prev    string        `json:"prev"`
 	Subject vectorSubject `json:"subject"`
 	ID      string        `json:"id"`
 	Actor   events.Actor  `json:"actor"`
 	Epoch   uint64        `json:"epoch"`
-	Events  string        `json:"events"` // the stored bytes, as text
+	Events  string        `json:"events"` // the stored bytes
 	Hash    string        `json:"hash"`
 }
 
@@ -36,7 +35,7 @@ type vectorSubject struct {
 	Tenant string        `json:"tenant"`
 	ID     string        `json:"id"`
 	Aspect events.Aspect `json:"aspect"`
-	NATS   string        `json:"nats"` // as the hash covers it
+	NATS   string        `json:"nats"` // the form that the hash covers
 }
 
 func vectors(t *testing.T) []vector {
@@ -51,7 +50,7 @@ func vectors(t *testing.T) []vector {
 	}
 	newest := slices.ContainsFunc(list, func(v vector) bool { return v.V == events.CommitVersion && v.Actor.User != "" })
 	if len(list) < 8 || !newest {
-		t.Fatalf("there are %d vectors only, or none of version %d", len(list), events.CommitVersion)
+		t.Fatalf("there are only %d vectors, or none of version %d", len(list), events.CommitVersion)
 	}
 	return list
 }
@@ -60,7 +59,7 @@ func (v vector) subject() events.Subject {
 	return events.Subject{Tenant: v.Subject.Tenant, ID: v.Subject.ID, Aspect: v.Subject.Aspect}
 }
 
-func TestHashVectors(t *testing.T) {
+func TestHash_FixedVectors(t *testing.T) {
 	t.Parallel()
 	for _, v := range vectors(t) {
 		if got := v.subject().String(); got != v.Subject.NATS {
@@ -76,8 +75,8 @@ func TestHashVectors(t *testing.T) {
 	}
 }
 
-// independent follows the rule of the design, not the code: SHA-256 over the
-// parts, each after its length in eight bytes, big endian.
+// independent computes a hash from the documented rule, without the code under test: SHA-256 over the parts, each
+// preceded by its length as eight bytes, big endian.
 func independent(v vector) string {
 	var b bytes.Buffer
 	parts := []string{v.Prev, v.Subject.NATS, v.ID, v.Actor.Kind, v.Actor.ID, fmt.Sprint(v.Epoch), v.Events}
@@ -86,7 +85,7 @@ func independent(v vector) string {
 	}
 	for _, part := range parts {
 		if err := binary.Write(&b, binary.BigEndian, uint64(len(part))); err != nil {
-			panic(err) // a buffer does not fail
+			panic(err) // writes to a buffer do not fail
 		}
 		b.WriteString(part)
 	}
@@ -94,9 +93,8 @@ func independent(v vector) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// TestHashCoversEverything changes one part of a commit at a time, and moves text
-// between neighbouring parts.
-func TestHashCoversEverything(t *testing.T) {
+// TestHash_CoversEveryPart changes one part of a commit at a time, and moves text between neighbouring parts.
+func TestHash_CoversEveryPart(t *testing.T) {
 	t.Parallel()
 	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
 	first := events.Commit{V: 1, ID: "cmt_a", Actor: events.Actor{Kind: "executor", ID: "x"}, Epoch: 3, Prev: "ab", Events: json.RawMessage(`[1]`)}
@@ -147,8 +145,8 @@ func TestHashCoversEverything(t *testing.T) {
 	}
 }
 
-// TestVersion1_HasNoMoreThanItsHashCovers: a commit of version 1 is written without the fields that came later, and such fields in a
-// message of version 1 are not read, since nothing proves them.
+// TestVersion1_HasNoMoreThanItsHashCovers tests that a commit of version 1 is written without the fields of later
+// versions. Such fields in a message of version 1 are not read, because the hash does not cover them.
 func TestVersion1_HasNoMoreThanItsHashCovers(t *testing.T) {
 	t.Parallel()
 	s := events.LifeOf("acme", events.Derive(events.KindSession, "a"))
@@ -174,7 +172,7 @@ func TestVersion1_HasNoMoreThanItsHashCovers(t *testing.T) {
 	}
 }
 
-func TestSealRefuses(t *testing.T) {
+func TestSeal_RefusesInvalidDrafts(t *testing.T) {
 	t.Parallel()
 	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
 	ok := events.Draft{ID: events.Derive(events.KindCommit, "a"), Events: []events.Event{{ID: "evt_a", Data: events.SessionDeleted{}}}}
@@ -201,7 +199,7 @@ func TestSealRefuses(t *testing.T) {
 	}
 }
 
-func TestDecodeCommitRefuses(t *testing.T) {
+func TestDecodeCommit_RefusesInvalidMessages(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "{", "[]", `{"v":3,"id":"cmt_a"}`, `{"id":"cmt_a"}`, "\x00"} {
 		if _, err := events.DecodeCommit([]byte(bad)); err == nil {
@@ -213,7 +211,7 @@ func TestDecodeCommitRefuses(t *testing.T) {
 	}
 }
 
-func TestSplit(t *testing.T) {
+func TestSplit_KeepsOrderAndLimit(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(1, 3000).Draw(t, "limit")
@@ -246,8 +244,9 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// TestStoredSize: data over MaxInline counts as the reference that a commit has in its place.
-func TestStoredSize(t *testing.T) {
+// TestStoredSize_CountsLargeDataAsAReference tests that data above MaxInline counts with the size of the reference
+// that a commit stores in its place.
+func TestStoredSize_CountsLargeDataAsAReference(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ text, least, most int }{
 		{0, 50, 300},
@@ -262,8 +261,9 @@ func TestStoredSize(t *testing.T) {
 	}
 }
 
-// TestStoredBytesAreStable is what the hash rests on: what is read and written again is the same.
-func TestStoredBytesAreStable(t *testing.T) {
+// TestEncode_IsStable tests that events that are decoded and encoded again have the same bytes. The hash chain
+// depends on it.
+func TestEncode_IsStable(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.String().Draw(t, "text")
@@ -272,7 +272,7 @@ func TestStoredBytesAreStable(t *testing.T) {
 			V: rapid.IntRange(0, 2).Draw(t, "version"), ID: events.Derive(events.KindCommit, text),
 			Actor: events.Actor{Kind: rapid.String().Draw(t, "kind"), ID: text, User: rapid.StringN(0, -1, events.MaxUser).Draw(t, "user")},
 			Epoch: rapid.Uint64().Draw(t, "epoch"), State: text,
-			Events: []events.Event{{ID: text, Time: at, Source: events.FromServer, Data: events.MessageAccepted{Content: text}}},
+			Events: []events.Event{{ID: text, Time: goldenTime, Source: events.FromServer, Data: events.MessageAccepted{Content: text}}},
 		}.Seal(s, "")
 		if err != nil {
 			t.Fatal(err)
@@ -295,7 +295,7 @@ func TestStoredBytesAreStable(t *testing.T) {
 	})
 }
 
-func TestPayloadRef(t *testing.T) {
+func TestPayloadRef_RecognizesReferences(t *testing.T) {
 	t.Parallel()
 	b, err := json.Marshal(events.PayloadRef{SHA256: "ab", Size: 3})
 	if err != nil || !events.IsPayloadRef(b) {
@@ -306,7 +306,7 @@ func TestPayloadRef(t *testing.T) {
 			t.Errorf("%s is a reference", no)
 		}
 	}
-	// A reference in place of a known type's data waits to be fetched.
+	// A reference in place of the data of a known type is not decoded until the data is fetched.
 	if o, ok := events.DecodePayload("message_accepted", b).(events.Opaque); !ok || !bytes.Equal(o.Raw, b) {
 		t.Error("a reference was decoded as data")
 	}
@@ -340,7 +340,7 @@ func FuzzDecodeCommit(f *testing.F) {
 	})
 }
 
-// TestEncode_KeepsEveryField: a message of the log has each field of its commit.
+// TestEncode_KeepsEveryField tests that an encoded commit has every field of the commit.
 func TestEncode_KeepsEveryField(t *testing.T) {
 	t.Parallel()
 	want := events.Commit{

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestBackoff(t *testing.T) {
+func TestBackoff_DoublesWithEachDeath(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		ms, died uint32

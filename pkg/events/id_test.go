@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestNewID(t *testing.T) {
+func TestNewID_EncodesTheTime(t *testing.T) {
 	t.Parallel()
 	entropy, err := hex.DecodeString("00112233445566778899")
 	if err != nil {
@@ -23,19 +23,19 @@ func TestNewID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first ten characters are the time of the ULID specification's own example.
+	// The first ten characters encode the time of the example in the ULID specification.
 	if want := "ses_01ARYZ6S4100H248H6ANCSAXWCS"; id[:14] != want[:14] || len(id) != len("ses_")+26 {
 		t.Errorf("the id is %s, want the time of %s", id, want)
 	}
 	if err := events.CheckID("id", events.KindSession, id); err != nil {
 		t.Error(err)
 	}
-	if _, err := events.NewID(events.KindSession, at, bytes.NewReader(entropy[:9])); err == nil {
-		t.Error("an id was made of nine bytes of entropy")
+	if _, err := events.NewID(events.KindSession, goldenTime, bytes.NewReader(entropy[:9])); err == nil {
+		t.Error("NewID accepted nine bytes of entropy")
 	}
 }
 
-func TestIDsSortByTime(t *testing.T) {
+func TestNewID_SortsByTime(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		ms := rapid.Int64Range(0, 1<<47)
@@ -57,9 +57,9 @@ func TestIDsSortByTime(t *testing.T) {
 	})
 }
 
-func TestDerive(t *testing.T) {
+func TestDerive_FixedVectors(t *testing.T) {
 	t.Parallel()
-	// These are in the log: they may never change.
+	// The log contains these ids: they must not change.
 	for want, got := range map[string]string{
 		"evt_7X34H9GW6HBRH0V9B2JX3E8GFT": events.Derive(events.KindEvent, "cmd_1", "0"),
 		"ses_3Z8D3Q7T1YWK19K79RTYFAB830": events.Derive(events.KindSession),
@@ -83,7 +83,7 @@ func TestDerive(t *testing.T) {
 	}
 }
 
-func TestCheckID(t *testing.T) {
+func TestCheckID_NamesTheFieldAndTheKind(t *testing.T) {
 	t.Parallel()
 	good := events.Derive(events.KindSession, "a")
 	for _, bad := range []string{
@@ -110,7 +110,7 @@ func FuzzCheckID(f *testing.F) {
 		if events.CheckID("id", events.KindSession, s) != nil {
 			return
 		}
-		// What passes is safe as a token of a subject, a key and a durable's name.
+		// An accepted id is safe as a token of a subject, as a key and in the name of a durable.
 		if len(s) != 30 || strings.ContainsAny(s, ".*> \t\r\n\x00/\\") || strings.ToUpper(s[4:]) != s[4:] {
 			t.Errorf("%q passed", s)
 		}

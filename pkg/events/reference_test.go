@@ -11,7 +11,7 @@ import (
 
 var digest = strings.Repeat("0a", 32)
 
-func TestParseReference(t *testing.T) {
+func TestParseReference_RoundTrips(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]events.Reference{
 		"o.g/a":                           {Org: "o.g", Slug: "a"},
@@ -46,7 +46,7 @@ func TestParseReference(t *testing.T) {
 	}
 }
 
-func TestParseReferenceRefuses(t *testing.T) {
+func TestParseReference_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for in, field := range map[string]string{
 		"": "slug", "A": "slug", "a b": "slug", "a.": "slug", ".a": "slug", "-a": "slug", "a--b": "slug", "a.-b": "slug", "a_b": "slug", "é": "slug", "a\x00": "slug", "a*": "slug", "a>": "slug",
@@ -62,13 +62,13 @@ func TestParseReferenceRefuses(t *testing.T) {
 	}
 }
 
-func TestReferenceJSON(t *testing.T) {
+func TestReference_ReadsStringsAndObjects(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]events.Reference{
 		`"platform/a@v1"`: {Scope: events.ScopePlatform, Slug: "a", Version: "v1"},
 		`{"slug":"a"}`:    {Slug: "a"},
 		`{"scope":"organization","org":"o","slug":"a","version":"v"}`: {Org: "o", Slug: "a", Version: "v"},
-		`{"slug":"Not Checked"}`: {Slug: "Not Checked"}, // Check is the reader's
+		`{"slug":"Not Checked"}`: {Slug: "Not Checked"}, // decoding does not check; the reader calls Check
 		`null`:                   {},
 	} {
 		var got events.Reference
@@ -88,7 +88,7 @@ func TestReferenceJSON(t *testing.T) {
 	}
 }
 
-func TestReferenceCheck(t *testing.T) {
+func TestReferenceCheck_RefusesInvalidReferences(t *testing.T) {
 	t.Parallel()
 	for field, r := range map[string]events.Reference{
 		"scope": {Scope: "world", Slug: "a"}, "org": {Scope: events.ScopeAccount, Slug: "a"}, "slug": {Org: "o"}, "version": {Slug: "a", Version: "V"},
@@ -100,7 +100,7 @@ func TestReferenceCheck(t *testing.T) {
 	}
 }
 
-func TestReferenceSubject(t *testing.T) {
+func TestReferenceSubject_IdentifiesTheEntry(t *testing.T) {
 	t.Parallel()
 	plain := events.Reference{Slug: "a"}
 	of := func(r events.Reference) events.Subject { return r.Subject(events.Agent, "acme") }
@@ -121,15 +121,16 @@ func TestReferenceSubject(t *testing.T) {
 		}
 		seen[s.ID] = true
 		if want := r.Tenant("acme"); s.Tenant != want || (r.Scope == events.ScopePlatform) != (want == events.PlatformTenant) {
-			t.Errorf("%s lies under %s", r, s.Tenant)
+			t.Errorf("the subject of %s has the tenant %s", r, s.Tenant)
 		}
 	}
 	if plain.Subject(events.Skill, "acme").ID == of(plain).ID || of(events.Reference{Scope: events.ScopePlatform, Slug: "a"}) != (events.Reference{Scope: events.ScopePlatform, Slug: "a"}).Subject(events.Agent, "other") {
-		t.Error("kind and tenant do not count as they should")
+		t.Error("the subject does not depend on kind and tenant as expected")
 	}
 }
 
-// What is read prints to what is read the same, is well formed, and is nothing that could break a subject.
+// FuzzParseReference tests that an accepted reference prints to a text that is read as the same reference, is well
+// formed, and contains nothing that could break a subject.
 func FuzzParseReference(f *testing.F) {
 	for _, s := range []string{"", "a", "platform/a", "organization/platform/a", "identity_account/x/a@v1", "o/a@" + digest, "a@latest", "a/b/c/d", "*", "a.>", "é@\x00"} {
 		f.Add(s)

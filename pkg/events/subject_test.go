@@ -10,11 +10,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestSubject(t *testing.T) {
+func TestSubject_FixedVectors(t *testing.T) {
 	t.Parallel()
 	id := "ses_01ARYZ6S41TSV4RRFFQ69G5FAV"
 	s := events.LifeOf("acme", id)
-	// The partition is in the log: it may never change.
+	// The partition is part of stored subjects: it must not change.
 	const want = "ev.14.acme.ses_01ARYZ6S41TSV4RRFFQ69G5FAV.life"
 	if s.String() != want {
 		t.Errorf("the subject is %s, want %s", s, want)
@@ -30,7 +30,7 @@ func TestSubject(t *testing.T) {
 	}
 }
 
-func TestParseSubject(t *testing.T) {
+func TestParseSubject_RefusesInvalidSubjects(t *testing.T) {
 	t.Parallel()
 	good := events.LifeOf("acme", events.Derive(events.KindSession, "a")).String()
 	for _, bad := range []string{
@@ -46,7 +46,7 @@ func TestParseSubject(t *testing.T) {
 	}
 }
 
-func TestSubjectsReadBack(t *testing.T) {
+func TestParseSubject_RoundTrips(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := events.Subject{
@@ -62,12 +62,12 @@ func TestSubjectsReadBack(t *testing.T) {
 			t.Fatalf("%s reads back as %v, %v", s, got, err)
 		}
 		if p := s.Partition(); p < 0 || p >= events.Partitions || !strings.HasPrefix(s.String(), "ev."+events.PartitionToken(p)+".") {
-			t.Fatalf("%s lies in partition %d", s, p)
+			t.Fatalf("%s is in partition %d", s, p)
 		}
 	})
 }
 
-func TestCheckTenant(t *testing.T) {
+func TestCheckTenant_NamesTheField(t *testing.T) {
 	t.Parallel()
 	for _, ok := range []string{"default", "a", "0", "a-b_c", strings.Repeat("a", 64)} {
 		if err := events.CheckTenant("tenant", ok); err != nil {
@@ -81,8 +81,8 @@ func TestCheckTenant(t *testing.T) {
 	}
 }
 
-// TestPartitionsAreEven spreads ids as they are minted.
-func TestPartitionsAreEven(t *testing.T) {
+// TestPartition_SpreadsIDsEvenly tests that new ids spread evenly over the partitions.
+func TestPartition_SpreadsIDsEvenly(t *testing.T) {
 	t.Parallel()
 	const each = 1000
 	var count [events.Partitions]int

@@ -62,7 +62,7 @@ func TestResolve_RefusesForbiddenFolders(t *testing.T) {
 	}
 }
 
-// resolveVar makes the test binary resolve the folder in its value.
+// resolveVar names the variable that makes the test binary resolve a folder.
 const resolveVar = "HOSTPATH_TEST_RESOLVE"
 
 func TestMain(m *testing.M) {
@@ -74,11 +74,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestResolve_RefusesWhatTheProcessMayNotUse runs Resolve as a user without root's rights.
+// TestResolve_RefusesWhatTheProcessMayNotUse runs Resolve as a user without the rights of root.
 func TestResolve_RefusesWhatTheProcessMayNotUse(t *testing.T) {
 	t.Parallel()
 	const nobody = 65534
-	dir, err := os.MkdirTemp("", "hostpath") //nolint:usetesting // the parents of t.TempDir are root's alone
+	dir, err := os.MkdirTemp("", "hostpath") //nolint:usetesting // only root may enter the parents of t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}

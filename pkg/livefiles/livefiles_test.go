@@ -48,8 +48,8 @@ func (c *counted) Read(p []byte) (int, error) {
 
 func (c *counted) Close() error { close(c.s.closed); return nil }
 
-// bench has a gateway's client and an executor's server, each connected as its own NATS user.
-func bench(t *testing.T, s *source) *livefiles.Client {
+// connect returns a gateway's client of a server that an executor runs. Each is connected as its own NATS user.
+func connect(t *testing.T, s *source) *livefiles.Client {
 	t.Helper()
 	s.closed = make(chan struct{})
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
@@ -86,11 +86,11 @@ func TestOpen_SendsFilesOfAnySize(t *testing.T) {
 		}
 		s := &source{open: func(r livefiles.Request) (io.Reader, int64, error) {
 			if r.Tenant != "acme" || r.Path != "a/b" || r.Op != livefiles.Get {
-				t.Errorf("asked for %+v", r)
+				t.Errorf("the request is %+v", r)
 			}
 			return bytes.NewReader(want), int64(size), nil
 		}}
-		content, n, err := bench(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get, Tenant: "acme", Session: "s", Path: "a/b"})
+		content, n, err := connect(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get, Tenant: "acme", Session: "s", Path: "a/b"})
 		if err != nil || n != int64(size) {
 			t.Fatalf("%d bytes: %d, %v", size, n, err)
 		}
@@ -108,7 +108,7 @@ func TestOpen_StoppedReaderCausesAtMostAWindowOfReads(t *testing.T) {
 	s := &source{open: func(livefiles.Request) (io.Reader, int64, error) {
 		return bytes.NewReader(make([]byte, size)), size, nil
 	}}
-	content, _, err := bench(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get})
+	content, _, err := connect(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestOpen_StoppedReaderCausesAtMostAWindowOfReads(t *testing.T) {
 	if err := content.Close(); err != nil {
 		t.Fatal(err)
 	}
-	<-s.closed // at once, not after its patience
+	<-s.closed // Open closes the source when the receiver stops, without waiting for its time limit.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.read > 4<<20 {
@@ -134,7 +134,7 @@ func TestOpen_ReturnsTheReasonOfARefusal(t *testing.T) {
 		}
 		return nil, 0, &livefiles.Error{Code: livefiles.NotFound, Detail: "no " + r.Path}
 	}}
-	c := bench(t, s)
+	c := connect(t, s)
 	var refused *livefiles.Error
 	if _, _, err := c.Open(t.Context(), "local", "host", livefiles.Request{Path: "x"}); !errors.As(err, &refused) || *refused != (livefiles.Error{Code: livefiles.NotFound, Detail: "no x"}) {
 		t.Errorf("got %v", err)

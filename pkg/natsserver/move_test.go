@@ -15,7 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// former makes a folder as a version without accounts left it: one message in a stream, and a durable that has acknowledged it.
+// former creates a folder as a release without accounts left it: a stream with one message, and a durable that has
+// acknowledged the message.
 func former(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -47,7 +48,8 @@ func former(t *testing.T) (dir string) {
 	return dir
 }
 
-// checkMoved opens the folder with accounts, twice, and finds the message, the acknowledgement, and nothing in two places.
+// checkMoved opens the folder with accounts twice. It checks that the message and the acknowledgement are there, and
+// that no stream exists in both places.
 func checkMoved(t *testing.T, dir string) {
 	t.Helper()
 	for range 2 {
@@ -117,11 +119,11 @@ func TestAccounts_RefuseTwoStores(t *testing.T) {
 	}
 }
 
-// start runs the script that starts NATS in a container, with a program in place of the server that prints its arguments.
+// start runs the script that starts NATS in a container. A program that prints its arguments replaces the server.
 func start(t *testing.T, dir string) (string, error) {
 	t.Helper()
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, "nats-server"), []byte("#!/bin/sh\necho \"$@\"\n"), 0o700); err != nil { //nolint:gosec // it is run
+	if err := os.WriteFile(filepath.Join(bin, "nats-server"), []byte("#!/bin/sh\necho \"$@\"\n"), 0o700); err != nil { //nolint:gosec // the script executes it
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "../../deploy/nats-start", dir, "--config", "x")
@@ -147,6 +149,6 @@ func TestNATSStart_MovesTheStreamsOfAFormerVersion(t *testing.T) {
 func TestConnectAs_NeedsAccounts(t *testing.T) {
 	t.Parallel()
 	if _, err := natstest.Run(t).ConnectAs(topology.UserAdmin); err == nil {
-		t.Error("there is a user without accounts")
+		t.Error("ConnectAs succeeded on a server without accounts")
 	}
 }

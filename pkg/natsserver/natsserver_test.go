@@ -35,7 +35,7 @@ func stream(t *testing.T, nc *nats.Conn) jetstream.JetStream {
 	return js
 }
 
-func TestStoresAndReadsInProcess(t *testing.T) {
+func TestConnect_WorksInProcess(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Run(t)
 	js := stream(t, natstest.Conn(t, srv))
@@ -56,7 +56,7 @@ func TestStoresAndReadsInProcess(t *testing.T) {
 	}
 }
 
-func TestSyncedByDefault(t *testing.T) {
+func TestStart_SyncsByDefault(t *testing.T) {
 	t.Parallel()
 	if !natstest.Run(t).Synced() {
 		t.Error("the zero value does not sync")
@@ -66,7 +66,7 @@ func TestSyncedByDefault(t *testing.T) {
 	}
 }
 
-func TestListensOnTCP(t *testing.T) {
+func TestStart_ListensOnTCP(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
 	if want := fmt.Sprintf("nats://127.0.0.1:%d", srv.Port()); srv.Port() == 0 || srv.ClientURL() != want {
@@ -79,7 +79,7 @@ func TestListensOnTCP(t *testing.T) {
 	nc.Close()
 }
 
-func TestMaxPayload(t *testing.T) {
+func TestStart_SetsMaxPayload(t *testing.T) {
 	t.Parallel()
 	if got := natstest.Conn(t, natstest.Run(t)).MaxPayload(); got != natsserver.DefaultMaxPayload {
 		t.Errorf("default %d, want %d", got, natsserver.DefaultMaxPayload)
@@ -89,7 +89,7 @@ func TestMaxPayload(t *testing.T) {
 	}
 }
 
-func TestRestartKeepsStreamsAndConnections(t *testing.T) {
+func TestRestart_KeepsStreamsAndConnections(t *testing.T) {
 	t.Parallel()
 	r := natstest.RunRestartable(t)
 	back := make(chan struct{}, 1)
@@ -114,7 +114,7 @@ func TestRestartKeepsStreamsAndConnections(t *testing.T) {
 	}
 }
 
-func TestConnectAfterShutdown(t *testing.T) {
+func TestConnect_FailsAfterShutdown(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Run(t)
 	srv.Shutdown()
@@ -123,7 +123,7 @@ func TestConnectAfterShutdown(t *testing.T) {
 	}
 }
 
-func TestBadInput(t *testing.T) {
+func TestStart_NamesTheInvalidSetting(t *testing.T) {
 	t.Parallel()
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestMaxStore_LoweredBelowWhatIsUsed: a server whose limit is lowered starts with all that it holds, refuses writes, and takes them again
-// once enough is deleted.
+// TestMaxStore_LoweredBelowWhatIsUsed tests that a server whose limit was lowered starts with everything that it
+// stores, refuses writes, and accepts them again after enough was deleted.
 func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 	t.Parallel()
 	for name, accounts := range map[string]bool{"with accounts": true, "without accounts": false} {
@@ -81,7 +81,7 @@ func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestMaxStore_OutOfRange: a limit that is too small for the streams is refused.
+// TestMaxStore_OutOfRange tests that a limit that is too small for the streams is refused.
 func TestMaxStore_OutOfRange(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int64{-1, 1, natsserver.MinStore - 1} {

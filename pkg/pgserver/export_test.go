@@ -5,7 +5,8 @@ import (
 	"os/exec"
 )
 
-// StartOrphan runs a postmaster that nobody owns on a stopped data folder; the channel is closed when it has ended.
+// StartOrphan runs a postmaster without an owner on the data folder of a stopped server. It closes the channel when
+// the postmaster has ended.
 func StartOrphan(dir string) (<-chan struct{}, error) {
 	s := &Server{cfg: Config{DataDir: dir}}
 	if err := s.cfg.validate(); err != nil {
@@ -41,7 +42,7 @@ func StartOrphan(dir string) (<-chan struct{}, error) {
 	return proc.done, nil
 }
 
-// OnBareMachine is c on a machine where nothing is installed and nothing was fetched yet.
+// OnBareMachine returns c for a machine that has no Postgres and has not downloaded one.
 func (c Config) OnBareMachine(fetchDir string) Config {
 	c.search, c.FetchDir = []string{}, fetchDir
 	return c

@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
 )
 
-// repository serves one release as Maven does. testdata/release.txz holds scripts that run the machine's own binaries.
+// repository serves one release like a Maven repository. testdata/release.txz holds scripts that run the binaries of
+// the machine.
 func repository(t *testing.T, downloads *atomic.Int32) string {
 	t.Helper()
 	release, err := os.ReadFile("testdata/release.txz")
@@ -52,11 +53,12 @@ func repository(t *testing.T, downloads *atomic.Int32) string {
 	return srv.URL
 }
 
-func TestFetchesABinaryOnceAndRunsIt(t *testing.T) {
+func TestStart_FetchesABinaryOnce(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // is skipped, or fails, where the scripts would find nothing to run
-	// Not t.TempDir: when root runs the tests, another user has to reach the binaries.
-	fetchDir, err := os.MkdirTemp("", "spool-fetch-") //nolint:usetesting // see above
+	pgtest.URL(t) // skips or fails the test if the machine has no Postgres for the scripts to run
+	// The folder is not t.TempDir, because another user must be able to execute the binaries when root runs the
+	// tests.
+	fetchDir, err := os.MkdirTemp("", "spool-fetch-") //nolint:usetesting // another user must reach the folder
 	if err != nil {
 		t.Fatal(err)
 	}

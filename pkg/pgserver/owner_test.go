@@ -23,7 +23,7 @@ import (
 
 const ownerEnv = "PGSERVER_TEST_OWNER"
 
-// TestMain is also the program that owns a server and is killed by the tests below.
+// TestMain also runs the program that owns a server, which the tests below kill.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(ownerEnv); dir != "" {
 		srv, err := pgserver.Start(context.Background(), pgserver.Config{DataDir: dir, FetchURL: pgserver.FetchNever})
@@ -37,8 +37,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// own runs a process that owns a server on dir and returns it with the postmaster's pid and address.
-func own(t *testing.T, dir string) (*osexec.Cmd, int, string) {
+// runOwner starts a process that owns a server on dir, and returns the process with the pid and the address of the
+// postmaster.
+func runOwner(t *testing.T, dir string) (*osexec.Cmd, int, string) {
 	t.Helper()
 	cmd := osexec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), ownerEnv+"="+dir)
@@ -77,11 +78,11 @@ func waitGone(t *testing.T, pid int) {
 	t.Fatalf("process %d still runs", pid)
 }
 
-func TestEndsWithAKilledOwnerAndStartsAgain(t *testing.T) {
+func TestServer_EndsWithAKilledOwner(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // is skipped, or fails, where there is no Postgres
+	pgtest.URL(t) // skips or fails the test if the machine has no Postgres
 	dir := t.TempDir()
-	owner, pid, url := own(t, dir)
+	owner, pid, url := runOwner(t, dir)
 	if err := exec(t, url, "CREATE TABLE kept AS SELECT 1 AS n"); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,7 @@ func TestEndsWithAKilledOwnerAndStartsAgain(t *testing.T) {
 	}
 }
 
-func TestTheFolderOfALivingOwnerIsRefused(t *testing.T) {
+func TestStart_RefusesTheFolderOfALivingOwner(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
@@ -117,12 +118,13 @@ func TestTheFolderOfALivingOwnerIsRefused(t *testing.T) {
 		t.Fatalf("Remove: %v", err)
 	}
 	if err := exec(t, srv.URL(), "SELECT 1"); err != nil {
-		t.Fatalf("the owner's server was disturbed: %v", err)
+		t.Fatalf("the owner's server does not work any more: %v", err)
 	}
 }
 
-// An owner that never asked for a death signal is what macOS has; here a postmaster is started by hand.
-func TestStopsAPostmasterThatOutlivedItsOwner(t *testing.T) {
+// TestStart_StopsAPostmasterThatOutlivedItsOwner starts a postmaster without a death signal. This is the situation on
+// macOS after the owner was killed.
+func TestStart_StopsAPostmasterThatOutlivedItsOwner(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
@@ -147,7 +149,7 @@ func TestStopsAPostmasterThatOutlivedItsOwner(t *testing.T) {
 	}
 }
 
-func TestAStalePIDFileIsNoObstacle(t *testing.T) {
+func TestStart_IgnoresAStalePIDFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
@@ -159,7 +161,8 @@ func TestAStalePIDFileIsNoObstacle(t *testing.T) {
 		t.Fatal(err)
 	}
 	st := info.Sys().(*syscall.Stat_t)
-	// A living process of the same user, which is no Postgres, has the number now: Postgres by itself would refuse to start.
+	// Another process of the same user, which is not Postgres, now has the pid of the file. Postgres alone would
+	// refuse to start.
 	other := osexec.Command("sleep", "600")
 	if os.Geteuid() == 0 {
 		other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: st.Uid, Gid: st.Gid}}

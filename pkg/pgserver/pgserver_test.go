@@ -27,7 +27,7 @@ func exec(t *testing.T, url, sql string) error {
 	return err
 }
 
-func TestKeepsDataOverRestart(t *testing.T) {
+func TestStart_KeepsDataOverARestart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	start := time.Now()
@@ -47,7 +47,7 @@ func TestKeepsDataOverRestart(t *testing.T) {
 	}
 }
 
-func TestDatabaseOfOnesOwn(t *testing.T) {
+func TestURL_IsASeparateDatabase(t *testing.T) {
 	t.Parallel()
 	a, b := pgtest.URL(t), pgtest.URL(t)
 	if err := exec(t, a, "CREATE TABLE only_here (n int)"); err != nil {
@@ -58,7 +58,7 @@ func TestDatabaseOfOnesOwn(t *testing.T) {
 	}
 }
 
-func TestListensOnNoPort(t *testing.T) {
+func TestStart_ListensOnASocketOnly(t *testing.T) {
 	t.Parallel()
 	srv := pgtest.Server(t, pgserver.Config{Fast: true})
 	var addresses, sockets string
@@ -97,7 +97,7 @@ func TestListensOnNoPort(t *testing.T) {
 	}
 }
 
-func TestSettingsReachTheServer(t *testing.T) {
+func TestStart_AppliesSettings(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
@@ -124,10 +124,10 @@ func TestSettingsReachTheServer(t *testing.T) {
 	}
 }
 
-func TestAnInterruptedInitIsDoneAgain(t *testing.T) {
+func TestStart_RepeatsAnInterruptedInit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	// What initdb leaves when the machine goes down in the middle.
+	// initdb leaves this folder if the machine stops during initdb.
 	if err := os.MkdirAll(filepath.Join(dir, "cluster", "base"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestAnInterruptedInitIsDoneAgain(t *testing.T) {
 	}
 }
 
-func TestBadInput(t *testing.T) {
+func TestStart_NamesTheInvalidSetting(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -175,9 +175,9 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-func TestPostgresSaysWhichSettingIsWrong(t *testing.T) {
+func TestStart_ReturnsTheErrorOfPostgres(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // is skipped, or fails, where there is no Postgres to say it
+	pgtest.URL(t) // skips or fails the test if the machine has no Postgres
 	for name, value := range map[string]string{"no_such": "1", "max_connections": "many"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -190,7 +190,7 @@ func TestPostgresSaysWhichSettingIsWrong(t *testing.T) {
 	}
 }
 
-func TestNoBinaryOnTheMachine(t *testing.T) {
+func TestStart_WithoutABinarySaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	cfg := pgserver.Config{DataDir: t.TempDir(), FetchURL: pgserver.FetchNever}
 	_, err := pgserver.Start(t.Context(), cfg.OnBareMachine(t.TempDir()))

@@ -8,7 +8,7 @@ import (
 )
 
 // TestAcceptedKey_LooksAtAllMakers tests that a key is accepted until it, or a key that it descends from, is revoked,
-// expired or missing, by the clock of Postgres.
+// expired or missing, according to the clock of Postgres.
 func TestAcceptedKey_LooksAtAllMakers(t *testing.T) {
 	t.Parallel()
 	db := readmodeltest.Database(t)

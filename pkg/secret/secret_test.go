@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// buckets opens the bucket with the NATS rights of the gateway, an executor and the session service.
+// buckets returns the bucket with the NATS rights of the gateway, of an executor and of the session service.
 func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
@@ -65,12 +65,12 @@ func pair(t *testing.T) *age.X25519Identity {
 	return k
 }
 
-type ends struct {
+type sealerAndOpener struct {
 	*secret.Sealer
 	*secret.Opener
 }
 
-func made(t *testing.T, in, out secret.KV, r age.Recipient, identities ...age.Identity) ends {
+func newSealerAndOpener(t *testing.T, in, out secret.KV, r age.Recipient, identities ...age.Identity) sealerAndOpener {
 	t.Helper()
 	s, err := secret.NewSealer(in, r)
 	if err != nil {
@@ -80,7 +80,7 @@ func made(t *testing.T, in, out secret.KV, r age.Recipient, identities ...age.Id
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ends{s, o}
+	return sealerAndOpener{s, o}
 }
 
 const value = "correct horse battery staple"
@@ -90,7 +90,7 @@ func TestOpen_ReturnsTheSealedValueToItsTenantOnly(t *testing.T) {
 	ctx := t.Context()
 	in, out, _ := buckets(t)
 	k := pair(t)
-	s := made(t, in, out, k.Recipient(), k)
+	s := newSealerAndOpener(t, in, out, k.Recipient(), k)
 	execution := events.Derive(events.KindExecution, "one")
 	keys := map[string]bool{}
 	for _, x := range []string{"", "", execution} {
@@ -117,7 +117,7 @@ func TestForget_PurgesTheSecretsOfOneExecution(t *testing.T) {
 	ctx := t.Context()
 	in, out, session := buckets(t)
 	k := pair(t)
-	s := made(t, in, out, k.Recipient(), k)
+	s := newSealerAndOpener(t, in, out, k.Recipient(), k)
 	one, two := events.Derive(events.KindExecution, "one"), events.Derive(events.KindExecution, "two")
 	keys := map[string][]string{}
 	for _, x := range []string{one, one, two, ""} {
@@ -127,7 +127,7 @@ func TestForget_PurgesTheSecretsOfOneExecution(t *testing.T) {
 		}
 		keys[x] = append(keys[x], key)
 	}
-	for range 2 { // the second call finds nothing
+	for range 2 { // the second call finds nothing to remove
 		if err := secret.Forget(ctx, session, "acme", one); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestSealAndOpen_RefuseInvalidValuesAndForeignKeys(t *testing.T) {
 	ctx := t.Context()
 	in, out, _ := buckets(t)
 	k := pair(t)
-	s := made(t, in, out, k.Recipient(), k)
+	s := newSealerAndOpener(t, in, out, k.Recipient(), k)
 	var size *secret.SizeError
 	for _, v := range []string{"", "abc", strings.Repeat("x", secret.MaxValue+1)} {
 		if _, err := s.Seal(ctx, "acme", "", []byte(v)); !errors.As(err, &size) {
@@ -174,15 +174,15 @@ func TestSealAndOpen_RefuseInvalidValuesAndForeignKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := made(t, in, out, k.Recipient(), pair(t)).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) || strings.Contains(err.Error(), "horse") {
+	if _, err := newSealerAndOpener(t, in, out, k.Recipient(), pair(t)).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) || strings.Contains(err.Error(), "horse") {
 		t.Errorf("another key: %v", err)
 	}
 	gone, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := made(t, in, out, k.Recipient(), k).Open(gone, "acme", key); !errors.Is(err, secret.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+	if _, err := newSealerAndOpener(t, in, out, k.Recipient(), k).Open(gone, "acme", key); !errors.Is(err, secret.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("a bucket that does not answer: %v", err)
 	}
-	// A value that was moved to another key, or planted by somebody else, is detected.
+	// A value that was moved to another key, or written by somebody else, is detected.
 	entry, err := out.Get(ctx, key)
 	if err != nil {
 		t.Fatal(err)
@@ -207,17 +207,17 @@ func TestSealAndOpen_RefuseInvalidValuesAndForeignKeys(t *testing.T) {
 	}
 }
 
-// TestReseal_MovesSecretsToANewKey seals to a new key, opens secrets of both keys, and then reseals the old ones.
+// TestReseal_MovesSecretsToANewKey seals to a new key, opens secrets of both keys, and then reseals the old secrets.
 func TestReseal_MovesSecretsToANewKey(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	in, out, _ := buckets(t)
 	before, after := pair(t), pair(t)
-	key, err := made(t, in, out, before.Recipient(), before).Seal(ctx, "acme", "", []byte(value))
+	key, err := newSealerAndOpener(t, in, out, before.Recipient(), before).Seal(ctx, "acme", "", []byte(value))
 	if err != nil {
 		t.Fatal(err)
 	}
-	both := made(t, in, out, after.Recipient(), after, before)
+	both := newSealerAndOpener(t, in, out, after.Recipient(), after, before)
 	if got, err := both.Open(ctx, "acme", key); err != nil || got != value {
 		t.Errorf("with both keys: %q, %v", got, err)
 	}
@@ -233,15 +233,15 @@ func TestReseal_MovesSecretsToANewKey(t *testing.T) {
 	if err := admin.Reseal(ctx, "acme.e.none", after.Recipient()); err != nil {
 		t.Errorf("secret that was removed: %v", err)
 	}
-	if got, err := made(t, in, out, after.Recipient(), after).Open(ctx, "acme", key); err != nil || got != value {
+	if got, err := newSealerAndOpener(t, in, out, after.Recipient(), after).Open(ctx, "acme", key); err != nil || got != value {
 		t.Errorf("with the new key alone: %q, %v", got, err)
 	}
-	if _, err := made(t, in, out, after.Recipient(), before).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) {
+	if _, err := newSealerAndOpener(t, in, out, after.Recipient(), before).Open(ctx, "acme", key); !errors.Is(err, secret.ErrNoKey) {
 		t.Errorf("with the old key alone: %v", err)
 	}
 }
 
-// vault is a KMS in memory.
+// vault is a key management service in memory.
 type vault struct {
 	mu   sync.Mutex
 	keys map[string]cipher.AEAD
@@ -252,7 +252,7 @@ func (v *vault) Wrap(_ context.Context, key []byte) (string, []byte, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	nonce := make([]byte, 12)
-	_, _ = rand.Read(nonce) // never fails
+	_, _ = rand.Read(nonce) // crypto/rand.Read never fails
 	return "k1", v.keys["k1"].Seal(nonce, nonce, key, nil), v.down
 }
 
@@ -279,7 +279,7 @@ func TestFromKMS_SealsAndOpens(t *testing.T) {
 	}
 	v := &vault{keys: map[string]cipher.AEAD{"k1": aead}}
 	kms := secret.FromKMS(ctx, v)
-	s := made(t, in, out, kms, pair(t), kms)
+	s := newSealerAndOpener(t, in, out, kms, pair(t), kms)
 	key, err := s.Seal(ctx, "acme", "", []byte(value))
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/skill/skilltest"
 )
 
-// refuse sees that Check, Extract and Tar refuse a ZIP, and that nothing is written.
+// refuse checks that Check, Extract and Tar refuse a ZIP, and that nothing is written.
 func refuse(t *testing.T, b skilltest.Bad) {
 	t.Helper()
 	r, size := bytes.NewReader(b.ZIP), int64(len(b.ZIP))
@@ -32,11 +32,11 @@ func refuse(t *testing.T, b skilltest.Bad) {
 			continue
 		}
 		if m := refused.Error(); len(m) > 600 || strings.ContainsFunc(m, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			t.Errorf("%s: not to be shown: %q", by, m)
+			t.Errorf("%s: the message cannot be shown to a user: %q", by, m)
 		}
 	}
 	if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
-		t.Errorf("%d left behind, %v", len(left), err)
+		t.Errorf("%d files were left, %v", len(left), err)
 	}
 }
 
@@ -50,20 +50,20 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 	}
 }
 
-// TestBadInput1: paths that lead out, and entries that are neither file nor folder.
-func TestBadInput1(t *testing.T) {
+// TestCheck_RefusesUnsafeEntries tests paths that leave the folder, and entries that are neither a file nor a folder.
+func TestCheck_RefusesUnsafeEntries(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad1())
+	refuseAll(t, skilltest.UnsafeEntries())
 }
 
-// TestBadInput2: bombs, lies and what is too large.
-func TestBadInput2(t *testing.T) {
+// TestCheck_RefusesBombsAndForgedHeaders tests ZIP bombs, headers with false values, and ZIPs that are too large.
+func TestCheck_RefusesBombsAndForgedHeaders(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad2())
+	refuseAll(t, skilltest.ForgedArchives())
 }
 
-// TestBadInput2Large: over the limits of size, and exactly at them.
-func TestBadInput2Large(t *testing.T) {
+// TestCheck_SizeLimits tests ZIPs that exceed each size limit by one, and a ZIP that is exactly at the limits.
+func TestCheck_SizeLimits(t *testing.T) {
 	t.Parallel()
 	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "x", Content: skilltest.Random(10_000), Raw: true}, skilltest.File("y", strings.Repeat("word ", 1000)))
 	size := int64(len(z))
@@ -71,7 +71,7 @@ func TestBadInput2Large(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		lim  skill.Limits
-		says string // "" if it is taken
+		says string // "" if the ZIP is accepted
 	}{
 		{"all at the limit", skill.Limits{Files: 3, Packed: size, Unpacked: unpacked, Document: int64(len(skilltest.Good))}, ""},
 		{"files", skill.Limits{Files: 2}, "more than 2 files"},
@@ -84,7 +84,7 @@ func TestBadInput2Large(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	// Never read: it is refused by its size alone.
+	// The size alone is refused, so Check does not read the ZIP.
 	_, err := skill.Check(t.Context(), nil, skill.MaxPacked+1, skill.Limits{})
 	var refused *skill.Error
 	if !errors.As(err, &refused) || refused.Code != skill.CodeTooLarge {
@@ -92,14 +92,15 @@ func TestBadInput2Large(t *testing.T) {
 	}
 }
 
-// TestBadInput3: SKILL.md missing, twice, too large or without what it needs; names that are one.
-func TestBadInput3(t *testing.T) {
+// TestCheck_RefusesInvalidDocuments tests a SKILL.md that is missing, that exists twice, that is too large or that
+// lacks a field, and names that are equal on some file systems.
+func TestCheck_RefusesInvalidDocuments(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad3())
+	refuseAll(t, skilltest.InvalidDocuments())
 }
 
-// TestEndsWithContext: whoever gives up is not kept.
-func TestEndsWithContext(t *testing.T) {
+// TestCheck_EndsWithItsContext tests that Check, Extract and Tar return when their context ends.
+func TestCheck_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -113,6 +114,6 @@ func TestEndsWithContext(t *testing.T) {
 		}
 	}
 	if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
-		t.Errorf("%d left behind, %v", len(left), err)
+		t.Errorf("%d files were left, %v", len(left), err)
 	}
 }

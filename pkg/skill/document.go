@@ -5,6 +5,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // readDocument parses the front matter of SKILL.md: YAML between two lines of three hyphens, the first of which
@@ -25,7 +27,7 @@ func readDocument(document string) (name, description string, err error) {
 	}
 	var fields map[string]yaml.Node
 	if err := yaml.Unmarshal([]byte(front), &fields); err != nil {
-		return "", "", badDocument("", "has a front matter that is no YAML mapping: %s", cut(err.Error()))
+		return "", "", badDocument("", "has a front matter that is no YAML mapping: %s", oneLine(err.Error()))
 	}
 	if name, err = text(fields, "name"); err != nil {
 		return "", "", err
@@ -95,11 +97,7 @@ func isName(s string) bool {
 	return !joint
 }
 
-// cut returns a parser's message on one line of limited length.
-func cut(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
-	if len(s) > 200 {
-		s = strings.ToValidUTF8(s[:200], "") + "…"
-	}
-	return s
+// oneLine returns a parser's message on one line of limited length.
+func oneLine(s string) string {
+	return truncate.Text(strings.Join(strings.Fields(s), " "), 200)
 }

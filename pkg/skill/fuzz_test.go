@@ -19,10 +19,10 @@ import (
 	"github.com/spoolhq/spool/pkg/skill/skilltest"
 )
 
-// corpus is ZIPs that are taken, and all that must be refused but the largest.
+// corpus returns ZIPs that are accepted, and all invalid ZIPs except the largest.
 func corpus() (list [][]byte) {
 	list = append(list, sample(), skilltest.Build(skilltest.Document()))
-	for _, b := range slices.Concat(skilltest.Bad1(), skilltest.Bad2(), skilltest.Bad3()) {
+	for _, b := range slices.Concat(skilltest.UnsafeEntries(), skilltest.ForgedArchives(), skilltest.InvalidDocuments()) {
 		if len(b.ZIP) < 64<<10 {
 			list = append(list, b.ZIP)
 		}
@@ -30,8 +30,8 @@ func corpus() (list [][]byte) {
 	return list
 }
 
-// FuzzCheck: nothing makes it panic, and what Check takes is laid down inside the
-// folder, with the same counts, and is what the standard library reads too.
+// FuzzCheck tests that no ZIP causes a panic, and that a ZIP that Check accepts is extracted inside the folder, with
+// the counts that Check returned, and with the content that the standard library reads.
 func FuzzCheck(f *testing.F) {
 	for _, z := range corpus() {
 		f.Add(z)
@@ -43,7 +43,8 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// repaired moves a ZIP's end to where it says it is, so that more than the end is tried.
+// repaired returns a ZIP whose end record has correct offsets, so that the fuzzer also reaches the code behind the
+// check of the end record.
 func repaired(z []byte) []byte {
 	i := bytes.LastIndex(z, []byte("PK\x05\x06"))
 	if i < 0 || len(z)-i < 22 {
@@ -54,8 +55,8 @@ func repaired(z []byte) []byte {
 	if dir < 0 || dir > i {
 		return z
 	}
-	binary.LittleEndian.PutUint32(z[i+12:], uint32(i-dir)) //nolint:gosec // a test's
-	binary.LittleEndian.PutUint32(z[i+16:], uint32(dir))   //nolint:gosec // a test's
+	binary.LittleEndian.PutUint32(z[i+12:], uint32(i-dir)) //nolint:gosec // the values are small
+	binary.LittleEndian.PutUint32(z[i+16:], uint32(dir))   //nolint:gosec // the values are small
 	binary.LittleEndian.PutUint16(z[i+20:], 0)
 	return z
 }
@@ -82,7 +83,7 @@ func agree(t *testing.T, z []byte, lim skill.Limits) {
 		t.Errorf("%d files of %d bytes, %+v", len(laid), size, found)
 	}
 	if all, err := os.ReadDir(parent); err != nil || len(all) != 1 {
-		t.Errorf("it left its folder: %v, %v", all, err)
+		t.Errorf("files outside of the folder: %v, %v", all, err)
 	}
 	r, err := zip.NewReader(bytes.NewReader(z), int64(len(z)))
 	must(t, err)
@@ -96,15 +97,15 @@ func agree(t *testing.T, z []byte, lim skill.Limits) {
 		must(t, err)
 		text, err := io.ReadAll(from)
 		if have, ok := laid[e.Name]; err != nil || !ok || have != string(text) {
-			t.Errorf("%q is another to archive/zip: %v", e.Name, err)
+			t.Errorf("archive/zip reads %q differently: %v", e.Name, err)
 		}
 	}
 	if others != len(laid) {
-		t.Errorf("archive/zip has %d files, we %d", others, len(laid))
+		t.Errorf("archive/zip has %d files, Check %d", others, len(laid))
 	}
 }
 
-// contents are a folder's files.
+// contents returns the files of a folder.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -123,14 +124,15 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// room is a folder for skills, which whoever is not root can remove as well.
+// room returns a folder for skills. It makes the read-only skills writable at the end, so that a user other than root
+// can remove them.
 func room(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	t.Cleanup(func() {
 		must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
-				err = os.Chmod(path, 0o700) //nolint:gosec // a folder
+				err = os.Chmod(path, 0o700) //nolint:gosec // a folder of the test
 			}
 			return err
 		}))
@@ -138,8 +140,9 @@ func room(t *testing.T) string {
 	return dir
 }
 
-// TestAgree is FuzzCheck over ZIPs that are well formed, of names and kinds that may not be.
-func TestAgree(t *testing.T) {
+// TestCheck_AgreesWithTheStandardLibrary runs the checks of FuzzCheck over well-formed ZIPs whose names and kinds may
+// be invalid.
+func TestCheck_AgreesWithTheStandardLibrary(t *testing.T) {
 	t.Parallel()
 	element := rapid.SampledFrom([]string{"a", "A", "b", "é", "e\u0301", "É", "..", ".", "", "c:", "x y", "\u202e", "SKILL.md", "skill.md"})
 	taken := 0
@@ -158,12 +161,12 @@ func TestAgree(t *testing.T) {
 		t.Run("", func(t *testing.T) { agree(t, z, skill.Limits{}) })
 	})
 	if taken < 20 {
-		t.Errorf("only %d were taken", taken)
+		t.Errorf("only %d ZIPs were accepted", taken)
 	}
 }
 
-// TestBombWorks: Fifield's bomb is one to archive/zip, so that its refusal means something.
-func TestBombWorks(t *testing.T) {
+// TestQuoted_IsABomb tests that archive/zip unpacks Fifield's bomb. Otherwise its refusal would prove nothing.
+func TestQuoted_IsABomb(t *testing.T) {
 	t.Parallel()
 	z := skilltest.Quoted(20, 60<<10)
 	r, err := zip.NewReader(bytes.NewReader(z), int64(len(z)))

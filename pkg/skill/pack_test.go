@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/skill/skilltest"
 )
 
-// fill writes files into a folder, of pairs of path and content. A path that ends with * is made executable.
+// fill writes files into a folder. pairs alternates paths and contents. A path that ends with * is made executable.
 func fill(t *testing.T, dir string, pairs ...string) {
 	t.Helper()
 	for i := 0; i < len(pairs); i += 2 {
@@ -23,12 +23,12 @@ func fill(t *testing.T, dir string, pairs ...string) {
 		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		must(t, os.WriteFile(path, []byte(pairs[i+1]), 0o600))
 		if run {
-			must(t, os.Chmod(path, 0o700)) //nolint:gosec // a script
+			must(t, os.Chmod(path, 0o700)) //nolint:gosec // the file is a script
 		}
 	}
 }
 
-// packed is what comes out of a folder: its ZIP, and its tree when it is laid down.
+// packed packs a folder, and returns the ZIP and the tree that Extract writes.
 func packed(t *testing.T, dir, ignored string) ([]byte, []string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -45,7 +45,7 @@ func packed(t *testing.T, dir, ignored string) ([]byte, []string) {
 	return out.Bytes(), list
 }
 
-func TestPack(t *testing.T) {
+func TestPack_IsReproducible(t *testing.T) {
 	t.Parallel()
 	files := []string{
 		"SKILL.md", skilltest.Good, "scripts/run*", "echo", "z", "z", "a/b/c", "c", ".hidden", "x",
@@ -54,11 +54,11 @@ func TestPack(t *testing.T) {
 	}
 	one, two := t.TempDir(), t.TempDir()
 	fill(t, one, files...)
-	for i := len(files) - 2; i >= 0; i -= 2 { // in another order
+	for i := len(files) - 2; i >= 0; i -= 2 { // in another order than before
 		fill(t, two, files[i], files[i+1])
 	}
 	must(t, os.Chtimes(filepath.Join(two, "z"), time.Unix(0, 0), time.Unix(0, 0)))
-	must(t, os.Chmod(filepath.Join(two, "z"), 0o644)) //nolint:gosec // another mode
+	must(t, os.Chmod(filepath.Join(two, "z"), 0o644)) //nolint:gosec // the mode must not matter
 	z, list := packed(t, one, "extra/\n")
 	want := []string{".hidden -r--r--r--", "SKILL.md -r--r--r--", "a/b/c -r--r--r--", "keep.log -r--r--r--", "scripts/run -r-xr-xr-x", "z -r--r--r--"}
 	if !slices.Equal(list, want) {
@@ -66,15 +66,15 @@ func TestPack(t *testing.T) {
 	}
 	again, _ := packed(t, two, "extra/\n")
 	if !bytes.Equal(z, again) {
-		t.Error("the same files give two ZIPs")
+		t.Error("the same files were packed to different ZIPs")
 	}
 	fill(t, two, "z", "another")
 	if other, _ := packed(t, two, "extra/\n"); bytes.Equal(z, other) {
-		t.Error("another file gives the same ZIP")
+		t.Error("different files were packed to the same ZIP")
 	}
 }
 
-func TestPackRefuses(t *testing.T) {
+func TestPack_RefusesUnsafeFolders(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		make func(dir string) error
@@ -96,9 +96,9 @@ func TestPackRefuses(t *testing.T) {
 		if err := skill.Pack(dir, &out, ""); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if name == "symlink" { // ignored, it does no harm
+		if name == "symlink" { // an ignored symlink is no error
 			if err := skill.Pack(dir, &out, "evil?"); err != nil {
-				t.Errorf("ignored: %v", err)
+				t.Errorf("with the symlink ignored: %v", err)
 			}
 		}
 	}

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files")
 
-// TestPrompt: the text, whole and over the budget.
-func TestPrompt(t *testing.T) {
+// TestPrompt_ListsSkillsWithinTheBudget tests the text, in full and when it exceeds the budget.
+func TestPrompt_ListsSkillsWithinTheBudget(t *testing.T) {
 	t.Parallel()
 	doc := func(name, description, body string) string {
 		return "---\nname: " + name + "\ndescription: " + description + "\n---\n" + body
@@ -38,12 +38,12 @@ func TestPrompt(t *testing.T) {
 		}
 	}
 	if got := skill.Prompt(nil, 0); got != "" {
-		t.Errorf("no skills give %q", got)
+		t.Errorf("the prompt without skills is %q", got)
 	}
 	if got := skill.Prompt(list, len(skill.Prompt(list, 0))); got != skill.Prompt(list, 0) {
-		t.Error("what fits exactly is cut")
+		t.Error("a text of exactly the budget is cut")
 	}
-	// The default budget.
+	// With the default budget.
 	list[0].Document = doc("x", "x", strings.Repeat("word ", skill.PromptBudget/5))
 	if got := skill.Prompt(list, 0); len(got) > 1000 || !strings.Contains(got, "read SKILL.md in its LOCATION") {
 		t.Errorf("%d bytes: %.300s", len(got), got)

@@ -35,7 +35,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// sample is a ZIP with a bit of everything that is taken.
+// sample returns a ZIP with every kind of entry that is accepted.
 func sample() []byte {
 	return skilltest.Build(
 		skilltest.File("empty/", ""), skilltest.Document(), skilltest.Item{Name: "scripts/run", Content: []byte("echo"), Mode: 0o100755},
@@ -44,7 +44,7 @@ func sample() []byte {
 	)
 }
 
-// tree is what a folder holds: mode and content by path.
+// tree returns mode and content of the files in a folder, by path.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -76,7 +76,7 @@ var sampleTree = map[string]string{
 	"empty.txt": "-r--r--r-- ", "ünïcode": "dr-xr-xr-x ", "ünïcode/日本.md": "-r--r--r-- text", "setuid": "-r--r--r-- x",
 }
 
-func TestCheck(t *testing.T) {
+func TestCheck_DescribesAValidSkill(t *testing.T) {
 	t.Parallel()
 	z := sample()
 	got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
@@ -87,14 +87,14 @@ func TestCheck(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 	}
-	// What other packers write is taken too: data descriptors, no modes.
+	// ZIPs of other packers are accepted too: with data descriptors and without modes.
 	z = standard(t, "SKILL.md", skilltest.Good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
 	if got, err = skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err != nil || got.Files != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
-// standard is a ZIP by the standard library, of pairs of name and content.
+// standard returns a ZIP that the standard library wrote. pairs alternates names and contents.
 func standard(t testing.TB, pairs ...string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -109,7 +109,7 @@ func standard(t testing.TB, pairs ...string) []byte {
 	return out.Bytes()
 }
 
-func TestFrontMatter(t *testing.T) {
+func TestFrontMatter_ReadsNameAndDescription(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ document, description string }{
 		"plain":        {"---\nname: x\ndescription: one\n---\n", "one"},
@@ -128,7 +128,7 @@ func TestFrontMatter(t *testing.T) {
 	}
 }
 
-func TestExtract(t *testing.T) {
+func TestExtract_WritesReadOnlyFiles(t *testing.T) {
 	t.Parallel()
 	z := sample()
 	parent := filepath.Join(room(t), "not", "there")
@@ -142,14 +142,14 @@ func TestExtract(t *testing.T) {
 	if info, err := os.Stat(dir); err != nil || info.Mode() != fs.ModeDir|0o555 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	// There already: the ZIP is not looked at.
+	// The folder exists, so Extract does not read the ZIP.
 	again, err := skill.Extract(t.Context(), nil, 0, parent, sum(z))
 	if err != nil || again != dir {
 		t.Errorf("again: %s, %v", again, err)
 	}
 }
 
-func TestExtractRefuses(t *testing.T) {
+func TestExtract_RefusesOtherDigestsAndFiles(t *testing.T) {
 	t.Parallel()
 	z := sample()
 	parent := room(t)
@@ -159,18 +159,18 @@ func TestExtractRefuses(t *testing.T) {
 		t.Errorf("another digest: %v", err)
 	}
 	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, "../x"); err == nil {
-		t.Error("a digest that is a path was taken")
+		t.Error("a digest that is a path was accepted")
 	}
 	must(t, os.WriteFile(filepath.Join(parent, sum(z)), nil, 0o600))
 	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z)); err == nil || !strings.Contains(err.Error(), "no folder") {
 		t.Errorf("a file in its place: %v", err)
 	}
 	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
-		t.Errorf("%d left behind, %v", len(left), err)
+		t.Errorf("%d files were left, %v", len(left), err)
 	}
 }
 
-// failing is a disk that gives no more after some bytes.
+// failing is a reader that fails after some bytes.
 type failing struct {
 	*bytes.Reader
 	left int
@@ -183,8 +183,9 @@ func (f *failing) ReadAt(p []byte, at int64) (int, error) {
 	return f.Reader.ReadAt(p, at)
 }
 
-// TestExtractFails: whatever it fails at, nothing is left, and the error is not taken for a refusal.
-func TestExtractFails(t *testing.T) {
+// TestExtract_LeavesNothingAfterAFailure tests that a failure at any byte leaves no files, and that its error is not
+// reported as a refusal of the ZIP.
+func TestExtract_LeavesNothingAfterAFailure(t *testing.T) {
 	t.Parallel()
 	z := sample()
 	failed := 0
@@ -204,11 +205,11 @@ func TestExtractFails(t *testing.T) {
 		}
 	}
 	if failed < 10 {
-		t.Errorf("it failed %d times", failed)
+		t.Errorf("Extract failed %d times", failed)
 	}
 }
 
-func TestExtractAtOnce(t *testing.T) {
+func TestExtract_Concurrently(t *testing.T) {
 	t.Parallel()
 	z := sample()
 	parent := room(t)
@@ -231,7 +232,7 @@ func TestExtractAtOnce(t *testing.T) {
 	}
 }
 
-func TestTar(t *testing.T) {
+func TestTar_IsReproducible(t *testing.T) {
 	t.Parallel()
 	z := sample()
 	var out, again bytes.Buffer
@@ -265,8 +266,8 @@ func TestTar(t *testing.T) {
 	}
 }
 
-// TestMemory: a skill at the limit is checked without being held.
-func TestMemory(t *testing.T) {
+// TestCheck_DoesNotHoldTheArchiveInMemory tests that a skill at the size limit is checked with little memory.
+func TestCheck_DoesNotHoldTheArchiveInMemory(t *testing.T) {
 	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "large", Content: skilltest.Random(40 << 20), Raw: true})
 	var before, after runtime.MemStats
 	runtime.GC()

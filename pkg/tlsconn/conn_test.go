@@ -63,7 +63,8 @@ func pipe(t *testing.T, server, client *tls.Config) (s, c *tlsconn.Conn) {
 	return s, c
 }
 
-// TestConn_CloseWriteWaitsForASlowPeer: crypto/tls would give up after 5 s, and the peer would never read the end.
+// TestConn_CloseWriteWaitsForASlowPeer tests that CloseWrite waits longer than the 5 s after which crypto/tls gives
+// up. With that limit the peer would never read the end of the stream.
 func TestConn_CloseWriteWaitsForASlowPeer(t *testing.T) {
 	t.Parallel()
 	server, client := configs(t)
@@ -71,7 +72,7 @@ func TestConn_CloseWriteWaitsForASlowPeer(t *testing.T) {
 		s, c := pipe(t, server, client)
 		ended := make(chan error, 1)
 		go func() { ended <- c.CloseWrite() }()
-		time.Sleep(time.Minute) // in synctest's time
+		time.Sleep(time.Minute) // passes in synctest's clock
 		if got, err := io.ReadAll(s); err != nil || len(got) > 0 {
 			t.Errorf("the peer read %q, %v", got, err)
 		}
@@ -103,8 +104,8 @@ func TestConn_CloseWriteEndsAtTheWriteDeadline(t *testing.T) {
 	})
 }
 
-// TestConn_CloseDoesNotWaitForAPeerThatDoesNotRead: crypto/tls would wait up to 5 s for the peer to read
-// close_notify.
+// TestConn_CloseDoesNotWaitForAPeerThatDoesNotRead tests that Close returns at once. crypto/tls would wait up to 5 s
+// for the peer to read close_notify.
 func TestConn_CloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	server, client := configs(t)

@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// own is what a user may both write and read, so that it chooses the bytes of an answer.
+// own holds a stream and a subject that a user may both write and read. With it the user determines the bytes of an
+// answer.
 var own = map[string]struct{ stream, subject string }{
 	topology.UserGateway:  {"KV_" + topology.BucketIdempotency, "$KV." + topology.BucketIdempotency + ".default.attack"},
 	topology.UserSession:  {"KV_" + topology.BucketBudgets, "$KV." + topology.BucketBudgets + ".attack"},
@@ -26,7 +27,7 @@ var own = map[string]struct{ stream, subject string }{
 	topology.UserJanitor:  {"EVENTS-0", events.RunOf("default", session).String()},
 }
 
-// attacker is a user that sends requests whose answers it directs to a subject that it may not publish.
+// attacker is a user who sends requests with a reply subject that the user may not publish to.
 type attacker struct {
 	t    *testing.T
 	user string
@@ -34,7 +35,8 @@ type attacker struct {
 	js   jetstream.JetStream
 }
 
-// request sends twice: the answer to the second request, in the user's own inbox, shows that the server has handled the first.
+// request sends a request with the given reply subject. It then sends a second request, whose answer in the user's
+// own inbox shows that the server has handled the first one.
 func (a *attacker) request(subject, reply, body string) {
 	a.t.Helper()
 	if err := a.nc.PublishRequest(subject, reply, []byte(body)); err != nil {
@@ -47,7 +49,7 @@ func (a *attacker) request(subject, reply, body string) {
 
 const patience = 20 * time.Second
 
-// store keeps bytes where the user may write.
+// store stores bytes under the user's own subject.
 func (a *attacker) store(ctx context.Context, data string) {
 	a.t.Helper()
 	if _, err := a.js.Publish(ctx, own[a.user].subject, []byte(data)); err != nil {
@@ -55,7 +57,7 @@ func (a *attacker) store(ctx context.Context, data string) {
 	}
 }
 
-// consumer makes a consumer of the user's own stream.
+// consumer creates a consumer of the user's own stream.
 func (a *attacker) consumer(ctx context.Context, ack jetstream.AckPolicy) jetstream.Consumer {
 	a.t.Helper()
 	c, err := a.js.CreateConsumer(ctx, own[a.user].stream, jetstream.ConsumerConfig{
@@ -67,7 +69,7 @@ func (a *attacker) consumer(ctx context.Context, ack jetstream.AckPolicy) jetstr
 	return c
 }
 
-// replyTricks are the requests whose answer JetStream publishes with the rights of the account.
+// replyTricks are requests whose answers JetStream publishes with the rights of the account.
 var replyTricks = map[string]func(ctx context.Context, a *attacker, reply string){
 	"direct get of nothing": func(_ context.Context, a *attacker, reply string) {
 		a.request("$JS.API.DIRECT.GET."+own[a.user].stream, reply, `{"last_by_subj":"nothing"}`)
@@ -99,7 +101,7 @@ var replyTricks = map[string]func(ctx context.Context, a *attacker, reply string
 	},
 	"acknowledgement": func(ctx context.Context, a *attacker, reply string) {
 		if a.user == topology.UserJanitor {
-			return // it may acknowledge nothing of its stream
+			return // the user may not acknowledge messages of its stream
 		}
 		a.store(ctx, "x")
 		m, err := a.consumer(ctx, jetstream.AckExplicitPolicy).Next(jetstream.FetchMaxWait(patience))
@@ -127,7 +129,7 @@ var replyTricks = map[string]func(ctx context.Context, a *attacker, reply string
 	},
 }
 
-// victim is the log that nobody may change.
+// victim is the log, which the attacker must not change.
 type victim struct {
 	t  *testing.T
 	js jetstream.JetStream
@@ -143,7 +145,7 @@ func (v *victim) fill(ctx context.Context) {
 	}
 }
 
-// changed describes what happened to the log outside the subject that the user itself may write.
+// changed describes what changed in the log outside of the subject that the user may write.
 func (v *victim) changed(ctx context.Context) string {
 	v.t.Helper()
 	s, err := v.js.Stream(ctx, "EVENTS-0")
@@ -178,8 +180,9 @@ func keySubject() string {
 	return events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", "k"), Aspect: events.Key}.String()
 }
 
-// TestReplySubjects_ReachNothingOutsideTheUsersRights is each user against the log: NATS does not check the reply subject of a
-// request, and JetStream publishes its answer there with the rights of the account that it lives in.
+// TestReplySubjects_ReachNothingOutsideTheUsersRights lets each user attack the log. NATS does not check the reply
+// subject of a request, and JetStream publishes its answer there with the rights of the account to which JetStream
+// belongs.
 func TestReplySubjects_ReachNothingOutsideTheUsersRights(t *testing.T) {
 	t.Parallel()
 	for user := range own {
@@ -193,13 +196,13 @@ func TestReplySubjects_ReachNothingOutsideTheUsersRights(t *testing.T) {
 func attack(t *testing.T, ns *server.Server, user string) {
 	t.Helper()
 	ctx := t.Context()
-	_, admin := as(t, ns, topology.UserAdmin)
+	_, admin := connectAs(t, ns, topology.UserAdmin)
 	v := &victim{t: t, js: admin}
 	v.fill(ctx)
-	nc, js := as(t, ns, user)
+	nc, js := connectAs(t, ns, user)
 	a := &attacker{t: t, user: user, nc: nc, js: js}
 	targets := []string{"$JS.API.STREAM.PURGE.EVENTS-0", "$JS.API.STREAM.DELETE.EVENTS-0"}
-	if user != topology.UserSession { // which may write these
+	if user != topology.UserSession { // the session service may write these subjects
 		targets = append(targets, keySubject(), events.LifeOf("default", session).String())
 	}
 	for name, trick := range replyTricks {
@@ -214,17 +217,18 @@ func attack(t *testing.T, ns *server.Server, user string) {
 			}
 		}
 	}
-	// What was still under way.
+	// Messages of the attacks may still be in transit.
 	if what := v.changed(ctx); what != "" {
 		t.Error(what)
 	}
 }
 
-// TestConsumers_DeliverToTheirOwnersInboxAlone sends bodies that JetStream reads as a delivery subject of somebody else's.
-func TestConsumers_DeliverToTheirOwnersInboxAlone(t *testing.T) {
+// TestConsumers_DeliverToTheirOwnersInboxOnly sends request bodies that JetStream would read as a delivery subject of
+// another user.
+func TestConsumers_DeliverToTheirOwnersInboxOnly(t *testing.T) {
 	t.Parallel()
 	ns := withUsers(t)
-	adminNC, _ := as(t, ns, topology.UserAdmin)
+	adminNC, _ := connectAs(t, ns, topology.UserAdmin)
 	for user := range own {
 		t.Run(user, func(t *testing.T) {
 			stolen := "ctl." + user
@@ -235,7 +239,7 @@ func TestConsumers_DeliverToTheirOwnersInboxAlone(t *testing.T) {
 			if err := adminNC.Flush(); err != nil {
 				t.Fatal(err)
 			}
-			nc, js := as(t, ns, user)
+			nc, js := connectAs(t, ns, user)
 			a := &attacker{t: t, user: user, nc: nc, js: js}
 			a.store(t.Context(), "x")
 			stream := own[user].stream
@@ -275,20 +279,20 @@ func failed(t *testing.T, m *nats.Msg) bool {
 	return answer.Error != nil
 }
 
-// TestConsumers_AreTheirOwners: no service changes the durable of another.
-func TestConsumers_AreTheirOwners(t *testing.T) {
+// TestConsumers_CannotBeChangedByOtherServices tests that no service can change the durable of another.
+func TestConsumers_CannotBeChangedByOtherServices(t *testing.T) {
 	t.Parallel()
 	ns := withUsers(t)
-	_, sess := as(t, ns, topology.UserSession)
+	_, sess := connectAs(t, ns, topology.UserSession)
 	d := topology.ReactorConsumer(0)
 	if _, err := sess.CreateOrUpdateConsumer(t.Context(), d.Stream, d.Config); err != nil {
 		t.Fatal(err)
 	}
 	for user := range own {
-		if user == topology.UserSession || user == topology.UserGateway { // the gateway reads no shard by consumers
+		if user == topology.UserSession || user == topology.UserGateway { // the gateway does not read shards with consumers
 			continue
 		}
-		nc, _ := as(t, ns, user)
+		nc, _ := connectAs(t, ns, user)
 		for _, durable := range []string{`"durable_name":"reactor-0",`, ``} {
 			body := `{"stream_name":"EVENTS-0","config":{"name":"reactor-0",` + durable + `"ack_policy":"explicit","filter_subject":"ev.nothing"}}`
 			for _, subject := range []string{"$JS.API.CONSUMER.CREATE.EVENTS-0.reactor-0", "$JS.API.CONSUMER.CREATE.EVENTS-0.reactor-0.ev.nothing"} {

@@ -21,8 +21,9 @@ import (
 
 const natsConf = "../../deploy/nats.conf"
 
-// TestNATSConf runs a server by the file that deployments use, and holds it to what the embedded one is held to.
-func TestNATSConf(t *testing.T) { // not parallel: passwords come from the environment
+// TestNATSConf_PassesTheTestsOfTheEmbeddedServer runs a server with the configuration file of deployments, and runs the tests of the embedded server
+// against it.
+func TestNATSConf_PassesTheTestsOfTheEmbeddedServer(t *testing.T) { // not parallel: passwords come from the environment
 	for _, u := range topology.Users() {
 		t.Setenv(topology.PasswordVariable(u.Name), "pw")
 	}
@@ -36,19 +37,19 @@ func TestNATSConf(t *testing.T) { // not parallel: passwords come from the envir
 		t.Errorf("store %s of %d bytes, port %d, monitoring %s:%d", opts.StoreDir, opts.JetStreamMaxStore, opts.Port, opts.HTTPHost, opts.HTTPPort)
 	}
 	if opts.AllowNonTLS || opts.TLSConfig == nil || opts.TLSConfig.MinVersion != tls.VersionTLS12 {
-		t.Errorf("TLS is %+v, and may be left out: %v", opts.TLSConfig, opts.AllowNonTLS)
+		t.Errorf("TLS is %+v, optional: %v", opts.TLSConfig, opts.AllowNonTLS)
 	}
 	opts.StoreDir, opts.Host, opts.Port, opts.HTTPPort, opts.NoSigs, opts.NoLog = t.TempDir(), "127.0.0.1", server.RANDOM_PORT, 0, true, true
 	checkTLS(t, opts.Clone(), ca)
-	opts.TLS, opts.TLSConfig = false, nil // the rest is the same with and without it
+	opts.TLS, opts.TLSConfig = false, nil // other tests cover TLS; the rest does not depend on it
 	ns := running(t, opts)
 	if !ns.JetStreamConfig().SyncAlways {
 		t.Error("an acknowledged message may not be on the disk")
 	}
 	if got := ns.ClusterName(); got != "" {
-		t.Errorf("it is in cluster %s", got)
+		t.Errorf("the server is in cluster %s", got)
 	}
-	nc, _ := as(t, ns, topology.UserGateway)
+	nc, _ := connectAs(t, ns, topology.UserGateway)
 	if nc.MaxPayload() != natsserver.DefaultMaxPayload {
 		t.Errorf("the largest message has %d bytes, the embedded server's %d", nc.MaxPayload(), natsserver.DefaultMaxPayload)
 	}
@@ -66,7 +67,7 @@ func TestNATSConf(t *testing.T) { // not parallel: passwords come from the envir
 	t.Run("subscribe", func(t *testing.T) { checkSubscribe(t, ns) })
 }
 
-// setCertificate sets the variables of the server's certificate, and returns the file of its authority.
+// setCertificate sets the variables for the server's certificate, and returns the file of its authority.
 func setCertificate(t *testing.T) (caFile string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -86,7 +87,8 @@ func setCertificate(t *testing.T) (caFile string) {
 	return caFile
 }
 
-// checkTLS runs the server with its certificate: whoever does not speak TLS is refused, with a password too.
+// checkTLS runs the server with its certificate, and checks that a client without TLS is refused even with a valid
+// password.
 func checkTLS(t *testing.T, opts *server.Options, caFile string) {
 	t.Helper()
 	opts.StoreDir = t.TempDir()
@@ -100,7 +102,7 @@ func checkTLS(t *testing.T, opts *server.Options, caFile string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // of a test
+	defer c.Close() //nolint:errcheck // the client only reads
 	if _, err := io.WriteString(c, `CONNECT {"user":"admin","pass":"pw"}`+"\r\nPING\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +115,7 @@ func checkTLS(t *testing.T, opts *server.Options, caFile string) {
 	}
 }
 
-func TestNATSConfWantsEveryPassword(t *testing.T) {
+func TestNATSConf_RequiresEveryPassword(t *testing.T) {
 	t.Setenv(topology.StoreVariable, "1GB")
 	for _, u := range topology.Users() {
 		t.Setenv(topology.PasswordVariable(u.Name), "pw")
@@ -121,7 +123,7 @@ func TestNATSConfWantsEveryPassword(t *testing.T) {
 	setCertificate(t)
 	for _, u := range topology.Users() {
 		t.Run(u.Name, func(t *testing.T) {
-			t.Setenv(topology.PasswordVariable(u.Name), "") // put back when the test ends
+			t.Setenv(topology.PasswordVariable(u.Name), "") // Setenv restores the value when the test ends
 			if err := os.Unsetenv(topology.PasswordVariable(u.Name)); err != nil {
 				t.Fatal(err)
 			}
@@ -132,7 +134,7 @@ func TestNATSConfWantsEveryPassword(t *testing.T) {
 	}
 }
 
-func TestNATSConfIsCurrent(t *testing.T) {
+func TestNATSConf_IsCurrent(t *testing.T) {
 	t.Parallel()
 	want, err := os.ReadFile(natsConf)
 	if err != nil {
@@ -143,6 +145,6 @@ func TestNATSConfIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.String() != string(want) {
-		t.Error("deploy/nats.conf is not what the code says: run go generate ./topology")
+		t.Error("deploy/nats.conf is out of date: run go generate ./topology")
 	}
 }

@@ -26,7 +26,7 @@ func connect(t *testing.T) (context.Context, jetstream.JetStream) {
 	return ctx, js
 }
 
-func TestProvisionTwice(t *testing.T) {
+func TestProvision_TwiceChangesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
 	if _, err := topology.Shards(ctx, js); !errors.Is(err, topology.ErrNotInstalled) {
@@ -56,7 +56,7 @@ func TestProvisionTwice(t *testing.T) {
 	}
 }
 
-func TestProvisionConcurrently(t *testing.T) {
+func TestProvision_Concurrently(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
 	var g errgroup.Group
@@ -68,7 +68,7 @@ func TestProvisionConcurrently(t *testing.T) {
 	}
 }
 
-func TestProvisionRefusesWhatCannotChange(t *testing.T) {
+func TestProvision_RefusesChangesThatAreImpossible(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
 	for _, bad := range []topology.Config{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}, {CommitVersion: -1}, {CommitVersion: events.CommitVersion + 1}} {
@@ -84,7 +84,7 @@ func TestProvisionRefusesWhatCannotChange(t *testing.T) {
 		t.Errorf("changed shards: %v", err)
 	}
 	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
-		t.Errorf("no opinion on shards: %v", err)
+		t.Errorf("without a number of shards: %v", err)
 	}
 	if err := js.DeleteStream(ctx, topology.StreamLive); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestProvisionRefusesWhatCannotChange(t *testing.T) {
 	}
 }
 
-func TestProvisionKeepsTheOperatorsSettings(t *testing.T) {
+func TestProvision_KeepsTheOperatorsSettings(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
 	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
@@ -126,7 +126,7 @@ func TestProvisionKeepsTheOperatorsSettings(t *testing.T) {
 	}
 }
 
-func TestDurablesCanBeMade(t *testing.T) {
+func TestDurables_CanBeCreated(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
 	if err := topology.Provision(ctx, js, topology.Config{Shards: 2}); err != nil {
@@ -148,9 +148,9 @@ func TestDurablesCanBeMade(t *testing.T) {
 	}
 }
 
-// TestDeadKeepsWhatTheServerGivesUp: in a work queue a message that was delivered
-// too often stays without a sign but this advisory.
-func TestDeadKeepsWhatTheServerGivesUp(t *testing.T) {
+// TestDead_KeepsAdvisoriesOfMaxDeliveries tests that DEAD stores the advisory of a message that reached its maximum
+// of deliveries. In a work queue, this advisory is the only sign of such a message.
+func TestDead_KeepsAdvisoriesOfMaxDeliveries(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
 	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
@@ -188,8 +188,9 @@ func TestDeadKeepsWhatTheServerGivesUp(t *testing.T) {
 	}
 }
 
-// TestProvision_CommitVersion: a new log begins with the newest version of commits; one from before versions were recorded keeps version 1
-// until it is provisioned, and then too if that is asked for. No log goes back.
+// TestProvision_CommitVersion tests that a new log begins with the newest version of commits. A log from before
+// versions were recorded has version 1 until it is provisioned, and keeps it if the configuration demands version 1.
+// No log goes back to an older version.
 func TestProvision_CommitVersion(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
@@ -212,9 +213,9 @@ func TestProvision_CommitVersion(t *testing.T) {
 		t.Errorf("a new log has commits of version %d", v)
 	}
 	if err := topology.Provision(ctx, js, topology.Config{CommitVersion: 1}); err == nil || !strings.HasPrefix(err.Error(), "provision stream EVENTS-0: commit-version: ") {
-		t.Errorf("a log goes back to version 1: %v", err)
+		t.Errorf("a log went back to version 1: %v", err)
 	}
-	// As a build left it that did not record a version.
+	// A build that recorded no version left streams like these.
 	for _, name := range []string{"EVENTS-0", "EVENTS-1"} {
 		s, err := js.Stream(ctx, name)
 		if err != nil {

@@ -21,7 +21,7 @@ import (
 
 const session = "ses_01JZZZZZZZZZZZZZZZZZZZZZZZ"
 
-// withUsers runs a server that has the topology's accounts and streams.
+// withUsers runs a server with the accounts and the streams of this package.
 func withUsers(t *testing.T) *server.Server {
 	t.Helper()
 	var accounts strings.Builder
@@ -36,7 +36,7 @@ func withUsers(t *testing.T) *server.Server {
 	return running(t, opts)
 }
 
-// running runs a server until the test ends, with the gate for consumers, and installs the streams.
+// running runs a server with the gate for consumers until the test ends, and creates the streams.
 func running(t *testing.T, opts *server.Options) *server.Server {
 	t.Helper()
 	ns, err := server.NewServer(opts)
@@ -48,18 +48,18 @@ func running(t *testing.T, opts *server.Options) *server.Server {
 	if !ns.ReadyForConnections(10 * time.Second) {
 		t.Fatal("the server is not ready")
 	}
-	_, js := as(t, ns, topology.UserAdmin)
+	_, js := connectAs(t, ns, topology.UserAdmin)
 	if err := topology.Provision(t.Context(), js, topology.Config{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
-	gate, _ := as(t, ns, topology.UserGate)
+	gate, _ := connectAs(t, ns, topology.UserGate)
 	if err := consumergate.Serve(gate, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	return ns
 }
 
-func as(t *testing.T, ns *server.Server, user string) (*nats.Conn, jetstream.JetStream) {
+func connectAs(t *testing.T, ns *server.Server, user string) (*nats.Conn, jetstream.JetStream) {
 	t.Helper()
 	nc, err := nats.Connect("", nats.InProcessServer(ns), nats.UserInfo(user, "pw"),
 		nats.CustomInboxPrefix(topology.InboxPrefix(user)), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
@@ -74,13 +74,14 @@ func as(t *testing.T, ns *server.Server, user string) (*nats.Conn, jetstream.Jet
 	return nc, js
 }
 
-// refused publishes and tells whether the server said that the user may not.
+// refused runs do, which publishes or subscribes, and reports whether the server answered with a permissions
+// violation.
 func refused(t *testing.T, nc *nats.Conn, do func() error) bool {
 	t.Helper()
 	if err := do(); err != nil {
 		t.Fatal(err)
 	}
-	// The refusal comes before the answer to the flush.
+	// The server sends the permissions violation before it answers the flush.
 	if err := nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func refused(t *testing.T, nc *nats.Conn, do func() error) bool {
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), "permissions violation")
 }
 
-func TestUsersMayPublishTheirRowsOnly(t *testing.T) {
+func TestUsers_MayPublishTheirRowsOnly(t *testing.T) {
 	t.Parallel()
 	checkPublish(t, withUsers(t))
 }
@@ -100,7 +101,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 	catalogued := func(kind events.Aspect) string {
 		return events.Reference{Slug: "k"}.Subject(kind, "default").String()
 	}
-	subjects := map[string][]string{ // subject → who may
+	subjects := map[string][]string{ // subject → users who may publish to it
 		catalogued(events.Agent):       {topology.UserSession},
 		catalogued(events.Instance):    {topology.UserSession},
 		catalogued(events.Environment): {topology.UserSession},
@@ -158,8 +159,8 @@ func checkPublish(t *testing.T, ns *server.Server) {
 			continue
 		}
 		for subject, may := range subjects {
-			nc, _ := as(t, ns, u.Name)
-			// An empty request makes no change even where it is allowed.
+			nc, _ := connectAs(t, ns, u.Name)
+			// The request is invalid, so it changes nothing if it is allowed.
 			got := refused(t, nc, func() error { return nc.PublishRequest(subject, topology.InboxPrefix(u.Name)+".x", []byte("{")) })
 			if want := !slices.Contains(may, u.Name); got != want {
 				t.Errorf("%s publishes %s: refused is %v, want %v", u.Name, subject, got, want)
@@ -169,7 +170,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 	}
 }
 
-func TestUsersMaySubscribeTheirRowsOnly(t *testing.T) {
+func TestUsers_MaySubscribeTheirRowsOnly(t *testing.T) {
 	t.Parallel()
 	checkSubscribe(t, withUsers(t))
 }
@@ -194,7 +195,7 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 			if u.Name == topology.UserAdmin {
 				continue
 			}
-			nc, _ := as(t, ns, u.Name)
+			nc, _ := connectAs(t, ns, u.Name)
 			got := refused(t, nc, func() error { _, err := nc.SubscribeSync(subject); return err })
 			if want := !slices.Contains(may, u.Name); got != want {
 				t.Errorf("%s subscribes %s: refused is %v, want %v", u.Name, subject, got, want)
@@ -204,8 +205,9 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 	}
 }
 
-// TestAccounts_CarryWhatServicesTellEachOther: core subjects cross from one service's account to another's, to every copy and once.
-func TestAccounts_CarryWhatServicesTellEachOther(t *testing.T) {
+// TestAccounts_PassOnCoreMessagesBetweenServices tests that core messages reach every copy of a service in another
+// account, once.
+func TestAccounts_PassOnCoreMessagesBetweenServices(t *testing.T) {
 	t.Parallel()
 	ns := withUsers(t)
 	for _, c := range []struct{ from, to, filter, subject string }{
@@ -221,7 +223,7 @@ func TestAccounts_CarryWhatServicesTellEachOther(t *testing.T) {
 	} {
 		var subs []*nats.Subscription
 		for range 2 {
-			to, _ := as(t, ns, c.to)
+			to, _ := connectAs(t, ns, c.to)
 			sub, err := to.SubscribeSync(c.filter)
 			if err == nil {
 				err = to.Flush()
@@ -231,7 +233,7 @@ func TestAccounts_CarryWhatServicesTellEachOther(t *testing.T) {
 			}
 			subs = append(subs, sub)
 		}
-		from, _ := as(t, ns, c.from)
+		from, _ := connectAs(t, ns, c.from)
 		for _, text := range []string{"first", "second"} {
 			if err := from.Publish(c.subject, []byte(text)); err != nil {
 				t.Fatal(err)
@@ -240,15 +242,16 @@ func TestAccounts_CarryWhatServicesTellEachOther(t *testing.T) {
 		for i, sub := range subs {
 			for _, want := range []string{"first", "second"} {
 				if m, err := sub.NextMsg(patience); err != nil || string(m.Data) != want {
-					t.Errorf("copy %d of %s takes %v from %s on %s, %v; want %q", i, c.to, m, c.from, c.subject, err, want)
+					t.Errorf("copy %d of %s received %v from %s on %s, %v; want %q", i, c.to, m, c.from, c.subject, err, want)
 				}
 			}
 		}
 	}
 }
 
-// TestUsersCanDoTheirWork uses the client library as the services do, which asks more than the subject itself.
-func TestUsersCanDoTheirWork(t *testing.T) {
+// TestUsers_CanDoTheirWork uses the client library as the services do. The library sends requests beyond those to the
+// subject itself.
+func TestUsers_CanDoTheirWork(t *testing.T) {
 	t.Parallel()
 	checkWork(t, withUsers(t))
 }
@@ -263,11 +266,11 @@ func checkWork(t *testing.T, ns *server.Server) {
 			t.Fatalf("%s: %v", what, err)
 		}
 	}
-	_, gateway := as(t, ns, topology.UserGateway)
-	_, sess := as(t, ns, topology.UserSession)
-	_, exec := as(t, ns, topology.UserExecutor)
-	_, proj := as(t, ns, topology.UserProjector)
-	_, jan := as(t, ns, topology.UserJanitor)
+	_, gateway := connectAs(t, ns, topology.UserGateway)
+	_, sess := connectAs(t, ns, topology.UserSession)
+	_, exec := connectAs(t, ns, topology.UserExecutor)
+	_, proj := connectAs(t, ns, topology.UserProjector)
+	_, jan := connectAs(t, ns, topology.UserJanitor)
 
 	_, err := gateway.Publish(ctx, topology.CommandSubject(topology.ServiceSession, "default", session), []byte("{}"))
 	must("gateway sends a command", err)
@@ -357,7 +360,7 @@ func checkWork(t *testing.T, ns *server.Server) {
 	}
 }
 
-func TestDocsAreCurrent(t *testing.T) {
+func TestDocs_AreCurrent(t *testing.T) {
 	t.Parallel()
 	want, err := os.ReadFile("../../docs/subjects.md")
 	if err != nil {
@@ -368,11 +371,11 @@ func TestDocsAreCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.String() != string(want) {
-		t.Error("docs/subjects.md is not what the code says: run go generate ./topology")
+		t.Error("docs/subjects.md is out of date: run go generate ./topology")
 	}
 }
 
-func TestSubjects(t *testing.T) {
+func TestShardOf_AgreesWithSubjectsAndGroups(t *testing.T) {
 	t.Parallel()
 	for p := range events.Partitions {
 		for _, n := range []int{1, 2, 4, 8} {
@@ -381,12 +384,12 @@ func TestSubjects(t *testing.T) {
 				if slices.Contains(topology.Streams(n)[shard].Config.Subjects, topology.PartitionFilter(p)) {
 					found++
 					if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(topology.GroupOf(p), n) {
-						t.Errorf("partition %d of %d shards lies in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
+						t.Errorf("partition %d of %d shards is in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
 					}
 				}
 			}
 			if found != 1 {
-				t.Errorf("partition %d lies in %d of %d shards", p, found, n)
+				t.Errorf("partition %d is in %d of %d shards", p, found, n)
 			}
 		}
 		if !slices.Contains(topology.GroupPartitions(topology.GroupOf(p)), p) {

@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/transcript"
 )
 
-// real returns a transcript that the agent's own command line wrote (Claude Code 2.1.197, Codex 0.169.0, OpenCode 1.18.33), long texts cut.
+// real returns a transcript that an agent's own command line wrote (Claude Code 2.1.197, Codex 0.169.0, OpenCode
+// 1.18.33). Long texts are shortened.
 func real(t testing.TB, name string) []byte {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("testdata", name))
@@ -24,7 +25,8 @@ func real(t testing.TB, name string) []byte {
 	return raw
 }
 
-// TestCheck_AcceptsRealTranscripts also reads them byte by byte: nothing depends on how they arrive.
+// TestCheck_AcceptsRealTranscripts reads each transcript at once and byte by byte: the result must not depend on the
+// size of reads.
 func TestCheck_AcceptsRealTranscripts(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]transcript.Info{
@@ -44,7 +46,8 @@ func TestCheck_AcceptsRealTranscripts(t *testing.T) {
 	}
 }
 
-// TestCheck_RefusesEveryTruncation cuts real transcripts after each byte, long ones after each seventh. What is left either ends with a whole line, or is refused.
+// TestCheck_RefusesEveryTruncation cuts real transcripts after each byte, and long ones after each seventh byte.
+// Check refuses the rest unless it ends with a complete line.
 func TestCheck_RefusesEveryTruncation(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"claude.jsonl", "codex.jsonl", "opencode.json"} {
@@ -72,7 +75,7 @@ const (
 	export    = `{"info":{"id":"ses_1"},"messages":[{"info":{"id":"msg_1","sessionID":"ses_1","role":"user"},"parts":[{"id":"prt_1","messageID":"msg_1","sessionID":"ses_1"}]}]}`
 )
 
-func TestCheck_SaysWhatIsWrong(t *testing.T) {
+func TestCheck_NamesTheInvalidLine(t *testing.T) {
 	t.Parallel()
 	deep := strings.Repeat("[", 250) + strings.Repeat("]", 250)
 	for name, c := range map[string]struct {
@@ -120,7 +123,7 @@ func TestCheck_SaysWhatIsWrong(t *testing.T) {
 		_, err := transcript.Check(strings.NewReader(c.text))
 		var refused *transcript.Error
 		switch {
-		case c.says == "": // any lines with a type may stand between those of a conversation
+		case c.says == "": // lines of other types are allowed between those of a conversation
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -146,7 +149,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestCheck_HoldsNoMoreThanALine is about lines and texts of any length: reading ends soon after the limit.
+// TestCheck_HoldsNoMoreThanALine tests lines and texts that do not end: Check stops reading soon after the limit.
 func TestCheck_HoldsNoMoreThanALine(t *testing.T) {
 	t.Parallel()
 	for name, head := range map[string]string{
@@ -162,7 +165,7 @@ func TestCheck_HoldsNoMoreThanALine(t *testing.T) {
 	}
 }
 
-// repeated is a transcript that goes on for ever, of lines that are all right.
+// repeated is a transcript of valid lines that does not end.
 type repeated struct {
 	head, line string
 	at         int
@@ -178,7 +181,7 @@ func (r *repeated) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestCheck_MemoryDoesNotGrow reads 100 MB of one line and of one message.
+// TestCheck_MemoryDoesNotGrow reads 100 MB that are one line, and 100 MB that are one message.
 func TestCheck_MemoryDoesNotGrow(t *testing.T) {
 	for name, r := range map[string]*repeated{
 		"codex":    {head: meta + "\n", line: `{"type":"response_item","payload":{"type":"message","role":"user","content":"` + strings.Repeat("x", 1000) + "\"}}\n"},
@@ -208,8 +211,8 @@ func TestCheck_ReturnsTheReadersError(t *testing.T) {
 	}
 }
 
-// FuzzCheck starts from short transcripts of each form. With the files of testdata go test spent up to a minute on each new input:
-// the time to minimize one grows with the square of its length.
+// FuzzCheck starts with short transcripts of each form. With the files of testdata, go test needed up to a minute for
+// each new input, because the time to minimize an input grows with the square of its length.
 func FuzzCheck(f *testing.F) {
 	for _, seed := range []string{user, user + "\n" + assistant, meta + "\n" + item, export} {
 		f.Add([]byte(seed))

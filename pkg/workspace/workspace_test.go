@@ -34,7 +34,7 @@ func open(t *testing.T, store workspace.Store, id string) *workspace.Manifest {
 	return m
 }
 
-// random is content that shares no block with other content.
+// random returns content that shares no block with the content of another seed.
 func random(seed uint64, size int) string {
 	b := make([]byte, size)
 	if _, err := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)}).Read(b); err != nil {
@@ -43,7 +43,7 @@ func random(seed uint64, size int) string {
 	return string(b)
 }
 
-func TestManifest(t *testing.T) {
+func TestManifest_ListsAndReadsFiles(t *testing.T) {
 	t.Parallel()
 	store := &workspacetest.Memory{}
 	big := random(1, 3*wire.BlockSize+17)
@@ -101,7 +101,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-func TestTar(t *testing.T) {
+func TestTar_WritesFolders(t *testing.T) {
 	t.Parallel()
 	store := &workspacetest.Memory{}
 	files := map[string]string{"a": "1", "dir/b": random(2, 9<<20), "dir/\xff\n": "odd", "empty": ""}
@@ -141,8 +141,8 @@ func TestTar(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatChanged: a moved or copied file stores nothing, whatever else changed.
-func TestOnlyWhatChanged(t *testing.T) {
+// TestSnapshot_StoresOnlyChanges tests that a moved or copied file stores no content, whatever else changed.
+func TestSnapshot_StoresOnlyChanges(t *testing.T) {
 	t.Parallel()
 	store := &workspacetest.Memory{}
 	box := &workspacetest.Box{Tree: map[string]string{"workspace/a": random(3, 5<<20), "workspace/b": "small"}}
@@ -171,21 +171,21 @@ func TestOnlyWhatChanged(t *testing.T) {
 	}
 }
 
-// TestRepack edits for so long that packs are small, many and mostly dead, and
-// compares every snapshot with what it was of.
-func TestRepack(t *testing.T) {
+// TestSnapshot_RepacksSmallPacks changes files until packs are small, many and mostly unused, and compares every
+// snapshot with the files from which it was taken.
+func TestSnapshot_RepacksSmallPacks(t *testing.T) {
 	t.Parallel()
 	store := &workspacetest.Memory{}
 	box := &workspacetest.Box{Tree: map[string]string{}}
 	o := workspace.Options{Tenant: tenant, Session: session}
 	for i := range 4 {
-		box.Tree[fmt.Sprintf("workspace/big%02d", i)] = random(uint64(100+i), 1<<20) //nolint:gosec // small
+		box.Tree[fmt.Sprintf("workspace/big%02d", i)] = random(uint64(100+i), 1<<20) //nolint:gosec // a small number
 	}
 	want := map[string]map[string]string{}
 	var repacked uint64
 	for turn := range 30 {
-		box.Tree[fmt.Sprintf("workspace/f%02d", turn%20)] = random(uint64(1000+turn), 10_000)              //nolint:gosec // small
-		box.Tree[fmt.Sprintf("workspace/big%02d", turn%4)] = random(uint64(2000+turn), 1<<20-(turn%3)*100) //nolint:gosec // small
+		box.Tree[fmt.Sprintf("workspace/f%02d", turn%20)] = random(uint64(1000+turn), 10_000)              //nolint:gosec // small numbers
+		box.Tree[fmt.Sprintf("workspace/big%02d", turn%4)] = random(uint64(2000+turn), 1<<20-(turn%3)*100) //nolint:gosec // small numbers
 		r, err := workspace.Snapshot(t.Context(), box, store, o)
 		if err != nil {
 			t.Fatal(err)
@@ -197,15 +197,15 @@ func TestRepack(t *testing.T) {
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, r.ID); err != nil || !maps.Equal(to.Tree, box.Tree) {
 			t.Fatalf("turn %d: %v", turn, err)
 		}
-		// The manifest, 17 small packs, and full ones that are half alive: 4 MB.
+		// A restore reads the manifest, at most 17 small packs, and full packs that are half used: 4 MB.
 		if n := store.Gets() - before; n > 1+17+4 {
 			t.Errorf("turn %d: a restore reads %d objects", turn, n)
 		}
 	}
 	if repacked == 0 {
-		t.Error("nothing was packed again")
+		t.Error("no pack was written again")
 	}
-	for id, files := range want { // older ones keep what they need
+	for id, files := range want { // older snapshots keep the packs that they need
 		to := &workspacetest.Box{}
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, id); err != nil || !maps.Equal(to.Tree, files) {
 			t.Errorf("%s: %v", id, err)
@@ -213,7 +213,7 @@ func TestRepack(t *testing.T) {
 	}
 }
 
-func TestCorrupt(t *testing.T) {
+func TestRestore_ReportsCorruptObjects(t *testing.T) {
 	t.Parallel()
 	fill := func(t *testing.T) (*workspacetest.Memory, *workspacetest.Box, string, string) {
 		store := &workspacetest.Memory{}
@@ -264,7 +264,7 @@ func TestCorrupt(t *testing.T) {
 			if !errors.As(err, &bad) || bad.Object != object {
 				t.Errorf("open: %v", err)
 			}
-			// The workspace is stored all the same, and whole.
+			// The next snapshot is still stored, and complete.
 			store.Set(pack, nil)
 			box.Tree["workspace/b"] = "new"
 			r, err := workspace.Snapshot(t.Context(), box, store, workspace.Options{Tenant: tenant, Session: session, Previous: id})
@@ -298,8 +298,9 @@ func TestCorrupt(t *testing.T) {
 	})
 }
 
-// TestStoreFails: wherever the store fails, nothing is named and the snapshot before stays.
-func TestStoreFails(t *testing.T) {
+// TestSnapshot_StoreFailures tests that, whichever call of the store fails, no new snapshot is named and the previous
+// one stays.
+func TestSnapshot_StoreFailures(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("no answer")
 	was, then := random(5, 5000), random(6, 5000)
@@ -326,7 +327,7 @@ func TestStoreFails(t *testing.T) {
 			}
 			named := manifests(store)
 			_, err = workspace.Snapshot(t.Context(), box, store, o)
-			if left > 0 { // there are no so many calls
+			if left > 0 { // there are fewer calls
 				if err != nil {
 					t.Errorf("%s: %v", call, err)
 				}
@@ -341,7 +342,7 @@ func TestStoreFails(t *testing.T) {
 			}
 			to := &workspacetest.Box{}
 			if _, err := workspace.Restore(t.Context(), to, store, tenant, session, first.ID); err != nil || to.Tree["workspace/a"] != was {
-				t.Errorf("%s %d: the one before: %v", call, nth, err)
+				t.Errorf("%s %d: the previous snapshot: %v", call, nth, err)
 			}
 			if _, err := workspace.Snapshot(t.Context(), box, store, o); err != nil {
 				t.Errorf("%s %d: again: %v", call, nth, err)
@@ -350,8 +351,8 @@ func TestStoreFails(t *testing.T) {
 	}
 }
 
-// A snapshot that was taken before, and is not the previous one, is stored again
-// with all that it needs: the janitor may be removing the former objects.
+// TestSnapshot_StoresAgainWhatIsNotPrevious tests that a snapshot that equals an earlier one, but not the previous
+// one, is stored again with all its objects: the janitor may be removing the objects of the earlier one.
 func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 	t.Parallel()
 	store := &workspacetest.Memory{}
@@ -403,8 +404,8 @@ func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 	}
 }
 
-// TestSnapshot_StatesWhatItAdded: what the snapshots of a session state in all is what the store holds, also when the session goes back to
-// files that it had before.
+// TestSnapshot_StatesWhatItAdded tests that the sizes that the snapshots of a session report add up to the size of
+// the store, also when the session returns to earlier files.
 func TestSnapshot_StatesWhatItAdded(t *testing.T) {
 	t.Parallel()
 	store := &workspacetest.Memory{}
@@ -442,7 +443,7 @@ func TestSnapshot_StatesWhatItAdded(t *testing.T) {
 	if again := take(two); again != 0 {
 		t.Errorf("the same files again state %d bytes", again)
 	}
-	if back := take(one); back == 0 || back > 64<<10 { // the manifest
+	if back := take(one); back == 0 || back > 64<<10 { // the size of the manifest
 		t.Errorf("files that the store holds state %d bytes", back)
 	}
 	if stated != held() {
@@ -459,8 +460,9 @@ func manifests(store *workspacetest.Memory) (out []string) {
 	return out
 }
 
-// TestWhatRunnersSay holds the host to refuse what a sandbox could forge.
-func TestWhatRunnersSay(t *testing.T) {
+// TestSnapshot_RefusesForgedOutputOfRunners tests that the host refuses output that a hostile sandbox could send in
+// place of the runner.
+func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 	t.Parallel()
 	found := func(id string) func(out *wire.Writer) error {
 		return func(out *wire.Writer) error {
@@ -507,7 +509,7 @@ func TestWhatRunnersSay(t *testing.T) {
 				}()
 				out := wire.NewWriter(stdout)
 				for _, f := range c.say {
-					_ = f(out) // the host may have hung up
+					_ = f(out) // the host may have closed the pipe
 				}
 				_ = out.Flush()
 				_ = stdout.(io.Closer).Close()
@@ -525,7 +527,7 @@ func TestWhatRunnersSay(t *testing.T) {
 	}
 }
 
-func TestRunnerFails(t *testing.T) {
+func TestRestore_ReportsFailuresOfTheRunner(t *testing.T) {
 	t.Parallel()
 	runner := func(code int, words string) *workspacetest.Box {
 		return &workspacetest.Box{Runner: func(_ []string, _ io.Reader, _, stderr io.Writer) int {
@@ -562,8 +564,8 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// TestContextEnds: a runner that hangs is ended with the context.
-func TestContextEnds(t *testing.T) {
+// TestSnapshot_EndsAHangingRunner tests that a runner that hangs is ended when the context ends.
+func TestSnapshot_EndsAHangingRunner(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	box := &workspacetest.Box{Runner: func(_ []string, in io.Reader, _, _ io.Writer) int {
@@ -576,7 +578,7 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestParseName_RefusesInvalidNames(t *testing.T) {
 	t.Parallel()
 	id := wire.NewTree().ID()
 	a, b, c, err := workspace.ParseName(workspace.Name(tenant, session, id))
@@ -585,7 +587,7 @@ func TestNames(t *testing.T) {
 	}
 	for _, bad := range []string{"", "a/b", "a/b/c", "a/b/" + strings.ToUpper(id), "a/b/c/" + id, "a//" + id, "a.b/c/" + id, "a/*/" + id, "a/b/" + id + "0"} {
 		if _, _, _, err := workspace.ParseName(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }

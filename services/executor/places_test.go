@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 )
 
 // pausable is the fake provider with what Docker has: pause, a pool, an engine that goes away.
@@ -253,7 +253,7 @@ func (e *fakeEgress) Register(_ context.Context, id string, r api.Registration) 
 		return "", &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Message: "the proxy does not answer"}
 	}
 	if r.Token == "" && e.gone[id] {
-		return "", worker.ErrUnknownSandbox
+		return "", metering.ErrUnknownSandbox
 	}
 	e.grants = append(e.grants, grant{id, r})
 	return e.authority, nil
@@ -278,10 +278,10 @@ func (e *fakeEgress) set(open int) {
 	e.open = open
 }
 
-func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]worker.EgressLine, error) {
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]metering.Line, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var out []worker.EgressLine
+	var out []metering.Line
 	for i, data := range e.lines {
 		n := uint64(i + 1)
 		if after.Journal == "proxy" && n <= after.N {
@@ -295,7 +295,7 @@ func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) 
 			d.Journal, d.Line = "proxy", n
 			data = d
 		}
-		out = append(out, worker.EgressLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
+		out = append(out, metering.Line{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
 	}
 	return out, nil
 }

@@ -22,17 +22,17 @@ func (w *world) budget(tenant string, p events.Period) *session {
 	return &session{w: w, tenant: tenant, id: subject.ID, life: eventlog.Head{Subject: subject}}
 }
 
-// taken reads a tenant's budgets and limits, and what the tenant has taken of them by a time.
-func (w *world) taken(tenant string, now time.Time) (budget.Tenant, error) {
+// tenantUsage returns the budgets and limits of a tenant, and what the tenant has used at the given time.
+func (w *world) tenantUsage(tenant string, now time.Time) (budget.Tenant, error) {
 	conn, err := pgx.Connect(w.t.Context(), w.url)
 	if err != nil {
 		return budget.Tenant{}, err
 	}
-	t, err := takenOn(w.t.Context(), conn, tenant, now)
+	t, err := tenantUsageOn(w.t.Context(), conn, tenant, now)
 	return t, errors.Join(err, conn.Close(context.WithoutCancel(w.t.Context())))
 }
 
-func takenOn(ctx context.Context, conn *pgx.Conn, tenant string, now time.Time) (budget.Tenant, error) {
+func tenantUsageOn(ctx context.Context, conn *pgx.Conn, tenant string, now time.Time) (budget.Tenant, error) {
 	var t budget.Tenant
 	rows, err := conn.Query(ctx, "SELECT period, turns, tokens, cost_usd, time_ms FROM spool.tenant_budgets WHERE tenant = $1 AND NOT removed ORDER BY period", tenant)
 	if err != nil {
@@ -67,23 +67,23 @@ func takenOn(ctx context.Context, conn *pgx.Conn, tenant string, now time.Time) 
 		Scan(&t.Used.Logged.Events, &t.Used.Logged.Bytes)
 }
 
-// hasTaken waits until the read models hold a tenant's budgets, and what the tenant has taken of them.
-func (w *world) hasTaken(tenant string, now time.Time, want ...budget.Budget) {
+// awaitUsage waits until the read models hold the budgets of a tenant and what it has used.
+func (w *world) awaitUsage(tenant string, now time.Time, want ...budget.Budget) {
 	w.t.Helper()
-	eventually(w.t, "the read models hold what "+tenant+" has taken", func() error {
-		have, err := w.taken(tenant, now)
+	eventually(w.t, "the read models hold the usage of "+tenant+"", func() error {
+		have, err := w.tenantUsage(tenant, now)
 		if err != nil {
 			return err
 		}
 		if got, want := fmt.Sprintf("%+v", have.Budgets), fmt.Sprintf("%+v", want); got != want {
-			return fmt.Errorf("there is %s, want %s", got, want)
+			return fmt.Errorf("the usage is %s, want %s", got, want)
 		}
 		return nil
 	})
 }
 
-// TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions asserts that what a tenant's sessions take adds up in all partition groups,
-// and stays when a session is deleted.
+// TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions tests that the usage of a tenant's sessions adds up over all
+// partition groups, and stays when a session is deleted.
 func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -102,17 +102,17 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
 	other.create()
 	for _, s := range []*session{told, other} {
-		s.turn(1) // 30 tokens, $0.25, 1,234 ms, as the agent reports
+		s.turn(1) // 30 tokens, $0.25 and 1,234 ms, as reported by the agent
 	}
 	x := metered.post(1)
 	call := events.ModelCalled{Provider: "anthropic", Model: "m", Status: 200, Usage: events.Usage{InputTokens: 100, OutputTokens: 5, CacheReadTokens: 7, CacheWriteTokens: 1}, CostUSD: 0.5}
 	metered.append(&metered.run, x, call, events.ExecutionStarted{Attempt: 2}, call)
-	// Usage that was metered and is also reported by the agent counts once.
+	// Usage that was metered and that the agent also reports counts once.
 	metered.append(&metered.run, x, events.MetadataUpdate{Usage: events.Usage{InputTokens: 200}, CostUSD: 0.75},
 		events.ExecutionFailed{DurationMs: 766, Usage: events.Usage{InputTokens: 200}, Code: "X"})
 	metered.append(&metered.run, "", call) // outside of an execution
 	metered.append(&metered.run, x, call)  // after the end of its execution
-	// An execution that never ran uses nothing.
+	// An execution that did not start uses nothing.
 	never := metered.execution(2)
 	metered.append(&metered.life, never, events.MessageAccepted{BlockID: "b"}, events.ExecutionQueued{Ahead: 1}, events.ExecutionWithdrawn{Reason: "cancelled"})
 
@@ -120,12 +120,12 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	midnight := time.Date(2026, 5, 7, 0, 0, 0, 0, time.UTC)
 	day := budget.Budget{Period: events.PeriodDay, From: "2026-05-06", Until: midnight, Limit: daily, Spent: spent}
 	all := budget.Budget{Period: events.PeriodTotal, Limit: total, Spent: spent}
-	w.hasTaken("default", testTime, day, all)
-	w.hasTaken("other", testTime)
+	w.awaitUsage("default", testTime, day, all)
+	w.awaitUsage("other", testTime)
 
 	metered.append(&metered.life, "", events.SessionDeleted{})
-	w.projected(told)
-	w.hasTaken("default", testTime, day, all)
+	w.awaitProjected(told)
+	w.awaitUsage("default", testTime, day, all)
 	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, true); err != nil {
 		t.Error(err)
 	}
@@ -135,12 +135,12 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	told.turn(2)
 	w.start(now)
 	all.Spent = all.Spent.Plus(events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234})
-	w.hasTaken("default", testTime, all)
+	w.awaitUsage("default", testTime, all)
 	totalBudget.append(&totalBudget.life, "", events.TenantBudgetRemoved{Tenant: "default", Period: events.PeriodTotal})
-	w.hasTaken("default", testTime)
+	w.awaitUsage("default", testTime)
 }
 
-// TestTenantUsage_IsCountedByDay asserts that a budget of a day does not include the usage of another day.
+// TestTenantUsage_IsCountedByDay tests that a budget of a day does not include the usage of another day.
 func TestTenantUsage_IsCountedByDay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -156,7 +156,7 @@ func TestTenantUsage_IsCountedByDay(t *testing.T) {
 	}
 	w.session(-1).create().turn(1)
 	want[1].Spent = events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
-	w.hasTaken("default", now, want...)
+	w.awaitUsage("default", now, want...)
 	if got := (budget.Tenant{Budgets: want}).Exceeded("default", now); got != "tenant default since 2026-05-01 has used 30 tokens, and its budget is 5" {
 		t.Error(got)
 	}

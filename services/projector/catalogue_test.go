@@ -31,7 +31,7 @@ func (w *world) check(wants map[string]string) {
 	}
 }
 
-func TestCatalogueBecomesRows(t *testing.T) {
+func TestCatalogue_IsProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	stop := w.start()
@@ -47,11 +47,11 @@ func TestCatalogueBecomesRows(t *testing.T) {
 	a, s := w.entry(events.Agent, "acme", agent), w.entry(events.Skill, "acme", skill)
 	a.append(&a.life, "", applied("a1", "one", "stable"))
 	a.append(&a.life, "", applied("a2", "two\x00"))
-	a.append(&a.life, "", applied("a2", "two", "beta")) // exists already: only the tag moves
+	a.append(&a.life, "", applied("a2", "two", "beta")) // the version exists, so only the tag moves
 	s.append(&s.life, "", events.SkillPushed{Ref: at(skill, "s1"), Name: "pdf", Description: "reads", Document: "# PDF\x00", Bytes: 10, UnpackedBytes: 20, Files: 2})
 	s.append(&s.life, "", events.SkillPushed{Ref: at(skill, "s2"), Name: "pdf", Bytes: 11})
 	s.append(&s.life, "", events.SkillTagged{Ref: at(skill, "s1"), Tag: "stable"})
-	w.projected(a, s)
+	w.awaitProjected(a, s)
 	spec := func(name string) string {
 		return `{"name":"` + name + `","architecture":"spool","instructions":"say <hi>"}`
 	}
@@ -63,11 +63,11 @@ func TestCatalogueBecomesRows(t *testing.T) {
 			`pdf s2 {"name":"pdf","description":"","bytes":11,"unpackedBytes":0,"files":0}  f 4`,
 	})
 
-	stop() // the rest is folded onto rows that are read from Postgres
+	stop() // the next projector starts from rows that it reads from Postgres
 	w.start()
 	s.append(&s.life, "", events.SkillRemoved{Ref: at(skill, "s2")})
 	a.append(&a.life, "", events.AgentRemoved{Ref: agent})
-	w.projected(a, s)
+	w.awaitProjected(a, s)
 	w.check(map[string]string{
 		entriesSQL: "acme agent organization  reviewer  t;" + `platform skill platform acme pdf s1 {"latest":"s1","stable":"s1"} f`,
 		"SELECT string_agg(version||' '||removed, ',' ORDER BY version) FROM catalogue_versions": "a1 false,a2 false,s1 false,s2 true",
@@ -75,7 +75,7 @@ func TestCatalogueBecomesRows(t *testing.T) {
 	// A removed version is restored when it is pushed again.
 	s.append(&s.life, "", events.SkillPushed{Ref: at(skill, "s2"), Name: "pdf", Description: "again", Bytes: 11})
 	a.append(&a.life, "", applied("a1", "one"))
-	w.projected(a, s)
+	w.awaitProjected(a, s)
 	w.check(map[string]string{
 		entriesSQL: `acme agent organization  reviewer a1 {"latest":"a1"} f;` + `platform skill platform acme pdf s2 {"latest":"s2","stable":"s1"} f`,
 		"SELECT removed||' '||(spec::json->>'description')||' '||position FROM catalogue_versions WHERE version = 's2'": "false again " + eventlog.Position{Seq: s.life.Seq}.String(),
@@ -107,15 +107,16 @@ func TestLargeDefinitions_AreReadFromTheObjectStore(t *testing.T) {
 	ref := events.Reference{Slug: "large", Version: "v"}
 	e := w.entry(events.Agent, "acme", ref)
 	e.append(&e.life, "", events.AgentApplied{Ref: ref, Spec: events.AgentSpec{Instructions: strings.Repeat("x", 3<<20)}})
-	w.projected(e)
+	w.awaitProjected(e)
 	if n := one[int](w, "SELECT length(spec) FROM catalogue_versions"); n < 3<<20 {
 		t.Errorf("the definition has %d bytes", n)
 	}
 	w.sameAsRebuilt()
 }
 
-// TestResolutionBecomesRows tests that rows contain what a session pinned, and what an execution was resolved to.
-func TestResolutionBecomesRows(t *testing.T) {
+// TestResolutions_AreProjected tests that the rows contain the version that a session pinned, and the versions that
+// an execution was resolved to.
+func TestResolutions_AreProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
@@ -125,7 +126,7 @@ func TestResolutionBecomesRows(t *testing.T) {
 		Instance: events.Reference{Org: "team", Slug: "prod"}, Environments: []events.Reference{{Slug: "base"}, {Scope: events.ScopePlatform, Slug: "net"}}})
 	x := s.post(1)
 	s.append(&s.run, x, events.ExecutionResolved{Agent: pinned, Variables: []events.Provenance{{Name: "A", From: "agent", Value: "1"}, {Name: "S", From: "run", Secret: true, Sealed: "acme.x", Value: "never"}}})
-	w.projected(s)
+	w.awaitProjected(s)
 	w.check(map[string]string{
 		"SELECT concat_ws(' ', agent, agent_ref, instance, environments) FROM sessions": "reviewer " + pinned.String() + ` team/prod ["base","platform/net"]`,
 		"SELECT resolved FROM executions":                                               `{"agent":{"slug":"reviewer","version":"` + pinned.Version + `"},"variables":[{"name":"A","from":"agent","value":"1"},{"name":"S","from":"run","secret":true,"sealed":"acme.x"}]}`,

@@ -39,13 +39,13 @@ const (
 	snapshotSQL = "SELECT concat_ws(' ', snapshot, snapshot_at, workspace_files, workspace_bytes) FROM sessions"
 )
 
-func TestEnvironmentBecomesRows(t *testing.T) {
+func TestEnvironment_IsProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	stop := w.start()
 	s := w.session(-1).create()
 	x := s.work(1)
-	w.projected(s)
+	w.awaitProjected(s)
 	check := func(wants map[string]string) {
 		t.Helper()
 		for sql, want := range wants {
@@ -61,13 +61,13 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 		usageSQL:      fmt.Sprintf("anthropic m 2026-05-06 2 1 10 2 7 1 0.5 2026-01 25 95 %[1]s,anthropic n 2026-05-06 1 1 0 0 0 0 0  0 0 %[1]s", x),
 		snapshotSQL:   " 0 0",
 	})
-	stop() // the rest is folded onto rows that are read from Postgres
+	stop() // the next projector starts from rows that it reads from Postgres
 	w.start()
 	s.append(&s.run, x, events.ExecutionResumed{PausedMs: 5}, events.FileModified{Path: "a.txt", Size: 10},
 		events.ModelCalled{Provider: "anthropic", Model: "m", Status: 200, CostUSD: 0.25, Prices: "2026-02", DurationMs: 5})
 	s.append(&s.run, "", events.SandboxResumed{SandboxID: "sbx_1"}, events.SandboxHealth{SandboxID: "sbx_1", Status: events.Healthy},
 		events.WorkspaceSynced{Snapshot: "default/s/snap-1", Files: 3, Bytes: 1 << 40, Reason: "turn"})
-	w.projected(s)
+	w.awaitProjected(s)
 	synced := one[string](w, "SELECT $1::timestamptz::text", testTime.Add(time.Duration(s.n)*time.Millisecond).Truncate(time.Microsecond))
 	check(map[string]string{
 		executionsSQL: "running",
@@ -92,7 +92,7 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 		w.rebuild()
 	}
 	s.append(&s.life, "", events.SessionDeleted{})
-	w.projected(s)
+	w.awaitProjected(s)
 	for _, table := range []string{"files", "usage", "sandboxes"} {
 		if n := one[int](w, "SELECT count(*) FROM "+table); n != 0 {
 			t.Errorf("%d rows of %s outlive their session", n, table)
@@ -100,9 +100,9 @@ func TestEnvironmentBecomesRows(t *testing.T) {
 	}
 }
 
-// TestSandboxUsageBecomesRows tests that the cost of sandboxes is added to the session, to the execution during which
-// they ran, and to the tenant, also if a sandbox ends after its session was deleted.
-func TestSandboxUsageBecomesRows(t *testing.T) {
+// TestSandboxUsage_IsProjected tests that the cost of sandboxes is added to the session, to the execution during
+// which they ran, and to the tenant, also if a sandbox ends after its session was deleted.
+func TestSandboxUsage_IsProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	stop := w.start()
@@ -112,12 +112,12 @@ func TestSandboxUsageBecomesRows(t *testing.T) {
 		return events.SandboxUsage{SandboxID: "sbx_1", Provider: "modal", DurationMs: ms, CostUSD: usd}
 	}
 	s.append(&s.run, x, used(1000, 0.5))
-	w.projected(s)
-	stop() // the rest is folded onto rows that are read from Postgres
+	w.awaitProjected(s)
+	stop() // the next projector starts from rows that it reads from Postgres
 	w.start()
 	s.append(&s.run, "", used(200, 0.125))
 	s.append(&s.run, x, used(30, 0.25), events.ExecutionCompleted{DurationMs: 7})
-	w.projected(s)
+	w.awaitProjected(s)
 	const session, execution = "SELECT concat_ws(' ', sandbox_ms, sandbox_cost_usd) FROM sessions", "SELECT concat_ws(' ', sandbox_ms, sandbox_cost_usd) FROM executions"
 	const tenant = "SELECT sum(cost_usd) FROM tenant_usage"
 	if got, of := one[string](w, session), one[string](w, execution); got != "1230 0.875" || of != "1030 0.75" || one[float64](w, tenant) != 0.875 {
@@ -127,13 +127,13 @@ func TestSandboxUsageBecomesRows(t *testing.T) {
 	w.sameAsRebuilt()
 	s.append(&s.life, "", events.SessionDeleted{})
 	s.append(&s.run, "", used(4, 1), events.SandboxTerminated{SandboxID: "sbx_1", Reason: "session_deleted"})
-	w.projected(s)
+	w.awaitProjected(s)
 	if got := one[float64](w, tenant); got != 1.875 {
 		t.Errorf("after the deletion the tenant has spent $%g", got)
 	}
 	w.sameAsRebuilt()
 	s.append(&s.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: events.Spent{CostUSD: 1.875, TimeMs: 7}}}})
-	w.projected(s)
+	w.awaitProjected(s)
 	if got := one[float64](w, tenant); got != 1.875 {
 		t.Errorf("after its end the tenant has spent $%g", got)
 	}
@@ -154,7 +154,7 @@ func TestManyFiles_AreWrittenWithCopy(t *testing.T) {
 		s.append(&s.run, x, list...)
 	}
 	w.start()
-	w.projected(s)
+	w.awaitProjected(s)
 	if got := one[string](w, "SELECT count(*)||' '||sum(size) FROM files"); got != fmt.Sprint(files, " ", 2*files) {
 		t.Errorf("got %s", got)
 	}

@@ -13,8 +13,9 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// logged returns what sessions of a tenant have appended to the log, including deletions, by events.OutputOf.
-func (w *world) logged(tenant string) (sum events.Output) {
+// outputInLog returns what the sessions of a tenant have appended to the log, including deletions, as events.OutputOf
+// counts it.
+func (w *world) outputInLog(tenant string) (sum events.Output) {
 	w.t.Helper()
 	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 		if err != nil {
@@ -30,22 +31,22 @@ func (w *world) logged(tenant string) (sum events.Output) {
 	return sum
 }
 
-// used waits until the read models hold what a tenant has added to the log on the day of testTime.
-func (w *world) used(tenant string, want events.Output) budget.Tenant {
+// awaitOutput waits until the read models hold what a tenant has added to the log on the day of testTime.
+func (w *world) awaitOutput(tenant string, want events.Output) budget.Tenant {
 	w.t.Helper()
 	var have budget.Tenant
 	eventually(w.t, "the read models hold what "+tenant+" has added to the log", func() (err error) {
-		have, err = w.taken(tenant, testTime)
+		have, err = w.tenantUsage(tenant, testTime)
 		if err == nil && have.Used.Logged != want {
-			err = fmt.Errorf("there is %+v, want %+v", have.Used.Logged, want)
+			err = fmt.Errorf("the output is %+v, want %+v", have.Used.Logged, want)
 		}
 		return err
 	})
 	return have
 }
 
-// TestTenantEvents_AreCountedByDay: what the sessions of a tenant add to the log is in the read models, stays when a session is
-// deleted and erased, and a rebuild counts the same before and after the removal.
+// TestTenantEvents_AreCountedByDay tests that the read models count what the sessions of a tenant add to the log. The
+// count stays when a session is deleted and erased, and a rebuild counts the same before and after the removal.
 func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -59,7 +60,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	subject := events.LimitsOf("default")
 	limits := &session{w: w, tenant: "default", id: subject.ID, life: eventlog.Head{Subject: subject}}
 	limits.append(&limits.life, "", events.TenantLimitsSet{Tenant: "default", Limits: events.TenantLimits{EventsPerDay: 1, EventBytesPerDay: 1 << 40}})
-	now := w.used("default", w.logged("default"))
+	now := w.awaitOutput("default", w.outputInLog("default"))
 	if why := now.EventsExceeded("default", testTime); why == "" {
 		t.Errorf("the limit of one event is not exceeded by %+v", now)
 	}
@@ -67,13 +68,13 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 		t.Errorf("on the next day: %s", why)
 	}
 	kept.turn(2)
-	before := w.logged("default")
-	w.used("default", before)
+	before := w.outputInLog("default")
+	w.awaitOutput("default", before)
 
 	gone.append(&gone.life, "", events.SessionDeleted{})
-	all := w.logged("default")
-	w.used("default", all)
-	w.projected(gone)
+	all := w.outputInLog("default")
+	w.awaitOutput("default", all)
+	w.awaitProjected(gone)
 	w.sameAsRebuilt()
 	var shares map[string]struct{ Events, EventBytes uint64 }
 	text := one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)
@@ -102,10 +103,10 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.projected(gone)
+	w.awaitProjected(gone)
 	w.sameAsRebuilt()
-	left := w.logged("default")
+	left := w.outputInLog("default")
 	kept.turn(3)
-	added := w.logged("default")
-	w.used("default", events.Output{Events: all.Events + added.Events - left.Events, Bytes: all.Bytes + added.Bytes - left.Bytes})
+	added := w.outputInLog("default")
+	w.awaitOutput("default", events.Output{Events: all.Events + added.Events - left.Events, Bytes: all.Bytes + added.Bytes - left.Bytes})
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// A projector in its own process, which a test can kill.
+// These variables make the test binary run a projector, which a test can kill.
 const (
 	processNATS = "PROJECTOR_TEST_NATS"
 	processPG   = "PROJECTOR_TEST_POSTGRES"
@@ -114,7 +114,7 @@ func (w *world) checkpointEqualsRows() {
 	}
 }
 
-func TestKilledAgainAndAgainNothingIsTornOrDoubled(t *testing.T) {
+func TestRun_KilledRepeatedlyAppliesEachCommitOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorldOn(t, 1, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
 	w.migrate()
@@ -143,12 +143,12 @@ func TestKilledAgainAndAgainNothingIsTornOrDoubled(t *testing.T) {
 		copies[victim].kill()
 		w.checkpointEqualsRows()
 		if n := one[int](w, "SELECT count(*) - count(DISTINCT (classid, objid)) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE locktype = 'advisory' AND granted AND d.datname = current_database()"); n != 0 {
-			t.Errorf("%d groups have two readers", n)
+			t.Errorf("%d groups have two leaders", n)
 		}
 		copies[victim] = w.spawn(url)
 	}
 	load.Wait()
-	w.projected(sessions...)
+	w.awaitProjected(sessions...)
 	w.checkpointEqualsRows()
 	w.checkAgainstLog(sessions...)
 	w.sameAsRebuilt()
@@ -167,7 +167,7 @@ func (w *world) sameAsRebuilt() projector.Report {
 	return r
 }
 
-func TestOfTwoReplicasOneLeadsEachGroup(t *testing.T) {
+func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
 	w.migrate()
@@ -188,11 +188,11 @@ func TestOfTwoReplicasOneLeadsEachGroup(t *testing.T) {
 	for g := range topology.ProjectorGroups {
 		sessions = append(sessions, w.session(g).create())
 	}
-	w.projected(sessions...)
+	w.awaitProjected(sessions...)
 	mu.Lock()
 	for g := range topology.ProjectorGroups {
 		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
-			t.Errorf("group %d was begun %d times, want once", g, n)
+			t.Errorf("group %d was read from its start %d times, want 1", g, n)
 		}
 	}
 	mu.Unlock()
@@ -200,17 +200,17 @@ func TestOfTwoReplicasOneLeadsEachGroup(t *testing.T) {
 	for _, s := range sessions {
 		s.turn(1)
 	}
-	w.projected(sessions...)
+	w.awaitProjected(sessions...)
 	w.checkAgainstLog(sessions...)
 	w.sameAsRebuilt()
 }
 
-// cut ends the connections of projectors.
-func (w *world) cut() {
+// cutConnections ends the database connections of all projectors.
+func (w *world) cutConnections() {
 	w.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'spool-projector' AND datname = current_database()")
 }
 
-func TestBrokenConnectionsLoseNothing(t *testing.T) {
+func TestRun_BrokenConnectionsLoseNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -225,20 +225,21 @@ func TestBrokenConnectionsLoseNothing(t *testing.T) {
 		for _, s := range sessions {
 			s.turn(n)
 		}
-		w.cut()
+		w.cutConnections()
 	}
-	w.projected(sessions...)
+	w.awaitProjected(sessions...)
 	w.checkAgainstLog(sessions...)
 	w.sameAsRebuilt()
 }
 
-// twice delivers every commit twice, followed by the one before it.
+// twice is a log that yields every commit twice, followed by the commit before it.
 type twice struct{ eventlog.Log }
 
-func (l twice) again(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
+func (l twice) repeat(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		var before *eventlog.Record
 		for rec, err := range seq {
+			// the same record twice, on purpose
 			//nolint:staticcheck // yields the same record twice on purpose
 			if !yield(rec, err) || !yield(rec, err) || before != nil && !yield(*before, nil) {
 				return
@@ -249,14 +250,14 @@ func (l twice) again(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.R
 }
 
 func (l twice) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
-	return l.again(l.Log.Read(ctx, after, f))
+	return l.repeat(l.Log.Read(ctx, after, f))
 }
 
 func (l twice) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
-	return l.again(l.Log.Tail(ctx, after, f))
+	return l.repeat(l.Log.Tail(ctx, after, f))
 }
 
-func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
+func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -273,10 +274,10 @@ func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
 	x := s.post(3)
 	id := s.open(x, "text")
 	for range 2 {
-		s.say(x, id, 0, "Hello, ")
-		s.say(x, id, 7, "world")
+		s.publishText(x, id, 0, "Hello, ")
+		s.publishText(x, id, 7, "world")
 	}
-	w.projected(s)
+	w.awaitProjected(s)
 	eventually(t, "text", func() error {
 		if got := one[string](w, `SELECT coalesce(string_agg("offset"||text, '|' ORDER BY "offset"), '') FROM text_in_flight`); got != "0Hello, |7world" {
 			return fmt.Errorf("text in flight is %q", got)
@@ -287,33 +288,33 @@ func TestEveryMessageTwiceGivesTheSame(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-func TestPostgresOutageLosesNothing(t *testing.T) {
+func TestRun_PostgresOutageLosesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	pg := pgtest.RunRestartable(t)
 	w.url = pg.URL()
 	w.start()
 	s := w.session(-1).create()
-	w.projected(s)
+	w.awaitProjected(s)
 	pg.Stop()
 	f := s.follow()
 	s.turn(1)
 	s.turn(2)
 	if n, _, err := f.sub.Pending(); err != nil || n != 0 {
-		t.Errorf("%d messages on LIVE of what Postgres does not have, error %v", n, err)
+		t.Errorf("%d messages on LIVE about commits that Postgres does not have, error %v", n, err)
 	}
 	pg.Start()
-	w.projected(s)
+	w.awaitProjected(s)
 	if l := f.next(); l.Events[0].Seq != 2 {
-		t.Errorf("LIVE goes on at %d, want 2", l.Events[0].Seq)
+		t.Errorf("LIVE continues at %d, want 2", l.Events[0].Seq)
 	}
 	w.checkAgainstLog(s)
 	w.sameAsRebuilt()
 }
 
-// TestAnnouncedEventsSurvivePostgresCrash asserts that a crash of Postgres never loses an event that was announced on
-// LIVE. Otherwise a client could reconnect with a cursor that is ahead of the read models.
-func TestAnnouncedEventsSurvivePostgresCrash(t *testing.T) {
+// TestLive_AnnouncedEventsSurviveACrashOfPostgres tests that a crash of Postgres never loses an event that was
+// announced on LIVE. Otherwise a client could reconnect with a cursor that is ahead of the read models.
+func TestLive_AnnouncedEventsSurviveACrashOfPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	pg := pgtest.RunDurable(t)
@@ -335,7 +336,8 @@ func TestAnnouncedEventsSurvivePostgresCrash(t *testing.T) {
 	}
 }
 
-// copyDatabase makes a backup. Nobody may be connected to the database meanwhile.
+// copyDatabase copies a database and returns the URL of the copy. No client may be connected to the original
+// meanwhile.
 func copyDatabase(t *testing.T, url string) string {
 	t.Helper()
 	cfg, err := pgx.ParseConfig(url)
@@ -367,30 +369,30 @@ func copyDatabase(t *testing.T, url string) string {
 	return strings.Replace(url, name, backup, 1)
 }
 
-func TestOlderBackupOfPostgresIsFoldedForward(t *testing.T) {
+func TestRun_FoldsAnOlderBackupForward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	stop := w.start()
 	s := w.session(-1).create()
 	s.turn(1)
 	eventually(t, "tables", func() error { return readmodel.Migrate(t.Context(), w.url) })
-	w.projected(s)
+	w.awaitProjected(s)
 	stop()
 	backup := readmodeltest.WithRoles(t, copyDatabase(t, w.db.Superuser)).Projector
 	stop = w.start()
 	s.turn(2)
-	w.projected(s)
+	w.awaitProjected(s)
 	stop()
 	want := w.dump()
 	w.url = backup
 	w.start()
-	w.projected(s)
+	w.awaitProjected(s)
 	if got := w.dump(); got != want {
 		t.Errorf("from the backup:\n%s\nbefore:\n%s", got, want)
 	}
 }
 
-func TestPostgresNewerThanTheLogIsFoldedAgain(t *testing.T) {
+func TestRun_FoldsAgainIfPostgresIsAheadOfTheLog(t *testing.T) {
 	t.Parallel()
 	old := newWorld(t, 1)
 	stop := old.start()
@@ -398,9 +400,9 @@ func TestPostgresNewerThanTheLogIsFoldedAgain(t *testing.T) {
 	lost.turn(1)
 	lost.turn(2)
 	x := lost.post(3)
-	lost.say(x, lost.open(x, "text"), 0, "text of a log that is gone")
+	lost.publishText(x, lost.open(x, "text"), 0, "text of a log that is gone")
 	old.migrate()
-	old.projected(lost)
+	old.awaitProjected(lost)
 	eventually(t, "text", func() error {
 		if one[int](old, "SELECT count(*) FROM text_in_flight") == 0 {
 			return errNotYet
@@ -435,8 +437,9 @@ func TestPostgresNewerThanTheLogIsFoldedAgain(t *testing.T) {
 	}
 }
 
-// TestPurgedCheckpointIsNoMismatch tests that the commit of a checkpoint may have been purged by the janitor.
-func TestPurgedCheckpointIsNoMismatch(t *testing.T) {
+// TestRun_AcceptsAPurgedCheckpoint tests that the janitor may purge the commit of a checkpoint without causing a new
+// fold.
+func TestRun_AcceptsAPurgedCheckpoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -445,7 +448,7 @@ func TestPurgedCheckpointIsNoMismatch(t *testing.T) {
 	s.turn(1)
 	kept := w.session(1).create()
 	s.append(&s.life, "", events.SessionDeleted{})
-	w.projected(s, kept)
+	w.awaitProjected(s, kept)
 	stop()
 	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
 	if err != nil {
@@ -459,7 +462,7 @@ func TestPurgedCheckpointIsNoMismatch(t *testing.T) {
 	w.exec("UPDATE events SET type = 'mark'")
 	w.start()
 	kept.turn(1)
-	w.projected(kept)
+	w.awaitProjected(kept)
 	if n := one[int](w, "SELECT count(*) FROM events WHERE type = 'mark' AND session = $1", kept.id); n != 1 {
 		t.Errorf("%d rows are as they were, want 1: the group was folded again", n)
 	}

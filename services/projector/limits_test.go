@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// TestTenantLimits_AreProjected asserts that limits that are set, replaced and removed reach the read models, also when no projector
-// ran meanwhile, and that a rebuild folds the same rows.
+// TestTenantLimits_AreProjected tests that limits that are set, replaced and removed reach the read models, also if
+// no projector ran at that time, and that a rebuild folds the same rows.
 func TestTenantLimits_AreProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -18,9 +18,9 @@ func TestTenantLimits_AreProjected(t *testing.T) {
 	holds := func(want events.TenantLimits) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("the read models hold %+v", want), func() error {
-			have, err := w.taken("default", testTime)
+			have, err := w.tenantUsage("default", testTime)
 			if err == nil && have.Limits != want {
-				err = fmt.Errorf("there is %+v", have.Limits)
+				err = fmt.Errorf("the limits are %+v", have.Limits)
 			}
 			return err
 		})

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
+func TestPoison_GoesToDeadWithoutBlockingTheGroup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -20,7 +20,7 @@ func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
 	}
 	next := w.session(3).create()
 	w.start()
-	w.projected(next)
+	w.awaitProjected(next)
 	want := fmt.Sprintf("0-%d", ack.Sequence)
 	if got := one[string](w, "SELECT position||' '||subject FROM poison"); got != want+" "+s.run.Subject.String() {
 		t.Errorf("poison is %q", got)
@@ -37,15 +37,15 @@ func TestPoisonGoesToDeadAndTheGroupGoesOn(t *testing.T) {
 		t.Errorf("headers in DEAD: %v", m.Header)
 	}
 	s.append(&s.life, "", events.SessionIdle{})
-	w.projected(s)
+	w.awaitProjected(s)
 	if tip := one[int](w, "SELECT tip FROM sessions WHERE id = $1", s.id); tip != 2 {
-		t.Errorf("tip is %d: what cannot be decoded counts no seq, want 2", tip)
+		t.Errorf("tip is %d, want 2: a commit that cannot be decoded has no seq", tip)
 	}
 	w.sameAsRebuilt()
 }
 
-// TestLostPayloadKeepsItsSeq tests that events whose data is missing in the object store keep their seq.
-func TestLostPayloadKeepsItsSeq(t *testing.T) {
+// TestLostPayload_KeepsItsSeq tests that events whose data is missing in the object store keep their seq.
+func TestLostPayload_KeepsItsSeq(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -64,7 +64,7 @@ func TestLostPayloadKeepsItsSeq(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.start()
-	w.projected(s)
+	w.awaitProjected(s)
 	if got := one[string](w, "SELECT string_agg(seq||' '||type, ',' ORDER BY seq) FROM events"); got != "1 session_created,2 log,3 log,4 log" {
 		t.Errorf("events are %s", got)
 	}
@@ -74,9 +74,9 @@ func TestLostPayloadKeepsItsSeq(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// TestRefusedRowsStopNobody tests that a commit that Postgres refuses permanently is stored bare and reported, and
-// does not block the others.
-func TestRefusedRowsStopNobody(t *testing.T) {
+// TestRefusedRows_DoNotBlockOthers tests that a commit that Postgres refuses permanently is stored without its data
+// and reported, and does not block other commits.
+func TestRefusedRows_DoNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -87,7 +87,7 @@ func TestRefusedRowsStopNobody(t *testing.T) {
 	other.turn(1)
 	s.turn(2)
 	w.start()
-	w.projected(s, other)
+	w.awaitProjected(s, other)
 	w.checkAgainstLog(other)
 	if got := one[string](w, "SELECT subject||' '||reason FROM poison"); !strings.HasPrefix(got, s.run.Subject.String()+" postgres refuses the rows: ") {
 		t.Errorf("poison is %q", got)

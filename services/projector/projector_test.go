@@ -10,14 +10,14 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-func TestAQueryBecomesRows(t *testing.T) {
+func TestQuery_IsProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
 	s := w.session(-1).create()
 	s.turn(1)
 	s.turn(2)
-	w.projected(s)
+	w.awaitProjected(s)
 	w.checkAgainstLog(s)
 	for sql, want := range map[string]string{
 		"SELECT status||' '||architecture||' '||metadata||' '||executions||' '||queued||' '||active_execution FROM sessions":                                   `open spool {"b":1,"a":[true,null]} 2 0 `,
@@ -33,7 +33,7 @@ func TestAQueryBecomesRows(t *testing.T) {
 	}
 }
 
-func TestLiveFollowsTheCommit(t *testing.T) {
+func TestLive_AnnouncesTheStoredEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(-1)
@@ -50,22 +50,22 @@ func TestLiveFollowsTheCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if wire.ID != l.Events[0].ID || !wire.Time.Equal(l.Events[0].Time) || string(wire.Data) != string(l.Events[0].Data) {
-		t.Errorf("the row has %s, LIVE said %+v", kept, l.Events[0])
+		t.Errorf("the row has %s, LIVE has %+v", kept, l.Events[0])
 	}
 }
 
-func TestTextInFlightIsJoinedByOffset(t *testing.T) {
+func TestTextInFlight_IsJoinedByOffset(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(-1).create()
 	x := s.post(1)
 	id := s.blockID("text")
 	f := s.follow()
-	// Text that arrives before its block waits for the block; text after a gap waits for the missing text.
-	s.say(x, id, 0, "Grüß")
-	s.say(x, id, 9, "gap")
+	// Text that arrives before its block waits for the block. Text after a gap waits for the missing text.
+	s.publishText(x, id, 0, "Grüß")
+	s.publishText(x, id, 9, "gap")
 	w.start()
-	w.projected(s)
+	w.awaitProjected(s)
 	eventually(t, "held text", func() error {
 		if one[int](w, "SELECT count(*) FROM text_in_flight") < 2 {
 			return errNotYet
@@ -80,40 +80,40 @@ func TestTextInFlightIsJoinedByOffset(t *testing.T) {
 			l := f.next()
 			for _, d := range l.Deltas {
 				if int(d.Offset) != len(text) {
-					t.Fatalf("a delta at %d, known are %d", d.Offset, len(text))
+					t.Fatalf("a delta at offset %d, after %d known bytes", d.Offset, len(text))
 				}
 				text += d.Text
 			}
 		}
 	}
 	take("Grüß")
-	s.say(x, id, 2, "üß Go") // overlaps: the known part is removed
+	s.publishText(x, id, 2, "üß Go") // overlaps with the known text, which is removed
 	take("Grüß Gogap")
-	s.say(x, id, 0, "Grüß")
+	s.publishText(x, id, 0, "Grüß")
 	s.complete(x, id, "Grüß Gogap!")
 	for {
 		l := f.next()
 		if len(l.Deltas) > 0 {
-			t.Fatalf("text was said twice: %+v", l)
+			t.Fatalf("text was published twice: %+v", l)
 		}
 		if len(l.Events) > 0 && l.Events[0].Type == "block_complete" {
 			break
 		}
 	}
-	s.say(x, id, 10, "late") // after the block was completed
+	s.publishText(x, id, 10, "late") // after the block was completed
 	other := s.open(x, "other")
-	s.say(x, other, 0, "x")
+	s.publishText(x, other, 0, "x")
 	for l := f.next(); len(l.Deltas) == 0 || l.Deltas[0].BlockID != other; l = f.next() {
 		if len(l.Deltas) > 0 {
 			t.Fatalf("text after completion: %+v", l)
 		}
 	}
 	if n := one[int](w, "SELECT count(*) FROM text_in_flight WHERE block = $1", id); n != 0 {
-		t.Errorf("%d pieces of a complete block are kept", n)
+		t.Errorf("%d deltas of a complete block are stored", n)
 	}
 }
 
-func TestDeletionIsForGood(t *testing.T) {
+func TestDeletion_RemovesRows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -123,7 +123,7 @@ func TestDeletionIsForGood(t *testing.T) {
 	s.turn(1)
 	x := s.post(2)
 	id := s.open(x, "text")
-	s.say(x, id, 0, "abc")
+	s.publishText(x, id, 0, "abc")
 	eventually(t, "text", func() error {
 		if one[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
 			return errNotYet
@@ -133,8 +133,8 @@ func TestDeletionIsForGood(t *testing.T) {
 	s.append(&s.life, "", events.SessionDeleted{})
 	other.turn(1)
 	s.append(&s.run, x, events.ExecutionCancelled{Reason: "session_deleted"})
-	s.say(x, id, 3, "def")
-	w.projected(s, other)
+	s.publishText(x, id, 3, "def")
+	w.awaitProjected(s, other)
 	left := func(want bool, tables ...string) {
 		t.Helper()
 		for _, table := range tables {
@@ -144,9 +144,9 @@ func TestDeletionIsForGood(t *testing.T) {
 		}
 	}
 	left(false, "sessions WHERE id", "executions WHERE session", "text_in_flight WHERE session", "tool_calls WHERE session")
-	left(true, "blocks WHERE session", "events WHERE session") // forks inherit them
+	left(true, "blocks WHERE session", "events WHERE session") // forks inherit these rows
 	s.append(&s.run, "", events.RunRetired{})
-	w.projected(s, other)
+	w.awaitProjected(s, other)
 	left(false, "blocks WHERE session", "events WHERE session")
 	if n := one[int](w, "SELECT count(*) FROM deleted_sessions WHERE tenant = 'default' AND id = $1", s.id); n != 1 {
 		t.Errorf("%d tombstones, want one", n)
@@ -159,7 +159,7 @@ func TestDeletionIsForGood(t *testing.T) {
 	}
 }
 
-func TestKeys(t *testing.T) {
+func TestKeys_AreProjected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 4)
 	w.start()
@@ -169,7 +169,7 @@ func TestKeys(t *testing.T) {
 	s.append(&s.run, "", events.KeyCreated{KeyID: "key_1", Name: "ci", Prefix: "spool_ab", SHA256: strings.Repeat("a", 64)})
 	s.append(&s.run, "", events.KeyRevoked{KeyID: "key_1"})
 	s.id = cat
-	w.projected(s)
+	w.awaitProjected(s)
 	if got := one[string](w, "SELECT tenant||' '||name||' '||prefix||' '||(revoked_at > created_at) FROM keys WHERE sha256 = $1", strings.Repeat("a", 64)); got != "acme ci spool_ab true" {
 		t.Errorf("the key is %q", got)
 	}
@@ -182,13 +182,13 @@ func TestKeys(t *testing.T) {
 	expires := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	second.append(&second.run, "", events.KeyCreated{KeyID: "key_2", CreatedBy: "key_1", Rights: events.KeyRights{Role: events.RoleUse, Agents: []string{"a", "b"}, ExpiresAt: expires}})
 	second.id = cat
-	w.projected(second)
+	w.awaitProjected(second)
 	if got := one[string](w, "SELECT role||' '||agents||' '||created_by||' '||(expires_at = $1) FROM keys WHERE id = 'key_2'", expires); got != "use a,b key_1 true" {
 		t.Errorf("the key has %q", got)
 	}
 }
 
-func TestUnknownTypesAndInvalidTextAreStored(t *testing.T) {
+func TestUnknownTypesAndInvalidText_AreStored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
@@ -199,8 +199,8 @@ func TestUnknownTypesAndInvalidTextAreStored(t *testing.T) {
 	s.append(&s.run, x,
 		events.ExecutionFailed{Code: "X", Message: "nul \x00 and \x1b[31m"},
 		events.SubagentSpawned{Conversation: strings.Repeat("c", 5000), Parent: "main"})
-	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}) // stored in the object store
-	w.projected(s)
+	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}) // so large that it is stored in the object store
+	w.awaitProjected(s)
 	w.checkAgainstLog(s)
 	if got := one[string](w, "SELECT message FROM executions"); got != "nul \uFFFD and \x1b[31m" {
 		t.Errorf("message is %q", got)
@@ -227,21 +227,21 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 		}
 	}
 	if _, err := projector.New(projector.Config{DatabaseURL: w.url}, projector.Deps{}); err == nil {
-		t.Error("a projector without NATS was made")
+		t.Error("New without NATS returned no error")
 	}
 }
 
-// TestOneCommitIsAnnouncedAtOnce tests that an idle projector announces a commit on LIVE immediately, without polling
-// or batching.
-func TestOneCommitIsAnnouncedAtOnce(t *testing.T) {
+// TestLive_AnnouncesACommitAtOnce tests that an idle projector announces a commit on LIVE immediately, without
+// polling or batching.
+func TestLive_AnnouncesACommitAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()
 	s := w.session(-1).create()
 	f := s.follow()
-	w.projected(s)
+	w.awaitProjected(s)
 	s.turn(1)
-	w.projected(s)
+	w.awaitProjected(s)
 	for {
 		if n, _, _ := f.sub.Pending(); n == 0 {
 			break

@@ -22,7 +22,7 @@ func (w *world) rebuild() projector.Report {
 	return r
 }
 
-func TestRebuildUnderLoadEqualsLive(t *testing.T) {
+func TestRebuild_UnderLoadEqualsTheProjection(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
 	w.migrate()
@@ -37,8 +37,8 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 	for _, s := range sessions {
 		s.turn(0)
 	}
-	w.projected(sessions...)
-	w.exec("UPDATE executions SET result = 'wrong'") // a rebuild repairs this
+	w.awaitProjected(sessions...)
+	w.exec("UPDATE executions SET result = 'wrong'") // a rebuild corrects this
 	stop := make(chan struct{})
 	var load sync.WaitGroup
 	load.Go(func() {
@@ -56,14 +56,14 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 	for range 2 {
 		r := w.rebuild()
 		t.Logf("folded %d commits in %s, live held for %s", r.Commits, r.Duration, r.Held)
-		w.sameAsRebuilt() // while live projection continues
+		w.sameAsRebuilt() // while the projection continues
 	}
 	close(stop)
 	load.Wait()
 	x := sessions[0].post(1000)
 	id := sessions[0].open(x, "text")
-	sessions[0].say(x, id, 0, "in flight")
-	w.projected(sessions...)
+	sessions[0].publishText(x, id, 0, "in flight")
+	w.awaitProjected(sessions...)
 	eventually(t, "text", func() error {
 		if one[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
 			return errNotYet
@@ -79,7 +79,7 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 		t.Errorf("text in flight is %q after a rebuild", got)
 	}
 	sessions[0].complete(x, id, "in flight no more")
-	w.projected(sessions...)
+	w.awaitProjected(sessions...)
 	w.checkAgainstLog(sessions...)
 	w.checkpointEqualsRows()
 	if n := one[int](w, "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'spool\\_%'"); n != 0 {
@@ -87,14 +87,14 @@ func TestRebuildUnderLoadEqualsLive(t *testing.T) {
 	}
 }
 
-func TestCompareFindsAPlantedDifference(t *testing.T) {
+func TestRebuild_CompareFindsADifference(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
 	w.start()
 	s := w.session(-1).create()
 	s.turn(1)
-	w.projected(s)
+	w.awaitProjected(s)
 	w.sameAsRebuilt()
 	for _, c := range []struct {
 		plant, heal, table string
@@ -120,7 +120,7 @@ func TestCompareFindsAPlantedDifference(t *testing.T) {
 	}
 }
 
-func TestOneRebuildAtATime(t *testing.T) {
+func TestRebuild_RefusesASecondOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.migrate()
@@ -143,7 +143,7 @@ func TestRebuild_KeepsRightsOfGatewayRole(t *testing.T) {
 	w.start()
 	s := w.session(-1).create()
 	s.turn(1)
-	w.projected(s)
+	w.awaitProjected(s)
 	reads := func(sql string) (n int, err error) {
 		conn, err := readmodel.Connect(t.Context(), w.db.Gateway, readmodel.Schema)
 		if err != nil {

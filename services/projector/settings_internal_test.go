@@ -35,7 +35,7 @@ func TestSettingBuffers(t *testing.T) {
 			err = g.records.push(over, item{}, size/4)
 		}
 		if pushed != 5 || !errors.Is(err, context.DeadlineExceeded) { // the fifth push waited until its deadline
-			t.Errorf("buffer of %d bytes: held up at item %d of a quarter each, %v", size, pushed, err)
+			t.Errorf("buffer of %d bytes: blocked at item %d of a quarter of the buffer each, %v", size, pushed, err)
 		}
 		if err := readmodel.Migrate(t.Context(), p.cfg.DatabaseURL); err != nil {
 			t.Fatal(err)
@@ -47,7 +47,7 @@ func TestSettingBuffers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if kept, want := remembers(t, g.model, 20), p.cfg.PresentRows >= 20; kept != want {
-			t.Errorf("of %d rows that may be kept, the first of 20 is: %v", p.cfg.PresentRows, kept)
+			t.Errorf("with %d present rows, the first of 20 sessions is kept: %v", p.cfg.PresentRows, kept)
 		}
 		if err := g.store.Close(); err != nil {
 			t.Fatal(err)

@@ -44,14 +44,14 @@ func TestSettingDatabaseURL(t *testing.T) {
 	for _, url := range []string{second, first} {
 		w.start(func(c *projector.Config, _ *projector.Deps) { c.DatabaseURL = url })
 		w.url = url
-		w.projected(s)
+		w.awaitProjected(s)
 		if n := one[int](w, "SELECT count(*) FROM sessions"); n != 1 {
 			t.Errorf("%d sessions in %s", n, url)
 		}
 	}
 }
 
-// TestSettingBatchCommits tests that the setting bounds the number of commits in one transaction.
+// TestSettingBatchCommits tests that the setting limits the number of commits in one transaction.
 func TestSettingBatchCommits(t *testing.T) {
 	t.Parallel()
 	const commits = 60
@@ -65,7 +65,7 @@ func TestSettingBatchCommits(t *testing.T) {
 			}
 			registry := prometheus.NewRegistry()
 			w.start(func(c *projector.Config, d *projector.Deps) { c.BatchCommits, d.Metrics = batch, registry })
-			w.projected(s)
+			w.awaitProjected(s)
 			eventually(t, "counted", func() error {
 				if n := gathered(t, registry, "spool_projector_commits_total", "3"); n < commits+1 {
 					return fmt.Errorf("%v commits", n)
@@ -79,7 +79,8 @@ func TestSettingBatchCommits(t *testing.T) {
 	}
 }
 
-// TestSettingLockRetry tests that, of two replicas that wait for groups, the one with the shorter interval takes them over.
+// TestSettingLockRetry tests that, of two replicas that wait for groups, the one with the shorter interval takes them
+// over.
 func TestSettingLockRetry(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -87,7 +88,8 @@ func TestSettingLockRetry(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		stop = w.start(func(c *projector.Config, d *projector.Deps) {
 			c.LockRetry, d.Metrics = retry, registry
-			// In this mode a connection that is idle after a statement has executed it; in others it may have only prepared it.
+			// In this mode, an idle connection has executed its last statement. In other modes it may only have
+			// prepared it.
 			c.DatabaseURL += "&default_query_exec_mode=exec"
 		})
 		return stop, func() float64 { return gathered(t, registry, "spool_projector_leads", "") }
@@ -105,32 +107,33 @@ func TestSettingLockRetry(t *testing.T) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%d connections have tried to take a lock without success", want), func() error {
 			if n := one[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
-				return fmt.Errorf("the number is %d", n)
+				return fmt.Errorf("there are %d", n)
 			}
 			return nil
 		})
 	}
 	stop, leads := start(20 * time.Millisecond)
-	all("the first leads", leads)
+	all("the first replica leads", leads)
 	asked(0)
 	_, never := start(time.Hour)
-	asked(topology.ProjectorGroups) // without success: each retries in an hour
+	asked(topology.ProjectorGroups) // without success: each connection retries in an hour
 	_, soon := start(20 * time.Millisecond)
 	stop()
-	all("the third leads", soon)
+	all("the third replica leads", soon)
 	if n := leads() + never(); n != 0 {
-		t.Errorf("the others lead %v", n)
+		t.Errorf("the other replica leads %v groups", n)
 	}
 }
 
-// TestMetrics_CountCommitsAndLag tests that projected commits are counted, and that there is a lag while Postgres is blocked.
+// TestMetrics_CountCommitsAndLag tests that projected commits are counted, and that a lag is reported while Postgres
+// is blocked.
 func TestMetrics_CountCommitsAndLag(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	s := w.session(5).create()
 	registry := prometheus.NewRegistry()
 	w.start(func(_ *projector.Config, d *projector.Deps) { d.Metrics = registry })
-	w.projected(s)
+	w.awaitProjected(s)
 	await := func(name string, ok func(float64) bool) {
 		t.Helper()
 		eventually(t, name, func() error {

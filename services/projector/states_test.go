@@ -35,13 +35,13 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 	for n := range 6 {
 		long.longTurn(n)
 	}
-	w.projected(long, short)
+	w.awaitProjected(long, short)
 	stop()
 	stop = w.start()
 	for n := range 5 {
 		long.longTurn(6 + n)
 	}
-	w.projected(long, short)
+	w.awaitProjected(long, short)
 	stop()
 
 	want := map[int64]string{}
@@ -73,7 +73,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 
 	w.start()
 	long.append(&long.life, "", events.SessionDeleted{})
-	w.projected(long)
+	w.awaitProjected(long)
 	if n := one[int](w, "SELECT count(*) FROM "+readmodel.SessionStates); n != 0 {
 		t.Errorf("%d states of a deleted session are left", n)
 	}

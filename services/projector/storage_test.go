@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// stores waits until the read models count the given number of stored bytes for a tenant.
-func (w *world) stores(tenant string, want int64) {
+// awaitStoredBytes waits until the read models count the given number of stored bytes for a tenant.
+func (w *world) awaitStoredBytes(tenant string, want int64) {
 	w.t.Helper()
 	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
 	if err != nil {
@@ -26,7 +26,7 @@ func (w *world) stores(tenant string, want int64) {
 		var have int64
 		err := conn.QueryRow(w.t.Context(), "SELECT coalesce(sum(stored_bytes), 0)::bigint FROM tenant_usage WHERE tenant = $1", tenant).Scan(&have)
 		if err == nil && have != want {
-			err = fmt.Errorf("it stores %d bytes", have)
+			err = fmt.Errorf("the tenant stores %d bytes", have)
 		}
 		return err
 	})
@@ -57,14 +57,14 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
 	other.create()
 	all := func() int64 { return w.inLog(kept.id) + w.inLog(gone.id) }
-	w.stores("default", all())
-	w.stores("other", w.inLog(other.id))
+	w.awaitStoredBytes("default", all())
+	w.awaitStoredBytes("other", w.inLog(other.id))
 
 	kept.append(&kept.life, "", events.FilePut{N: 1, Path: "a", Size: 1000})
 	kept.append(&kept.run, "", events.WorkspaceSynced{Snapshot: "m-1", NewBytes: 1000, Stored: 1100})
-	gone.append(&gone.run, "", events.WorkspaceSynced{Snapshot: "m-2", NewBytes: 70}) // as a former version wrote it
+	gone.append(&gone.run, "", events.WorkspaceSynced{Snapshot: "m-2", NewBytes: 70}) // in the form of an earlier release
 	objects := int64(1000 + 1100 + 70)
-	w.stores("default", all()+objects)
+	w.awaitStoredBytes("default", all()+objects)
 	large := events.MessageAccepted{BlockID: "blk_1", Content: strings.Repeat("x", 300<<10)}
 	text, err := json.Marshal(large)
 	if err != nil {
@@ -72,14 +72,14 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	}
 	gone.append(&gone.life, "exe_1", large)
 	objects += int64(len(text))
-	w.stores("default", all()+objects)
+	w.awaitStoredBytes("default", all()+objects)
 	kept.append(&kept.run, "", events.WorkspaceTrimmed{Objects: 2, Bytes: 1600})
 	objects -= 1600
-	w.stores("default", all()+objects)
+	w.awaitStoredBytes("default", all()+objects)
 
 	gone.append(&gone.life, "", events.SessionDeleted{})
-	w.stores("default", all()+objects)
-	w.projected(gone)
+	w.awaitStoredBytes("default", all()+objects)
+	w.awaitProjected(gone)
 	w.sameAsRebuilt()
 	var shares map[string]struct{ Stored, Events, EventBytes uint64 }
 	if err := json.Unmarshal([]byte(one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)), &shares); err != nil {
@@ -92,8 +92,8 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	logged := events.Output{Events: shares[day].Events, Bytes: shares[day].EventBytes}
 	before := all() + objects
 	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Logged: logged}}, Stored: shares[""].Stored})
-	w.projected(gone)
-	w.stores("default", before)
+	w.awaitProjected(gone)
+	w.awaitStoredBytes("default", before)
 	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
 	if err != nil {
 		t.Fatal(err)
@@ -110,27 +110,27 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	}
 	w.sameAsRebuilt()
 	gone.append(&gone.run, "", events.ContentRemoved{})
-	w.projected(gone)
+	w.awaitProjected(gone)
 	left := w.inLog(kept.id) + 1000 + 1100 - 1600
-	w.stores("default", left)
+	w.awaitStoredBytes("default", left)
 	w.sameAsRebuilt()
 
-	// A transcript counts too, but not for forks of the session, which inherit it.
+	// A transcript counts for its session, and not for forks, which inherit it.
 	begun := w.session(4)
 	begun.append(&begun.life, "", events.SessionCreated{Agent: "default", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Size: 500}})
 	left += w.inLog(begun.id) + 500
-	w.stores("default", left)
+	w.awaitStoredBytes("default", left)
 
-	// The janitor of a former version did not state what the session stored.
+	// The janitor of an earlier release did not record what the session stored.
 	old := w.session(3).create()
-	w.stores("default", left+w.inLog(old.id))
+	w.awaitStoredBytes("default", left+w.inLog(old.id))
 	old.append(&old.life, "", events.SessionDeleted{})
 	old.append(&old.run, "", events.RunRetired{})
-	w.projected(old)
-	w.stores("default", left)
+	w.awaitProjected(old)
+	w.awaitStoredBytes("default", left)
 	old.append(&old.run, "", events.ContentRemoved{})
-	w.projected(old)
-	w.stores("default", left)
+	w.awaitProjected(old)
+	w.awaitStoredBytes("default", left)
 	w.sameAsRebuilt()
 }
 
@@ -147,18 +147,18 @@ func TestTenantStorage_OfSkills(t *testing.T) {
 	one, two := w.entry(events.Skill, "one", ref), w.entry(events.Skill, "two", ref)
 	for _, s := range []*session{one, two} {
 		s.append(&s.life, "", pushed("1", 1000))
-		w.stores(s.tenant, w.inLog(s.id)+1000)
+		w.awaitStoredBytes(s.tenant, w.inLog(s.id)+1000)
 	}
 	one.append(&one.life, "", pushed("1", 1000))
 	one.append(&one.life, "", pushed("2", 70))
-	w.stores("one", w.inLog(one.id)+1070)
+	w.awaitStoredBytes("one", w.inLog(one.id)+1070)
 	one.append(&one.life, "", events.SkillRemoved{Ref: events.Reference{Slug: "s", Version: "1"}})
-	w.stores("one", w.inLog(one.id)+70)
+	w.awaitStoredBytes("one", w.inLog(one.id)+70)
 	one.append(&one.life, "", pushed("1", 1000))
-	w.stores("one", w.inLog(one.id)+1070)
+	w.awaitStoredBytes("one", w.inLog(one.id)+1070)
 	// A skill that is hidden as a whole keeps its ZIPs, because references by digest still find them.
 	one.append(&one.life, "", events.SkillRemoved{Ref: ref})
-	w.stores("one", w.inLog(one.id)+1070)
-	w.stores("two", w.inLog(two.id)+1000)
+	w.awaitStoredBytes("one", w.inLog(one.id)+1070)
+	w.awaitStoredBytes("two", w.inLog(two.id)+1000)
 	w.sameAsRebuilt()
 }

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// The Postgres of pgtest runs until the process ends, with a goroutine that waits for it.
+	// The Postgres server of pgtest runs until the process ends, and a goroutine waits for it.
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait"), goleak.IgnoreAnyFunction("os.(*Process).Wait"),
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.init.0.func1"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 
 const patience = 30 * time.Second
 
-// world has a log and a database for one test.
+// world holds a log and a database for one test.
 type world struct {
 	t   testing.TB
 	srv *natsserver.Server
@@ -79,7 +79,7 @@ func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
 	return &world{t: t, srv: srv, nc: nc, js: js, log: log, db: db, url: db.Projector}
 }
 
-// migrate creates the tables before a projector does.
+// migrate creates the tables without a projector.
 func (w *world) migrate() {
 	w.t.Helper()
 	if err := readmodel.Migrate(w.t.Context(), w.url); err != nil {
@@ -94,7 +94,7 @@ func logger(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("test", t.Name())
 }
 
-// start runs a projector. stop stops it and waits; the projector is also stopped when the test ends.
+// start runs a projector until the test ends. stop stops it earlier and waits for its end.
 func (w *world) start(change ...func(*projector.Config, *projector.Deps)) (stop func()) {
 	w.t.Helper()
 	cfg := projector.Config{DatabaseURL: w.url, LockRetry: 20 * time.Millisecond}
@@ -127,7 +127,7 @@ func (w *world) start(change ...func(*projector.Config, *projector.Deps)) (stop 
 	return stop
 }
 
-// conn returns a connection that finds the read models.
+// conn returns a connection whose search path contains the read models.
 func (w *world) conn() *pgx.Conn {
 	w.t.Helper()
 	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
@@ -145,7 +145,7 @@ func (w *world) exec(sql string, args ...any) {
 	}
 }
 
-// one returns a single value.
+// one returns the only value of a query.
 func one[T any](w *world, sql string, args ...any) (v T) {
 	w.t.Helper()
 	if err := w.conn().QueryRow(w.t.Context(), sql, args...).Scan(&v); err != nil {
@@ -170,8 +170,8 @@ func eventually(t testing.TB, what string, check func() error) {
 	}
 }
 
-// projected waits until all appended commits are in Postgres.
-func (w *world) projected(sessions ...*session) {
+// awaitProjected waits until Postgres has all commits of the sessions.
+func (w *world) awaitProjected(sessions ...*session) {
 	w.t.Helper()
 	for _, s := range sessions {
 		eventually(w.t, "projected "+s.id, func() error {
@@ -192,7 +192,7 @@ func (w *world) projected(sessions ...*session) {
 	}
 }
 
-// session writes the log of one session.
+// session appends events of one session.
 type session struct {
 	w         *world
 	tenant    string
@@ -299,8 +299,8 @@ func (s *session) turn(n int) {
 		events.ExecutionCompleted{DurationMs: 1234, Usage: events.Usage{InputTokens: 10, OutputTokens: 20}, Result: "done"})
 }
 
-// say publishes text in flight and waits until the stream has stored it.
-func (s *session) say(x, block string, offset int, text string) {
+// publishText publishes text in flight and waits until the stream has stored it.
+func (s *session) publishText(x, block string, offset int, text string) {
 	s.w.t.Helper()
 	data, err := json.Marshal(events.Delta{BlockID: block, ExecutionID: x, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offset), Text: text, Time: testTime})
 	if err != nil {
@@ -333,7 +333,7 @@ func (f *follower) next() readmodel.Live {
 	f.t.Helper()
 	m, err := f.sub.NextMsg(patience)
 	if err != nil {
-		f.t.Fatalf("LIVE is silent: %v", err)
+		f.t.Fatalf("no message on LIVE: %v", err)
 	}
 	var l readmodel.Live
 	if err := json.Unmarshal(m.Data, &l); err != nil {
@@ -342,7 +342,7 @@ func (f *follower) next() readmodel.Live {
 	return l
 }
 
-// The tables of the read models that a rebuild must reproduce.
+// tables are the read models that a rebuild must reproduce.
 var tables = []string{
 	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
 	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,

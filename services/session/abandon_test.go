@@ -16,9 +16,9 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestExecutorLost_LargerThanACommitIsSplit: the end of an execution whose open blocks do not
-// fit into one commit is stored in several, the terminal event in the last one. The end says
-// that nobody told the agent to stop.
+// TestExecutorLost_LargerThanACommitIsSplit tests an execution whose open blocks do not fit into one commit. Its end
+// is stored in several commits, with the terminal event in the last one. The end states that the agent was not told
+// to stop.
 func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -54,7 +54,7 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 		}}})
 	}
 	ahead.Store(int64(2 * time.Minute))
-	s.nudge(sid)
+	s.fireTimer(sid)
 	s.await(sid, "failed", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
 	var completed int
 	list := s.history(sid)

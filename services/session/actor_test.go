@@ -9,8 +9,9 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestCommand_CommitNamesActorOfTheCommand: a commit has key, user and address of its command, and the copy of the service that wrote it,
-// whatever the command says of that. A command that another copy is given again changes nothing. A gateway of an earlier release names the key in one place.
+// TestCommand_CommitNamesActorOfTheCommand tests that a commit has the key, user and address of its command, and the
+// name of the service copy that wrote it, whatever service the command names. If another copy receives the command
+// again, nothing changes. A command of an earlier release names the key in a single field.
 func TestCommand_CommitNamesActorOfTheCommand(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -18,7 +19,7 @@ func TestCommand_CommitNamesActorOfTheCommand(t *testing.T) {
 	key := id(events.KindKey)
 	carry := func(c command.Command) {
 		t.Helper()
-		answer, err := s.carry(c, c.SessionID)
+		answer, err := s.request(c, c.SessionID)
 		must(t, err)
 		if answer.Error != nil {
 			t.Fatal(answer.Error)

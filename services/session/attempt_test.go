@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestControlBeforeTheNextAttempt: the job of an execution that waits for its next attempt is delayed; a control has one of its own.
-func TestControlBeforeTheNextAttempt(t *testing.T) {
+// TestControl_BeforeTheNextAttemptHasItsOwnJob tests an execution that waits for its next attempt: the job of the
+// attempt is delayed, and a control has a separate job.
+func TestControl_BeforeTheNextAttemptHasItsOwnJob(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -37,5 +38,5 @@ func TestControlBeforeTheNextAttempt(t *testing.T) {
 	must(t, err)
 	must(t, s.ses.AppendRun(t.Context(), &l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	s.send(command.TypeCancel, sid, exe, nil)
-	s.await(sid, "given a second job", func(eventlog.Loaded) bool { return jobs() == 2 })
+	s.await(sid, "with a second job", func(eventlog.Loaded) bool { return jobs() == 2 })
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestTenantBudgets: a budget is set and removed once, also when asked again, and each period has its own.
-func TestTenantBudgets(t *testing.T) {
+// TestTenantBudgets_AreSetAndRemovedOnce tests that a repeated request sets or removes a budget once, and that each
+// period has its own budget.
+func TestTenantBudgets_AreSetAndRemovedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -59,8 +60,9 @@ func TestTenantBudgets(t *testing.T) {
 	}
 }
 
-// TestTurnsNeedTheProxy: an agent whose requests only the egress proxy can count is refused where there is none.
-func TestTurnsNeedTheProxy(t *testing.T) {
+// TestTurnsBudget_RequiresTheProxy tests that, where no egress proxy counts requests, an agent whose requests only
+// the proxy can count is refused.
+func TestTurnsBudget_RequiresTheProxy(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{Providers: []string{"local", "docker"}})
@@ -77,7 +79,7 @@ func TestTurnsNeedTheProxy(t *testing.T) {
 	s.created(id(events.KindSession), command.CreateSession{Agent: "counts"})
 }
 
-// failedWith waits for an execution's end, which must be for a budget, before anybody claimed it.
+// failedWith waits for the end of an execution. It must have failed for a budget before an executor claimed it.
 func (s *stack) failedWith(sid, exe, says string) {
 	s.t.Helper()
 	var claimedBy string
@@ -90,20 +92,21 @@ func (s *stack) failedWith(sid, exe, says string) {
 			claimedBy = d.Executor
 		case events.ExecutionFailed:
 			if d.Code != "BUDGET_EXCEEDED" || !strings.Contains(d.Message, says) {
-				s.t.Errorf("it failed with %+v, want %q", d, says)
+				s.t.Errorf("the execution failed with %+v, want %q", d, says)
 			}
 			if !strings.HasPrefix(claimedBy, "session/") {
-				s.t.Errorf("%q claimed it", claimedBy)
+				s.t.Errorf("the execution was claimed by %q", claimedBy)
 			}
 			return
 		}
 	}
-	s.t.Errorf("%s ended otherwise", exe)
+	s.t.Errorf("%s did not fail", exe)
 }
 
-// TestBudgetAtDispatch: what is due when a session's or its tenant's budget is used up fails before any executor hears
-// of it, in its order; with a higher budget, or in another period, the session goes on.
-func TestBudgetAtDispatch(t *testing.T) {
+// TestBudget_IsAppliedAtDispatch tests that queries fail in their order, without a job for an executor, while the
+// budget of the session or of its tenant is used up. With a higher budget, or in another period, the session
+// continues.
+func TestBudget_IsAppliedAtDispatch(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -122,17 +125,17 @@ func TestBudgetAtDispatch(t *testing.T) {
 	}
 	third := s.post(sid)
 	if l := s.await(sid, "the third", func(l eventlog.Loaded) bool { return l.Run.Ended(third) }); l.Run.SessionSpent().Turns != 3 {
-		t.Errorf("the session took %+v", l.Run.SessionSpent())
+		t.Errorf("the session used %+v", l.Run.SessionSpent())
 	}
 	s.failedWith(sid, s.post(sid), "had 3 turns")
 
-	tells := func(until time.Time) {
+	setUsage := func(until time.Time) {
 		t.Helper()
-		s.overrides(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.Spent{CostUSD: 1.5}}}})
+		s.setTenantEntry(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.Spent{CostUSD: 1.5}}}})
 	}
-	tells(time.Now().Add(time.Hour))
+	setUsage(time.Now().Add(time.Hour))
 	other := s.create(events.Options{})
-	// The watch may lag by a message or two.
+	// The service may see the new entry of the bucket one or two messages later.
 	for i := range 1000 {
 		exe := s.post(other)
 		s.ended(other, exe)
@@ -140,10 +143,10 @@ func TestBudgetAtDispatch(t *testing.T) {
 			s.failedWith(other, exe, "tenant default on 2026-01-31 has cost $1.5000, and its budget is $1.0000")
 			break
 		} else if i == 999 {
-			t.Fatal("the tenant's budget is not looked at")
+			t.Fatal("the tenant's budget is not applied")
 		}
 	}
-	tells(time.Now().Add(-time.Second)) // the day is over
+	setUsage(time.Now().Add(-time.Second)) // the day has ended
 	for i := range 1000 {
 		exe := s.post(other)
 		list := s.ended(other, exe)

@@ -50,7 +50,7 @@ func (s *stack) created(sid string, c command.CreateSession) {
 func (s *stack) refuses(c command.CreateSession, code, field string) {
 	s.t.Helper()
 	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", c); a.Error == nil || a.Error.Code != code || a.Error.Field != field {
-		s.t.Errorf("%+v is answered with %+v, want %s of %s", c, a.Error, code, field)
+		s.t.Errorf("the answer to %+v is %+v, want %s of %s", c, a.Error, code, field)
 	}
 }
 
@@ -61,7 +61,7 @@ func (s *stack) load(sid string) eventlog.Loaded {
 	return l
 }
 
-// redeliver brings a command again under its id, as another message.
+// redeliver sends a command once more under its id, as a new message.
 func (s *stack) redeliver(cmd string, typ command.Type, body any) command.Answer {
 	s.t.Helper()
 	raw, err := json.Marshal(body)
@@ -77,8 +77,9 @@ func (s *stack) redeliver(cmd string, typ command.Type, body any) command.Answer
 	return a
 }
 
-// TestAgents: the same spec is the same version; a session pins the one that was the latest, and takes what the agent says.
-func TestAgents(t *testing.T) {
+// TestAgents_VersionsAndPins tests that the same spec is the same version, and that a session pins the latest version
+// and takes the settings of the agent.
+func TestAgents_VersionsAndPins(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -96,7 +97,7 @@ func TestAgents(t *testing.T) {
 	l := s.load(pinned)
 	if l.Life.AgentRef != first || l.Life.Agent != "reviewer" || l.Life.AgentVersion != first.Version || l.Life.Architecture != "claude-code" || l.Life.Options.Model != "m-1" ||
 		strings.Join(l.Life.Options.Egress, " ") != "example.com pypi.org" {
-		t.Errorf("the session is made of %+v", l.Life)
+		t.Errorf("the session has %+v", l.Life)
 	}
 	for name, version := range map[string]string{"reviewer": second.Version, "reviewer@latest": second.Version, "reviewer@stable": first.Version, "reviewer@" + first.Version: first.Version} {
 		sid := id(events.KindSession)
@@ -117,11 +118,12 @@ func TestAgents(t *testing.T) {
 	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error == nil || a.Error.Code != "AGENT_NOT_FOUND" || a.Error.Field != "ref" {
 		t.Errorf("removed again: %+v", a.Error)
 	}
-	s.post(pinned) // what pinned it goes on
+	s.post(pinned) // a session that pinned the agent continues to work
 }
 
-// TestSessionInheritsModelProvider: the agent's holds unless the session names one, and it has to be one that the architecture can use.
-func TestSessionInheritsModelProvider(t *testing.T) {
+// TestCreateSession_InheritsTheModelProvider tests that a session has the model provider of its agent unless it names
+// one, and that the architecture must support the provider.
+func TestCreateSession_InheritsTheModelProvider(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -132,7 +134,7 @@ func TestSessionInheritsModelProvider(t *testing.T) {
 		sid := id(events.KindSession)
 		s.created(sid, command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: asked}})
 		if got := s.load(sid).Life.Options.ModelProvider; got != want {
-			t.Errorf("asked for %q, the session has %q; want %q", asked, got, want)
+			t.Errorf("with provider %q the session has %q, want %q", asked, got, want)
 		}
 	}
 	s.refuses(command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
@@ -140,12 +142,13 @@ func TestSessionInheritsModelProvider(t *testing.T) {
 	plain := id(events.KindSession)
 	s.created(plain, command.CreateSession{Architecture: "spool", Options: events.Options{Model: "vendor/x"}})
 	if got := s.load(plain).Life.Options.ModelProvider; got != "" {
-		t.Errorf("a session that names none has %q", got)
+		t.Errorf("a session without a provider has %q", got)
 	}
 }
 
-// TestSessionInheritsModelSettings: the agent's hold as a whole unless the session has some, and are for architecture acp.
-func TestSessionInheritsModelSettings(t *testing.T) {
+// TestCreateSession_InheritsModelSettings tests that a session has all model settings of its agent unless it has its
+// own, and that only architecture acp accepts them.
+func TestCreateSession_InheritsModelSettings(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -171,8 +174,8 @@ func TestSessionInheritsModelSettings(t *testing.T) {
 	s.refuses(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL_KEY}"}}}}, "INVALID_REQUEST", "sessionOptions.modelSettings.args[0]")
 }
 
-// TestInstances: an instance pins its agent for a session, and names its environments.
-func TestInstances(t *testing.T) {
+// TestInstances_PinTheirAgent tests that an instance pins its agent for a session and names its environments.
+func TestInstances_PinTheirAgent(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -186,7 +189,7 @@ func TestInstances(t *testing.T) {
 	sid := id(events.KindSession)
 	s.created(sid, command.CreateSession{Instance: "night", Environments: []string{"staging"}})
 	if l := s.load(sid); l.Life.Instance != ref || l.Life.AgentRef != agent || len(l.Life.Environments) != 1 || l.Life.Environments[0] != (events.Reference{Slug: "staging"}) {
-		t.Errorf("the session is made of %+v", l.Life)
+		t.Errorf("the session has %+v", l.Life)
 	}
 	s.refuses(command.CreateSession{Instance: "night", Agent: "reviewer"}, "INVALID_REQUEST", "instance")
 	s.refuses(command.CreateSession{Instance: "day"}, "INSTANCE_NOT_FOUND", "instance")
@@ -211,8 +214,9 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// TestApplyAtOnce: several copies are given many versions at once; each is there once, and the last one is the latest.
-func TestApplyAtOnce(t *testing.T) {
+// TestApply_ConcurrentVersions tests that, when several copies of the service receive many versions at once, each
+// version is stored once, and the last one is the latest.
+func TestApply_ConcurrentVersions(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -241,8 +245,9 @@ func TestApplyAtOnce(t *testing.T) {
 	}
 }
 
-// TestRedeliveredApply: a command that comes again, after others, changes nothing.
-func TestRedeliveredApply(t *testing.T) {
+// TestApply_RedeliveredCommandChangesNothing tests that a command that is delivered again after others changes
+// nothing.
+func TestApply_RedeliveredCommandChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -263,8 +268,9 @@ func TestRedeliveredApply(t *testing.T) {
 	}
 }
 
-// TestSecretsAreForgotten: the secrets of an execution go when the log holds its end, whatever that is and whoever wrote it; those of others stay.
-func TestSecretsAreForgotten(t *testing.T) {
+// TestSecrets_AreForgottenAtTheEndOfTheirExecution tests that the secrets of an execution are removed when the log
+// holds its end, whichever event ends it and whichever service wrote it, and that other secrets stay.
+func TestSecrets_AreForgottenAtTheEndOfTheirExecution(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -299,17 +305,17 @@ func TestSecretsAreForgotten(t *testing.T) {
 		t.Helper()
 		for deadline := time.Now().Add(20 * time.Second); there(sealed[exe]); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatal("a secret of an execution that has ended is still there")
+				t.Fatal("a secret of an ended execution still exists")
 			}
 		}
 	}
 	first, second, third := post(), post(), post()
-	s.send(command.TypeCancel, sid, third, nil) // it waits, and is withdrawn
+	s.send(command.TypeCancel, sid, third, nil) // the execution is queued, so it is withdrawn
 	gone(third)
 	if !there(sealed[first]) || !there(sealed[second]) {
-		t.Error("those of executions that have not ended are gone too")
+		t.Error("secrets of executions that have not ended were removed")
 	}
-	// A message that says so and is not part of the log takes nothing away.
+	// An end in a message that is not part of the log removes nothing.
 	end, err := events.Draft{ID: id(events.KindCommit), Actor: events.Actor{Kind: "service", ID: "forger"}, Events: []events.Event{{
 		ID: id(events.KindEvent), Time: time.Now().UTC(), ExecutionID: first, ConversationID: events.MainConversation, Source: events.FromServer, Data: events.ExecutionCancelled{},
 	}}}.Seal(events.RunOf("default", sid), "")

@@ -20,7 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// copyOn starts a copy of the service on a host whose clock is off.
+// copyOn starts a copy of the service on a host whose clock is wrong by off.
 func (s *stack) copyOn(off time.Duration) {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
@@ -37,9 +37,9 @@ func (s *stack) copyOn(off time.Duration) {
 	started(s.t, svc.Ready(), done)
 }
 
-// TestHostsClock_DoesNotMatter: a copy on a host whose clock is an hour off carries commands out, ends nothing early, and
-// notices a timeout when it is due; what it writes has the time of the store.
-func TestHostsClock_DoesNotMatter(t *testing.T) {
+// TestHostClock_DoesNotMatter tests a copy on a host whose clock is an hour off. It executes commands, ends nothing
+// early, notices a timeout when it is due, and writes events with the time of the server.
+func TestHostClock_DoesNotMatter(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		t.Run(off.String(), func(t *testing.T) {
@@ -50,10 +50,10 @@ func TestHostsClock_DoesNotMatter(t *testing.T) {
 			limited := s.create(events.Options{TurnLimitMs: 60_000, SessionLimitMs: 1_800_000})
 			waits := s.post(limited)
 			w.waiting(1)
-			s.nudge(limited)
+			s.fireTimer(limited)
 			fired, err := s.js.Stream(t.Context(), topology.StreamTimers)
 			must(t, err)
-			eventually(t, "the timer to be dealt with", func() bool {
+			eventually(t, "the timer to be handled", func() bool {
 				c, err := fired.Consumer(t.Context(), topology.TimersDue)
 				must(t, err)
 				return c.CachedInfo().NumPending+uint64(c.CachedInfo().NumAckPending) == 0
@@ -61,10 +61,10 @@ func TestHostsClock_DoesNotMatter(t *testing.T) {
 			if l := s.await(limited, "there", func(eventlog.Loaded) bool { return true }); l.Life.Active.ExecutionID != waits || l.Run.Ended(waits) || l.Life.Status != "open" {
 				t.Fatalf("the session was ended early: %v", s.history(limited))
 			}
-			w.take("of the query")
+			w.runJob("of the query")
 			rests := s.create(events.Options{IdleTimeoutMs: 1000})
 			exe := s.post(rests)
-			w.take("of the second session")
+			w.runJob("of the second session")
 			s.await(rests, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
 			s.await(rests, "idle", func(l eventlog.Loaded) bool { return l.Life.Idle })
 			for rec, err := range s.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
@@ -83,13 +83,13 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(within); !ok(); time.Sleep(pause) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }
 
-// TestArmingATimer_AsksForNoStream: the stream of timers is looked up once, not for each commit.
-func TestArmingATimer_AsksForNoStream(t *testing.T) {
+// TestArmTimer_LooksUpTheStreamOnce tests that the stream of timers is looked up once, not for each commit.
+func TestArmTimer_LooksUpTheStreamOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	var asked atomic.Int64
@@ -110,7 +110,7 @@ func TestArmingATimer_AsksForNoStream(t *testing.T) {
 	for range 5 {
 		armed()
 	}
-	if n := asked.Load() - before; n > 5 { // the test's own
-		t.Errorf("TIMERS was asked for %d times for 5 timers", n-5)
+	if n := asked.Load() - before; n > 5 { // the lookups of the test
+		t.Errorf("TIMERS was looked up %d times for 5 timers", n-5)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	service "github.com/spoolhq/spool/services/session"
 )
 
-// giveUp takes jobs as an executor does, and gives each up as poison, until the test ends or it is stopped.
-func (s *stack) giveUp(reason string) (stop func()) {
+// giveUpJobs consumes jobs like an executor and gives each up as poison, until the test ends or stop is called.
+func (s *stack) giveUpJobs(reason string) (stop func()) {
 	s.t.Helper()
 	dead, err := bus.NewPublisher(bus.PublisherConfig{JetStream: s.js, Deduplicate: true})
 	must(s.t, err)
@@ -49,15 +49,16 @@ func (s *stack) giveUp(reason string) (stop func()) {
 	return stop
 }
 
-// TestDeadJob_FailsItsExecution: an execution whose job was given up is failed, and the messages behind it go on.
+// TestDeadJob_FailsItsExecution tests that an execution whose job was given up fails, and that the messages after it
+// are executed.
 func TestDeadJob_FailsItsExecution(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", service.Config{})
 	sid := s.create(events.Options{})
 	first, second := s.post(sid), s.post(sid)
-	stop := s.giveUp("nobody can do this")
-	s.await(sid, "at the end of both", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Phase == run.Failed })
+	stop := s.giveUpJobs("nobody can do this")
+	s.await(sid, "with both executions ended", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Phase == run.Failed })
 	stop()
 	for _, e := range s.history(sid) {
 		f, failed := e.Data.(events.ExecutionFailed)
@@ -66,10 +67,10 @@ func TestDeadJob_FailsItsExecution(t *testing.T) {
 		}
 	}
 	s.checkOrder(sid, []string{first, second})
-	s.sound(sid)
+	s.checkLog(sid)
 }
 
-// letters are the sequences of the dead letters, oldest first.
+// letters returns the sequences of the dead letters, oldest first.
 func (s *stack) letters() (list []uint64) {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), topology.StreamDead)
@@ -91,13 +92,14 @@ func (s *stack) dead(typ command.Type, tenant string, letter uint64) command.Ans
 	raw, err := json.Marshal(command.DeadLetter{Sequence: letter})
 	must(s.t, err)
 	c := command.Command{Type: typ, ID: id(events.KindCommand), Tenant: tenant, Actor: events.Actor{Kind: "user"}, Body: raw}
-	a, err := s.carry(c, "dead")
+	a, err := s.request(c, "dead")
 	must(s.t, err)
 	return a
 }
 
-// TestDeadLetter_RetryAndDrop: a retry publishes another job for what is due, also within the time in which the stream drops
-// repeated ids; a letter of a deleted session, of a command or of another tenant is refused or not found.
+// TestDeadLetter_RetryAndDrop tests that a retry publishes a new job for the work that is due, also within the
+// duplicate window of the stream. A letter of a deleted session or of a command is refused, and a letter of another
+// tenant is not found.
 func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -105,10 +107,10 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	w := s.worker()
 	sid := s.create(events.Options{})
 	first := s.post(sid)
-	w.take("of the query")
-	s.await(sid, "at rest with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	w.runJob("of the query")
+	s.await(sid, "idle with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
 	s.ok(command.TypeSync, sid, "")
-	// Given up, as the Router does.
+	// Give the job up like the Router.
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	must(t, err)
 	letter := nats.NewMsg(topology.Dead(msg.Subject()))
@@ -125,7 +127,7 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	if a := s.dead(command.TypeRetryDead, "default", at); a.Error != nil || len(s.letters()) != 0 {
 		t.Fatalf("retry: %+v, letters %v", a, s.letters())
 	}
-	w.take("of the retry")
+	w.runJob("of the retry")
 	s.await(sid, "synced", func(l eventlog.Loaded) bool { return l.Run.Synced == 1 })
 
 	of := topology.CommandSubject(topology.ServiceSession, "default", sid)

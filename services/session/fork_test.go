@@ -21,21 +21,21 @@ type counted struct {
 	session string
 	events  atomic.Int64
 
-	// A read of the session waits until so many have looked at the session's end.
-	looked  sync.WaitGroup
-	awaited atomic.Int64
+	// a read of the session blocks until this many callers have loaded the session's head
+	loadedHead    sync.WaitGroup
+	expectedLoads atomic.Int64
 }
 
 func (c *counted) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
-	if s == events.LifeOf("default", c.session) && c.awaited.Add(-1) >= 0 {
-		c.looked.Done()
+	if s == events.LifeOf("default", c.session) && c.expectedLoads.Add(-1) >= 0 {
+		c.loadedHead.Done()
 	}
 	return c.Log.Last(ctx, s, f)
 }
 
 func (c *counted) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	if f.Subject.ID == c.session {
-		c.looked.Wait()
+		c.loadedHead.Wait()
 	}
 	return func(yield func(eventlog.Record, error) bool) {
 		for rec, err := range c.Log.Read(ctx, after, f) {
@@ -49,7 +49,7 @@ func (c *counted) Read(ctx context.Context, after eventlog.Position, f eventlog.
 	}
 }
 
-// long makes a session with n events and one more, in commits of 50.
+// long creates a session with n events and one more, in commits of 50 events.
 func (s *stack) long(sid string, n int) {
 	s.t.Helper()
 	if a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{}); a.Error != nil {
@@ -66,7 +66,8 @@ func (s *stack) long(sid string, n int) {
 	}
 }
 
-// TestFork_DoesNotReadTheLogTwice: a fork reads its parent's log from where an earlier one has read it to, at any event.
+// TestFork_DoesNotReadTheLogTwice tests that a fork at any event reads its parent's log from the position that an
+// earlier fork has reached.
 func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -90,11 +91,11 @@ func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
 			t.Errorf("a fork at %d read %d events, want at most %d", at, n, most)
 		}
 	}
-	forked(0, length) // the whole log, and no more than once
+	forked(0, length) // the whole log, once
 	forked(0, 0)
 	forked(length, 0)
 	for _, at := range []uint32{3999, 2500, 1001, 1500} {
-		forked(at, 1100) // to the next place that is remembered, and the rest of a commit
+		forked(at, 1100) // up to the next position that the service has remembered, and the rest of its commit
 	}
 	l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
 	must(t, err)
@@ -104,7 +105,8 @@ func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
 	forked(length+1, 0)
 }
 
-// TestFork_TwoHundredAtOnce: many forks of one session are all made, and its log is read once for all of them.
+// TestFork_TwoHundredAtOnce tests that many concurrent forks of one session succeed, and that its log is read once
+// for all of them.
 func TestFork_TwoHundredAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -113,9 +115,9 @@ func TestFork_TwoHundredAtOnce(t *testing.T) {
 	log := &counted{session: sid}
 	s.copyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
 	s.long(sid, length-1)
-	const together = 40 // of the copy's 64 workers
-	log.looked.Add(together)
-	log.awaited.Store(together)
+	const together = 40 // of the 64 workers of the copy
+	log.loadedHead.Add(together)
+	log.expectedLoads.Store(together)
 	var all sync.WaitGroup
 	ids := make([]string, forks)
 	for i := range ids {

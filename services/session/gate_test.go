@@ -13,7 +13,8 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestSettingGate: with SPOOL_NATS_GATE_PASSWORD the service's process lets services make consumers, and without it does not.
+// TestSettingGate tests that with SPOOL_NATS_GATE_PASSWORD the process also runs the consumer gate, so that services
+// can create consumers, and that without it they cannot.
 func TestSettingGate(t *testing.T) {
 	t.Parallel()
 	url := natstest.RunWithoutGate(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// headsSeed is a key that nobody should use.
+// headsSeed is a signing key for tests.
 var headsSeed = strings.Repeat("5a", 32)
 
 func headsKey(t *testing.T) heads.PublicKey {
@@ -33,7 +33,7 @@ func headsKey(t *testing.T) heads.PublicKey {
 	return k.Public()
 }
 
-// chain reads the signed heads of the only shard.
+// chain returns the signed heads of the only shard.
 func (s *stack) chain() *heads.Chain {
 	s.t.Helper()
 	chains, err := jslog.ReadHeads(s.t.Context(), s.js, 1, headsKey(s.t))
@@ -41,7 +41,7 @@ func (s *stack) chain() *heads.Chain {
 	return chains[0]
 }
 
-// end returns the last sequence of the log.
+// endOfLog returns the last sequence of the log.
 func (s *stack) endOfLog() uint64 {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), topology.EventsStream(0))
@@ -49,7 +49,7 @@ func (s *stack) endOfLog() uint64 {
 	return stream.CachedInfo().State.LastSeq
 }
 
-// awaitSigned waits until the signed heads cover the log as it is.
+// awaitSigned waits until the signed heads cover the whole log.
 func (s *stack) awaitSigned() *heads.Chain {
 	s.t.Helper()
 	for deadline, end := time.Now().Add(within), s.endOfLog(); ; time.Sleep(20 * pause) {
@@ -80,8 +80,8 @@ type stored struct {
 	data    []byte
 }
 
-// forge stores the log anew as an attacker with the machine in hand could: edit may change messages, and removes those that it makes nil.
-// All others keep their sequences. Messages at the end that are removed are cut off without a trace.
+// forge rewrites the log like an attacker with access to the machine. edit may change messages, and removes messages
+// by setting them to nil. All others keep their sequences. Removed messages at the end leave no gap.
 func (s *stack) forge(edit func(list []stored)) {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -114,7 +114,7 @@ func (s *stack) forge(edit func(list []stored)) {
 	}
 }
 
-// rechain computes the hashes of a subject anew, from a message on.
+// rechain computes the hashes of a subject's messages again, from a message on.
 func rechain(t *testing.T, list []stored, from int) {
 	t.Helper()
 	subject, err := events.ParseSubject(list[from].subject)
@@ -136,15 +136,16 @@ func rechain(t *testing.T, list []stored, from int) {
 	}
 }
 
-// TestSignedHeads_FindWhatWasTakenAway: each way to falsify a log, with all hashes computed anew, is found and named.
-func TestSignedHeads_FindWhatWasTakenAway(t *testing.T) {
+// TestSignedHeads_FindChangedAndRemovedCommits tests that every way to falsify a log is found and named, even if the
+// attacker computes all hashes again.
+func TestSignedHeads_FindChangedAndRemovedCommits(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
 		edit func(t *testing.T, list []stored, sid string)
-		want []string // in the report of the whole log
+		want []string // expected faults in the report of the whole log
 	}{
-		{"nothing was done", func(*testing.T, []stored, string) {}, nil},
+		{"an unchanged log", func(*testing.T, []stored, string) {}, nil},
 		{"one byte was changed", func(_ *testing.T, list []stored, sid string) {
 			i := indexOf(list, sid, ".life", 1)
 			list[i].data = bytes.Replace(list[i].data, []byte("hello"), []byte("hullo"), 1)
@@ -231,7 +232,7 @@ func reports(r eventlog.Report, why string) bool {
 	return false
 }
 
-// indexOf returns the place of the n-th message of a session on a subject.
+// indexOf returns the index of the n-th message of a session on a subject.
 func indexOf(list []stored, sid, aspect string, n int) int {
 	for i, m := range list {
 		if m.data != nil && strings.Contains(m.subject, sid) && strings.HasSuffix(m.subject, aspect) {
@@ -254,8 +255,8 @@ func (s *stack) postText(sid, text string) string {
 	return exe
 }
 
-// TestSignedHeads_AreOneChainOfSeveralCopies: copies that sign at once store one chain without a hole, and the heads of a session are
-// signed when its execution has ended, long before the next pass over all.
+// TestSignedHeads_AreOneChainOfSeveralCopies tests that copies that sign concurrently store one chain without a gap,
+// and that the heads of a session are signed when its execution ends, long before the next pass over all sessions.
 func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -276,7 +277,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 			t.Fatalf("the chain has faults: %+v", faults)
 		}
 		if through, _ := c.Proved(); through > begin {
-			t.Fatalf("what changed was signed up to %d, an hour too early", through)
+			t.Fatalf("the pass over all sessions signed up to %d, an hour too early", through)
 		}
 		if s.signed(l) {
 			break
@@ -315,8 +316,8 @@ func (s *stack) session() string {
 	return sid
 }
 
-// TestSignedHeads_StopWhenTheChainWasCut: a copy that has seen an entry signs nothing after a chain that ends before it, since the next
-// entry would hide the cut.
+// TestSignedHeads_StopWhenTheChainWasCut tests that a copy that has seen an entry signs nothing after a chain that
+// ends before that entry, because the next entry would hide the cut.
 func TestSignedHeads_StopWhenTheChainWasCut(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -348,7 +349,7 @@ func TestSignedHeads_StopWhenTheChainWasCut(t *testing.T) {
 	}
 }
 
-// value reads a counter.
+// value returns the value of a counter.
 func value(t *testing.T, metrics prometheus.Gatherer, name string) float64 {
 	t.Helper()
 	list, err := metrics.Gather()
@@ -362,8 +363,9 @@ func value(t *testing.T, metrics prometheus.Gatherer, name string) float64 {
 	return 0
 }
 
-// TestSignedHeads_BeginAnewAfterAnEntryThatIsDamaged: the damage is a fault of the chain for ever, and what comes later is signed.
-func TestSignedHeads_BeginAnewAfterAnEntryThatIsDamaged(t *testing.T) {
+// TestSignedHeads_ContinueAfterADamagedEntry tests that a damaged entry stays a fault of the chain, and that later
+// commits are signed.
+func TestSignedHeads_ContinueAfterADamagedEntry(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	one := s.copy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
@@ -381,7 +383,8 @@ func TestSignedHeads_BeginAnewAfterAnEntryThatIsDamaged(t *testing.T) {
 	}
 }
 
-// TestSettingHeadsKey: the key comes from the setting or from a file; without one nothing is signed; a wrong one is refused without repeating it.
+// TestSettingHeadsKey tests that the key comes from the setting or from a file, that without a key nothing is signed,
+// and that the error of an invalid key does not contain the key.
 func TestSettingHeadsKey(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "heads.key")
@@ -408,7 +411,8 @@ func TestSettingHeadsKey(t *testing.T) {
 	}
 }
 
-// TestReadHeads_WrongKey: heads that another key signed are an error that names the key, not faults of the log.
+// TestReadHeads_WrongKey tests that, for heads that another key signed, ReadHeads returns an error that names the key
+// instead of faults of the log.
 func TestReadHeads_WrongKey(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)

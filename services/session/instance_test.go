@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// instance reads what a reference to an instance means, and how often the log made a version of its entry.
+// instance returns the instance that a reference names, and the number of commits of its entry.
 func (s *stack) instance(ref events.Reference) (applied events.InstanceApplied, commits int) {
 	s.t.Helper()
 	entries := eventlog.Entries{Log: s.ses.Log}
@@ -26,8 +26,9 @@ func (s *stack) instance(ref events.Reference) (applied events.InstanceApplied, 
 	return applied, len(e.State.Commands)
 }
 
-// A session or an execution that names only an agent gets the agent's default instance, which is made once, by the service.
-func TestSessionOfAnAgentGetsADefaultInstance(t *testing.T) {
+// TestCreateSession_OfAnAgentGetsADefaultInstance tests that a session or an execution that names only an agent gets
+// the agent's default instance, which the service creates once.
+func TestCreateSession_OfAnAgentGetsADefaultInstance(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -35,14 +36,14 @@ func TestSessionOfAnAgentGetsADefaultInstance(t *testing.T) {
 	agent := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"stable"}, Spec: agentSpec()}))
 	want := events.Reference{Slug: "reviewer.default"}
 
-	// Those that are refused leave none behind.
+	// Refused requests create no instance.
 	s.refuses(command.CreateSession{Agent: "reviewer", Architecture: "codex"}, "INVALID_REQUEST", "architecture")
 	bad := command.StartExecution{Create: command.CreateSession{Agent: "reviewer"}, Post: command.PostMessage{Content: " "}}
 	if a := s.send(command.TypeStartExecution, id(events.KindSession), id(events.KindExecution), bad); a.Error == nil {
-		t.Errorf("an empty message is answered with %+v", a)
+		t.Errorf("the answer to an empty message is %+v", a)
 	}
 	if e, err := (eventlog.Entries{Log: s.ses.Log}).Load(t.Context(), want.Subject(events.Instance, "default"), eventlog.Leader); err != nil || e.Head.Seq != 0 {
-		t.Fatalf("a refused request made %+v, %v", e, err)
+		t.Fatalf("a refused request created %+v, %v", e, err)
 	}
 
 	const n = 8
@@ -70,13 +71,13 @@ func TestSessionOfAnAgentGetsADefaultInstance(t *testing.T) {
 	}
 	for _, sid := range sids {
 		if l := s.load(sid); l.Life.Instance != applied.Ref || l.Life.AgentRef != agent {
-			t.Errorf("session %s is of %s and %s, want %s", sid, l.Life.Instance, l.Life.AgentRef, applied.Ref)
+			t.Errorf("session %s has instance %s and agent %s, want %s", sid, l.Life.Instance, l.Life.AgentRef, applied.Ref)
 		}
 	}
 	head, err := s.ses.Log.Last(t.Context(), want.Subject(events.Instance, "default"), eventlog.Leader)
 	actor := head.Commit.Actor
 	if service, copied, _ := strings.Cut(actor.Service, "/"); err != nil || actor.Kind != "service" || actor.ID != "session" || service != "session" || copied == "" {
-		t.Errorf("made by %+v, %v", head.Commit.Actor, err)
+		t.Errorf("the instance was created by %+v, %v", head.Commit.Actor, err)
 	}
 
 	builtIn := id(events.KindSession)
@@ -86,8 +87,9 @@ func TestSessionOfAnAgentGetsADefaultInstance(t *testing.T) {
 	}
 }
 
-// A default instance is changed and removed as any other: a tenant's own version holds, and one that was removed comes back.
-func TestDefaultInstanceIsTheTenantsToChange(t *testing.T) {
+// TestDefaultInstance_CanBeChangedAndRemoved tests that a default instance is changed and removed like any other: a
+// version of the tenant is used, and a removed instance is created again.
+func TestDefaultInstance_CanBeChangedAndRemoved(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})
@@ -119,8 +121,9 @@ func TestDefaultInstanceIsTheTenantsToChange(t *testing.T) {
 	s.refuses(command.CreateSession{Agent: "reviewer"}, "INVALID_REQUEST", "agent")
 }
 
-// An agent of an organization has its default instance there, and a long slug is cut.
-func TestDefaultInstanceOfOtherAgents(t *testing.T) {
+// TestDefaultInstance_OfOrganizationsAndLongSlugs tests that the default instance of an organization's agent belongs
+// to the organization, and that a long slug is shortened.
+func TestDefaultInstance_OfOrganizationsAndLongSlugs(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("a", session.Config{})

@@ -16,7 +16,7 @@ import (
 	service "github.com/spoolhq/spool/services/session"
 )
 
-// worker takes jobs one at a time, when it is told to.
+// worker takes one job at a time, when a test calls it.
 type worker struct {
 	*stack
 	jobs jetstream.Consumer
@@ -45,8 +45,9 @@ func (w *worker) waiting(n uint64) {
 	}
 }
 
-// take waits for a job, does what is due as an executor does, and acknowledges it.
-func (w *worker) take(what string) {
+// runJob waits for a job, does the work that is due like an executor, and acknowledges the job. what describes the
+// job in the failure.
+func (w *worker) runJob(what string) {
 	w.t.Helper()
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	if err != nil {
@@ -58,8 +59,8 @@ func (w *worker) take(what string) {
 	must(w.t, msg.DoubleAck(ctx))
 }
 
-// TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob: an executor acknowledges the job of an execution that stands
-// still. Each resume makes another job, however soon it comes.
+// TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob tests that an executor acknowledges the job of a paused
+// execution, and that each resume publishes another job, however soon it follows.
 func TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -70,15 +71,15 @@ func TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob(t *testing.T) {
 	for range 2 {
 		w.waiting(1)
 		s.ok(command.TypePause, sid, exe)
-		w.take("of the dispatch, or of the last resume")
+		w.runJob("of the dispatch, or of the last resume")
 		s.ok(command.TypeResume, sid, exe)
 	}
-	w.take("after the last resume")
+	w.runJob("after the last resume")
 	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
 }
 
-// TestSyncBehindAPausedExecution_PublishesAnotherJob: the job of a snapshot is acknowledged while an execution that
-// came after it stands still. When that execution is cancelled, the snapshot is due again.
+// TestSyncBehindAPausedExecution_PublishesAnotherJob tests that the job of a snapshot is acknowledged while a later
+// execution is paused. When that execution is cancelled, the snapshot is due again.
 func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -86,8 +87,8 @@ func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 	w := s.worker()
 	sid := s.create(events.Options{})
 	first := s.post(sid)
-	w.take("of the first turn")
-	s.await(sid, "at rest with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	w.runJob("of the first turn")
+	s.await(sid, "idle with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
 	s.ok(command.TypeSync, sid, "")
 	w.waiting(1)
 	second := s.post(sid)
@@ -96,15 +97,15 @@ func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 	s.await(sid, "paused behind the sync", func(l eventlog.Loaded) bool {
 		return l.Life.PausedNow(second) && l.Life.Syncs == 1 && l.Due() == run.Nothing
 	})
-	w.take("of the sync")
-	w.take("of the second turn")
+	w.runJob("of the sync")
+	w.runJob("of the second turn")
 	s.ok(command.TypeCancel, sid, second)
-	w.take("of the sync, again")
+	w.runJob("of the sync, again")
 	s.await(sid, "synced", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Synced == 1 })
 }
 
-// TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease: the session service itself ends an execution that was
-// never claimed; its sandbox, which is left from the turn before, is released by an executor.
+// TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease tests that the session service ends an execution that
+// was never claimed, and that an executor releases its sandbox, which the previous turn left.
 func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -112,21 +113,21 @@ func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
 	w := s.worker()
 	sid := s.create(events.Options{})
 	first := s.post(sid)
-	w.take("of the first turn")
-	s.await(sid, "at rest with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	w.runJob("of the first turn")
+	s.await(sid, "idle with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
 	second := s.post(sid)
 	w.waiting(1)
 	s.ok(command.TypePause, sid, second)
-	w.take("of the second turn")
+	w.runJob("of the second turn")
 	s.ok(command.TypeTerminate, sid, second)
-	w.take("of the release")
+	w.runJob("of the release")
 	l := s.await(sid, "released", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Sandbox.ID == "" })
 	if l.Life.Status != session.Open {
 		t.Fatalf("the session is %s", l.Life.Status)
 	}
 }
 
-// ok sends a command without a body that is to be accepted.
+// ok sends a command without a body, which must be accepted.
 func (s *stack) ok(typ command.Type, sid, exe string) {
 	s.t.Helper()
 	if a := s.send(typ, sid, exe, nil); a.Error != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// as sends a command that a key caused; "" is nobody in particular.
-func (s *stack) as(key string, agents []string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
+// sendAs sends a command in the name of a key; with "" the local user sends it.
+func (s *stack) sendAs(key string, agents []string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return command.Answer{}, err
@@ -29,13 +29,13 @@ func (s *stack) as(key string, agents []string, typ command.Type, sid, exe strin
 	if target == "" {
 		target = "key"
 	}
-	return s.carry(command.Command{Type: typ, ID: id(events.KindCommand), Tenant: "default", SessionID: sid, ExecutionID: exe, Actor: actor, Agents: agents, Body: raw}, target)
+	return s.request(command.Command{Type: typ, ID: id(events.KindCommand), Tenant: "default", SessionID: sid, ExecutionID: exe, Actor: actor, Agents: agents, Body: raw}, target)
 }
 
-// newKey asks for a key, and returns its id and the answer.
+// newKey requests a key, and returns its id and the answer.
 func (s *stack) newKey(maker string, rights events.KeyRights) (string, command.Answer, error) {
 	key := id(events.KindKey)
-	a, err := s.as(maker, nil, command.TypeCreateKey, "", "", command.CreateKey{KeyID: key, Name: "x", SHA256: strings.Repeat("a", 64), Rights: rights})
+	a, err := s.sendAs(maker, nil, command.TypeCreateKey, "", "", command.CreateKey{KeyID: key, Name: "x", SHA256: strings.Repeat("a", 64), Rights: rights})
 	return key, a, err
 }
 
@@ -51,7 +51,7 @@ func (s *stack) mustKey(maker string, rights events.KeyRights) string {
 
 func (s *stack) revoke(key string) command.Answer {
 	s.t.Helper()
-	a, err := s.as("", nil, command.TypeRevokeKey, "", "", command.RevokeKey{KeyID: key})
+	a, err := s.sendAs("", nil, command.TypeRevokeKey, "", "", command.RevokeKey{KeyID: key})
 	must(s.t, err)
 	if a.Error != nil {
 		s.t.Fatal(a.Error)
@@ -59,7 +59,7 @@ func (s *stack) revoke(key string) command.Answer {
 	return a
 }
 
-// keyEvents reads what the log has of every key: key_created, and key_revoked or nil.
+// keyEvents returns the events of all keys in the log: key_created, and key_revoked of the revoked keys.
 func (s *stack) keyEvents() (created map[string]events.KeyCreated, revoked map[string]events.KeyRevoked) {
 	s.t.Helper()
 	created, revoked = map[string]events.KeyCreated{}, map[string]events.KeyRevoked{}
@@ -80,7 +80,8 @@ func (s *stack) keyEvents() (created map[string]events.KeyCreated, revoked map[s
 	return created, revoked
 }
 
-// A revocation is one fact for each key that descends from the one that is named, and for no other key.
+// TestKeys_RevocationRevokesDescendants tests that a revocation is one event for each key that descends from the
+// named key, and for no other key.
 func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -89,7 +90,7 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 	child := s.mustKey(parent, events.KeyRights{})
 	grandchild := s.mustKey(child, events.KeyRights{})
 	others := s.mustKey(other, events.KeyRights{})
-	before := s.oldKey(parent) // made by a build that wrote no maker into the event
+	before := s.oldKey(parent) // created by a release that did not record the maker
 	a := s.revoke(parent)
 	var list []string
 	for _, r := range a.Revoked {
@@ -119,14 +120,14 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 		}
 	}
 	if again := s.revoke(parent); len(again.Revoked) != 0 {
-		t.Errorf("the second time revoked %v", again.Revoked)
+		t.Errorf("the second revocation revoked %v", again.Revoked)
 	}
 	if _, a, err := s.newKey(parent, events.KeyRights{}); err != nil || a.Error == nil || a.Error.Code != "UNAUTHENTICATED" {
-		t.Errorf("a revoked key made a key: %+v, %v", a, err)
+		t.Errorf("a revoked key created a key: %+v, %v", a, err)
 	}
 }
 
-// oldKey writes key_created as builds without rights and makers did.
+// oldKey writes key_created like releases without rights and makers.
 func (s *stack) oldKey(maker string) string {
 	s.t.Helper()
 	key := id(events.KindKey)
@@ -138,8 +139,8 @@ func (s *stack) oldKey(maker string) string {
 	return key
 }
 
-// A key that a caller was given while its maker, or the maker's maker, was being revoked is revoked as well, with
-// several copies of the service at work.
+// TestKeys_RevocationDuringCreation tests that a key that was created while its maker, or the maker's maker, was
+// being revoked is revoked too, with several copies of the service.
 func TestKeys_RevocationDuringCreation(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -193,12 +194,13 @@ func TestKeys_RevocationDuringCreation(t *testing.T) {
 		}
 	}
 	if refused == 0 || given == 0 {
-		t.Errorf("%d keys were refused and %d were given: there was no race", refused, given)
+		t.Errorf("%d keys were refused and %d created: there was no race", refused, given)
 	}
 }
 
-// The log, and not the gateway alone, refuses a key with more rights than its maker's.
-func TestKeys_RightsOfMakerAreTheMost(t *testing.T) {
+// TestKeys_RightsAreLimitedToThoseOfTheMaker tests that the session service, and not only the gateway, refuses a key
+// with more rights than its maker.
+func TestKeys_RightsAreLimitedToThoseOfTheMaker(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -239,11 +241,12 @@ func TestKeys_RightsOfMakerAreTheMost(t *testing.T) {
 		}
 	}
 	if got := created[less].CreatedBy; got != maker {
-		t.Errorf("made by %q, want %q", got, maker)
+		t.Errorf("created by %q, want %q", got, maker)
 	}
 }
 
-// What is another agent's does not exist for a key that is limited to agents, whatever the command.
+// TestKeys_LimitedToAgents tests that, for a key that is limited to agents, sessions of other agents do not exist,
+// for every command.
 func TestKeys_LimitedToAgents(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -260,7 +263,7 @@ func TestKeys_LimitedToAgents(t *testing.T) {
 		}
 	}
 	limited := func(typ command.Type, sid, exe string, body any) command.Answer {
-		a, err := s.as(id(events.KindKey), []string{"mine"}, typ, sid, exe, body)
+		a, err := s.sendAs(id(events.KindKey), []string{"mine"}, typ, sid, exe, body)
 		must(t, err)
 		return a
 	}
@@ -281,7 +284,7 @@ func TestKeys_LimitedToAgents(t *testing.T) {
 			continue
 		}
 		if none = limited(typ, id(events.KindSession), exe, body); none.Error == nil || *none.Error != *a.Error {
-			t.Errorf("%s: another agent's session is told from none: %+v, %+v", typ, a.Error, none.Error)
+			t.Errorf("%s: the answers for another agent's session and for no session differ: %+v, %+v", typ, a.Error, none.Error)
 		}
 	}
 	if after := len(s.history(theirs)); after != before {
@@ -316,14 +319,15 @@ func codeOf(a command.Answer) string {
 	return a.Error.Code
 }
 
-// An admin key that is limited to agents revokes keys within its limits only.
+// TestKeys_LimitedAdminRevokesWithinItsAgents tests that an admin key that is limited to agents revokes only keys
+// within its limits.
 func TestKeys_LimitedAdminRevokesWithinItsAgents(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
 	all, within := s.mustKey("", events.KeyRights{}), s.mustKey("", events.KeyRights{Agents: []string{"a"}})
 	for key, want := range map[string]string{all: "KEY_NOT_FOUND", within: ""} {
-		a, err := s.as(id(events.KindKey), []string{"a", "b"}, command.TypeRevokeKey, "", "", command.RevokeKey{KeyID: key})
+		a, err := s.sendAs(id(events.KindKey), []string{"a", "b"}, command.TypeRevokeKey, "", "", command.RevokeKey{KeyID: key})
 		must(t, err)
 		if got := codeOf(a); got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -331,13 +335,14 @@ func TestKeys_LimitedAdminRevokesWithinItsAgents(t *testing.T) {
 	}
 }
 
-// TestSettingMaxKeys: a tenant has as many keys as the setting says. Revoked keys do not count, and keys that expired a day ago make room.
+// TestSettingMaxKeys tests that a tenant can have as many keys as the setting allows. Revoked keys do not count, and
+// keys that expired a day ago are revoked to make room.
 func TestSettingMaxKeys(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{MaxKeys: 3})
 	first := s.mustKey("", events.KeyRights{})
-	s.mustKey("", events.KeyRights{ExpiresAt: time.Now().Add(-time.Hour)}) // not long enough ago
+	s.mustKey("", events.KeyRights{ExpiresAt: time.Now().Add(-time.Hour)}) // expired less than a day ago
 	s.mustKey("", events.KeyRights{})
 	full := func() {
 		t.Helper()
@@ -356,7 +361,7 @@ func TestSettingMaxKeys(t *testing.T) {
 	}
 }
 
-// A tenant's own limit counts in place of the setting.
+// TestKeys_LimitOfTenant tests that a tenant's own limit replaces the setting.
 func TestKeys_LimitOfTenant(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -365,7 +370,7 @@ func TestKeys_LimitOfTenant(t *testing.T) {
 		t.Fatal(a.Error)
 	}
 	s.mustKey("", events.KeyRights{})
-	for deadline := time.Now().Add(within); ; time.Sleep(pause) { // until the service has seen the bucket
+	for deadline := time.Now().Add(within); ; time.Sleep(pause) { // until the service has read the bucket
 		_, a, err := s.newKey("", events.KeyRights{})
 		must(t, err)
 		if codeOf(a) == "TOO_MANY_KEYS" && strings.Contains(a.Error.Detail, "may have 1:") {
@@ -377,8 +382,8 @@ func TestKeys_LimitOfTenant(t *testing.T) {
 	}
 }
 
-// Keys that are asked for at the same time are counted one after the other.
-func TestKeys_LimitHoldsAtOnce(t *testing.T) {
+// TestKeys_LimitHoldsForConcurrentRequests tests that concurrent requests for keys are counted one after the other.
+func TestKeys_LimitHoldsForConcurrentRequests(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{MaxKeys: 5})

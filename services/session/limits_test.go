@@ -13,7 +13,8 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestTenantLimits_AreSetAndRemovedOnce: the same limits set again, and a removal of none, add nothing to the log.
+// TestTenantLimits_AreSetAndRemovedOnce tests that setting the same limits again, and removing limits that do not
+// exist, adds nothing to the log.
 func TestTenantLimits_AreSetAndRemovedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -57,28 +58,28 @@ func TestTenantLimits_AreSetAndRemovedOnce(t *testing.T) {
 	}
 }
 
-// TestTenantEvents_RefusesWork: a tenant at its limit of events gets no new work into the log, and what waits fails at dispatch.
-// Controls and deletions are taken. A higher limit, or the next day, lets the tenant go on.
+// TestTenantEvents_RefusesWork tests a tenant at its limit of events: new work is refused, and queued work fails at
+// dispatch. Controls and deletions are accepted. With a higher limit, or on the next day, the tenant continues.
 func TestTenantEvents_RefusesWork(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
-	tells := func(limits events.TenantLimits, day time.Time) {
+	setUsage := func(limits events.TenantLimits, day time.Time) {
 		t.Helper()
-		s.overrides(budget.Tenant{Limits: limits, Used: budget.Used{Day: day.UTC().Format(time.DateOnly), Logged: events.Output{Events: 10, Bytes: 5000}}})
+		s.setTenantEntry(budget.Tenant{Limits: limits, Used: budget.Used{Day: day.UTC().Format(time.DateOnly), Logged: events.Output{Events: 10, Bytes: 5000}}})
 	}
 	post := func(sid string) (string, *command.Error) {
 		exe := id(events.KindExecution)
 		return exe, s.send(command.TypePostMessage, sid, exe, command.PostMessage{Content: "hello"}).Error
 	}
-	// A day that the clock of the test cannot pass.
+	// A day that the clock of this test does not reach.
 	far := time.Now().AddDate(0, 0, 2)
 	sid, idle := s.create(events.Options{}), s.create(events.Options{})
 	first, second := s.post(sid), s.post(sid)
 	for _, limits := range []events.TenantLimits{{EventsPerDay: 10}, {EventBytesPerDay: 4999}} {
-		tells(events.TenantLimits{EventsPerDay: 11, EventBytesPerDay: 5001}, far)
-		s.until("a message is taken below the limit", func() bool { _, refused := post(idle); return refused == nil })
-		tells(limits, far)
+		setUsage(events.TenantLimits{EventsPerDay: 11, EventBytesPerDay: 5001}, far)
+		s.until("a message is accepted below the limit", func() bool { _, refused := post(idle); return refused == nil })
+		setUsage(limits, far)
 		s.until("a message is refused at the limit", func() bool { _, refused := post(idle); return refused != nil })
 		if _, refused := post(idle); refused == nil || refused.Code != "TENANT_EVENTS" || !strings.HasPrefix(refused.Detail, "tenant default has added ") {
 			t.Errorf("a message with the limit %+v: %+v", limits, refused)
@@ -91,18 +92,18 @@ func TestTenantEvents_RefusesWork(t *testing.T) {
 	}
 	s.ok(command.TypeCancel, sid, first)
 	list := s.ended(sid, second)
-	// The reactor may have come to the first turn under either limit.
+	// The reactor may have dispatched the first turn under either limit.
 	if failed, is := list[len(list)-1].Data.(events.ExecutionFailed); !is || failed.Code != "TENANT_EVENTS" || !strings.HasPrefix(failed.Message, "tenant default has added ") {
-		t.Errorf("what waited ended with %+v", list[len(list)-1].Data)
+		t.Errorf("the queued execution ended with %+v", list[len(list)-1].Data)
 	}
 	s.ok(command.TypeDeleteSession, idle, "")
 
 	s.executors(1)
 	for name, tell := range map[string]func(){
-		"higher limit": func() { tells(events.TenantLimits{EventsPerDay: 11}, far) },
-		"next day":     func() { tells(events.TenantLimits{EventsPerDay: 1}, time.Now().AddDate(0, 0, -1)) },
+		"higher limit": func() { setUsage(events.TenantLimits{EventsPerDay: 11}, far) },
+		"next day":     func() { setUsage(events.TenantLimits{EventsPerDay: 1}, time.Now().AddDate(0, 0, -1)) },
 	} {
-		tells(events.TenantLimits{EventsPerDay: 1}, far)
+		setUsage(events.TenantLimits{EventsPerDay: 1}, far)
 		s.until(name+": a message is refused first", func() bool { _, refused := post(sid); return refused != nil })
 		tell()
 		var exe string
@@ -123,7 +124,7 @@ func (s *stack) until(what string, check func() bool) {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); !check(); time.Sleep(pause) {
 		if time.Now().After(deadline) {
-			s.t.Fatalf("never: %s", what)
+			s.t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }

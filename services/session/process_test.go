@@ -19,9 +19,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestProcessLogs: SPOOL_LOG_LEVEL of the real process decides what it writes:
-// lines of JSON that name the service, and the session and execution they are about.
-func TestProcessLogs(t *testing.T) {
+// TestProcess_LogsAtTheConfiguredLevel tests that the process writes log lines of SPOOL_LOG_LEVEL and above, as JSON
+// that names the service and the session and execution of the line.
+func TestProcess_LogsAtTheConfiguredLevel(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "session")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/session").CombinedOutput(); err != nil {
@@ -53,7 +53,7 @@ func TestProcessLogs(t *testing.T) {
 			s.send(command.TypePostMessage, sid, exe, command.PostMessage{Content: "hello"})
 			must(t, serve.Process.Signal(os.Interrupt))
 			if err := serve.Wait(); err != nil {
-				t.Errorf("it ended with %v", err)
+				t.Errorf("the process ended with %v", err)
 			}
 			got, about := map[string]bool{}, 0
 			for lines := bufio.NewScanner(&log); lines.Scan(); {

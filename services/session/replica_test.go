@@ -12,11 +12,11 @@ import (
 	service "github.com/spoolhq/spool/services/session"
 )
 
-// replica is a log whose copy that answers eventlog.Any stopped following the leader.
+// replica is a log with a replica that stopped following the leader. The replica answers reads with eventlog.Any.
 type replica struct {
 	eventlog.Log
 	mu    sync.Mutex
-	heads map[events.Subject]eventlog.Head // what the copy holds
+	heads map[events.Subject]eventlog.Head // heads that the replica holds
 }
 
 // Last implements eventlog.Reader.
@@ -30,7 +30,7 @@ func (r *replica) Last(ctx context.Context, s events.Subject, f eventlog.Freshne
 	return r.Log.Last(ctx, s, f)
 }
 
-// freeze makes the copy stop where a session is now.
+// freeze makes the replica stop at the present state of a session.
 func (r *replica) freeze(t *testing.T, sid string) {
 	for _, s := range []events.Subject{events.LifeOf("default", sid), events.RunOf("default", sid)} {
 		head, err := r.Log.Last(t.Context(), s, eventlog.Leader)
@@ -41,8 +41,8 @@ func (r *replica) freeze(t *testing.T, sid string) {
 	}
 }
 
-// TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered: a control that seems to change nothing in the copy of a replica
-// that lags takes effect all the same.
+// TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered tests that a control takes effect even if a lagging replica
+// makes it look as if it changed nothing.
 func TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -57,7 +57,7 @@ func TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		typ    command.Type
-		before command.Type // sent after the post and before the copy stops; "" for the copy to stop before the post
+		before command.Type // sent after the post and before the replica stops; with "" the replica stops before the post
 		want   events.Payload
 	}{
 		{"an interrupt of a query that the replica has not heard of", command.TypeInterrupt, "", events.InterruptRequested{}},

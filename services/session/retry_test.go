@@ -15,18 +15,18 @@ import (
 	service "github.com/spoolhq/spool/services/session"
 )
 
-// window is how long the stream remembers message ids in these tests, in place of two minutes.
+// window is the duplicate window of the stream in these tests. The default is two minutes.
 const window = 100 * time.Millisecond
 
-// minted returns an id as a gateway makes it whose clock is ahead by some time.
-func minted(t *testing.T, kind events.Kind, ahead time.Duration) string {
+// idFromClock returns an id from a gateway whose clock is ahead by the given time.
+func idFromClock(t *testing.T, kind events.Kind, ahead time.Duration) string {
 	s, err := events.NewID(kind, time.Now().Add(ahead), rand.Reader)
 	must(t, err)
 	return s
 }
 
-// TestRetry_AfterManyOtherCommands_ChangesNothing: whatever came between, and whatever the gateway's clock says, a command
-// that was carried out is answered as it was, and writes nothing.
+// TestRetry_AfterManyOtherCommands_ChangesNothing tests that a repeated command returns the first answer and writes
+// nothing, whatever commands came in between and whatever clock the gateway has.
 func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -57,7 +57,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s by a gateway that is ahead by %s", c.typ, clock), func(t *testing.T) {
 				t.Parallel()
-				sid, exe, cmd := minted(t, events.KindSession, 0), minted(t, events.KindExecution, 0), minted(t, events.KindCommand, clock)
+				sid, exe, cmd := idFromClock(t, events.KindSession, 0), idFromClock(t, events.KindExecution, 0), idFromClock(t, events.KindCommand, clock)
 				if c.typ != command.TypeCreateSession && c.typ != command.TypeStartExecution {
 					sid = s.create(events.Options{})
 				}
@@ -71,7 +71,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				}
 				began := time.Now()
 				for i := range 70 {
-					a, err := s.try(minted(t, events.KindCommand, 0), command.TypePutFile, sid, "", file(i+1))
+					a, err := s.try(idFromClock(t, events.KindCommand, 0), command.TypePutFile, sid, "", file(i+1))
 					must(t, err)
 					if a.Error != nil {
 						t.Fatal(a.Error)
@@ -88,13 +88,13 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				if after := s.history(sid); len(after) != before {
 					t.Errorf("the retry wrote %v", after[before:])
 				}
-				s.sound(sid)
+				s.checkLog(sid)
 			})
 		}
 	}
 	t.Run("of the catalogue", func(t *testing.T) {
 		t.Parallel()
-		cmd, budget := minted(t, events.KindCommand, 0), minted(t, events.KindCommand, 0)
+		cmd, budget := idFromClock(t, events.KindCommand, 0), idFromClock(t, events.KindCommand, 0)
 		limit := command.SetBudget{Period: "day", Budget: events.Budget{Turns: 5}}
 		for i := range 22 {
 			if i == 21 {
@@ -123,12 +123,12 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				}
 			}
 		}
-		t.Cleanup(func() { s.sound("") })
+		t.Cleanup(func() { s.checkLog("") })
 	})
 }
 
-// sound checks the log, or one session of it.
-func (s *stack) sound(sid string) {
+// checkLog checks the whole log, or one session of it.
+func (s *stack) checkLog(sid string) {
 	s.t.Helper()
 	var scope eventlog.Scope
 	if sid != "" {

@@ -29,10 +29,10 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestMain also sees that nothing is left running.
+// TestMain fails if a test leaves a goroutine running.
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stack is a log, and what tests do to it.
+// stack holds a log and the connections with which tests use it.
 type stack struct {
 	t   *testing.T
 	srv *natsserver.Server
@@ -61,18 +61,18 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// started waits until a part is ready. One that ended instead fails the test, which would wait for ever.
+// started waits until a service is ready. It fails the test if the service ends instead.
 func started(t *testing.T, ready <-chan struct{}, done chan error) {
 	t.Helper()
 	select {
 	case <-ready:
 	case err := <-done:
-		done <- nil // for whoever stops it
-		t.Fatalf("it did not start: %v", err)
+		done <- nil // for the cleanup that stops the service
+		t.Fatalf("the service ended before it was ready: %v", err)
 	}
 }
 
-// running is one copy of the service, on a connection of its own.
+// running is a copy of the service on its own connection.
 type running struct {
 	nc     *nats.Conn
 	cancel context.CancelFunc
@@ -86,7 +86,7 @@ func (s *stack) copy(name string, cfg session.Config) *running {
 	return s.copyWith(name, cfg, func(log eventlog.Log) eventlog.Log { return log })
 }
 
-// copyWith is copy with something between the service and its log.
+// copyWith is like copy; between may replace the log of the service.
 func (s *stack) copyWith(name string, cfg session.Config, between func(eventlog.Log) eventlog.Log) *running {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
@@ -103,11 +103,10 @@ func (s *stack) copyWith(name string, cfg session.Config, between func(eventlog.
 	return r
 }
 
-// stop ends a copy in peace, and waits for it.
+// stop ends a copy regularly and waits for its end.
 func (r *running) stop() { r.end(false) }
 
-// kill cuts a copy off in the middle of whatever it does: nothing that it has in
-// hand is finished, acknowledged or answered.
+// kill cuts a copy off at any moment: it finishes, acknowledges and answers nothing more.
 func (r *running) kill() { r.end(true) }
 
 func (r *running) end(cut bool) {
@@ -124,7 +123,7 @@ func (r *running) end(cut bool) {
 
 func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
 
-// send carries a command through COMMANDS and waits for the answer.
+// send sends a command through COMMANDS and returns its answer.
 func (s *stack) send(typ command.Type, sid, exe string, body any) command.Answer {
 	s.t.Helper()
 	answer, err := s.try(id(events.KindCommand), typ, sid, exe, body)
@@ -142,16 +141,16 @@ func (s *stack) try(cmd string, typ command.Type, sid, exe string, body any) (co
 	if target == "" {
 		target = "key"
 	}
-	return s.carry(c, target)
+	return s.request(c, target)
 }
 
-// carry sends a command about a target and waits for its answer.
-func (s *stack) carry(c command.Command, target string) (command.Answer, error) {
+// request sends a command about a target and returns its answer.
+func (s *stack) request(c command.Command, target string) (command.Answer, error) {
 	payload, err := json.Marshal(c)
 	if err != nil {
 		return command.Answer{}, err
 	}
-	// As a gateway does: a command whose answer does not come is sent again under its id.
+	// Like a gateway, send a command again under its id if no answer arrives.
 	for tries := 0; ; tries++ {
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, c.Tenant, target), ID: c.ID, Payload: payload})
@@ -184,7 +183,7 @@ func (s *stack) post(sid string) string {
 	return exe
 }
 
-// executors pull jobs, claim, and complete, until the test ends.
+// executors runs n workers that take jobs, claim executions and complete them, until the test ends.
 func (s *stack) executors(n int) {
 	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
 	must(s.t, err)
@@ -207,7 +206,7 @@ func (s *stack) executors(n int) {
 	s.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// execute brings what is due to its end, as fast as the log allows.
+// execute does the work that is due in a session, as fast as the log allows.
 func (s *stack) execute(ctx context.Context, name string, job []byte) {
 	ref, err := topology.DecodeSessionRef(job)
 	if err != nil {
@@ -260,14 +259,15 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 	}
 }
 
-// within bounds every wait of these tests. It is what a slow machine under the race detector may need for the largest commits.
+// within is the time limit of every wait in these tests. A slow machine under the race detector may need this long
+// for the largest commits.
 const within = 2 * time.Minute
 
-// pause is the time between two looks, which leaves the machine to what is looked at: the service runs in this process.
+// pause is the time between two polls. It leaves CPU to the service, which runs in this process.
 const pause = 5 * time.Millisecond
 
-// await loads a session until its state is as wanted. The state must be one that stays: two loads may miss one that
-// another follows. For the end of an execution that others follow there is ended.
+// await loads a session until ok accepts its state. The state must persist, because two loads can miss a state that
+// another one follows. Use ended for the end of an execution that others follow.
 func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
@@ -277,12 +277,12 @@ func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.
 			return l
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("session %s: never %s; life %+v, run %+v", sid, what, l.Life, l.Run)
+			s.t.Fatalf("session %s: timed out waiting for: %s; life %+v, run %+v", sid, what, l.Life, l.Run)
 		}
 	}
 }
 
-// ended waits until the log has the end of an execution, whatever follows it, and returns the history up to that end.
+// ended waits until the log has the end of an execution, and returns the history up to this end.
 func (s *stack) ended(sid, exe string) []events.Event {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
@@ -316,9 +316,9 @@ func count[P events.Payload](list []events.Event) (n int) {
 	return n
 }
 
-// TestTwoCopiesUnderLoad: two copies share the traffic; one is killed in the
-// middle; every query that was accepted ends exactly once, in order.
-func TestTwoCopiesUnderLoad(t *testing.T) {
+// TestTwoCopies_EndEveryQueryOnce tests two copies that share the load. One is killed at any moment. Every accepted
+// query ends exactly once, in order.
+func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	one := s.copy("one", session.Config{})
@@ -353,7 +353,7 @@ func TestTwoCopiesUnderLoad(t *testing.T) {
 		}
 	}
 	if copies["one"] == 0 || copies["two"] == 0 {
-		t.Fatalf("dispatches by copy: %v; both should have had some", copies)
+		t.Fatalf("dispatches by copy: %v; want some by each", copies)
 	}
 	report, err := eventlog.Verify(t.Context(), s.log, eventlog.Scope{})
 	if err != nil || report.Problem != nil || len(report.Open) > 0 {
@@ -361,7 +361,8 @@ func TestTwoCopiesUnderLoad(t *testing.T) {
 	}
 }
 
-// checkOrder: messages were answered in the order they were posted, each with one end.
+// checkOrder checks that the messages of a session were executed in the order in which they were posted, each with
+// one end.
 func (s *stack) checkOrder(sid string, sent []string) {
 	var ends []string
 	for _, e := range s.history(sid) {
@@ -374,8 +375,9 @@ func (s *stack) checkOrder(sid string, sent []string) {
 	}
 }
 
-// TestRedeliveredCommand: the same command twice is one message, with the same answer.
-func TestRedeliveredCommand(t *testing.T) {
+// TestRedeliveredCommand_IsOneMessage tests that a command that is delivered twice adds one message and returns the
+// same answer.
+func TestRedeliveredCommand_IsOneMessage(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -393,18 +395,18 @@ func TestRedeliveredCommand(t *testing.T) {
 	}
 }
 
-// TestControlsWithoutExecutors: what nobody claimed is ended by the service itself.
-func TestControlsWithoutExecutors(t *testing.T) {
+// TestControls_EndUnclaimedExecutions tests that the service itself ends an execution that no executor has claimed.
+func TestControls_EndUnclaimedExecutions(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
 	sid := s.create(events.Options{})
 	first, second, third := s.post(sid), s.post(sid), s.post(sid)
-	s.send(command.TypeCancel, sid, second, nil) // waits: withdrawn
-	s.send(command.TypeCancel, sid, first, nil)  // dispatched, never claimed
+	s.send(command.TypeCancel, sid, second, nil) // queued, so it is withdrawn
+	s.send(command.TypeCancel, sid, first, nil)  // dispatched, but never claimed
 	s.await(sid, "dispatched the third", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == third })
 	s.send(command.TypeInterrupt, sid, "", nil)
-	s.await(sid, "at rest", func(l eventlog.Loaded) bool { return l.Run.Ended(third) })
+	s.await(sid, "idle", func(l eventlog.Loaded) bool { return l.Run.Ended(third) })
 	list := s.history(sid)
 	if count[events.ExecutionWithdrawn](list) != 1 || count[events.ExecutionCancelled](list) != 2 {
 		t.Fatalf("history %v", list)
@@ -419,9 +421,9 @@ func TestControlsWithoutExecutors(t *testing.T) {
 	}
 }
 
-// TestIdleFiresOnce: the timeout is noticed once although it was armed by every
-// turn, and although the service was away when it passed.
-func TestIdleFiresOnce(t *testing.T) {
+// TestIdleTimeout_FiresOnce tests that the idle timeout fires once, although every turn armed it and although the
+// service was stopped when it was due.
+func TestIdleTimeout_FiresOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	one := s.copy("one", session.Config{})
@@ -431,7 +433,7 @@ func TestIdleFiresOnce(t *testing.T) {
 		s.ended(sid, s.post(sid))
 	}
 	one.stop()
-	l := s.await(sid, "still with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
+	l := s.await(sid, "with its sandbox and not idle", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
 	at, _ := l.Life.Deadline(l.View())
 	<-time.After(time.Until(at))
 	s.copy("two", session.Config{})
@@ -442,8 +444,8 @@ func TestIdleFiresOnce(t *testing.T) {
 	}
 }
 
-// TestSessionLimit closes the session and cancels what runs.
-func TestSessionLimit(t *testing.T) {
+// TestSessionLimit_ClosesTheSession tests that the limit closes the session and cancels its executions.
+func TestSessionLimit_ClosesTheSession(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -458,9 +460,9 @@ func TestSessionLimit(t *testing.T) {
 	}
 }
 
-// TestExecutorLost: an execution that was never claimed, or whose holder is
-// gone, fails after its turn limit and grace; one whose holder lives goes on.
-func TestExecutorLost(t *testing.T) {
+// TestExecutorLost_FailsAfterTurnLimitAndGrace tests that an execution that was never claimed, or whose holder is
+// gone, fails after its turn limit and a grace period. An execution whose holder is alive continues.
+func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	var mu sync.Mutex
@@ -487,7 +489,7 @@ func TestExecutorLost(t *testing.T) {
 	ahead = 2 * time.Minute
 	mu.Unlock()
 	for _, sid := range []string{never, gone, alive} {
-		s.nudge(sid)
+		s.fireTimer(sid)
 	}
 	for _, sid := range []string{never, gone} {
 		l := s.await(sid, "failed", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Failed })
@@ -496,11 +498,11 @@ func TestExecutorLost(t *testing.T) {
 		}
 	}
 	if l := s.await(alive, "there", func(eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
-		t.Fatal("an execution whose holder lives was ended")
+		t.Fatal("an execution whose holder is alive was ended")
 	}
 }
 
-// lease has an executor live until the test ends: its lease is renewed, as the executor itself would.
+// lease renews the lease of an executor until the test ends.
 func (s *stack) lease(executor string) {
 	s.t.Helper()
 	kv, err := s.js.KeyValue(s.t.Context(), topology.BucketLeases)
@@ -528,8 +530,8 @@ func (s *stack) lease(executor string) {
 	s.t.Cleanup(func() { cancel(); renewals.Wait() })
 }
 
-// nudge fires a session's timer now.
-func (s *stack) nudge(sid string) {
+// fireTimer fires a session's timer now.
+func (s *stack) fireTimer(sid string) {
 	body, err := topology.SessionRef{Tenant: "default", Session: sid}.Encode()
 	must(s.t, err)
 	_, err = s.js.Publish(s.t.Context(), topology.TimerDue(sid), body)
@@ -545,8 +547,9 @@ func last[P events.Payload](list []events.Event) (out P) {
 	return out
 }
 
-// TestRefusals: each bad request gets a code and names its field, and changes nothing.
-func TestRefusals(t *testing.T) {
+// TestCommands_RefusedNameTheirField tests that each invalid request gets a code, names its field, and changes
+// nothing.
+func TestCommands_RefusedNameTheirField(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -581,12 +584,12 @@ func TestRefusals(t *testing.T) {
 		{"revoking an unknown key", "KEY_NOT_FOUND", "keyId", command.TypeRevokeKey, "", command.RevokeKey{KeyID: id(events.KindKey)}},
 	} {
 		if c.name == "two megabytes" {
-			// Over NATS's own limit it would not even be sent; this is over ours only.
+			// NATS refuses a message above its own limit before it is sent. This one exceeds only Spool's limit.
 			c.body = command.PostMessage{Parts: []events.Part{{Type: "text", Text: strings.Repeat("x", 900<<10)}, {Type: "text", Text: strings.Repeat("x", 140<<10)}}}
 		}
 		a, err := s.try(id(events.KindCommand), c.typ, c.sid, id(events.KindExecution), c.body)
 		if c.name == "two megabytes" && err != nil {
-			continue // refused by the transport, with a typed error
+			continue // the client refuses the message with a typed error
 		}
 		must(t, err)
 		if a.Error == nil || a.Error.Code != c.code || a.Error.Field != c.field || a.Error.Detail == "" {
@@ -598,8 +601,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestKeys: created once, revoked once, also when asked again.
-func TestKeys(t *testing.T) {
+// TestKeys_AreCreatedAndRevokedOnce tests that repeated requests create and revoke a key once.
+func TestKeys_AreCreatedAndRevokedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -624,7 +627,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	for _, c := range []session.Config{
 		{IdleTimeout: -time.Second}, {TurnLimit: 100 * 24 * time.Hour}, {CommandWorkers: -1},
@@ -635,6 +638,6 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	if _, err := session.New(session.Config{Providers: []string{"local", "moon"}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), `providers: there is no sandbox provider "moon"`) {
-		t.Errorf("a provider of no kind: %v", err)
+		t.Errorf("an unknown provider: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// TestSettingLimits: a session that says nothing gets the installation's limits, and one that does its own.
+// TestSettingLimits tests that a session gets the installation's limits unless it sets its own.
 func TestSettingLimits(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -34,12 +34,13 @@ func TestSettingLimits(t *testing.T) {
 		l, err := s.ses.Load(t.Context(), "default", s.create(c.given), eventlog.Leader)
 		must(t, err)
 		if o := l.Life.Options; o.IdleTimeoutMs != c.want.IdleTimeoutMs || o.TurnLimitMs != c.want.TurnLimitMs || o.SessionLimitMs != c.want.SessionLimitMs {
-			t.Errorf("%+v gave %+v, want %+v", c.given, o, c.want)
+			t.Errorf("with %+v the session has %+v, want %+v", c.given, o, c.want)
 		}
 	}
 }
 
-// TestSettingProviders: what is offered can be chosen, the first is what a session gets, and nothing else is to be had.
+// TestSettingProviders tests that a session can choose an offered provider, gets the first one by default, and that
+// every other provider is refused.
 func TestSettingProviders(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -72,8 +73,8 @@ func TestSettingProviders(t *testing.T) {
 	}
 }
 
-// TestSettingSandboxImages: tenants may name the installation's image and those of
-// the list, in sessions and in definitions; other images are refused with their field.
+// TestSettingSandboxImages tests that sessions and definitions may name the installation's image and the images of
+// the list, and that other images are refused with their field.
 func TestSettingSandboxImages(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -124,7 +125,8 @@ func TestSettingSandboxImages(t *testing.T) {
 	}
 }
 
-// An agent that was applied before the list was shorter is refused when a session is made from it.
+// TestSettingSandboxImages_OfAnOlderAgent tests that an agent with an image that is no longer in the list is refused
+// when a session is created from it.
 func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
@@ -147,15 +149,15 @@ func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	}
 }
 
-// crowdedLog holds everybody up who reads with one freshness, and counts them.
+// crowdedLog blocks all callers of Last with one freshness, and counts them.
 type crowdedLog struct {
 	eventlog.Log
 	at   eventlog.Freshness
-	full chan struct{} // closed when as many wait as may
-	pass chan struct{} // closed to let them pass
+	full chan struct{} // closed when limit callers wait
+	pass chan struct{} // closed to release them
 
-	mu               sync.Mutex
-	may, inside, top int
+	mu                     sync.Mutex
+	limit, inside, maximum int
 }
 
 func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
@@ -164,8 +166,8 @@ func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlo
 	}
 	l.mu.Lock()
 	l.inside++
-	l.top = max(l.top, l.inside)
-	if l.top == l.may && l.inside == l.may {
+	l.maximum = max(l.maximum, l.inside)
+	if l.maximum == l.limit && l.inside == l.limit {
 		select {
 		case <-l.full:
 		default:
@@ -184,7 +186,8 @@ func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlo
 	return h, err
 }
 
-// TestSettingWorkers: as many commands, and as many commits, are dealt with at once as the setting says, and no more.
+// TestSettingWorkers tests that the service handles as many commands, and as many commits, at once as the setting
+// allows, and no more.
 func TestSettingWorkers(t *testing.T) {
 	t.Parallel()
 	const sessions = 6
@@ -205,7 +208,7 @@ func TestSettingWorkers(t *testing.T) {
 				must(t, err)
 				log, err := jslog.New(jslog.Config{JetStream: js})
 				must(t, err)
-				crowd := &crowdedLog{Log: log, at: c.at, may: workers, full: make(chan struct{}), pass: make(chan struct{})}
+				crowd := &crowdedLog{Log: log, at: c.at, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
 				svc, err := session.New(c.cfg(workers), session.Deps{NATS: nc, Log: crowd, Logger: slog.New(slog.DiscardHandler), Copy: "one"})
 				must(t, err)
 				ctx, cancel := context.WithCancel(context.Background())
@@ -223,22 +226,22 @@ func TestSettingWorkers(t *testing.T) {
 				select {
 				case <-crowd.full:
 				case <-time.After(20 * time.Second):
-					t.Error("so many are never dealt with at once")
+					t.Error("the configured number of commands is never reached")
 				}
 				close(crowd.pass)
 				all.Wait()
 				cancel()
 				must(t, <-done)
-				if crowd.top != workers {
-					t.Errorf("%d at once, want %d", crowd.top, workers)
+				if crowd.maximum != workers {
+					t.Errorf("%d at once, want %d", crowd.maximum, workers)
 				}
 			})
 		}
 	}
 }
 
-// TestMetricsMove: commands by outcome, reactions and jobs are counted.
-func TestMetricsMove(t *testing.T) {
+// TestMetrics_CountCommandsReactionsAndJobs tests that commands by outcome, reactions and jobs are counted.
+func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	registry := prometheus.NewRegistry()
@@ -270,7 +273,7 @@ func TestMetricsMove(t *testing.T) {
 	}
 }
 
-// gathered is a counter's value, or how often a histogram was told, by its labels' values.
+// gathered returns the value of a counter, or the number of samples of a histogram, by the values of its labels.
 func gathered(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	list, err := registry.Gather()
@@ -299,7 +302,8 @@ func gathered(t *testing.T, registry *prometheus.Registry, name string, labels .
 	return 0
 }
 
-// TestSettingHostPaths: a session may work in a folder below one that is set, not elsewhere, not with Docker, and by default nowhere.
+// TestSettingHostPaths tests that a session may work in a folder below a configured one, not elsewhere, not with
+// Docker, and by default in no folder of the host.
 func TestSettingHostPaths(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -310,7 +314,7 @@ func TestSettingHostPaths(t *testing.T) {
 	for _, c := range []struct {
 		roots []string
 		ask   command.CreateSession
-		want  string // the folder of the session
+		want  string // folder of the session
 		code  string
 	}{
 		{nil, command.CreateSession{Options: events.Options{HostPath: filepath.Join(dir, "in")}}, "", "HOST_PATH_REFUSED"},
@@ -339,7 +343,8 @@ func TestSettingHostPaths(t *testing.T) {
 	}
 }
 
-// TestSettingStoreReserve: with less room than the reserve a session is refused, and one that is there can be deleted.
+// TestSettingStoreReserve tests that, with less free space than the reserve, a session is refused, and an existing
+// one can be deleted.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
 	s := newStackOn(t, natstest.RunSmall(t))

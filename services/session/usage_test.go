@@ -27,9 +27,9 @@ func (s *stack) setBudget(p events.Period, limit events.Budget) {
 	must(s.t, budget.Await(ctx, s.js, "default", p, limit))
 }
 
-// overrides replaces what dispatch reads of the default tenant. The position of the entry is past the end of the log, so that the
-// service counts nothing more into it.
-func (s *stack) overrides(told budget.Tenant) {
+// setTenantEntry replaces what dispatch reads about the default tenant. The position of the new entry is past the end
+// of the log, so the service adds nothing to it.
+func (s *stack) setTenantEntry(entryOfTenant budget.Tenant) {
 	s.t.Helper()
 	kv, err := s.js.KeyValue(s.t.Context(), topology.BucketBudgets)
 	must(s.t, err)
@@ -44,7 +44,7 @@ func (s *stack) overrides(told budget.Tenant) {
 			Shards map[string]map[string]any `json:"shards"`
 		}{}
 		must(s.t, json.Unmarshal(have.Value(), &entry))
-		entry.Tenant = told
+		entry.Tenant = entryOfTenant
 		for _, shard := range entry.Shards {
 			shard["seq"] = uint64(1) << 62
 		}
@@ -55,8 +55,8 @@ func (s *stack) overrides(told budget.Tenant) {
 	})
 }
 
-// TestTenantBudget_HoldsWithoutAProjector asserts that a tenant's budget is in force, and counts what was taken before it was set,
-// while no projector runs.
+// TestTenantBudget_HoldsWithoutAProjector tests that a tenant's budget applies while no projector runs, and includes
+// what was used before it was set.
 func TestTenantBudget_HoldsWithoutAProjector(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)

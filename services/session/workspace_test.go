@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// Options that a session does not set are the service's, each of them, and stay what they were when the service changes.
-func TestOptionsAreResolvedAtCreation(t *testing.T) {
+// TestCreateSession_ResolvesOptions tests that each option that a session does not set has the value of the service,
+// and keeps it when the service's settings change.
+func TestCreateSession_ResolvesOptions(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{SyncInterval: 7 * time.Second, HealthInterval: 8 * time.Second, SandboxMaxAge: 9 * time.Hour})
@@ -47,12 +48,13 @@ func TestOptionsAreResolvedAtCreation(t *testing.T) {
 	}
 	a = s.send(command.TypeUpdateSession, sid, "", command.UpdateSession{Clear: []string{"command"}})
 	if a.Error == nil || a.Error.Field != "sessionOptions.command" {
-		t.Errorf("an acp session gave its command back: %+v", a.Error)
+		t.Errorf("an acp session accepted the removal of its command: %+v", a.Error)
 	}
 }
 
-// A message and its files are one commit, the files first; a redelivered command changes nothing.
-func TestFilesComeBeforeTheirMessage(t *testing.T) {
+// TestPost_StoresFilesBeforeTheirMessage tests that a message and its files are one commit, with the files first, and
+// that a redelivered command changes nothing.
+func TestPost_StoresFilesBeforeTheirMessage(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -93,8 +95,9 @@ func TestFilesComeBeforeTheirMessage(t *testing.T) {
 	}
 }
 
-// Changes that no snapshot holds are bounded; a file more is refused whole, with its message.
-func TestTooManyFilesWait(t *testing.T) {
+// TestPost_RefusesTooManyUnsyncedFiles tests that the number of changes that no snapshot contains is limited. A
+// message with one file too many is refused with all its files.
+func TestPost_RefusesTooManyUnsyncedFiles(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -121,7 +124,7 @@ func TestTooManyFilesWait(t *testing.T) {
 	}
 }
 
-func TestControlsOfTheEnvironment(t *testing.T) {
+func TestControls_OfTheSandbox(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.copy("one", session.Config{})
@@ -136,13 +139,13 @@ func TestControlsOfTheEnvironment(t *testing.T) {
 	do(command.TypeSync, "")
 	do(command.TypeSync, "")
 	do(command.TypePause, exe)
-	do(command.TypePause, exe) // changes nothing
+	do(command.TypePause, exe) // a second pause changes nothing
 	do(command.TypeResume, exe)
 	if a := s.send(command.TypePause, sid, waits, nil); a.Error == nil || a.Error.Code != "EXECUTION_NOT_RUNNING" || a.Error.Field != "executionId" {
-		t.Errorf("what waits was paused: %+v", a)
+		t.Errorf("a queued execution was paused: %+v", a)
 	}
-	do(command.TypeTerminate, waits) // withdrawn
-	do(command.TypeTerminate, "")    // the environment, with what runs in it
+	do(command.TypeTerminate, waits) // queued, so it is withdrawn
+	do(command.TypeTerminate, "")    // the sandbox, with the execution that runs in it
 	list := s.history(sid)
 	if n := count[events.SyncRequested](list); n != 2 || last[events.SyncRequested](list).Sync != 2 {
 		t.Errorf("%d requests to sync, the last %+v", n, last[events.SyncRequested](list))
@@ -151,6 +154,6 @@ func TestControlsOfTheEnvironment(t *testing.T) {
 		t.Errorf("paused %d times, resumed %d times, terminated %d times; want once each", p, r, x)
 	}
 	if w := last[events.ExecutionWithdrawn](list); w.Reason != "terminated" {
-		t.Errorf("what waited was withdrawn with %+v", w)
+		t.Errorf("the queued execution was withdrawn with %+v", w)
 	}
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// refuseAll pushes each bad ZIP: refused with its code and field, and nothing is stored.
+// refuseAll pushes each bad ZIP, and checks that it is refused with its code and field, and that nothing is stored.
 func refuseAll(t *testing.T, list []skilltest.Bad) {
 	t.Helper()
-	b := newBed(t)
+	b := newFixture(t)
 	scratch := t.TempDir()
 	b.copy(skills.Config{Scratch: scratch})
 	for _, bad := range list {
@@ -35,27 +35,28 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 	}
 }
 
-func TestBadInput1(t *testing.T) {
+func TestPush_RefusesUnsafeEntries(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad1())
+	refuseAll(t, skilltest.UnsafeEntries())
 }
 
-func TestBadInput2(t *testing.T) {
+func TestPush_RefusesForgedArchives(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad2())
+	refuseAll(t, skilltest.ForgedArchives())
 }
 
-func TestBadInput3(t *testing.T) {
+func TestPush_RefusesInvalidDocuments(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.Bad3())
+	refuseAll(t, skilltest.InvalidDocuments())
 }
 
-// TestBadInput4: another digest than was said, and the same ZIP from fifty at once.
-func TestBadInput4(t *testing.T) {
+// TestPush_OtherDigestsAndConcurrentUploads tests a ZIP whose digest differs from the stated one, and fifty
+// concurrent pushes of the same ZIP.
+func TestPush_OtherDigestsAndConcurrentUploads(t *testing.T) {
 	t.Parallel()
 	t.Run("another digest", func(t *testing.T) {
 		t.Parallel()
-		b := newBed(t)
+		b := newFixture(t)
 		b.copy(skills.Config{})
 		a := b.push(version(1), func(p *command.PushSkill) { p.SHA256 = sum(version(2)) })
 		if a.Error == nil || a.Error.Code != "SKILL_DIGEST_MISMATCH" || a.Error.Field != "sha256" {
@@ -73,9 +74,9 @@ func TestBadInput4(t *testing.T) {
 	}
 }
 
-// fifty pushes one ZIP fifty times at once: it is one blob and one version.
+// fifty pushes one ZIP fifty times at once. It must become one object and one version.
 func fifty(t *testing.T, copies int) {
-	b := newBed(t)
+	b := newFixture(t)
 	for range copies {
 		b.copy(skills.Config{Workers: 16})
 	}
@@ -95,12 +96,13 @@ func fifty(t *testing.T, copies int) {
 	}
 	all.Wait()
 	if len(made) != 1 {
-		t.Errorf("%d say that they made it", len(made))
+		t.Errorf("%d answers state that they created the version", len(made))
 	}
 	if h, k := b.history(), b.kept(); len(h) != 1 || len(k) != 1 || k[0] != sum(z) {
 		t.Errorf("%d events, kept %q", len(h), k)
 	}
-	// Its chunks are there once beside those of the fifty uploads; two copies may each have begun.
+	// The object's chunks are stored once, in addition to those of the fifty uploads. If there are two copies of the
+	// service, each may have begun to store them.
 	info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter("$O."+topology.BucketSkills+".C.>"))
 	must(t, err)
 	if n := len(info.State.Subjects); n < 51 || n > 50+copies {

@@ -21,15 +21,15 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// TestProcess: the real process says when it is ready, carries a push out, and
-// writes lines of JSON that name the command, its tenant and the skill.
-func TestProcess(t *testing.T) {
+// TestProcess_ServesAndLogsJSON tests that the process reports when it is ready, executes a push, and writes log
+// lines as JSON that name the command, its tenant and the skill.
+func TestProcess_ServesAndLogsJSON(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "skills")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/skills").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b := &bed{t: t, srv: natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})}
+	b := &fixture{t: t, srv: natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})}
 	js, err := jetstream.New(natstest.Conn(t, b.srv))
 	must(t, err)
 	b.admin, b.gateway = js, js
@@ -56,7 +56,7 @@ func TestProcess(t *testing.T) {
 	a := b.ok(b.pushAs(cmd, version(1), func(p *command.PushSkill) { p.Tags = []string{"v1"} }))
 	must(t, serve.Process.Signal(os.Interrupt))
 	if err := serve.Wait(); err != nil {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("the process ended with %v", err)
 	}
 	about := 0
 	for lines := bufio.NewScanner(&log); lines.Scan(); {
@@ -73,11 +73,11 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// free is an address of loopback that nobody listens on.
+// free returns an address of loopback on which no server listens.
 func free(t *testing.T) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
-	defer l.Close() //nolint:errcheck // it took nothing
+	defer l.Close() //nolint:errcheck // the listener accepted no connection
 	return l.Addr().String()
 }

@@ -22,20 +22,20 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// crowdedLog holds everybody up who reads, and counts them.
+// crowdedLog blocks all callers of Last, and counts them.
 type crowdedLog struct {
 	eventlog.Log
-	full chan struct{} // closed when as many wait as may
-	pass chan struct{} // closed to let them pass
+	full chan struct{} // closed when limit callers wait
+	pass chan struct{} // closed to release them
 
-	mu               sync.Mutex
-	may, inside, top int
+	mu                     sync.Mutex
+	limit, inside, maximum int
 }
 
 func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
 	l.mu.Lock()
 	l.inside++
-	if l.top = max(l.top, l.inside); l.inside == l.may {
+	if l.maximum = max(l.maximum, l.inside); l.inside == l.limit {
 		select {
 		case <-l.full:
 		default:
@@ -53,16 +53,16 @@ func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlo
 	return l.Log.Last(ctx, subject, f)
 }
 
-// TestSettingWorkers: as many commands are carried out at once as the setting says, and no more.
+// TestSettingWorkers tests that the service executes as many commands at once as the setting allows, and no more.
 func TestSettingWorkers(t *testing.T) {
 	t.Parallel()
 	for _, workers := range []int{1, 3} {
-		b := newBed(t)
+		b := newFixture(t)
 		js, err := jetstream.New(b.conn(topology.UserSkills))
 		must(t, err)
 		log, err := jslog.New(jslog.Config{JetStream: js})
 		must(t, err)
-		crowd := &crowdedLog{Log: log, may: workers, full: make(chan struct{}), pass: make(chan struct{})}
+		crowd := &crowdedLog{Log: log, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
 		b.run(skills.Config{Workers: workers}, skills.Deps{Log: crowd})
 		var all sync.WaitGroup
 		for range 6 {
@@ -73,20 +73,21 @@ func TestSettingWorkers(t *testing.T) {
 		select {
 		case <-crowd.full:
 		case <-time.After(20 * time.Second):
-			t.Error("so many are never carried out at once")
+			t.Error("the configured number of commands is never reached")
 		}
 		close(crowd.pass)
 		all.Wait()
-		if crowd.top != workers {
-			t.Errorf("%d at once, want %d", crowd.top, workers)
+		if crowd.maximum != workers {
+			t.Errorf("%d at once, want %d", crowd.maximum, workers)
 		}
 	}
 }
 
-// TestSettingScratch: ZIPs lie in that folder while they are checked; one that is gone is said, and a push waits for it.
+// TestSettingScratch tests that ZIPs are stored in the configured folder while they are checked. If the folder is
+// missing, the service logs that, and a push waits for it.
 func TestSettingScratch(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	scratch := filepath.Join(t.TempDir(), "scratch")
 	must(t, os.Mkdir(scratch, 0o700))
 	var said lines
@@ -96,7 +97,7 @@ func TestSettingScratch(t *testing.T) {
 	go func() { answered <- b.push(version(1)) }()
 	for deadline := time.Now().Add(20 * time.Second); !said.has(scratch); {
 		if time.Now().After(deadline) {
-			t.Fatal("nobody missed the folder")
+			t.Fatal("the missing folder was not logged")
 		}
 		select {
 		case a := <-answered:
@@ -108,7 +109,7 @@ func TestSettingScratch(t *testing.T) {
 	b.ok(<-answered)
 }
 
-// lines keeps what is logged.
+// lines holds log output.
 type lines struct {
 	mu  sync.Mutex
 	all strings.Builder
@@ -126,7 +127,7 @@ func (l *lines) has(s string) bool {
 	return strings.Contains(l.all.String(), s)
 }
 
-func TestConfig(t *testing.T) {
+func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	for field, c := range map[string]skills.Config{
 		"workers:": {Workers: topology.SkillsPending + 1}, "scratch:": {Scratch: "/nowhere/at/all"}, "are required": {},
@@ -136,21 +137,21 @@ func TestConfig(t *testing.T) {
 		}
 	}
 	if _, err := skills.New(skills.Config{Workers: -1}, skills.Deps{}); err == nil {
-		t.Error("less than one worker")
+		t.Error("a negative number of workers was accepted")
 	}
 }
 
-// TestMetricsMove: commands by outcome, and ZIPs that were stored, are counted.
-func TestMetricsMove(t *testing.T) {
+// TestMetrics_CountCommandsAndZIPs tests that commands by outcome, and stored ZIPs, are counted.
+func TestMetrics_CountCommandsAndZIPs(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	registry := prometheus.NewRegistry()
 	stop := b.run(skills.Config{}, skills.Deps{Metrics: registry})
 	b.ok(b.push(version(1)))
 	b.ok(b.push(version(1)))
 	b.push(skilltest.Build(skilltest.File("x", "x")))
 	b.send("nonsense", id(events.KindCommand), nil)
-	stop() // what is counted after the answer is counted now
+	stop() // commands are counted after their answer
 	want := map[string]float64{
 		"spool_skills_commands_total push_skill ok":                     2,
 		"spool_skills_commands_total push_skill SKILL_DOCUMENT_INVALID": 1,
@@ -187,10 +188,10 @@ func TestMetricsMove(t *testing.T) {
 	}
 }
 
-// TestWaitsForTheBucket: the service may be there before the bucket is.
-func TestWaitsForTheBucket(t *testing.T) {
+// TestRun_WaitsForTheBucket tests that the service may start before the bucket exists.
+func TestRun_WaitsForTheBucket(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	must(t, b.admin.DeleteObjectStore(t.Context(), topology.BucketSkills))
 	nc := b.conn(topology.UserSkills)
 	var said lines
@@ -202,7 +203,7 @@ func TestWaitsForTheBucket(t *testing.T) {
 	defer func() { cancel(); must(t, <-done) }()
 	for deadline := time.Now().Add(20 * time.Second); !said.has("waiting for the bucket"); {
 		if time.Now().After(deadline) {
-			t.Fatal("it does not say that it waits")
+			t.Fatal("the service does not log that it waits")
 		}
 		select {
 		case <-svc.Ready():
@@ -214,6 +215,6 @@ func TestWaitsForTheBucket(t *testing.T) {
 	select {
 	case <-svc.Ready():
 	case <-time.After(20 * time.Second):
-		t.Fatal("it does not see the bucket")
+		t.Fatal("the service does not notice the bucket")
 	}
 }

@@ -35,7 +35,7 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// TestMain also sees that nothing is left running.
+// TestMain fails if a test leaves a goroutine running.
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func must(t testing.TB, err error) {
@@ -52,19 +52,19 @@ func sum(b []byte) string {
 	return hex.EncodeToString(h[:])
 }
 
-// bed is an installation with its users, and a gateway's connection to it.
-type bed struct {
+// fixture is an installation with its users, and a gateway's connection to it.
+type fixture struct {
 	t       *testing.T
 	srv     *natsserver.Server
 	gateway jetstream.JetStream
-	uploads *natsstore.Store // as the gateway
-	entries eventlog.Entries // as admin
+	uploads *natsstore.Store // with the rights of the gateway
+	entries eventlog.Entries // with the rights of admin
 	admin   jetstream.JetStream
 }
 
-func newBed(t *testing.T) *bed {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	b := &bed{t: t, srv: natstest.RunConfig(t, natsserver.Config{Accounts: true})}
+	b := &fixture{t: t, srv: natstest.RunConfig(t, natsserver.Config{Accounts: true})}
 	b.admin, b.gateway = b.as(topology.UserAdmin), b.as(topology.UserGateway)
 	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
 	log, err := jslog.New(jslog.Config{JetStream: b.admin})
@@ -75,8 +75,8 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-// conn is a connection with a user's rights; what the user may not do fails the test.
-func (b *bed) conn(user string) *nats.Conn {
+// conn returns a connection with a user's rights. The test fails if the user does something that it may not.
+func (b *fixture) conn(user string) *nats.Conn {
 	b.t.Helper()
 	nc, err := b.srv.ConnectAs(user, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrPermissionViolation) {
@@ -88,20 +88,20 @@ func (b *bed) conn(user string) *nats.Conn {
 	return nc
 }
 
-func (b *bed) as(user string) jetstream.JetStream {
+func (b *fixture) as(user string) jetstream.JetStream {
 	b.t.Helper()
 	js, err := jetstream.New(b.conn(user))
 	must(b.t, err)
 	return js
 }
 
-// copy starts a copy of the service, with its user's rights alone.
-func (b *bed) copy(cfg skills.Config) {
+// copy starts a copy of the service, with only the rights of its NATS user.
+func (b *fixture) copy(cfg skills.Config) {
 	b.t.Helper()
 	b.run(cfg, skills.Deps{})
 }
 
-func (b *bed) run(cfg skills.Config, deps skills.Deps) (stop func()) {
+func (b *fixture) run(cfg skills.Config, deps skills.Deps) (stop func()) {
 	b.t.Helper()
 	nc := b.conn(topology.UserSkills)
 	js, err := jetstream.New(nc)
@@ -122,7 +122,7 @@ func (b *bed) run(cfg skills.Config, deps skills.Deps) (stop func()) {
 	select {
 	case <-svc.Ready():
 	case err := <-done:
-		b.t.Fatalf("it ended with %v", err)
+		b.t.Fatalf("the service ended with %v", err)
 	}
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -136,8 +136,8 @@ func (b *bed) run(cfg skills.Config, deps skills.Deps) (stop func()) {
 
 const tenant = "acme"
 
-// send carries a command as a gateway does.
-func (b *bed) send(typ command.Type, cmd string, body any) command.Answer {
+// send sends a command like a gateway.
+func (b *fixture) send(typ command.Type, cmd string, body any) command.Answer {
 	b.t.Helper()
 	raw, err := json.Marshal(body)
 	must(b.t, err)
@@ -154,13 +154,13 @@ func (b *bed) send(typ command.Type, cmd string, body any) command.Answer {
 	return a
 }
 
-// push uploads a ZIP and pushes it; change says what is otherwise.
-func (b *bed) push(zip []byte, change ...func(*command.PushSkill)) command.Answer {
+// push uploads a ZIP and sends push_skill; change may modify the command.
+func (b *fixture) push(zip []byte, change ...func(*command.PushSkill)) command.Answer {
 	b.t.Helper()
 	return b.pushAs(id(events.KindCommand), zip, change...)
 }
 
-func (b *bed) pushAs(cmd string, zip []byte, change ...func(*command.PushSkill)) command.Answer {
+func (b *fixture) pushAs(cmd string, zip []byte, change ...func(*command.PushSkill)) command.Answer {
 	b.t.Helper()
 	body := command.PushSkill{Object: command.SkillUpload(tenant, cmd), SHA256: sum(zip)}
 	for _, f := range change {
@@ -176,8 +176,8 @@ func tags(list ...string) func(*command.PushSkill) {
 
 func dry(p *command.PushSkill) { p.DryRun = true }
 
-// ok fails the test for a refused command.
-func (b *bed) ok(a command.Answer) command.Answer {
+// ok fails the test if a command was refused.
+func (b *fixture) ok(a command.Answer) command.Answer {
 	b.t.Helper()
 	if a.Error != nil {
 		b.t.Fatalf("refused: %+v", a.Error)
@@ -185,8 +185,8 @@ func (b *bed) ok(a command.Answer) command.Answer {
 	return a
 }
 
-// history is every event of the log.
-func (b *bed) history() (list []events.Payload) {
+// history returns all events of the log.
+func (b *fixture) history() (list []events.Payload) {
 	b.t.Helper()
 	for rec, err := range b.entries.Log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 		must(b.t, err)
@@ -197,8 +197,8 @@ func (b *bed) history() (list []events.Payload) {
 	return list
 }
 
-// kept are the names of the bucket's objects that are no uploads.
-func (b *bed) kept() (names []string) {
+// kept returns the names of the bucket's objects that are not uploads.
+func (b *fixture) kept() (names []string) {
 	b.t.Helper()
 	bucket, err := b.admin.ObjectStore(b.t.Context(), topology.BucketSkills)
 	must(b.t, err)
@@ -215,7 +215,7 @@ func (b *bed) kept() (names []string) {
 	return names
 }
 
-// version is a ZIP of the skill pdf-tools that is like no other.
+// version returns a ZIP of the skill pdf-tools that is different for each n.
 func version(n int) []byte {
 	return skilltest.Build(skilltest.Document(), skilltest.File("n", fmt.Sprint(n)))
 }
@@ -224,9 +224,9 @@ var ref = events.Reference{Slug: "pdf-tools"}
 
 func at(v string) events.Reference { return events.Reference{Slug: "pdf-tools", Version: v} }
 
-func TestPush(t *testing.T) {
+func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.copy(skills.Config{})
 	z := version(1)
 	a := b.ok(b.push(z, tags("stable")))
@@ -252,11 +252,11 @@ func TestPush(t *testing.T) {
 	}
 	stored, err := b.uploads.Get(t.Context(), sum(z))
 	must(t, err)
-	defer stored.Close() //nolint:errcheck // it never fails
+	defer stored.Close() //nolint:errcheck // Close never fails
 	if content, err := io.ReadAll(stored); err != nil || !bytes.Equal(content, z) {
 		t.Errorf("stored are %d bytes, %v", len(content), err)
 	}
-	// The same again is the same; with a new tag too, which moves.
+	// A second push of the same ZIP adds no version. With a new tag, only the tag moves.
 	if again := b.ok(b.push(z, tags("stable"))); !again.Same || again.Position != a.Position {
 		t.Errorf("again: %+v", again)
 	}
@@ -268,10 +268,11 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// TestPushElsewhere: a skill of a scope and an organization is another skill.
-func TestPushElsewhere(t *testing.T) {
+// TestPush_ScopesAndOrganizationsAreSeparate tests that the same slug in another scope or organization is another
+// skill.
+func TestPush_ScopesAndOrganizationsAreSeparate(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.copy(skills.Config{})
 	for _, r := range []events.Reference{
 		{Scope: events.ScopePlatform, Slug: "pdf-tools"}, {Scope: events.ScopeAccount, Org: "ann", Slug: "pdf-tools"}, {Org: "team", Slug: "pdf-tools"}, {Org: "other"},
@@ -290,9 +291,9 @@ func TestPushElsewhere(t *testing.T) {
 	}
 }
 
-func TestDryRun(t *testing.T) {
+func TestPush_DryRunStoresNothing(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.copy(skills.Config{})
 	z := version(1)
 	a := b.ok(b.push(z, dry, tags("x")))
@@ -304,21 +305,22 @@ func TestDryRun(t *testing.T) {
 	}
 	b.ok(b.push(z))
 	if a := b.ok(b.push(z, dry)); !a.Same {
-		t.Errorf("of what is there: %+v", a)
+		t.Errorf("dry run of an existing version: %+v", a)
 	}
 	bad := skilltest.Build(skilltest.File("README.md", "x"))
 	if a := b.push(bad, dry); a.Error == nil || a.Error.Code != "SKILL_DOCUMENT_INVALID" {
-		t.Errorf("of a bad one: %+v", a)
+		t.Errorf("dry run of an invalid ZIP: %+v", a)
 	}
 }
 
-// TestRedelivery: a command that comes again changes nothing, and is answered as before, whatever happened meanwhile.
-func TestRedelivery(t *testing.T) {
+// TestPush_RedeliveredCommandChangesNothing tests that a command that is delivered again changes nothing and has the
+// same answer, whatever happened meanwhile.
+func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 	t.Parallel()
 	for name, slug := range map[string]string{"slug": "pdf-tools", "no slug": ""} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
+			b := newFixture(t)
 			b.copy(skills.Config{})
 			named := func(p *command.PushSkill) { p.Ref.Slug = slug }
 			first, second, tag, rm := id(events.KindCommand), id(events.KindCommand), id(events.KindCommand), id(events.KindCommand)
@@ -331,7 +333,7 @@ func TestRedelivery(t *testing.T) {
 			if again.Same != two.Same || *again.Ref != *two.Ref || !reflect.DeepEqual(again.Pushed, two.Pushed) {
 				t.Errorf("again %+v, first %+v", again, two)
 			}
-			// Its version was removed meanwhile; it does not come back.
+			// The version of the command was removed meanwhile and must not come back.
 			again = b.ok(b.pushAs(first, version(1), named, tags("a")))
 			if *again.Ref != *one.Ref || !reflect.DeepEqual(again.Pushed, one.Pushed) {
 				t.Errorf("again %+v, first %+v", again, one)
@@ -347,9 +349,9 @@ func TestRedelivery(t *testing.T) {
 	}
 }
 
-func TestTagAndRemove(t *testing.T) {
+func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.copy(skills.Config{})
 	one, two := version(1), version(2)
 	b.ok(b.push(one))
@@ -381,7 +383,7 @@ func TestTagAndRemove(t *testing.T) {
 	if a := b.ok(tag("", "newest")); *a.Ref != at(sum(two)) {
 		t.Errorf("latest: %+v", a)
 	}
-	b.ok(tag(sum(one), events.Latest)) // back to it
+	b.ok(tag(sum(one), events.Latest)) // latest is moved back
 	means("", sum(one))
 	b.ok(remove("old"))
 	means(sum(one), "")
@@ -389,7 +391,7 @@ func TestTagAndRemove(t *testing.T) {
 	means("", sum(two))
 	b.ok(remove(""))
 	means("", "")
-	means(sum(two), sum(two)) // what pinned it goes on
+	means(sum(two), sum(two)) // sessions that pinned the version can still load it
 	b.ok(b.push(one))
 	means("", sum(one))
 	for name, a := range map[string]command.Answer{
@@ -406,10 +408,10 @@ func TestTagAndRemove(t *testing.T) {
 	}
 }
 
-// TestRefused: what is wrong with a command is said, with its field, and nothing is written.
-func TestRefused(t *testing.T) {
+// TestCommands_RefusedNameTheirField tests that a refused command names its field and writes nothing.
+func TestCommands_RefusedNameTheirField(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.copy(skills.Config{})
 	z := version(1)
 	b.ok(b.push(z))
@@ -421,13 +423,13 @@ func TestRefused(t *testing.T) {
 		answer            command.Answer
 	}{
 		{"another slug", "SKILL_DOCUMENT_INVALID", "SKILL.md: name", push(func(p *command.PushSkill) { p.Ref.Slug = "xls" })},
-		{"a slug that is none", "INVALID_REQUEST", "slug", push(func(p *command.PushSkill) { p.Ref.Slug = "A b" })},
+		{"an invalid slug", "INVALID_REQUEST", "slug", push(func(p *command.PushSkill) { p.Ref.Slug = "A b" })},
 		{"a version", "INVALID_REQUEST", "version", push(func(p *command.PushSkill) { p.Ref.Version = "v1" })},
-		{"a scope that is none", "INVALID_REQUEST", "scope", push(func(p *command.PushSkill) { p.Ref.Scope = "world" })},
+		{"an invalid scope", "INVALID_REQUEST", "scope", push(func(p *command.PushSkill) { p.Ref.Scope = "world" })},
 		{"no digest", "INVALID_REQUEST", "sha256", push(func(p *command.PushSkill) { p.SHA256 = "abc" })},
 		{"another's upload", "INVALID_REQUEST", "object", push(func(p *command.PushSkill) { p.Object = command.SkillUpload("other", id(events.KindCommand)) })},
 		{"a kept ZIP for an upload", "INVALID_REQUEST", "object", push(func(p *command.PushSkill) { p.Object = sum(z) })},
-		{"a tag that is none", "INVALID_REQUEST", "tag[1]", push(tags("ok", "No"))},
+		{"an invalid tag", "INVALID_REQUEST", "tag[1]", push(tags("ok", "No"))},
 		{"too many tags", "TOO_MANY_TAGS", "tags", push(tags(many(65)...))},
 		{"tag without a name", "INVALID_REQUEST", "tag", send(command.TypeTagSkill, command.TagSkill{Ref: ref})},
 		{"tag of what is no reference", "INVALID_REQUEST", "slug", send(command.TypeTagSkill, command.TagSkill{Tag: "x"})},
@@ -440,7 +442,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: %+v, want %s on %s", c.name, e, c.code, c.field)
 		}
 	}
-	// Nothing lies under the command's own name.
+	// No object has the name of this command.
 	cmd := id(events.KindCommand)
 	a := b.send(command.TypePushSkill, cmd, command.PushSkill{Object: command.SkillUpload(tenant, cmd), SHA256: sum(z)})
 	if a.Error == nil || a.Error.Code != "SKILL_UPLOAD_MISSING" || a.Error.Field != "object" {
@@ -454,11 +456,11 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A ZIP that was stored a while ago and that the skill has no version of is stored
-// again: the janitor may be removing it. One of a version that is there is not.
+// TestPush_StoresAgainWhatMayBeRemoved tests that a ZIP that was stored a while ago, and that is not a version of the
+// skill, is stored again: the janitor may be removing it. The ZIP of an existing version is not stored again.
 func TestPush_StoresAgainWhatMayBeRemoved(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	z := version(1)
 	must(t, b.uploads.Put(t.Context(), sum(z), bytes.NewReader(z)))
 	left, err := b.uploads.StoredAt(t.Context(), sum(z))
@@ -476,7 +478,7 @@ func TestPush_StoresAgainWhatMayBeRemoved(t *testing.T) {
 	stop()
 }
 
-// many are so many tags.
+// many returns n tags.
 func many(n int) (list []string) {
 	for i := range n {
 		list = append(list, fmt.Sprint("t", i))
@@ -484,10 +486,11 @@ func many(n int) (list []string) {
 	return list
 }
 
-// TestOldVersions: a version that the state no longer holds keeps its meaning, takes no tag, and comes back when it is pushed.
-func TestOldVersions(t *testing.T) {
+// TestOldVersions_BeyondTheState tests a version that the state no longer holds: references to it work, it cannot be
+// tagged, and it is stored again when it is pushed.
+func TestOldVersions_BeyondTheState(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.copy(skills.Config{})
 	oldest := sum(version(0))
 	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.Leader)
@@ -502,7 +505,7 @@ func TestOldVersions(t *testing.T) {
 		t.Fatal("the state still holds the oldest version")
 	}
 	if _, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at(oldest)); err != nil {
-		t.Errorf("it means nothing any more: %v", err)
+		t.Errorf("the reference does not resolve: %v", err)
 	}
 	tag := func(version string) command.Answer {
 		return b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: at(version), Tag: "old"})

@@ -21,11 +21,12 @@ import (
 )
 
 const (
-	// requestTimeout bounds one request, since a frozen service does not answer.
+	// requestTimeout is the time limit of one request, because a frozen service does not answer.
 	requestTimeout = 15 * time.Second
-	// idleTimeout is how long a stream may be silent before its client reconnects. A gateway sends a comment every 15 s.
+	// idleTimeout is the time without data after which a stream's client reconnects. A gateway sends a comment every
+	// 15 s.
 	idleTimeout = 20 * time.Second
-	// retryPause lies between two tries of a request or a connection.
+	// retryPause is the pause between two attempts of a request or a connection.
 	retryPause = 250 * time.Millisecond
 )
 
@@ -34,15 +35,15 @@ type driver struct {
 	c        *cluster
 	mu       sync.Mutex
 	accepted map[string]string // session by execution
-	open     map[string]bool   // executions without an end, as clients saw it
-	ended    map[string]bool   // a client may see the end before the answer to the message comes
+	open     map[string]bool   // executions whose end no client has received
+	ended    map[string]bool   // ended executions; a client may receive the end before the answer to its message
 	clients  []*client
 	retries  int
-	refused  []string // valid cursors that were refused, and answers that no client should get
+	refused  []string // valid cursors that were refused, and answers that no client should receive
 	received time.Time
-	stall    time.Duration // longest time without an event for any client while a query was open
+	stall    time.Duration // longest time in which no client received an event while a query was open
 	posts    sync.WaitGroup
-	deleted  int // sessions that were deleted while faults went on
+	deleted  int // sessions that were deleted during the faults
 }
 
 // client follows one session over one transport.
@@ -60,7 +61,7 @@ func (c *client) cursor() uint32 {
 	return uint32(len(c.events))
 }
 
-// call asks one gateway; the answer's body is decoded into out if it is 2xx.
+// call sends a request to one gateway. If the status is 2xx, the body of the answer is decoded into out.
 func (d *driver) call(ctx context.Context, gateway int, method, path, key string, body, out any) (int, string, error) {
 	var raw []byte
 	var err error
@@ -83,7 +84,7 @@ func (d *driver) call(ctx context.Context, gateway int, method, path, key string
 	if err != nil {
 		return 0, "", err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to its end
+	defer resp.Body.Close() //nolint:errcheck // the body was read to its end
 	answer, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return 0, "", err
@@ -94,7 +95,8 @@ func (d *driver) call(ctx context.Context, gateway int, method, path, key string
 	return resp.StatusCode, string(answer), err
 }
 
-// insist repeats a request with the same key until its outcome is known: 503 and a lost connection say that it is not.
+// insist repeats a request with the same key until its outcome is known. After a 503 or a lost connection it is not
+// known.
 func (d *driver) insist(ctx context.Context, method, path, key string, body, out any) (status int, answer string, err error) {
 	for gateway := 0; ; gateway++ {
 		status, answer, err = d.call(ctx, gateway, method, path, key, body, out)
@@ -121,7 +123,7 @@ func (d *driver) complain(format string, args ...any) {
 	d.refused = append(d.refused, fmt.Sprintf(format, args...))
 }
 
-// create makes a session.
+// create creates a session.
 func (d *driver) create(ctx context.Context, key string) (string, error) {
 	var s struct{ SessionID string }
 	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
@@ -133,7 +135,7 @@ func (d *driver) create(ctx context.Context, key string) (string, error) {
 
 var texts = []string{"text", "text", "silent", "files", "error", "hello"}
 
-// post posts messages to a session until the faults are over; at most three of them wait.
+// post posts messages to a session until the faults end. At most three messages are queued.
 func (d *driver) post(ctx context.Context, until <-chan struct{}, session string, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
@@ -167,12 +169,12 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 	}
 }
 
-// control now and then cancels an execution, or pauses and resumes it.
+// control sometimes cancels an execution, or pauses and resumes it.
 func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
 	steps := [][]string{{}, {}, {}, {}, {}, {"cancel"}, {"pause", "resume"}}[r.IntN(7)]
 	for _, step := range steps {
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
-		// 409 is an execution that has ended, or is not paused.
+		// 409 means that the execution has ended, or is not paused.
 		status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
 		if err != nil || status/100 != 2 && status != http.StatusConflict {
 			d.complain("%s of %s: %d %s %v", step, execution, status, answer, err)
@@ -180,7 +182,7 @@ func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
 	}
 }
 
-// waiting is how many queries of a session have no end yet, as clients saw it.
+// waiting returns the number of queries of a session whose end no client has received.
 func (d *driver) waiting(session string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -192,10 +194,11 @@ func (d *driver) waiting(session string) (n int) {
 	return n
 }
 
-// take keeps an event that a client received. What does not follow is kept as well, for the checker to find.
-func (d *driver) take(c *client, w events.Wire) {
+// store stores an event that a client received, also one that does not follow the event before, so that the checker
+// finds it.
+func (d *driver) store(c *client, w events.Wire) {
 	if w.Type == events.TextDelta {
-		d.takePiece(c, w)
+		d.storePiece(c, w)
 		return
 	}
 	c.mu.Lock()
@@ -214,8 +217,8 @@ func (d *driver) take(c *client, w events.Wire) {
 	}
 }
 
-// takePiece keeps text in flight that a client received.
-func (d *driver) takePiece(c *client, w events.Wire) {
+// storePiece stores text in flight that a client received.
+func (d *driver) storePiece(c *client, w events.Wire) {
 	var delta events.Delta
 	if err := json.Unmarshal(w.Data, &delta); err != nil {
 		d.complain("text in flight of %s: %v: %s", c.session, err, w.Data)
@@ -223,11 +226,11 @@ func (d *driver) takePiece(c *client, w events.Wire) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	after := uint32(len(c.events)) //nolint:gosec // small
+	after := uint32(len(c.events)) //nolint:gosec // a small number
 	c.pieces = append(c.pieces, check.Piece{Block: delta.BlockID, Offset: delta.Offset, Text: delta.Text, Seq: w.Seq, After: after})
 }
 
-// compact is JSON in one form.
+// compact returns the canonical form of a JSON text.
 func compact(raw []byte) string {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -240,7 +243,7 @@ func compact(raw []byte) string {
 	return string(out)
 }
 
-// follow keeps a client connected, from one gateway to the other, until ctx ends.
+// follow keeps a client connected to one of the gateways, in turn, until ctx ends.
 func (d *driver) follow(ctx context.Context, c *client, first int) {
 	connect := d.sse
 	if c.kind == "WebSocket" {
@@ -274,7 +277,7 @@ func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it is cut off
+	defer resp.Body.Close() //nolint:errcheck // the connection is cut off
 	if resp.StatusCode != http.StatusOK {
 		answer, err := io.ReadAll(resp.Body)
 		return errors.Join(fmt.Errorf("answered %d %s", resp.StatusCode, answer), err)
@@ -294,7 +297,7 @@ func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 		if w.ID == "" && w.Type != events.TextDelta {
 			return errors.New(data) // an error ends the stream
 		}
-		d.take(c, w)
+		d.store(c, w)
 	}
 	return lines.Err()
 }
@@ -304,12 +307,13 @@ func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
 	defer cancel()
 	idle := time.AfterFunc(idleTimeout, cancel)
 	defer idle.Stop()
+	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(d.c.gateways[gateway%len(d.c.gateways)], "http")+"/api/ws", nil)
 	if err != nil {
 		return err
 	}
-	defer conn.CloseNow() //nolint:errcheck // it is cut off
+	defer conn.CloseNow() //nolint:errcheck // the connection is cut off
 	conn.SetReadLimit(16 << 20)
 	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r", "sessionId": c.session, "after": c.cursor()})
 	if err != nil {
@@ -333,7 +337,7 @@ func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
 		}
 		switch m.Type {
 		case "session:event":
-			d.take(c, m.Event)
+			d.store(c, m.Event)
 		case "error":
 			return fmt.Errorf("%s: %s", m.Code, m.Message)
 		}

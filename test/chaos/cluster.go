@@ -26,15 +26,16 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// startTime bounds how long the whole may take to come up, and one part to stop.
+// startTime is the time limit for the start of all processes, and for the stop of one.
 const startTime = 90 * time.Second
 
-// slots of one executor: fewer than there are sessions, so that executions wait for one.
+// slots is the number of slots of one executor. It is lower than the number of sessions, so that executions wait for
+// a slot.
 const slots = 3
 
 // cluster is an installation of Spool whose services are processes of this machine.
 type cluster struct {
-	bin, dir string // programs; all that is written
+	bin, dir string // folder of the programs; folder of all written files
 	nats     string // URLs
 	database string
 	model    string
@@ -65,7 +66,8 @@ func free() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// password is a user's at NATS. It is no secret: the server listens on loopback and is gone with the run.
+// password returns the password of a NATS user. It is not a secret: the server listens on loopback and ends with the
+// run.
 func password(user string) string { return "chaos" + user }
 
 func (c *cluster) add(name string, start func() *exec.Cmd) error {
@@ -76,7 +78,7 @@ func (c *cluster) add(name string, start func() *exec.Cmd) error {
 	return err
 }
 
-// startNATS runs the server with the repository's configuration, on loopback and on a folder of this run.
+// startNATS runs the server with the repository's configuration, on loopback and in a folder of this run.
 func (c *cluster) startNATS(ctx context.Context) error {
 	conf, err := os.ReadFile("deploy/nats.conf")
 	if err != nil {
@@ -92,7 +94,7 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	text := string(conf)
 	for _, r := range [][2]string{
 		{"listen: 0.0.0.0:4222", "listen: " + addr}, {"http: 127.0.0.1:8222", "http: " + c.natsHTTP},
-		// All parts of the run are on loopback.
+		// All processes of the run use loopback, so the server needs no TLS.
 		{"\ntls {\n  cert_file: $" + topology.CertificateVariable + "\n  key_file: $" + topology.KeyVariable + "\n  min_version: \"1.2\"\n}\n", ""},
 		{"store_dir: /data", "store_dir: " + strconv.Quote(filepath.Join(c.dir, "nats"))},
 	} {
@@ -124,7 +126,7 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	return nil
 }
 
-// spool runs the command line tool against this cluster.
+// spool runs the command line tool with this cluster.
 func (c *cluster) spool(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
 	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
@@ -136,7 +138,7 @@ func (c *cluster) spool(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// startPostgres makes a cluster and runs it, as another user when this one is root.
+// startPostgres creates a database cluster and runs it, as another user if this one is root.
 func (c *cluster) startPostgres(ctx context.Context) error {
 	data := filepath.Join(c.dir, "postgres")
 	if err := os.Mkdir(data, 0o700); err != nil {
@@ -174,7 +176,8 @@ func (c *cluster) startPostgres(ctx context.Context) error {
 	})
 }
 
-// ownPostgres gives a folder to the user that Postgres runs as: nil for this one.
+// ownPostgres gives a folder to the user that runs Postgres, and returns that user. It returns nil if this user is
+// not root.
 func ownPostgres(data string) (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -194,7 +197,7 @@ func ownPostgres(data string) (*syscall.Credential, error) {
 	return nil, errors.New("postgres does not run as root, and there is no user postgres or nobody")
 }
 
-// startModel runs the scripted model server, which no fault hits.
+// startModel runs the scripted model server, which faults do not affect.
 func (c *cluster) startModel(context.Context) error {
 	addr, err := free()
 	if err != nil {
@@ -207,7 +210,7 @@ func (c *cluster) startModel(context.Context) error {
 	return err
 }
 
-// startServices runs two copies of each service, and one of the skills service.
+// startServices runs two copies of each service, and one copy of the skills service.
 func (c *cluster) startServices(ctx context.Context) error {
 	for _, s := range []struct {
 		name   string
@@ -255,7 +258,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 	return c.ready(ctx)
 }
 
-// ready returns when both gateways say that they are.
+// ready blocks until both gateways report that they are ready.
 func (c *cluster) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -282,10 +285,10 @@ func (c *cluster) ready(ctx context.Context) error {
 	return nil
 }
 
-// sandboxes returns the executors' folder.
+// sandboxes returns the folder of the executors.
 func (c *cluster) sandboxes() string { return filepath.Join(c.dir, "executor") }
 
-// log opens the log as admin.
+// log opens the log with the rights of admin.
 func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	nc, err := nats.Connect(c.nats, nats.UserInfo(topology.UserAdmin, password(topology.UserAdmin)), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserAdmin)))
 	if err != nil {
@@ -311,7 +314,7 @@ func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	return nc, log, err
 }
 
-// logKeys are the keys that commits of roles are signed with, as settings have them.
+// logKeys returns the setting with the keys that sign the commits of the roles.
 func logKeys(roles ...string) string {
 	var list []string
 	for _, role := range roles {
@@ -320,7 +323,7 @@ func logKeys(roles ...string) string {
 	return strings.Join(list, ",")
 }
 
-// headsSeed is the key that heads of the log are signed with.
+// headsSeed is the key that signs the heads of the log.
 var headsSeed = strings.Repeat("c0", 32)
 
 // headsPublicKey writes the public key into a file.
@@ -333,7 +336,7 @@ func (c *cluster) headsPublicKey() (file string, err error) {
 	return file, os.WriteFile(file, []byte(key.Public().String()+"\n"), 0o600)
 }
 
-// processes returns the parts and the model server.
+// processes returns all parts and the model server.
 func (c *cluster) processes() []*process {
 	if c.mock == nil {
 		return c.parts
@@ -341,14 +344,14 @@ func (c *cluster) processes() []*process {
 	return append(slices.Clone(c.parts), c.mock)
 }
 
-// end stops all that was started, the servers last.
+// end stops all processes, the servers last.
 func (c *cluster) end() error {
 	var errs []error
 	all := c.processes()
 	for i := len(all) - 1; i >= 0; i-- {
 		sig := syscall.SIGTERM
 		if all[i].name == "postgres" {
-			sig = syscall.SIGINT // at once, with clients connected
+			sig = syscall.SIGINT // a fast shutdown, although clients are connected
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		errs = append(errs, all[i].thaw(), all[i].end(ctx, sig))

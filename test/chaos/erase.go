@@ -17,10 +17,11 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// marker stands in every message to a session that is deleted while faults go on, and nowhere else.
+// marker is part of every message to a session that is deleted during the faults, and of nothing else.
 const marker = "to-be-erased"
 
-// churn creates sessions, posts a message to each and deletes it, whether its query has ended or not, until the faults are over.
+// churn creates sessions, posts a message to each and deletes the session, whether its query has ended or not, until
+// the faults end.
 func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
@@ -50,7 +51,7 @@ func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, t
 	if err != nil || status != http.StatusAccepted {
 		return errors.Join(fmt.Errorf("message to %s: %d %s", id, status, answer), err)
 	}
-	// The message was accepted, so it is on the disk: what erased looks for can be found.
+	// The message was accepted, so it is on the disk. This shows that the search in erased can find it.
 	if found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker); err != nil || len(found) == 0 {
 		return errors.Join(fmt.Errorf("the message to %s is in the files of no stream", id), err)
 	}
@@ -62,7 +63,7 @@ func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, t
 	return d.delete(ctx, id)
 }
 
-// delete deletes a session. 404 is the answer to a repeated request.
+// delete deletes a session. The answer to a repeated request is 404.
 func (d *driver) delete(ctx context.Context, id string) error {
 	status, answer, err := d.insist(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil)
 	if err != nil || status/100 != 2 && status != http.StatusNotFound {
@@ -71,7 +72,7 @@ func (d *driver) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// erased returns when no stream that holds content has the marker on the disk any more.
+// erased blocks until no stream that holds content has the marker on the disk.
 func (d *driver) erased(ctx context.Context) error {
 	deadline := time.Now().Add(settleTimeout)
 	for {
@@ -93,7 +94,7 @@ func (d *driver) erased(ctx context.Context) error {
 	}
 }
 
-// streamsWith lists the streams that hold content and in whose files a text stands.
+// streamsWith returns the streams that hold content and whose files contain a text.
 func streamsWith(store, text string) (found []string, err error) {
 	err = filepath.WalkDir(store, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || err == nil && entry.IsDir() {
@@ -112,15 +113,15 @@ func streamsWith(store, text string) (found []string, err error) {
 			found = append(found, stream)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // the server has replaced it
+			return nil // the server has replaced the file
 		}
 		return err
 	})
 	return found, err
 }
 
-// holdsContent reports whether a stream holds what sessions say and do. COMMANDS holds a message until it is carried out; its files are
-// overwritten later.
+// holdsContent reports whether a stream holds the content of sessions. COMMANDS holds a message until it is executed,
+// and its files are overwritten later.
 func holdsContent(stream string) bool {
 	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{topology.StreamDeltas, "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
 }

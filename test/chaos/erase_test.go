@@ -9,7 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestStreamsWith_FindsContentOnTheDisk: in the files of the log, of text in flight and of the object stores, and not in those of other streams.
+// TestStreamsWith_FindsContentOnTheDisk tests that a text is found in the files of the log, of text in flight and of
+// the object stores, and not in those of other streams.
 func TestStreamsWith_FindsContentOnTheDisk(t *testing.T) {
 	t.Parallel()
 	store := t.TempDir()
@@ -26,13 +27,13 @@ func TestStreamsWith_FindsContentOnTheDisk(t *testing.T) {
 	write("COMMANDS", "text "+marker)
 	write("EVENTS-1", "text")
 	if found, err := streamsWith(store, marker); err != nil || len(found) > 0 {
-		t.Errorf("it found %q, %v", found, err)
+		t.Errorf("streamsWith found %q, %v", found, err)
 	}
 	want := []string{"DELTAS", "EVENTS-0", "OBJ_payloads", "OBJ_workspaces"}
 	for _, stream := range want {
 		write(stream, "text "+marker)
 	}
 	if found, err := streamsWith(store, marker); err != nil || !slices.Equal(found, want) {
-		t.Errorf("it found %q, %v, want %q", found, err, want)
+		t.Errorf("streamsWith found %q, %v, want %q", found, err, want)
 	}
 }

@@ -14,10 +14,10 @@ import (
 // task is a process as the kernel lists it.
 type task struct {
 	pid, parent int
-	dead        bool // it has ended, and nobody has waited for it
+	dead        bool // the process has ended, and its parent has not waited for it
 }
 
-// tasks lists all processes of this machine; those that end meanwhile are left out.
+// tasks returns all processes of this machine, except those that end meanwhile.
 func tasks() (list []task, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -32,7 +32,7 @@ func tasks() (list []task, err error) {
 		if err != nil {
 			continue
 		}
-		// The program's name, in parentheses, may hold anything.
+		// The name of the program, in parentheses, may contain any character.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) < 2 {
 			continue
@@ -60,12 +60,12 @@ func below(list []task, roots ...int) (pids []int) {
 	return known[len(roots):]
 }
 
-// uses reports whether a process has to do with a folder: its arguments or environment name the folder, or its working directory,
-// its program or an open file lies in it.
+// uses reports whether a process uses a folder: its arguments or environment name the folder, or its working
+// directory, its program or an open file is in the folder.
 func uses(pid int, folder string) bool {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	for _, name := range []string{"cmdline", "environ"} {
-		// A process that has ended, or that belongs to another user, cannot be read.
+		// The files of a process that has ended, or that belongs to another user, cannot be read.
 		if raw, err := os.ReadFile(filepath.Join(proc, name)); err == nil && bytes.Contains(raw, []byte(folder)) {
 			return true
 		}
@@ -82,7 +82,7 @@ func uses(pid int, folder string) bool {
 	return false
 }
 
-// own returns the processes that belong to the run: the parts, and what the servers start.
+// own returns the processes of the run: the parts, and the processes that the servers start.
 func (c *cluster) own(list []task) []int {
 	own := []int{os.Getpid()}
 	for _, p := range c.processes() {
@@ -94,8 +94,9 @@ func (c *cluster) own(list []task) []int {
 	return own
 }
 
-// left lists the processes that sandboxes have left: those that use the executors' folder, and those that descend from this program,
-// which adopts every orphan of an executor. What Spool itself knows about sandboxes plays no part.
+// left returns the processes that sandboxes have left behind: those that use the executors' folder, and those that
+// descend from this program, which adopts every orphan of an executor. It does not depend on what Spool itself knows
+// about sandboxes.
 func (c *cluster) left() (pids []int, err error) {
 	list, err := tasks()
 	if err != nil {
@@ -110,12 +111,13 @@ func (c *cluster) left() (pids []int, err error) {
 	return pids, nil
 }
 
-// leftFolders lists what sessions have left in the executors' folder: workspaces, sandboxes and the agents' state.
+// leftFolders returns what sessions have left in the executors' folder: workspaces, sandboxes and the state of
+// agents.
 func (c *cluster) leftFolders() ([]string, error) {
 	return filepath.Glob(filepath.Join(c.sandboxes(), "*", "[a-z][a-z][a-z]_*"))
 }
 
-// reap waits for the dead orphans that this program has adopted, as process 1 does elsewhere.
+// reap waits for the ended orphans that this program has adopted, as process 1 does elsewhere.
 func (c *cluster) reap() error {
 	list, err := tasks()
 	if err != nil {
@@ -132,12 +134,12 @@ func (c *cluster) reap() error {
 	return nil
 }
 
-// describe returns a process's id and arguments, for messages.
+// describe returns the ids and arguments of processes, for messages.
 func describe(pids []int) (list []string) {
 	for _, pid := range pids {
 		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		command := string(bytes.ReplaceAll(raw, []byte{0}, []byte{' '}))
 		list = append(list, strconv.Itoa(pid)+" "+command[:min(len(command), 200)])
@@ -145,7 +147,7 @@ func describe(pids []int) (list []string) {
 	return list
 }
 
-// sweep ends what sandboxes left behind, which only a failed run does.
+// sweep ends the processes that sandboxes left behind, which happens only after a failed run.
 func (c *cluster) sweep() error {
 	pids, err := c.left()
 	errs := []error{err}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// plant starts a script in a session of its own and returns when the shell that started the script has ended, so that the script's
-// process is an orphan. The script prints nothing and inherits no file.
+// plant starts a script in its own session and returns after the shell that started it has ended, so that the
+// script's process is an orphan. The script prints nothing and inherits no file.
 func plant(t *testing.T, dir, script string) int {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", `setsid sh -c "$1" "$2" </dev/null >/dev/null 2>&1 & echo $!`, "sh", "exec "+script, "planted")
@@ -31,7 +31,7 @@ func plant(t *testing.T, dir, script string) int {
 			t.Error(err)
 		}
 	})
-	// It is planted once its shell has become the script's program.
+	// The shell of the script must first replace itself by the script's program.
 	deadline := time.Now().Add(time.Minute)
 	for {
 		if raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm")); err == nil && slices.Contains([]string{"sleep\n", "tail\n", "link\n"}, string(raw)) {
@@ -53,9 +53,9 @@ func mustLeft(t *testing.T, c *cluster) []int {
 	return pids
 }
 
-// TestLeft_FindsProcessesOfSandboxes: each orphan that has anything to do with the executors' folder is found, also after the folder is
-// deleted. A process that has nothing to do with it is not.
-func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest // the next test changes whose orphans these are
+// TestLeft_FindsProcessesOfSandboxes tests that each orphan that uses the executors' folder is found, also after the
+// folder was deleted. A process that does not use the folder is not found.
+func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest // the next test changes the parent of these orphans
 	c := &cluster{dir: t.TempDir()}
 	workspace := filepath.Join(c.sandboxes(), "workspaces", "ses_1")
 	if err := os.MkdirAll(workspace, 0o700); err != nil {
@@ -70,13 +70,13 @@ func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest //
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(inside, raw, 0o700); err != nil { //nolint:gosec // it is run
+	if err := os.WriteFile(inside, raw, 0o700); err != nil { //nolint:gosec // the file is executed
 		t.Fatal(err)
 	}
 	if err := os.Symlink(inside, outside); err != nil {
 		t.Fatal(err)
 	}
-	// Each has one trait alone.
+	// Each process uses the folder in one way only.
 	planted := map[string]int{
 		"names it in its arguments":           plant(t, "/", "env -i tail -F /dev/null "+filepath.Join(workspace, "nothing")),
 		"names it in its environment":         plant(t, "/", "env -i BOX="+workspace+" sleep 600"),
@@ -109,9 +109,10 @@ func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest //
 	}
 }
 
-// TestLeft_FindsOrphansWithoutATrace: an orphan with an empty environment, without a file and in another folder is found as a descendant of
-// this program. The run's own processes, and the children of its servers, are not.
-func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest // it adopts the orphans of other tests
+// TestLeft_FindsOrphansWithoutATrace tests that an orphan with an empty environment, without an open file and in
+// another folder is found as a descendant of this program. The processes of the run, and the children of its servers,
+// are not found.
+func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest // the test adopts the orphans of other tests
 	if err := adoptOrphans(true); err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +179,8 @@ func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest //
 	}
 }
 
-// TestLeftFolders_FindsWhatSessionsLeave in each of the executors' folders, and nothing where they are empty.
+// TestLeftFolders_FindsWhatSessionsLeave tests that folders in each of the executors' folders are found, and nothing
+// in empty ones.
 func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
 	t.Parallel()
 	c := &cluster{dir: t.TempDir()}
@@ -191,7 +193,7 @@ func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
 	}
 	got, err := c.leftFolders()
 	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("it found %q, %v, want %q", got, err, want)
+		t.Errorf("leftFolders returned %q, %v, want %q", got, err, want)
 	}
 	for _, path := range want {
 		if err := os.RemoveAll(path); err != nil {
@@ -199,6 +201,6 @@ func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
 		}
 	}
 	if got, err := c.leftFolders(); err != nil || len(got) > 0 {
-		t.Errorf("in empty folders it found %q, %v", got, err)
+		t.Errorf("in empty folders leftFolders returned %q, %v", got, err)
 	}
 }

@@ -1,6 +1,6 @@
-// Command chaos runs Spool as real processes, kills and freezes them at random while clients work, and then checks what Spool promises.
-// docs/reliability.md lists the promises. The command signals only processes that it started and their descendants. `make chaos` builds the
-// programs and runs it.
+// Command chaos runs Spool as real processes, kills and freezes them at random while clients work, and then checks
+// the promises of Spool. docs/reliability.md lists the promises. The command signals only processes that it started
+// and their descendants. `make chaos` builds the programs and runs it.
 package main
 
 import (
@@ -26,9 +26,10 @@ import (
 
 const (
 	tenant = "default"
-	// settleTimeout bounds the wait for queries to end after the last fault, and each wait after that. An engine counts as gone after 30 s.
+	// settleTimeout is the time limit for queries to end after the last fault, and of each wait after that. An engine
+	// counts as gone after 30 s.
 	settleTimeout = 3 * time.Minute
-	// proofTimeout bounds "spool verify" and "spool rebuild" together.
+	// proofTimeout is the time limit of "spool verify" and "spool rebuild" together.
 	proofTimeout = 3 * time.Minute
 )
 
@@ -53,13 +54,13 @@ func main() {
 		s.least = time.Hour
 	}
 	if s.seed == 0 {
-		s.seed = rand.Uint64() >> 32 //nolint:gosec // any will do
+		s.seed = rand.Uint64() >> 32 //nolint:gosec // any seed is good
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	if err := chaos(ctx, s); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
-		os.Exit(1) //nolint:gocritic // nothing is left to be undone
+		os.Exit(1) //nolint:gocritic // no deferred call is left to run
 	}
 }
 
@@ -94,7 +95,7 @@ func chaos(ctx context.Context, s settings) (err error) {
 	return work(ctx, c, s)
 }
 
-// work runs clients and faults, waits until every query has ended, and checks what is left.
+// work runs clients and faults, waits until every query has ended, and checks the evidence.
 func work(ctx context.Context, c *cluster, s settings) error {
 	d := &driver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
 	following, stop := context.WithCancel(ctx)
@@ -114,10 +115,10 @@ func work(ctx context.Context, c *cluster, s settings) error {
 			followers.Go(func() { d.follow(following, cl, n+i) })
 		}
 		d.posts.Add(1)
-		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // it must be repeatable
+		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
 	}
 	d.posts.Add(1)
-	go d.churn(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // it must be repeatable
+	go d.churn(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // runs must be repeatable
 	began := time.Now()
 	err := inject(ctx, c, s)
 	close(calm)
@@ -140,14 +141,14 @@ func work(ctx context.Context, c *cluster, s settings) error {
 		errs = append(errs, errors.New(why))
 	}
 	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
-		errs = append(errs, errors.New("no client received text in flight, so that nothing is known about it"))
+		errs = append(errs, errors.New("no client received text in flight, so the run proves nothing about it"))
 	}
 	errs = append(errs, c.proofs(ctx), d.erased(ctx), d.remove(ctx, sessions))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
 
-// inject makes faults until there were enough, and returns when no process is frozen any more.
+// inject injects the demanded number of faults, and returns when no process is frozen any more.
 func inject(ctx context.Context, c *cluster, s settings) error {
 	plan, began := newSchedule(s.seed, len(c.parts)), time.Now()
 	var thaws sync.WaitGroup
@@ -203,7 +204,7 @@ func (d *driver) resume(ctx context.Context) error {
 	return nil
 }
 
-// settled blocks until clients have seen the end of every query.
+// settled blocks until clients have received the end of every query.
 func (d *driver) settled(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -222,7 +223,7 @@ func (d *driver) settled(ctx context.Context) error {
 	}
 }
 
-// evidence reads the log, and waits until every client has as many events as its session.
+// evidence reads the log, and blocks until every client has as many events as its session.
 func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidence, error) {
 	e := check.Evidence{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.log(ctx)
@@ -242,7 +243,7 @@ func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidenc
 					return e, err
 				}
 				if b, ok := n.Event.Data.(events.BlockComplete); ok {
-					e.Texts[b.Block.ID] = b.Block.Content + string(b.Block.Input) // a block has one of them
+					e.Texts[b.Block.ID] = b.Block.Content + string(b.Block.Input) // a block has only one of the two
 				}
 				w, err := n.Event.ToWire(id, n.Seq, n.Position.String())
 				if err != nil {

@@ -2,7 +2,7 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// adoptOrphans makes this program the parent of every process whose own parent dies, if it descends from this program.
+// adoptOrphans makes this program the parent of each of its descendants whose own parent dies.
 func adoptOrphans(adopt bool) error {
 	var on uintptr
 	if adopt {

@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// restartPause is how long a process that has ended stays down, unless a fault says otherwise.
+// restartPause is the time that an ended process stays down, unless a fault sets another time.
 const restartPause = 300 * time.Millisecond
 
-// process is a program that is started again whenever it ends, as `restart: unless-stopped` does in compose.
+// process is a program that is started again whenever it ends, like `restart: unless-stopped` in compose.
 type process struct {
 	name  string
 	start func() *exec.Cmd
 
 	mu      sync.Mutex
 	cmd     *exec.Cmd
-	down    time.Duration // for how long it stays down after the present one ends; negative for restartPause
-	killed  bool          // the present one's end was injected, or the run is over
+	down    time.Duration // time that the process stays down after its next end; negative for restartPause
+	killed  bool          // a fault ended the process, or the run is over
 	over    bool
 	began   time.Time
-	from    int64 // where the log of the present one begins
-	ends    []end // that were not injected
+	from    int64 // offset in the log file at which the present process began
+	ends    []end // ends that no fault caused
 	stopped []int
 	done    chan struct{}
 }
@@ -61,7 +61,7 @@ func (p *process) begin(log *os.File) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Setpgid = true // an interrupt of the terminal is this program's alone
+	cmd.SysProcAttr.Setpgid = true // an interrupt from the terminal reaches only this program
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.name, err)
 	}
@@ -71,7 +71,7 @@ func (p *process) begin(log *os.File) error {
 
 func (p *process) supervise(log *os.File) {
 	defer close(p.done)
-	defer log.Close() //nolint:errcheck // the process wrote to it, not this one
+	defer log.Close() //nolint:errcheck // this program did not write to the file
 	for {
 		err := p.cmd.Wait()
 		p.mu.Lock()
@@ -105,7 +105,7 @@ func (p *process) ended() bool {
 	return p.over && p.cmd.ProcessState != nil
 }
 
-// kill ends the process at once; it is started again after a while.
+// kill ends the process at once. It is started again after the given time.
 func (p *process) kill(down time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +113,7 @@ func (p *process) kill(down time.Duration) error {
 	return ignoreGone(p.cmd.Process.Kill())
 }
 
-// freeze stops the process, and its children, which Postgres has.
+// freeze stops the process and its children, as Postgres has.
 func (p *process) freeze() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,7 +127,7 @@ func (p *process) freeze() error {
 			now = append(now, t.pid)
 		}
 	}
-	p.stopped = append(p.stopped, now...) // those of a freeze that is not over yet may have lost their parent since
+	p.stopped = append(p.stopped, now...) // processes of an earlier freeze that is not over may have lost their parent since
 	var errs []error
 	for _, pid := range now {
 		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGSTOP)))
@@ -135,7 +135,7 @@ func (p *process) freeze() error {
 	return errors.Join(errs...)
 }
 
-// thaw lets what freeze stopped go on.
+// thaw resumes the processes that freeze stopped.
 func (p *process) thaw() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +165,7 @@ func (p *process) end(ctx context.Context, sig syscall.Signal) error {
 	return err
 }
 
-// pid returns that of the present process.
+// pid returns the process id of the present process.
 func (p *process) pid() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

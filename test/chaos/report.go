@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// endLines is how many lines of a process's log are kept of its end, each of lineBytes at most.
+	// endLines is the number of lines that are kept from the end of a process's log, each of at most lineBytes.
 	endLines  = 3
 	lineBytes = 300
-	// causeWithin is how long before an end a fault may have been its cause.
+	// causeWithin is the time before an end in which a fault counts as its possible cause.
 	causeWithin = 30 * time.Second
 	clockFormat = "15:04:05.000"
 )
@@ -28,10 +28,10 @@ type end struct {
 	at     time.Time
 	lived  time.Duration
 	status string
-	lines  []string // the last ones of its log
+	lines  []string // the last lines of its log
 }
 
-// injected is a fault that was made.
+// injected is a fault that was injected.
 type injected struct {
 	at   time.Time
 	part string
@@ -45,13 +45,13 @@ func (f injected) String() string {
 	return fmt.Sprintf("kill of %s for %s", f.part, f.length)
 }
 
-// lastLines returns the last lines that a log file holds after an offset.
+// lastLines returns the last lines of a log file after an offset.
 func lastLines(path string, from int64) []string {
 	f, err := os.Open(path)
 	if err != nil {
 		return []string{err.Error()}
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() //nolint:errcheck // the file is only read
 	if size, err := f.Seek(0, io.SeekEnd); err == nil {
 		from = max(from, size-endLines*16*lineBytes)
 	}
@@ -67,7 +67,8 @@ func lastLines(path string, from int64) []string {
 	return lines
 }
 
-// causes returns the faults shortly before an end that hit the process itself or a server that it needs, the latest first.
+// causes returns the faults shortly before an end that hit the process itself or a server that it needs, the latest
+// first.
 func causes(e end, faults []injected) (list []string) {
 	for _, f := range slices.Backward(faults) {
 		if before := e.at.Sub(f.at); before >= 0 && before <= causeWithin && (f.part == e.part || f.part == "nats" || f.part == "postgres") {
@@ -79,7 +80,8 @@ func causes(e end, faults []injected) (list []string) {
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// writeEnds writes each end with its status and what came before it. Log lines that differ from earlier ones in numbers only are written once.
+// writeEnds writes each end with its status and the faults before it. Log lines that differ from earlier ones only in
+// numbers are written once.
 func writeEnds(w io.Writer, ends []end, faults []injected) {
 	count := map[string]int{}
 	for _, e := range ends {
@@ -110,7 +112,7 @@ func writeEnds(w io.Writer, ends []end, faults []injected) {
 	}
 }
 
-// ends returns the ends of all processes that were not injected.
+// ends returns the ends of all processes that no fault caused.
 func (c *cluster) ends() (list []end) {
 	for _, p := range c.parts {
 		p.mu.Lock()
@@ -120,7 +122,7 @@ func (c *cluster) ends() (list []end) {
 	return list
 }
 
-// report prints the figures of a run.
+// report prints the numbers of a run.
 func (d *driver) report(c *cluster, s settings, e check.Evidence, faulty time.Duration) {
 	total, connections, kills, pieces, seen := 0, 0, 0, 0, map[string]bool{}
 	for _, list := range e.Log {

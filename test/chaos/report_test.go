@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// TestProcess_RecordsEndsThatWereNotInjected: a real process that fails by itself is recorded with its exit status and its last
-// lines, those of the process before left out; one that is killed on purpose, and one that is stopped at the end, are not.
+// TestProcess_RecordsEndsThatWereNotInjected tests that a real process that fails by itself is recorded with its exit
+// status and its last lines, without those of the process before it. A process that a fault killed, and one that is
+// stopped at the end, are not recorded.
 func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 	t.Parallel()
 	c := &cluster{dir: t.TempDir()}
@@ -62,7 +63,8 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 	}
 }
 
-// TestWriteEnds_NamesCauses: the faults of the process itself, of NATS and of Postgres count, not those of others, later or long before.
+// TestWriteEnds_NamesCauses tests that faults of the process itself, of NATS and of Postgres are named as causes, and
+// not those of other parts, later ones or ones long before.
 func TestWriteEnds_NamesCauses(t *testing.T) {
 	t.Parallel()
 	at := time.Now()

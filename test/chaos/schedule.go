@@ -7,20 +7,20 @@ import (
 
 // fault is one signal to one part.
 type fault struct {
-	after  time.Duration // since the fault before
+	after  time.Duration // time since the previous fault
 	part   int
-	freeze bool          // SIGSTOP, and SIGCONT after a while; else SIGKILL, and started again after a while
-	length time.Duration // of that while
+	freeze bool          // SIGSTOP, and SIGCONT after length; otherwise SIGKILL, and a restart after length
+	length time.Duration // time until SIGCONT or the restart
 }
 
-// schedule is a sequence of faults that a seed decides; it never ends.
+// schedule is an endless sequence of faults that depends on a seed.
 type schedule struct {
 	r     *rand.Rand
 	parts int
 }
 
 func newSchedule(seed uint64, parts int) *schedule {
-	return &schedule{rand.New(rand.NewPCG(seed, 1)), parts} //nolint:gosec // it must be repeatable
+	return &schedule{rand.New(rand.NewPCG(seed, 1)), parts} //nolint:gosec // runs must be repeatable
 }
 
 func (s *schedule) next() fault {

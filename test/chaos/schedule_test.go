@@ -2,7 +2,8 @@ package main
 
 import "testing"
 
-// TestSchedule_IsDecidedByItsSeed: the same seed makes the same faults, another one others, and every part is hit in both ways.
+// TestSchedule_IsDecidedByItsSeed tests that the same seed gives the same faults, another seed other faults, and that
+// every part is killed and frozen.
 func TestSchedule_IsDecidedByItsSeed(t *testing.T) {
 	t.Parallel()
 	const parts, faults = 11, 500
@@ -11,7 +12,7 @@ func TestSchedule_IsDecidedByItsSeed(t *testing.T) {
 	for range faults {
 		f := a.next()
 		if g := b.next(); g != f {
-			t.Fatalf("the same seed made %+v and %+v", f, g)
+			t.Fatalf("the same seed gave %+v and %+v", f, g)
 		}
 		if c.next() == f {
 			same++
@@ -26,7 +27,7 @@ func TestSchedule_IsDecidedByItsSeed(t *testing.T) {
 	}
 	for part := range parts {
 		if hit[part][true] == 0 || hit[part][false] == 0 {
-			t.Errorf("part %d was hit so: %v", part, hit[part])
+			t.Errorf("part %d was killed or frozen: %v", part, hit[part])
 		}
 	}
 }

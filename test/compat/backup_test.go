@@ -14,12 +14,13 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// TestBackup_RestoredElsewhereOpensSecrets: a backup by the steps of docs/operations.md has all that a
-// Spool goes on with in another folder: its keys, its sessions, their workspaces, and what opens their secrets.
+// TestBackup_RestoredElsewhereOpensSecrets tests that a backup by the steps of docs/operations.md contains everything
+// that Spool needs to continue in another folder: its keys, its sessions, their workspaces, and the key that opens
+// their secrets.
 func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	t.Parallel()
 	const secret, root = "value-of-the-secret", "root-key-of-the-backup-test-0123456789"
-	commands, err := compat.Commands("../../docs/operations.md", "### Of `spool up`")
+	commands, err := compat.Commands("../../docs/operations.md", "### Back up `spool up`")
 	if err != nil {
 		t.Fatal(err)
 	}

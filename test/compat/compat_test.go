@@ -29,8 +29,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestReleasedData: data that a released build wrote open in the present one. It lists the sessions as that build did, streams from an
-// old cursor exactly what was recorded, ends what was running, runs further turns, and the log and the read models prove sound.
+// TestReleasedData opens data that a released build wrote with the present build. Sessions are listed as by that
+// build, streams continue from an old cursor with exactly the recorded events, open queries end, further turns run,
+// and the log and the read models are sound.
 func TestReleasedData(t *testing.T) {
 	recorded, err := filepath.Glob("testdata/*/manifest.json.gz")
 	if err != nil || len(recorded) == 0 {
@@ -44,21 +45,21 @@ func TestReleasedData(t *testing.T) {
 			o.open(t, bin, filepath.Join(dir, "data.tar.gz"))
 			t.Run("the log is as it was written", o.log)
 			t.Run("sessions are listed", o.listed)
-			t.Run("a stream goes on from an old cursor", o.resumed)
-			t.Run("the state at every event is what it was", o.states)
+			t.Run("a stream continues from an old cursor", o.resumed)
+			t.Run("the state at every event is unchanged", o.states)
 			t.Run("a replay shows what happened", o.replayed)
 			t.Run("sessions are forked between turns", o.forked)
-			t.Run("what was running ends once", o.ended)
+			t.Run("open queries end once", o.ended)
 			t.Run("a deleted session stays deleted", o.deleted)
 			t.Run("another turn runs", o.turns)
 			t.Run("the catalogue is kept", o.catalogue)
-			t.Run("who did what is listed", o.audited)
+			t.Run("the audit is listed", o.audited)
 			t.Run("verify and rebuild find it sound", o.sound)
 		})
 	}
 }
 
-// old is a recorded data folder, with the present build on it.
+// old is a recorded data folder with the present build running on it.
 type old struct {
 	*compat.Server
 	manifest compat.Manifest
@@ -83,7 +84,7 @@ func manifest(t *testing.T, path string) (m compat.Manifest) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() //nolint:errcheck // the file is only read
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +112,7 @@ func (o *old) open(t *testing.T, bin, archive string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not the test's own context, which is over when cleanups run.
+	// The context of the test has ended when cleanups run.
 	o.Server, err = compat.Up(context.Background(), compat.Config{Spool: bin, Data: data, Script: script, RootKey: o.manifest.RootKey})
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +124,8 @@ func (o *old) open(t *testing.T, bin, archive string) {
 	})
 }
 
-// folder makes the folder that the data were recorded in. Another run of the tests on this machine waits for its turn.
+// folder creates the folder in which the data was recorded. Another run of the tests on this machine waits for its
+// turn.
 func (o *old) folder(t *testing.T) string {
 	t.Helper()
 	dir := o.manifest.Folder
@@ -131,14 +133,14 @@ func (o *old) folder(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = lock.Close() }) // which unlocks it
+	t.Cleanup(func() { _ = lock.Close() }) // Close releases the lock
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(dir); err != nil { // of a run that was killed
+	if err := os.RemoveAll(dir); err != nil { // a killed run may have left the folder
 		t.Fatal(err)
 	}
-	// Postgres may run as another user, who has to reach its folder.
+	// Postgres may run as another user, who must reach its folder.
 	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // see above
 		t.Fatal(err)
 	}
@@ -150,13 +152,13 @@ func (o *old) folder(t *testing.T) string {
 	return dir
 }
 
-// unpack lays a recorded folder down.
+// unpack extracts a recorded folder.
 func unpack(archive, dir string) error {
 	f, err := os.Open(archive)
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() //nolint:errcheck // the file is only read
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		return err
@@ -170,7 +172,7 @@ func unpack(archive, dir string) error {
 			return err
 		}
 		if !filepath.IsLocal(h.Name) {
-			return fmt.Errorf("%s: %q leads out of the folder", archive, h.Name)
+			return fmt.Errorf("%s: %q is outside of the folder", archive, h.Name)
 		}
 		path, mode := filepath.Join(dir, h.Name), h.FileInfo().Mode().Perm()
 		switch h.Typeflag {
@@ -179,7 +181,7 @@ func unpack(archive, dir string) error {
 		case tar.TypeSymlink:
 			err = os.Symlink(h.Linkname, path)
 		default:
-			err = lay(path, mode, t)
+			err = writeFile(path, mode, t)
 		}
 		if err != nil {
 			return err
@@ -187,7 +189,7 @@ func unpack(archive, dir string) error {
 	}
 }
 
-func lay(path string, mode os.FileMode, content io.Reader) error {
+func writeFile(path string, mode os.FileMode, content io.Reader) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if err != nil {
 		return err
@@ -205,7 +207,7 @@ func (o *old) each(t *testing.T, check func(t *testing.T, s compat.Session, key 
 	}
 }
 
-// closed reports whether the limit of a session's life has passed since it was recorded.
+// closed reports whether the session's lifetime has ended since it was recorded.
 func closed(t *testing.T, s compat.Session) bool {
 	t.Helper()
 	var v struct {
@@ -218,7 +220,8 @@ func closed(t *testing.T, s compat.Session) bool {
 	return time.Now().After(v.CreatedAt.Add(time.Duration(v.SessionOptions.SessionLimitMs) * time.Millisecond))
 }
 
-// log compares every message of the log: no subject, id, position or hash may change. Of a deleted session content may be gone.
+// log compares every message of the log: no subject, id, position or hash may change. The content of a deleted
+// session may be missing.
 func (o *old) log(t *testing.T) {
 	url, err := o.NATSURL()
 	if err != nil {
@@ -250,10 +253,11 @@ func (o *old) log(t *testing.T) {
 	}
 }
 
-// moving are the fields of a listed session that go on with it.
+// moving are the fields of a listed session that change while the session continues.
 var moving = []string{"status", "updatedAt", "tip", "position", "activeExecutionId", "queued", "executions", "idle", "currentSandbox", "snapshot", "snapshotAt", "workspaceFiles", "workspaceBytes"}
 
-// listed compares what the read models show: all that the old build showed must still be shown so. A build may show more.
+// listed compares what the read models show: everything that the old build showed must be the same. A build may show
+// more.
 func (o *old) listed(t *testing.T) {
 	for _, s := range o.manifest.Sessions {
 		if !s.Deleted { // the read models may be behind the log for a moment
@@ -277,7 +281,7 @@ func (o *old) listed(t *testing.T) {
 		}
 		shows(t, "the session", s.Listed, sessions[s.ID], ignored...)
 		var f struct{ Files []struct{ Path string } }
-		if len(s.Files) > 0 { // else it had no snapshot
+		if len(s.Files) > 0 { // otherwise the session had no snapshot
 			o.must(t, o.Call(key, "GET", "/api/sessions/"+s.ID+"/files", nil, &f))
 		}
 		var files []string
@@ -285,7 +289,7 @@ func (o *old) listed(t *testing.T) {
 			files = append(files, file.Path)
 		}
 		if s.Name == compat.Open {
-			return // its turn goes on
+			return // the turn of this session continues
 		}
 		if !slices.Equal(files, s.Files) {
 			t.Errorf("its files are %v, and were %v", files, s.Files)
@@ -315,7 +319,7 @@ func (o *old) must(t *testing.T, err error) {
 	}
 }
 
-// shows checks that what was shown is still shown, the ignored fields of an object apart.
+// shows checks that a value is still shown, except for the ignored fields of an object.
 func shows(t *testing.T, what string, was json.RawMessage, is any, ignored ...string) {
 	t.Helper()
 	var want any
@@ -332,7 +336,7 @@ func shows(t *testing.T, what string, was json.RawMessage, is any, ignored ...st
 	}
 }
 
-// lacks says what of want is not in got, which may have more fields; "" if nothing.
+// lacks describes what of want is missing in got, which may have more fields. It returns "" if nothing is missing.
 func lacks(want, got any) string {
 	switch w := want.(type) {
 	case map[string]any:
@@ -375,7 +379,8 @@ func (o *old) resumed(t *testing.T) {
 	})
 }
 
-// states reads the state at every recorded event: what the log says up to there, and what a client showed that had seen it.
+// states compares the state at every recorded event with the fold of the log and with the view of a client up to that
+// event.
 func (o *old) states(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		get := func(path string, out any) error { return o.Call(key, "GET", path, nil, out) }
@@ -395,7 +400,7 @@ func (o *old) states(t *testing.T) {
 	})
 }
 
-// same checks an event against the recorded one of its place.
+// same compares an event with the recorded one at its index.
 func same(t *testing.T, where string, s compat.Session, i int, raw []byte) {
 	t.Helper()
 	want, err := json.Marshal(s.Events[i])
@@ -425,7 +430,7 @@ func (o *old) sse(t *testing.T, key string, s compat.Session, after int) {
 		return at == len(s.Events)
 	})
 	if err != nil {
-		t.Errorf("SSE after %d gave %d of %d events: %v", after, at-after, len(s.Events)-after, err)
+		t.Errorf("SSE after %d returned %d of %d events: %v", after, at-after, len(s.Events)-after, err)
 	}
 }
 
@@ -433,12 +438,13 @@ func (o *old) socket(t *testing.T, key string, s compat.Session, after int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
+	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(o.URL, "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {"Bearer " + key}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.CloseNow() //nolint:errcheck // it is cut off
+	defer conn.CloseNow() //nolint:errcheck // the connection is cut off
 	conn.SetReadLimit(16 << 20)
 	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": s.ID, "after": after})
 	if err != nil {
@@ -448,7 +454,7 @@ func (o *old) socket(t *testing.T, key string, s compat.Session, after int) {
 	for at := after; at < len(s.Events); {
 		_, raw, err := conn.Read(ctx)
 		if err != nil {
-			t.Fatalf("WebSocket after %d gave %d of %d events: %v", after, at-after, len(s.Events)-after, err)
+			t.Fatalf("WebSocket after %d returned %d of %d events: %v", after, at-after, len(s.Events)-after, err)
 		}
 		var m struct {
 			Type  string
@@ -512,10 +518,11 @@ func (o *old) deleted(t *testing.T) {
 	}
 }
 
-// programs are what the agents of sessions need on the PATH.
+// programs are the programs that the agents of sessions need on the PATH.
 var programs = map[string]string{compat.ClaudeCode: "claude", compat.Codex: "codex", compat.OpenCode: "opencode"}
 
-// turns runs another turn in each session: the agent remembers what it was told, and a budget that is used up stays so.
+// turns runs another turn in each session: the agent remembers the conversation, and a budget that is used up stays
+// used up.
 func (o *old) turns(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		if p := programs[s.Name]; p != "" {
@@ -548,13 +555,13 @@ func (o *old) turns(t *testing.T) {
 	})
 }
 
-// catalogue uses what was applied to the old build in a new session.
+// catalogue uses the entries that were applied to the old build in a new session.
 func (o *old) catalogue(t *testing.T) {
 	key := o.manifest.Keys["default"]
 	var made struct{ SessionID string }
 	o.must(t, o.Call(key, "POST", "/api/sessions", map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, &made))
 	var a struct{ ExecutionID string }
-	// The key of secrets is in the data folder too: without it the turn would end with SECRET_UNREADABLE.
+	// The data folder also contains the key of secrets. Without it the turn would end with SECRET_UNREADABLE.
 	o.must(t, o.Call(key, "POST", "/api/sessions/"+made.SessionID+"/messages", map[string]any{"content": "hello"}, &a))
 	var resolved string
 	end, err := o.Until(key, made.SessionID, 0, func(w events.Wire) bool {
@@ -574,8 +581,8 @@ func (o *old) catalogue(t *testing.T) {
 	}
 }
 
-// audited finds in the audit what clients asked of the old build, as far as its commits tell, and what they asked of the present one. The log
-// was raised to the newest version of commits when the stack started.
+// audited checks the audit of commits of the old build, as far as they hold it, and of the present one. The stack
+// raised the log to the newest version of commits when it started.
 func (o *old) audited(t *testing.T) {
 	out, err := o.CLI(o.manifest.Keys["default"], "audit", "--json", "--limit", "0")
 	o.must(t, err)
@@ -603,7 +610,7 @@ func (o *old) audited(t *testing.T) {
 	}
 }
 
-// sound runs the commands that prove the log and the read models, on the running stack.
+// sound runs the commands that verify the log and the read models, on the running stack.
 func (o *old) sound(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -616,7 +623,7 @@ func (o *old) sound(t *testing.T) {
 	}
 }
 
-// TestLacks_FindsWhatIsNoLongerShown: the comparison above can fail.
+// TestLacks_FindsWhatIsNoLongerShown tests that the comparison above can fail.
 func TestLacks_FindsWhatIsNoLongerShown(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ was, is, why string }{

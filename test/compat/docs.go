@@ -9,7 +9,8 @@ import (
 
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// Commands returns the blocks of shell commands in a section of a Markdown file, up to the next heading of level 2 or 3.
+// Commands returns the blocks of shell commands in a section of a Markdown file, up to the next heading of level 2 or
+// 3.
 func Commands(file, heading string) ([]string, error) {
 	doc, err := os.ReadFile(file)
 	if err != nil {

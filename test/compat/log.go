@@ -17,7 +17,7 @@ import (
 // stream is the only shard of the log of `spool up`.
 const stream = "EVENTS-0"
 
-// ReadLog reads every message of EVENTS-0 in order, by nothing of Spool's.
+// ReadLog returns every message of EVENTS-0 in order. It does not use Spool's own reader.
 func ReadLog(ctx context.Context, nc *nats.Conn) ([]Commit, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -50,7 +50,7 @@ func ReadLog(ctx context.Context, nc *nats.Conn) ([]Commit, error) {
 	return log, nil
 }
 
-// Sequence is the sequence in EVENTS-0 of a position.
+// Sequence returns the sequence in EVENTS-0 of a position.
 func Sequence(position string) (uint64, error) {
 	seq, ok := strings.CutPrefix(position, "0-")
 	if !ok {

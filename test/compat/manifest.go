@@ -1,5 +1,5 @@
-// Package compat opens data that a released build wrote with the present one.
-// Command record makes such data; its README says how.
+// Package compat opens data that a released build wrote with the present build. Command record creates such data;
+// README.md describes how.
 package compat
 
 import (
@@ -8,10 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Manifest says what lies in a recorded data folder, as the build that wrote it showed it.
+// Manifest describes a recorded data folder, as the build that wrote it showed the data.
 type Manifest struct {
 	Commit string `json:"commit"` // of the build that wrote the data
-	// Folder is where data lay: agents' own records of local sandboxes hold absolute paths.
+	// Folder is the path of the data folder during the recording. The records of agents in local sandboxes hold
+	// absolute paths.
 	Folder   string            `json:"folder"`
 	RootKey  string            `json:"rootKey"` // a dummy
 	Keys     map[string]string `json:"keys"`    // API key by tenant; dummies
@@ -27,15 +28,15 @@ type Session struct {
 	ID      string `json:"id"`
 	Tenant  string `json:"tenant"`
 	Deleted bool   `json:"deleted,omitempty"`
-	// Listed is its entry of GET /api/sessions. Absent for a deleted one.
+	// Listed is the session's entry of GET /api/sessions. It is absent for a deleted session.
 	Listed json.RawMessage `json:"listed,omitempty"`
-	// Executions are its entries of GET /api/sessions/{id}/executions, in their order.
+	// Executions are the session's entries of GET /api/sessions/{id}/executions, in their order.
 	Executions []json.RawMessage `json:"executions,omitempty"`
-	// Blocks are its entries of GET /api/sessions/{id}/blocks.
+	// Blocks are the session's entries of GET /api/sessions/{id}/blocks.
 	Blocks []json.RawMessage `json:"blocks,omitempty"`
-	// Files are the paths of its last snapshot.
+	// Files are the paths in the session's last snapshot.
 	Files []string `json:"files,omitempty"`
-	// Events are all that GET /api/sessions/{id}/events gives.
+	// Events are the session's entries of GET /api/sessions/{id}/events.
 	Events []events.Wire `json:"events,omitempty"`
 }
 
@@ -48,13 +49,13 @@ type Commit struct {
 	SHA256  string `json:"sha256"` // of the message's data as it is stored
 }
 
-// Names of sessions that tests pick out.
+// Names of sessions that tests refer to.
 const (
 	Conversation = "conversation" // two turns of the built-in agent
 	Budget       = "budget"       // of a tenant whose budget is used up
 	Defined      = "defined"      // of an agent with a skill, in an environment with a secret
 	Deleted      = "deleted"
-	Open         = "open" // its turn ran when the build was stopped
+	Open         = "open" // its turn was running when the build was stopped
 	ClaudeCode   = "claude-code"
 	Codex        = "codex"
 	OpenCode     = "opencode"

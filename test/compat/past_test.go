@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// replayed plays every session over SSE and by the command line in a pipe: it has each recorded event once, in order, with its time, and the
-// text of blocks, as far as it is still kept.
+// replayed replays every session over SSE and with the command line tool in a pipe. The replay has each recorded
+// event once, in order, with its time, and the text of blocks as far as it is still stored.
 func (o *old) replayed(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		for name, play := range map[string]func() (*harness.Replayed, error){
@@ -49,8 +49,8 @@ func (o *old) replayed(t *testing.T) {
 	})
 }
 
-// forked forks every session, whose blocks have no anchors: where nothing ran and the agent's records of then are kept, else before that, with a
-// reason. The agents of forks go on with their conversations.
+// forked forks every session. The recorded blocks have no anchors, so a fork begins where no query ran and the
+// agent's records are stored, or before that, with a reason. The agents of forks continue their conversations.
 func (o *old) forked(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		last := uint32(len(s.Events))
@@ -89,7 +89,7 @@ func (o *old) forked(t *testing.T) {
 	}
 }
 
-// forkOf is where a fork begins.
+// forkOf describes where a fork begins.
 type forkOf struct {
 	SessionID        string
 	Asked, Effective uint32
@@ -107,7 +107,7 @@ func (o *old) fork(t *testing.T, key, session string, at uint32) forkOf {
 	return made.Parent
 }
 
-// remembers wants that a fork's agent knows what its parent's was told.
+// remembers checks that the fork's agent knows what its parent's agent was told.
 func (o *old) remembers(t *testing.T, key, session string) {
 	t.Helper()
 	var a struct{ ExecutionID string }
@@ -124,11 +124,11 @@ func (o *old) remembers(t *testing.T, key, session string) {
 	}
 }
 
-// forkPoint returns the last event up to seq after which no query is at work, and for which the agent's records are in a snapshot that was
-// taken before the next query was.
+// forkPoint returns the last event up to seq after which no query is running, and for which a snapshot has the
+// agent's records that was taken before the next query was claimed.
 func forkPoint(list []events.Wire, seq uint32) (point uint32) {
 	open, claimed := map[string]bool{}, ""
-	known, ended := false, 0 // the agent has records; the index of the last end
+	known, ended := false, 0 // known: a snapshot has the agent's records; ended: the index of the last end
 	for i, e := range list[:seq] {
 		switch e.Type {
 		case (events.MessageAccepted{}).EventType():
@@ -152,7 +152,7 @@ func forkPoint(list []events.Wire, seq uint32) (point uint32) {
 	return point
 }
 
-// snapshotFollows reports whether a snapshot is stored before the next query is at work.
+// snapshotFollows reports whether a snapshot is stored before the next query is claimed.
 func snapshotFollows(list []events.Wire) bool {
 	for _, e := range list {
 		switch e.Type {

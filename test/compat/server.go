@@ -19,10 +19,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// patience bounds each wait. A turn of an agent's CLI takes a few seconds.
+// patience is the time limit of each wait. A turn of an agent's command line takes a few seconds.
 const patience = 2 * time.Minute
 
-// Server is a `spool up`, of whatever build, with a scripted model server.
+// Server is a `spool up` of any build, with a scripted model server.
 type Server struct {
 	Config
 	URL  string
@@ -31,11 +31,11 @@ type Server struct {
 	done chan error
 }
 
-// Config of a Server; all of it is required.
+// Config configures a Server. All fields are required.
 type Config struct {
-	Spool   string // the program, with its runner beside it
+	Spool   string // the program; its runner is in the same folder
 	Data    string // the data folder
-	Script  string // of the model server, a file
+	Script  string // script file of the model server
 	RootKey string
 }
 
@@ -45,7 +45,7 @@ func Up(ctx context.Context, cfg Config) (*Server, error) {
 	s.cmd = exec.Command(cfg.Spool, "up", "--data", cfg.Data, "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0",
 		"--sandbox", "local", "--mock-llm", "--mock-script", cfg.Script, "--auth", "keys", "--root-key", cfg.RootKey)
 	s.cmd.Stderr = os.Stderr
-	// The longest that a session can live: the recording is to be used for as long as possible.
+	// The longest possible lifetime of a session, so that the recording can be used for as long as possible.
 	s.cmd.Env = append(os.Environ(), "SPOOL_SESSION_LIMIT=1193h")
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
@@ -74,7 +74,7 @@ func Up(ctx context.Context, cfg Config) (*Server, error) {
 	}
 }
 
-// Stop ends the build as a user does, and returns when its process has ended.
+// Stop interrupts the build like a user, and returns when its process has ended.
 func (s *Server) Stop() error {
 	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (s *Server) Stop() error {
 	return <-s.done
 }
 
-// NATSURL is where its NATS listens, with the password of admin.
+// NATSURL returns the URL of the build's NATS, with the password of admin.
 func (s *Server) NATSURL() (string, error) {
 	raw, err := os.ReadFile(filepath.Join(s.Data, "spool.json"))
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *Server) NATSURL() (string, error) {
 	return c.NATSURL, json.Unmarshal(raw, &c)
 }
 
-// CLI runs a command of the build, as whoever has the key, and returns what it prints.
+// CLI runs a command of the build with an API key, and returns its output.
 func (s *Server) CLI(key string, args ...string) (string, error) {
 	cmd := exec.CommandContext(s.ctx, s.Spool, args...)
 	cmd.Env = append(os.Environ(), "SPOOL_URL="+s.URL, "SPOOL_API_KEY="+key, "SPOOL_DATA_DIR="+s.Data)
@@ -105,7 +105,7 @@ func (s *Server) CLI(key string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Call makes a request; an answer other than 2xx is an error.
+// Call sends a request. A status other than 2xx is an error.
 func (s *Server) Call(key, method, path string, body, out any) error {
 	var in io.Reader
 	switch b := body.(type) {
@@ -133,7 +133,7 @@ func (s *Server) Call(key, method, path string, body, out any) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to its end
+	defer resp.Body.Close() //nolint:errcheck // the body was read to its end
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err
@@ -147,15 +147,15 @@ func (s *Server) Call(key, method, path string, body, out any) error {
 	return json.Unmarshal(raw, out)
 }
 
-// StatusError is an answer other than 2xx.
+// StatusError is an answer with a status other than 2xx.
 type StatusError struct {
-	Status int
-	says   string
+	Status  int
+	message string
 }
 
-func (e *StatusError) Error() string { return e.says }
+func (e *StatusError) Error() string { return e.message }
 
-// Until reads a session's event stream after a cursor until an event or delta satisfies want, and returns it.
+// Until reads a session's event stream after a cursor until want accepts an event or delta, and returns it.
 func (s *Server) Until(key, session string, after uint32, want func(events.Wire) bool) (events.Wire, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
@@ -168,7 +168,7 @@ func (s *Server) Until(key, session string, after uint32, want func(events.Wire)
 	if err != nil {
 		return events.Wire{}, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it is cut off
+	defer resp.Body.Close() //nolint:errcheck // the connection is cut off
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {

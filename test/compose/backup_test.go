@@ -15,11 +15,11 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// TestBackup_RestoredInstallationGoesOn: after a backup, the loss of all volumes and a restore, by the commands of
-// docs/operations.md, sessions are listed, streams resume at old cursors, secrets can be opened, workspaces are
-// there, and the log is sound.
-func TestBackup_RestoredInstallationGoesOn(t *testing.T) { //nolint:paralleltest // it takes the machine
-	commands, err := compat.Commands(root+"/docs/operations.md", "### Of compose")
+// TestBackup_RestoredInstallationContinues tests that, after a backup, the loss of all volumes and a restore by the
+// commands of docs/operations.md, sessions are listed, streams resume at old cursors, secrets can be opened,
+// workspaces are complete, and the log is sound.
+func TestBackup_RestoredInstallationContinues(t *testing.T) { //nolint:paralleltest // the test uses the whole machine
+	commands, err := compat.Commands(root+"/docs/operations.md", "### Back up compose")
 	if err != nil || len(commands) != 2 {
 		t.Fatalf("docs/operations.md has %d blocks of commands, want one that backs up and one that restores: %v", len(commands), err)
 	}
@@ -28,7 +28,7 @@ func TestBackup_RestoredInstallationGoesOn(t *testing.T) { //nolint:paralleltest
 		t.Fatal(err)
 	}
 	scriptFile, backup := filepath.Join(t.TempDir(), "script.yaml"), t.TempDir()
-	if err := os.WriteFile(scriptFile, script, 0o644); err != nil { //nolint:gosec // the model server's user reads it
+	if err := os.WriteFile(scriptFile, script, 0o644); err != nil { //nolint:gosec // the user of the model server reads the file
 		t.Fatal(err)
 	}
 	p := newProject(t, "SPOOL_MOCKLLM_SCRIPT="+scriptFile)
@@ -64,7 +64,7 @@ func TestBackup_RestoredInstallationGoesOn(t *testing.T) { //nolint:paralleltest
 	}
 
 	shell(commands[0])
-	p.healthy() // it goes on after the backup
+	p.healthy() // the installation continues after the backup
 	p.run(3*time.Minute, p.compose("down", "--volumes")...)
 	if left := p.volumes(); len(left) > 0 {
 		t.Fatalf("`down --volumes` left %v", left)
@@ -83,7 +83,7 @@ func TestBackup_RestoredInstallationGoesOn(t *testing.T) { //nolint:paralleltest
 		}
 		end, err := c.turn(t.Context(), at, "show the note", s)
 		if err != nil || !strings.Contains(string(end.Data), "heron") || !strings.Contains(string(end.Data), digest) {
-			t.Errorf("%s: went on with %s, %v; want heron and %s in it", c.session, end.Data, err, digest)
+			t.Errorf("%s: the next turn ended with %s, %v; want heron and %s in it", c.session, end.Data, err, digest)
 		}
 		log, err := at.events(t.Context(), c.session)
 		if err != nil {
@@ -100,7 +100,7 @@ func TestBackup_RestoredInstallationGoesOn(t *testing.T) { //nolint:paralleltest
 	p.verify(len(all))
 }
 
-// listed returns an error unless the list of sessions has these.
+// listed returns an error unless the list of sessions contains all the given ones.
 func listed(t *testing.T, at server, all []*conversation) error {
 	t.Helper()
 	var l struct {

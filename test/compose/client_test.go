@@ -16,13 +16,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// patience is how long a client waits for the end of a turn, on a busy machine.
+// patience is the time limit for the end of a turn, on a busy machine.
 const patience = 3 * time.Minute
 
 // server is a gateway as a client sees it.
 type server struct{ url, key string }
 
-// call makes a request and decodes the answer, which must have the status.
+// call sends a request and decodes the answer, which must have the given status.
 func (s server) call(ctx context.Context, method, path string, body any, status int, out any) error {
 	var in io.Reader
 	if body != nil {
@@ -56,7 +56,7 @@ func (s server) call(ctx context.Context, method, path string, body any, status 
 	return json.Unmarshal(raw, out)
 }
 
-// events reads a session's whole log.
+// events returns the whole history of a session.
 func (s server) events(ctx context.Context, session string) ([]events.Wire, error) {
 	var all []events.Wire
 	for after := uint32(0); ; {
@@ -75,7 +75,7 @@ func (s server) events(ctx context.Context, session string) ([]events.Wire, erro
 	}
 }
 
-// stream is a client's WebSocket, and all that it has been shown, over all connections.
+// stream is a client's WebSocket, with all events that it has received over all its connections.
 type stream struct {
 	session string
 	conn    *websocket.Conn
@@ -86,7 +86,7 @@ type stream struct {
 
 func newStream(session string) *stream { return &stream{session: session, view: blocks.NewView()} }
 
-// join connects and asks for what comes after the last event that was seen.
+// join connects and requests the events after the last one received.
 func (s *stream) join(ctx context.Context, at server) error {
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(at.url, "http")+"/api/ws", &websocket.DialOptions{
 		HTTPHeader: http.Header{"Authorization": {"Bearer " + at.key}},
@@ -103,11 +103,11 @@ func (s *stream) join(ctx context.Context, at server) error {
 	return conn.Write(ctx, websocket.MessageText, raw)
 }
 
-func (s *stream) leave() { _ = s.conn.CloseNow() } // the server may have been faster
+func (s *stream) leave() { _ = s.conn.CloseNow() } // the server may have closed the connection already
 
-func (s *stream) cursor() uint32 { return uint32(len(s.seen)) } //nolint:gosec // a session has no more than that
+func (s *stream) cursor() uint32 { return uint32(len(s.seen)) } //nolint:gosec // a session has fewer events
 
-// next reads one event or piece of text. A hole, a repetition and an event out of order are errors.
+// next reads one event or delta. A gap, a repetition and an event out of order are errors.
 func (s *stream) next(ctx context.Context) (events.Wire, error) {
 	for {
 		_, raw, err := s.conn.Read(ctx)
@@ -147,7 +147,7 @@ func (s *stream) next(ctx context.Context) (events.Wire, error) {
 	}
 }
 
-// until reads to the end of an execution.
+// until reads events up to the end of an execution.
 func (s *stream) until(ctx context.Context, execution string) (events.Wire, error) {
 	for {
 		w, err := s.next(ctx)
@@ -157,7 +157,7 @@ func (s *stream) until(ctx context.Context, execution string) (events.Wire, erro
 	}
 }
 
-// catchUp reads until as many events were seen.
+// catchUp reads until n events were received.
 func (s *stream) catchUp(ctx context.Context, n int) error {
 	for len(s.seen) < n {
 		if _, err := s.next(ctx); err != nil {
@@ -167,7 +167,7 @@ func (s *stream) catchUp(ctx context.Context, n int) error {
 	return nil
 }
 
-// same compares what the client was shown with the log.
+// same compares the events that the client received with the log.
 func (s *stream) same(log []events.Wire) error {
 	if len(s.seen) != len(log) {
 		return fmt.Errorf("the client saw %d events, the log has %d", len(s.seen), len(log))

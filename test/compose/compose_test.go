@@ -1,5 +1,4 @@
-// Package compose brings up deploy/compose.yaml, every service a container of
-// its own, and uses it as clients do.
+// Package compose starts deploy/compose.yaml, with each service in its own container, and uses it like clients do.
 package compose
 
 import (
@@ -25,7 +24,7 @@ import (
 )
 
 const (
-	sessions = 20 // of which every claudeEvery-th is Claude Code's, the others the built-in agent's
+	sessions = 20 // every claudeEvery-th session is of Claude Code, the others of the built-in agent
 	turns    = 3
 
 	claudeEvery = 7
@@ -34,9 +33,10 @@ const (
 	namedVolumes = 13
 )
 
-// TestCompose is the whole life of an installation: up with several copies, used from both gateways at once, down, up again on the
-// same volumes, whose streams lie where a version without accounts of NATS kept them, and away.
-func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
+// TestCompose tests the whole life of an installation: it starts with several copies, is used through both gateways
+// concurrently, stops, starts again on the same volumes with the streams where a release without NATS accounts stored
+// them, and is removed.
+func TestCompose(t *testing.T) { //nolint:paralleltest // the test uses the whole machine
 	p := newProject(t)
 	urls := p.up()
 	key := p.key(urls[0])
@@ -53,7 +53,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	urls = p.up()
 	gateways = []server{{urls[0], key}, {urls[1], key}}
 	p.found(gateways, all)
-	p.verify(sessions + 3) // and the one whose executor was killed, the deleted one and the one beside it
+	p.verify(sessions + 3) // in addition: the session whose executor was killed, the deleted one, and the one created with it
 	p.down()
 	p.run(time.Minute, p.compose("down", "--volumes")...)
 	if left := p.volumes(); len(left) > 0 {
@@ -61,13 +61,13 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // it takes the machine
 	}
 }
 
-// withoutAccounts moves the streams to where a version without accounts of NATS kept them (docs/adr/0042).
+// withoutAccounts moves the streams to where a release without NATS accounts stored them (docs/adr/0042).
 func (p *project) withoutAccounts() {
 	p.t.Helper()
 	p.run(time.Minute, p.compose("run", "--rm", "--no-deps", "--entrypoint", "mv", "nats", "/data/jetstream/LOG", "/data/jetstream/$G")...)
 }
 
-// key makes an API key with the root key.
+// key creates an API key with the root key.
 func (p *project) key(url string) string {
 	p.t.Helper()
 	var made struct{ Key string }
@@ -86,7 +86,7 @@ type conversation struct {
 	log                         []events.Wire
 }
 
-// use holds all conversations at once and compares what each client was shown with the log.
+// use runs all conversations concurrently and compares the events that each client received with the log.
 func (p *project) use(gateways []server) []*conversation {
 	p.t.Helper()
 	began := time.Now()
@@ -116,13 +116,13 @@ func (p *project) use(gateways []server) []*conversation {
 	if err := group.Wait(); err != nil {
 		p.t.Fatal(err)
 	}
-	p.t.Logf("%d queries over %d sessions in %s: %d clients saw %d events and %d pieces of text, nothing lost, doubled or out of order",
+	p.t.Logf("%d queries over %d sessions in %s: %d clients received %d events and %d deltas, none lost, repeated or out of order",
 		sessions*turns, sessions, time.Since(began).Round(time.Second), 2*sessions, seen, deltas)
 	return all
 }
 
-// hold is one conversation of three turns. Messages go to one gateway after the other; a client at each follows, and one of them
-// moves to the other gateway in the middle of a turn.
+// hold runs one conversation of three turns. Messages go to the gateways in turn. A client at each gateway follows
+// the session, and one of them moves to the other gateway during a turn.
 func (c *conversation) hold(ctx context.Context, gateways []server, i int) (deltas, seen int, err error) {
 	here, there := gateways[i%2], gateways[(i+1)%2]
 	var made struct{ SessionID string }
@@ -145,9 +145,9 @@ func (c *conversation) hold(ctx context.Context, gateways []server, i int) (delt
 			return 0, 0, fmt.Errorf("turn %d: %w", turn+1, err)
 		}
 		if turn == turns-1 && !strings.Contains(string(end.Data), c.word) {
-			return 0, 0, fmt.Errorf("it was asked for %s and ended with %s", c.word, end.Data)
+			return 0, 0, fmt.Errorf("the query asked for %s, and the turn ended with %s", c.word, end.Data)
 		}
-		if turn == 1 { // this one has a part of the turn before it, at most, and is shown the rest by the other gateway
+		if turn == 1 { // this client has only a part of the previous turn, and receives the rest from the other gateway
 			for range 5 {
 				if _, err := moves.next(ctx); err != nil {
 					return 0, 0, err
@@ -170,7 +170,7 @@ func (c *conversation) hold(ctx context.Context, gateways []server, i int) (delt
 	return stays.deltas + moves.deltas, len(stays.seen) + len(moves.seen), c.ends()
 }
 
-// turn posts a message and follows it to its end.
+// turn posts a message and follows its execution to the end.
 func (c *conversation) turn(ctx context.Context, at server, text string, s *stream) (events.Wire, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -180,13 +180,13 @@ func (c *conversation) turn(ctx context.Context, at server, text string, s *stre
 	}
 	end, err := s.until(ctx, accepted.ExecutionID)
 	if err != nil {
-		// Whether it is the execution that stands still, or only its stream.
+		// This shows whether the execution does not progress, or only its stream.
 		var shown map[string]any
 		asked := at.call(context.WithoutCancel(ctx), "GET", "/api/executions/"+accepted.ExecutionID, nil, http.StatusOK, &shown)
-		return end, errors.Join(fmt.Errorf("%w; the read models say of %s: %v", err, accepted.ExecutionID, shown), asked)
+		return end, errors.Join(fmt.Errorf("%w; the read models show %s as %v", err, accepted.ExecutionID, shown), asked)
 	}
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
-		err = fmt.Errorf("it ended with %s %s", end.Type, end.Data)
+		err = fmt.Errorf("the turn ended with %s %s", end.Type, end.Data)
 	}
 	return end, err
 }
@@ -208,7 +208,7 @@ func (c *conversation) ends() error {
 	return nil
 }
 
-// verify checks the log and the read models from inside, as people do.
+// verify checks the log and the read models with the commands that operators use, in a container.
 func (p *project) verify(sessions int) {
 	p.t.Helper()
 	out := p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "-v", p.headsPublicKey()+":/heads.pub:ro",
@@ -233,7 +233,7 @@ func (p *project) verify(sessions int) {
 		p.t.Errorf("no heads of the log were signed: %s", out)
 	}
 	p.t.Logf("spool verify: sound: %d sessions, %d commits, %d events", report.Sessions, report.Commits, report.Events)
-	for _, command := range [][]string{{"rebuild", "--compare"}, {"gc", "--dry-run"}} { // each ends with 1 if it fails
+	for _, command := range [][]string{{"rebuild", "--compare"}, {"gc", "--dry-run"}} { // each exits with 1 if it fails
 		p.run(2*time.Minute, p.compose(append([]string{"run", "--rm", "--no-TTY", "--no-deps", "provision"}, command...)...)...)
 	}
 }
@@ -258,10 +258,10 @@ func (p *project) headsPublicKey() string {
 	return file
 }
 
-// executorID is how an executor's log names it.
+// executorID matches an executor's id in its log.
 var executorID = regexp.MustCompile(`"executor":"(xtr_[0-9A-Z]{26})"`)
 
-// report prints how many executions each executor ran.
+// report logs the number of executions of each executor.
 func (p *project) report(all []*conversation) {
 	p.t.Helper()
 	ran := map[string]int{}
@@ -284,7 +284,7 @@ func (p *project) report(all []*conversation) {
 		}
 		id := executorID.FindStringSubmatch(p.run(time.Minute, p.compose("logs", "--no-log-prefix", "--no-color", "--index", c.Name[strings.LastIndex(c.Name, "-")+1:], "executor")...))
 		if id == nil {
-			p.t.Errorf("%s does not say which executor it is", c.Name)
+			p.t.Errorf("the log of %s does not contain the executor's id", c.Name)
 			continue
 		}
 		p.t.Logf("%s (%s): %d executions", c.Name, id[1], ran[id[1]])
@@ -301,7 +301,7 @@ func (p *project) report(all []*conversation) {
 	}
 }
 
-// down takes everything down but what lasts: the named volumes. The workspaces are in the object store by then.
+// down stops and removes everything except the named volumes. The workspaces are in the object store by then.
 func (p *project) down() {
 	p.t.Helper()
 	before := p.volumes()
@@ -320,7 +320,7 @@ func (p *project) down() {
 	}
 }
 
-// found checks that every session is there as it was, and that those of each architecture go on.
+// found checks that every session is unchanged, and that one session of each architecture continues.
 func (p *project) found(gateways []server, all []*conversation) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Minute)
@@ -336,13 +336,13 @@ func (p *project) found(gateways []server, all []*conversation) {
 			p.t.Errorf("%s: %v", c.session, err)
 		}
 		if len(log) < len(c.log) || !slices.EqualFunc(log[:len(c.log)], c.log, func(a, b events.Wire) bool { return a.Seq == b.Seq && a.ID == b.ID }) {
-			p.t.Errorf("%s had %d events and now has %d others", c.session, len(c.log), len(log))
+			p.t.Errorf("%s had %d events and now has %d different ones", c.session, len(c.log), len(log))
 		}
 		if !went[c.architecture] {
 			went[c.architecture] = true
 			end, err := c.turn(ctx, gateways[i%2], "What did I ask you to remember?", s)
 			if err != nil || !strings.Contains(string(end.Data), c.word) {
-				p.t.Errorf("%s of %s went on with %s, %v", c.session, c.architecture, end.Data, err)
+				p.t.Errorf("the next turn of %s (%s) ended with %s, %v", c.session, c.architecture, end.Data, err)
 			}
 		}
 		s.leave()

@@ -10,7 +10,7 @@ import (
 // finding is a line of `spool doctor --json`.
 type finding struct{ Check, Status, Detail, Remedy string }
 
-// doctor wants the installation to pass its own checklist, and a port of NATS that somebody publishes to be found.
+// doctor checks that the installation passes `spool doctor`, and that doctor finds a published port of NATS.
 func (p *project) doctor(url string) {
 	p.t.Helper()
 	program := filepath.Join(p.t.TempDir(), "spool")
@@ -45,7 +45,7 @@ func (p *project) doctor(url string) {
 	found := examine(other)
 	for _, check := range []string{"published ports", "services confined", "engine's socket"} {
 		if found[check].Status != "failed" {
-			p.t.Errorf("%s of a container that is open: %+v", check, found[check])
+			p.t.Errorf("%s with a published port: %+v", check, found[check])
 		}
 	}
 }

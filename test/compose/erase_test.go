@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// erase deletes a session and waits until the janitor of the installation has removed
-// its content: the files of NATS hold it no more, while those of a session beside it do.
+// erase deletes a session and waits until the installation's janitor has removed its content: the files of NATS no
+// longer contain it, and still contain that of another session.
 func (p *project) erase(gateways []server) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Minute)
@@ -30,12 +30,12 @@ func (p *project) erase(gateways []server) {
 			var x struct{ Phase string }
 			err := gateways[1].call(ctx, "GET", "/api/executions/"+accepted.ExecutionID, nil, http.StatusOK, &x)
 			if err == nil && x.Phase != "completed" {
-				err = fmt.Errorf("it is %s", x.Phase)
+				err = fmt.Errorf("the execution is %s", x.Phase)
 			}
 			return err
 		})
 		if !p.holds(marker) {
-			p.t.Fatalf("%s is not found in the files of NATS, so that the search proves nothing", marker)
+			p.t.Fatalf("%s is not in the files of NATS, so the search proves nothing", marker)
 		}
 	}
 	if err := gateways[1].call(ctx, "DELETE", "/api/sessions/"+ids[gone], nil, http.StatusOK, nil); err != nil {
@@ -51,15 +51,15 @@ func (p *project) erase(gateways []server) {
 		return nil
 	})
 	if p.holds(gone) {
-		p.t.Errorf("%s is left in the files of NATS", gone)
+		p.t.Errorf("%s is still in the files of NATS", gone)
 	}
 	if !p.holds(kept) {
-		p.t.Errorf("%s is not found in the files of NATS any more", kept)
+		p.t.Errorf("%s is no longer in the files of NATS", kept)
 	}
 	p.t.Logf("the content of a deleted session was removed in %s", time.Since(began).Round(time.Second))
 }
 
-// holds reports whether a text stands in a file of the volume of NATS.
+// holds reports whether a file in the volume of NATS contains a text.
 func (p *project) holds(text string) bool {
 	p.t.Helper()
 	out, err := p.try(time.Minute, p.compose("exec", "--no-TTY", "nats", "sh", "-c", "grep -rlF -- "+text+" /data || test $? = 1")...)

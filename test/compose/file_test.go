@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// file is what of compose.yaml the tests look at.
+// file holds the parts of compose.yaml that tests check.
 type file struct {
 	Services map[string]struct {
 		Image       string
@@ -42,13 +42,14 @@ type file struct {
 	Networks map[string]struct{ Internal bool }
 }
 
-// config has compose read its file with the settings of .env.example and these variables alone.
+// config returns compose's configuration of its file with the settings of envFile, and with no other variables than
+// env.
 func config(t *testing.T, envFile string, env ...string) (string, error) {
 	t.Helper()
 	return configOf(t, []string{"deploy/compose.yaml"}, envFile, env...)
 }
 
-// configOf is config of several files, each laid over those before.
+// configOf is like config for several files, of which each overrides the ones before.
 func configOf(t *testing.T, files []string, envFile string, env ...string) (string, error) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "docker", "compose", "version").CombinedOutput(); err != nil {
@@ -60,7 +61,7 @@ func configOf(t *testing.T, files []string, envFile string, env ...string) (stri
 	for _, f := range files {
 		args = append(args, "-f", f)
 	}
-	cmd := exec.CommandContext(ctx, "docker", append(args, "--profile", "mock", "config", "--format", "json")...) //nolint:gosec // the test's own arguments
+	cmd := exec.CommandContext(ctx, "docker", append(args, "--profile", "mock", "config", "--format", "json")...) //nolint:gosec // the arguments are those of the test
 	cmd.Dir = root
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, env...)
 	var said strings.Builder
@@ -69,8 +70,9 @@ func configOf(t *testing.T, files []string, envFile string, env ...string) (stri
 	return string(out) + said.String(), err
 }
 
-// TestFileGivesNoMoreThanNeeded: the engine's socket, the keys and the way out are each one service's.
-func TestFileGivesNoMoreThanNeeded(t *testing.T) {
+// TestComposeFile_GrantsOnlyWhatIsNeeded tests that the engine's socket, the keys and outbound network access each
+// belong to the one service that needs them.
+func TestComposeFile_GrantsOnlyWhatIsNeeded(t *testing.T) {
 	t.Parallel()
 	out, err := config(t, "deploy/.env.example", "ANTHROPIC_API_KEY=sk-1", "OPENAI_API_KEY=sk-2", "NVIDIA_API_KEY=sk-3", "SPOOL_POSTGRES_PASSWORD=the-superusers")
 	if err != nil {
@@ -81,7 +83,7 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !f.Networks["core"].Internal {
-		t.Error("the network core leads out")
+		t.Error("the network core is not internal")
 	}
 	var socket, keys, way, published, secrets, superuser []string
 	certificates := map[string][]string{}
@@ -124,7 +126,7 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 		if pids := s.Deploy.Resources.Limits.Pids; pids < 1 || pids > 1024 {
 			t.Errorf("%s may have %d processes, where 0 is any number", name, pids)
 		}
-		if !s.ReadOnly && name != "postgres" { // whose image writes its socket and its configuration where it likes
+		if !s.ReadOnly && name != "postgres" { // the image writes its socket and configuration into several folders
 			t.Errorf("%s may write into its image", name)
 		}
 		if want := map[bool]string{true: "no", false: "unless-stopped"}[name == "provision" || name == "database" || name == "keys" || name == "certificates"]; s.Restart != want {
@@ -154,9 +156,9 @@ func TestFileGivesNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
-// TestFilePassesEverySetting: each setting of docs/operations.md that is in the
-// environment of compose reaches the container of its service.
-func TestFilePassesEverySetting(t *testing.T) {
+// TestComposeFile_PassesEverySetting tests that each setting of docs/operations.md that is in the environment of
+// compose reaches the container of its service.
+func TestComposeFile_PassesEverySetting(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile(root + "/docs/operations.md")
 	if err != nil {
@@ -231,8 +233,9 @@ func TestFilePassesEverySetting(t *testing.T) {
 	}
 }
 
-// TestFileWantsPasswords: nothing starts with an empty password, and the error says what to do.
-func TestFileWantsPasswords(t *testing.T) {
+// TestComposeFile_RequiresPasswords tests that nothing starts with an empty password, and that the error states what
+// to do.
+func TestComposeFile_RequiresPasswords(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile(root + "/deploy/.env.example")
 	if err != nil {
@@ -254,8 +257,8 @@ func TestFileWantsPasswords(t *testing.T) {
 	}
 }
 
-// TestFileHasTheServerOfTheModule: what runs in a deployment is what the tests run.
-func TestFileHasTheServerOfTheModule(t *testing.T) {
+// TestComposeFile_HasTheServerOfTheModule tests that deployments run the version of nats-server that the tests run.
+func TestComposeFile_HasTheServerOfTheModule(t *testing.T) {
 	t.Parallel()
 	mod, err := os.ReadFile(root + "/pkg/go.mod")
 	if err != nil {
@@ -283,11 +286,12 @@ func TestFileHasTheServerOfTheModule(t *testing.T) {
 	}
 }
 
-// TestNATSStart_LimitsTheStoreByTheDisk: the limit is below what the disk has, so that the reserve is there before the disk is full.
+// TestNATSStart_LimitsTheStoreByTheDisk tests that the store's limit is below the free space of the disk, so that the
+// reserve is reached before the disk is full.
 func TestNATSStart_LimitsTheStoreByTheDisk(t *testing.T) {
 	t.Parallel()
 	dir, data := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nats-server"), []byte("#!/bin/sh\nprintf %s \"$SPOOL_NATS_MAX_STORE\"\n"), 0o700); err != nil { //nolint:gosec // it is run
+	if err := os.WriteFile(filepath.Join(dir, "nats-server"), []byte("#!/bin/sh\nprintf %s \"$SPOOL_NATS_MAX_STORE\"\n"), 0o700); err != nil { //nolint:gosec // the file is executed
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(data, "stored"), make([]byte, 8<<20), 0o600); err != nil {
@@ -318,11 +322,11 @@ func TestNATSStart_LimitsTheStoreByTheDisk(t *testing.T) {
 	}
 }
 
-// TestEnv: what deploy/env writes it writes once.
-func TestEnv(t *testing.T) {
+// TestEnv_KeepsWhatItWrote tests that a second run of deploy/env changes nothing.
+func TestEnv_KeepsWhatItWrote(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/var/run/docker.sock"); err != nil {
-		t.Skipf("there is no engine whose group could be found out: %v", err)
+		t.Skipf("no Docker socket, whose group deploy/env needs: %v", err)
 	}
 	path := t.TempDir() + "/env"
 	write := func(args ...string) string {
@@ -340,26 +344,27 @@ func TestEnv(t *testing.T) {
 	}
 	first := write()
 	if again := write(); again != first {
-		t.Errorf("a second time it wrote\n%s\nafter\n%s", again, first)
+		t.Errorf("the second run wrote\n%s\nthe first\n%s", again, first)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("others may read it: %v, %v", info.Mode(), err)
+		t.Errorf("others can read the file: %v, %v", info.Mode(), err)
 	}
 	seen := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^(SPOOL_\w*(?:PASSWORD|KEY)\w*)=(.*)$`).FindAllStringSubmatch(first, -1) {
 		shape := `^[a-z][a-z0-9]{31,}$`
-		if m[1] == "SPOOL_HEADS_KEY" { // the seed of an Ed25519 key, which no configuration of NATS holds
+		if m[1] == "SPOOL_HEADS_KEY" { // the seed of an Ed25519 key, which is not part of the NATS configuration
 			shape = `^[0-9a-f]{64}$`
 		}
 		if !regexp.MustCompile(shape).MatchString(m[2]) || seen[m[2]] {
-			t.Errorf("%s is weak, or another's too, or NATS reads it as a number: %s", m[1], m[2])
+			t.Errorf("%s is weak, or used twice, or a number to NATS: %s", m[1], m[2])
 		}
 		seen[m[2]] = true
 	}
 	if len(seen) != 17 {
-		t.Errorf("it made %d passwords:\n%s", len(seen), first)
+		t.Errorf("deploy/env created %d passwords:\n%s", len(seen), first)
 	}
-	// What a release before signed commits wrote keeps all but the passwords at NATS, so that its services cannot write any more.
+	// A file of a release before signed commits keeps everything but the NATS passwords, so that the services of that
+	// release can no longer write.
 	old := regexp.MustCompile(`(?m)^SPOOL_LOG_KEY_.*\n`).ReplaceAllString(first, "")
 	if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
 		t.Fatal(err)
@@ -375,6 +380,6 @@ func TestEnv(t *testing.T) {
 	}
 	first = upgraded
 	if mock := write("--mock"); !strings.HasPrefix(mock, first) || !strings.Contains(mock, "SPOOL_ANTHROPIC_BASE_URL=http://mockllm:7799\n") {
-		t.Errorf("with --mock it wrote\n%s", mock)
+		t.Errorf("with --mock deploy/env wrote\n%s", mock)
 	}
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// kill ends an executor by SIGKILL while a model's answer streams through its sandbox: the answer arrives, whole, from the same
-// process of the agent, and the client sees nothing lost or doubled.
+// kill kills an executor while a model's answer streams through its sandbox. The whole answer arrives, from the same
+// process of the agent, and the client receives no event twice and misses none.
 func (p *project) kill(gateways []server) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), 3*time.Minute)
 	defer cancel()
 	var words strings.Builder
-	for i := range 3000 { // the scripted model says it again, a few letters at a time
+	for i := range 3000 { // the scripted model repeats the text, a few letters at a time
 		fmt.Fprintf(&words, "w%d ", i)
 	}
 	text := strings.TrimSpace(words.String())
@@ -42,7 +42,7 @@ func (p *project) kill(gateways []server) {
 			p.t.Fatal(err)
 		}
 		if events.Terminal(w.Type) {
-			p.t.Fatalf("it ended before anybody could be killed: %s %s", w.Type, w.Data)
+			p.t.Fatalf("the turn ended before the executor was killed: %s %s", w.Type, w.Data)
 		}
 		if w.Type == events.TextDelta {
 			pieces++
@@ -60,7 +60,7 @@ func (p *project) kill(gateways []server) {
 	}
 	var done events.ExecutionCompleted
 	if err := json.Unmarshal(end.Data, &done); err != nil || end.Type != done.EventType() || !strings.Contains(done.Result, text) {
-		p.t.Errorf("after %s was killed it ended with %s %.300s", victim, end.Type, end.Data)
+		p.t.Errorf("after the kill of %s the turn ended with %s %.300s", victim, end.Type, end.Data)
 	}
 	log, err := gateways[0].events(ctx, made.SessionID)
 	if err != nil {
@@ -81,10 +81,10 @@ func (p *project) kill(gateways []server) {
 	if claims < 2 || starts != 1 {
 		p.t.Errorf("%d claims and %d starts of the agent, want another claim and the same agent", claims, starts)
 	}
-	p.t.Logf("%s was killed in the middle of an answer of %d bytes: it arrived, %d executors one after the other, the agent started once", victim, len(text), claims)
+	p.t.Logf("%s was killed during an answer of %d bytes, which arrived; claims: %d, starts of the agent: 1", victim, len(text), claims)
 }
 
-// executor is the container of an executor.
+// executor returns the container of an executor.
 func (p *project) executor(id string) string {
 	p.t.Helper()
 	for _, c := range p.containers() {

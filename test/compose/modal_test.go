@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// modalFiles are those of an installation whose sandboxes are at Modal.
+// modalFiles are the compose files of an installation whose sandboxes run at Modal.
 var modalFiles = []string{"deploy/compose.yaml", "deploy/compose.modal.yaml"}
 
-// modalEnv is what such an installation has to set.
+// modalEnv holds the settings that such an installation requires.
 var modalEnv = []string{"SPOOL_EGRESS_SERVER=proxy.example.com:8443", "SPOOL_EGRESS_PORT=8443", "SPOOL_MODAL_TOKEN_ID=ak-1", "SPOOL_MODAL_TOKEN_SECRET=as-1", "SPOOL_MODAL_IMAGE=registry.example.com/sandbox:1"}
 
 func parsed(t *testing.T, out string) (f file) {
@@ -23,8 +23,9 @@ func parsed(t *testing.T, out string) (f file) {
 	return f
 }
 
-// TestModalFile_GivesNoMoreThanNeeded: executors have no socket of the engine, Modal's token is theirs alone, and the egress proxy publishes its TLS port alone.
-func TestModalFile_GivesNoMoreThanNeeded(t *testing.T) {
+// TestModalFile_GrantsOnlyWhatIsNeeded tests that executors do not have the engine's socket, that only they have
+// Modal's token, and that the egress proxy publishes only its TLS port.
+func TestModalFile_GrantsOnlyWhatIsNeeded(t *testing.T) {
 	t.Parallel()
 	out, err := configOf(t, modalFiles, "deploy/.env.example", modalEnv...)
 	if err != nil {
@@ -81,7 +82,7 @@ func TestModalFile_GivesNoMoreThanNeeded(t *testing.T) {
 			}
 		}
 	}
-	// The command of certificates stands in both files.
+	// Both files contain the command of the service certificates.
 	base, err := config(t, "deploy/.env.example")
 	if err != nil {
 		t.Fatalf("%v: %s", err, base)
@@ -92,7 +93,8 @@ func TestModalFile_GivesNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
-// TestModalFile_VariablesAreDocumented: what it reads stands in deploy/README.md, and what it needs is asked for.
+// TestModalFile_VariablesAreDocumented tests that deploy/README.md lists the variables of the file, and that a
+// missing required variable is reported.
 func TestModalFile_VariablesAreDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(root + "/deploy/compose.modal.yaml")

@@ -13,16 +13,17 @@ import (
 	"time"
 )
 
-// TestPostgres_ServicesAreNoSuperusers attacks Postgres with what the services hold, in a new installation and in one
-// whose volume was made when a superuser owned the read models. `deploy/env` and `up` upgrade that one.
-func TestPostgres_ServicesAreNoSuperusers(t *testing.T) { //nolint:paralleltest // it takes the machine
+// TestPostgres_ServicesAreNoSuperusers attacks Postgres with the credentials of the services, in a new installation
+// and in one whose volume was created when a superuser owned the read models. `deploy/env` and `up` upgrade the
+// latter.
+func TestPostgres_ServicesAreNoSuperusers(t *testing.T) { //nolint:paralleltest // the test uses the whole machine
 	p := newProject(t)
 	up := append(p.compose("up", "--detach", "--no-build", "--wait"), "session", "gateway")
 	p.run(5*time.Minute, up...)
 	key := p.key(p.url(1))
 	p.attackPostgres()
 
-	// The database becomes what builds before the roles made.
+	// The database is changed to the form that releases without roles created.
 	p.run(time.Minute, p.compose("stop", "gateway", "projector")...)
 	for _, sql := range []string{
 		downTo(t, 7),
@@ -48,11 +49,11 @@ func TestPostgres_ServicesAreNoSuperusers(t *testing.T) { //nolint:paralleltest 
 		t.Errorf("the key of the older installation: %v", err)
 	}
 	p.attackPostgres()
-	// The superuser alone runs programs: the statement itself is valid.
+	// Only the superuser can run programs: the statement itself is valid.
 	p.run(time.Minute, p.compose("exec", "--no-TTY", "postgres", "psql", "--username=spool", "--set=ON_ERROR_STOP=1", "--command", "COPY (SELECT 1) TO PROGRAM 'cat >/dev/null'")...)
 }
 
-// downTo returns the SQL that takes a database back to a version of the read models.
+// downTo returns the SQL that reverts a database to a version of the read models.
 func downTo(t *testing.T, version int) string {
 	t.Helper()
 	names, err := filepath.Glob(root + "/pkg/readmodel/migrations/*.sql")
@@ -67,7 +68,7 @@ func downTo(t *testing.T, version int) string {
 		}
 		_, down, found := strings.Cut(string(text), "-- +goose Down\n")
 		if !found {
-			t.Fatalf("%s has no way back", name)
+			t.Fatalf("%s has no section Down", name)
 		}
 		sql += down
 	}

@@ -17,20 +17,20 @@ import (
 	"time"
 )
 
-// root is the repository.
+// root is the root folder of the repository.
 const root = "../.."
 
-// project is one installation by a copy of deploy/compose.yaml, with a name, passwords and ports of its own.
+// project is an installation from a copy of deploy/compose.yaml, with its own name, passwords and ports.
 type project struct {
 	t       *testing.T
 	name    string
-	dir     string   // has the folder deploy
-	env     []string // of every command: nothing of the machine's own settings gets in
+	dir     string   // contains the folder deploy
+	env     []string // environment of every command, without the settings of the machine
 	rootKey string
 }
 
-// newProject makes the images, writes the settings, as people do with deploy/env, and takes everything down when the test ends.
-// more are lines of deploy/.env.
+// newProject builds the images and writes the settings with deploy/env. It removes everything when the test ends.
+// more holds further lines of deploy/.env.
 func newProject(t *testing.T, more ...string) *project {
 	t.Helper()
 	if _, err := exec.LookPath("docker"); err != nil {
@@ -50,7 +50,7 @@ func newProject(t *testing.T, more ...string) *project {
 	t.Logf("images in %s", time.Since(began).Round(time.Second))
 	p.runIn(root, time.Minute, "cp", "-R", "deploy", p.dir)
 	envFile := filepath.Join(p.dir, "deploy", ".env")
-	if err := os.RemoveAll(envFile); err != nil { // that of this machine's own installation
+	if err := os.RemoveAll(envFile); err != nil { // the file of an installation on this machine
 		t.Fatal(err)
 	}
 	p.run(time.Minute, "deploy/env", "--mock")
@@ -76,15 +76,14 @@ func newProject(t *testing.T, more ...string) *project {
 			p.stacks("executor", "session")
 		}
 		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans")...); err != nil {
-			t.Errorf("take everything down: %v", err)
+			t.Errorf("remove the project: %v", err)
 		}
 		p.sweep()
 	})
 	return p
 }
 
-// stacks ends services with the signal that makes a Go program say where its
-// goroutines stand, and shows those that are ours.
+// stacks sends services the signal that makes a Go program print its goroutines, and logs those of Spool.
 func (p *project) stacks(services ...string) {
 	if out, err := p.try(time.Minute, p.compose(append([]string{"kill", "--signal", "QUIT"}, services...)...)...); err != nil {
 		p.t.Logf("no stacks: %v\n%s", err, out)
@@ -103,7 +102,7 @@ func (p *project) stacks(services ...string) {
 	}
 }
 
-// freeRange finds n ports in a row on which nobody listens.
+// freeRange returns the first of n consecutive ports on which no server listens.
 func freeRange(t *testing.T, n int) int {
 	t.Helper()
 	for range 200 {
@@ -120,16 +119,16 @@ func freeRange(t *testing.T, n int) int {
 			return base
 		}
 	}
-	t.Fatalf("there are no %d free ports in a row", n)
+	t.Fatalf("found no %d consecutive free ports", n)
 	return 0
 }
 
-// compose is a command line of docker compose for this project.
+// compose returns a command line of docker compose for this project.
 func (p *project) compose(args ...string) []string {
 	return append([]string{"docker", "compose", "-f", "deploy/compose.yaml"}, args...)
 }
 
-// try runs a command in the project's folder and returns what it printed.
+// try runs a command in the project's folder and returns its output.
 func (p *project) try(within time.Duration, args ...string) (string, error) {
 	return p.tryIn(p.dir, within, args...)
 }
@@ -161,7 +160,8 @@ func (p *project) runIn(dir string, within time.Duration, args ...string) string
 	return out
 }
 
-// up brings everything up, with several executors and two gateways, and waits until every container is healthy. It returns the gateways' addresses.
+// up starts everything, with several executors and two gateways, and waits until every container is healthy. It
+// returns the gateways' addresses.
 func (p *project) up() []string {
 	p.t.Helper()
 	began := time.Now()
@@ -175,13 +175,13 @@ func (p *project) up() []string {
 	return []string{p.url(1), p.url(2)}
 }
 
-// url returns the address of a copy of the gateway, from 1 on.
+// url returns the address of a copy of the gateway. The first copy is 1.
 func (p *project) url(copy int) string {
 	p.t.Helper()
 	return "http://" + strings.TrimSpace(p.run(time.Minute, p.compose("port", "--index", fmt.Sprint(copy), "gateway", "7700")...))
 }
 
-// healthy waits until every container is.
+// healthy waits until every container has the expected health.
 func (p *project) healthy() {
 	p.t.Helper()
 	p.await("every container is healthy", 3*time.Minute, func() error {
@@ -194,7 +194,7 @@ func (p *project) healthy() {
 	})
 }
 
-// wanted is the health that a running container should have: one that has done its work has none.
+// wanted returns the health that a container should have. A container that has done its work has none.
 func wanted(service string) string {
 	if service == "certificates" || service == "provision" || service == "database" {
 		return ""
@@ -202,7 +202,7 @@ func wanted(service string) string {
 	return "healthy"
 }
 
-// container is one of `docker compose ps`.
+// container is an entry of `docker compose ps`.
 type container struct{ ID, Name, Service, State, Health string }
 
 func (p *project) containers() []container {
@@ -219,7 +219,7 @@ func (p *project) containers() []container {
 	return list
 }
 
-// await tries until there is no error.
+// await calls ok until it returns nil.
 func (p *project) await(what string, within time.Duration, ok func() error) {
 	p.t.Helper()
 	tick := time.NewTicker(500 * time.Millisecond)
@@ -235,13 +235,13 @@ func (p *project) await(what string, within time.Duration, ok func() error) {
 	}
 }
 
-// list gives the names that a docker command prints, one a line.
+// list returns the names that a docker command prints, one on each line.
 func (p *project) list(args ...string) []string {
 	p.t.Helper()
 	return strings.Fields(p.run(time.Minute, append([]string{"docker"}, args...)...))
 }
 
-// left is what of the project is still on the engine, volumes apart.
+// left returns everything of the project that is still on the engine, except volumes.
 func (p *project) left() map[string][]string {
 	p.t.Helper()
 	ours := "label=com.docker.compose.project=" + p.name
@@ -258,7 +258,7 @@ func (p *project) left() map[string][]string {
 	return out
 }
 
-// workspaces are the volumes of sandboxes and of their users. The runner's volume belongs to the engine.
+// workspaces returns the volumes of sandboxes and of their users. The runner's volume belongs to the engine.
 func (p *project) workspaces() []string {
 	p.t.Helper()
 	var names []string
@@ -268,13 +268,14 @@ func (p *project) workspaces() []string {
 	return names
 }
 
-// volumes are the named ones.
+// volumes returns the named volumes.
 func (p *project) volumes() []string {
 	p.t.Helper()
 	return p.list("volume", "ls", "--filter", "label=com.docker.compose.project="+p.name, "--format", "{{.Name}}")
 }
 
-// sweep removes the sandboxes that a failed test has left. The runner's volume belongs to the engine: another project's sandboxes may use it.
+// sweep removes the sandboxes that a failed test has left. The runner's volume belongs to the engine, because
+// sandboxes of another project may use it.
 func (p *project) sweep() {
 	for _, what := range []struct{ list, remove []string }{
 		{[]string{"ps", "--all", "--quiet"}, []string{"rm", "--force"}},

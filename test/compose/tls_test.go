@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/certificate"
 )
 
-// TestTLS: NATS and Postgres take TLS alone from other containers, an expired certificate stops nobody for good and loses nothing, and the
-// gateway serves beyond loopback with a certificate alone.
-func TestTLS(t *testing.T) { //nolint:paralleltest // it takes the machine
+// TestTLS tests that NATS and Postgres accept only TLS from other containers, that an expired certificate stops no
+// service permanently and loses nothing, and that the gateway is published beyond loopback only with a certificate.
+func TestTLS(t *testing.T) { //nolint:paralleltest // the test uses the whole machine
 	p := newProject(t)
 	up := append(p.compose("up", "--detach", "--no-build", "--wait"), "session", "gateway")
 	p.run(5*time.Minute, up...)
@@ -31,12 +31,12 @@ func TestTLS(t *testing.T) { //nolint:paralleltest // it takes the machine
 	p.serveTLS(at.key, up)
 }
 
-// inside runs a script of bash in another container of the network core.
+// inside runs a bash script in another container of the network core.
 func (p *project) inside(script string, args ...string) (string, error) {
 	return p.try(time.Minute, append(p.compose("run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "bash", "postgres", "-c", script, "bash"), args...)...)
 }
 
-// attackNetwork speaks to NATS and Postgres from another container as no service does.
+// attackNetwork connects to NATS and Postgres from another container in ways that no service does.
 func (p *project) attackNetwork() {
 	p.t.Helper()
 	setting := func(name string) string {
@@ -53,7 +53,7 @@ func (p *project) attackNetwork() {
 		p.t.Fatalf("deploy/.env has no %s", name)
 		return ""
 	}
-	// The right password, in the clear.
+	// The correct password, without TLS.
 	out, err := p.inside(`exec 3<>"/dev/tcp/nats/4222"; printf 'CONNECT {"user":"admin","pass":"%s"}\r\nPING\r\n' "$1" >&3; cat <&3`, setting("SPOOL_NATS_PASSWORD_ADMIN"))
 	if strings.Contains(out, "PONG") || !strings.Contains(out, `"tls_required":true`) {
 		p.t.Errorf("NATS without TLS: %s, %v", out, err)
@@ -70,7 +70,7 @@ func (p *project) attackNetwork() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if err := errors.Join(other.Trust(filepath.Join(dir, "ca.pem")), os.Chmod(dir, 0o755)); err != nil { //nolint:gosec // containers' users read it
+	if err := errors.Join(other.Trust(filepath.Join(dir, "ca.pem")), os.Chmod(dir, 0o755)); err != nil { //nolint:gosec // users in containers read it
 		p.t.Fatal(err)
 	}
 	url := "postgres://spool:" + setting("SPOOL_POSTGRES_PASSWORD") + "@postgres:5432/spool?"
@@ -90,7 +90,8 @@ func (p *project) attackNetwork() {
 	}
 }
 
-// outliveExpiry gives NATS and Postgres certificates that expire, and services no other way than to wait until they are renewed.
+// outliveExpiry gives NATS and Postgres certificates that expire, so that services must wait until the certificates
+// are renewed.
 func (p *project) outliveExpiry(at server) {
 	p.t.Helper()
 	var made struct{ SessionID string }
@@ -120,7 +121,7 @@ func (p *project) outliveExpiry(at server) {
 		})
 	}
 	at.url = p.url(1)
-	p.await("the gateway says what it has not", 2*time.Minute, func() error {
+	p.await("the gateway reports what it lacks", 2*time.Minute, func() error {
 		var ready struct{ Checks map[string]string }
 		err := at.call(p.t.Context(), "GET", "/readyz", nil, http.StatusServiceUnavailable, &ready)
 		if err == nil && (!strings.Contains(ready.Checks["nats"], "certificate") || !strings.Contains(ready.Checks["postgres"], "certificate")) {
@@ -131,20 +132,20 @@ func (p *project) outliveExpiry(at server) {
 
 	p.run(time.Minute, p.compose("run", "--rm", "--no-TTY", "certificates")...)
 	p.healthy()
-	p.await("the session is there", 2*time.Minute, func() error {
+	p.await("the session is readable", 2*time.Minute, func() error {
 		after, err := at.events(p.t.Context(), made.SessionID)
 		if err == nil && len(after) < len(before) {
 			err = fmt.Errorf("%d events of %d", len(after), len(before))
 		}
 		return err
 	})
-	p.await("commands are carried out", 2*time.Minute, func() error {
+	p.await("commands are executed", 2*time.Minute, func() error {
 		return at.call(p.t.Context(), "POST", "/api/sessions", map[string]any{"architecture": "spool"}, http.StatusCreated, nil)
 	})
 	p.run(2*time.Minute, p.compose("run", "--rm", "--no-TTY", "--no-deps", "provision", "verify")...)
 }
 
-// serveTLS publishes the gateway beyond loopback, as deploy/README.md says.
+// serveTLS publishes the gateway beyond loopback, as deploy/README.md describes.
 func (p *project) serveTLS(key string, up []string) {
 	p.t.Helper()
 	envFile := filepath.Join(p.dir, "deploy", ".env")
@@ -163,7 +164,7 @@ func (p *project) serveTLS(key string, up []string) {
 		p.t.Error("the gateway is published on every address without TLS")
 	}
 	if logs := p.run(time.Minute, p.compose("logs", "--no-color", "gateway")...); !strings.Contains(logs, "where TLS is needed") {
-		p.t.Errorf("the gateway does not say why: %s", logs)
+		p.t.Errorf("the gateway does not log the reason: %s", logs)
 	}
 	add("SPOOL_TLS_CERT=/var/lib/spool/certificates/gateway/certificate.pem\nSPOOL_TLS_KEY=/var/lib/spool/certificates/gateway/key.pem\nSPOOL_TLS_NAMES=spool.example\n")
 	p.run(5*time.Minute, up...)

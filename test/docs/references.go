@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Reference is something in the repository that a page names.
+// Reference is something in the repository that a page refers to.
 type Reference struct {
 	Line   int // from 1
 	Kind   Kind
 	Target string
 }
 
-// Kind is what a reference names.
+// Kind is the kind of a Reference.
 type Kind string
 
 // The kinds of references.
@@ -32,9 +32,8 @@ var (
 	placeholder = regexp.MustCompile(`(?:^|/)[A-Z]+(?:/|$)`)
 )
 
-// References returns what a page in Markdown names: links anywhere; paths, make
-// targets and tests in code spans and in blocks of shell commands. Paths with a
-// placeholder, such as *, <name> or NAME, are not references.
+// References returns the references of a page in Markdown: links anywhere; paths, make targets and tests in code
+// spans and in blocks of shell commands. Paths with a placeholder, such as *, <name> or NAME, are not references.
 func References(page string) []Reference {
 	var list []Reference
 	fence := "" // the language of the open block

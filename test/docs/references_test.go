@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// ignoredFiles are files that pages name and that git ignores: deploy/env makes them.
+// ignoredFiles are files that pages refer to and that git ignores. deploy/env creates them.
 var ignoredFiles = []string{"deploy/.env", "deploy/egress.env"}
 
-// TestPages_NameWhatExists checks every page. Decisions and the changelog speak
-// of the past: only their links are checked.
+// TestPages_NameWhatExists checks every page. Decision records and the changelog describe the past: only their links
+// are checked.
 func TestPages_NameWhatExists(t *testing.T) {
 	t.Parallel()
 	makefile, err := os.ReadFile(root + "/Makefile")
@@ -41,7 +41,7 @@ func TestPages_NameWhatExists(t *testing.T) {
 	}
 }
 
-// missing returns what is wrong with a reference, "" for nothing.
+// missing describes what is wrong with a reference. It returns "" if nothing is.
 func missing(t *testing.T, page string, r Reference, makefile string, tests []string) string {
 	t.Helper()
 	switch r.Kind {

@@ -1,6 +1,5 @@
-// Package docs checks what people read against the repository: the words that
-// docs/glossary.md retires are not used in Go code, and what the pages refer to
-// exists.
+// Package docs checks the documentation against the repository: the words that docs/glossary.md retires are not used
+// in Go code, and what the pages refer to exists.
 package docs
 
 import (
@@ -13,7 +12,7 @@ import (
 	"unicode"
 )
 
-// retiredHeading begins the section of the glossary that lists retired words.
+// retiredHeading is the heading of the section of the glossary that lists retired words.
 const retiredHeading = "## Retired words"
 
 // RetiredWords returns the words of the table under "## Retired words", each
@@ -53,17 +52,16 @@ type Use struct {
 	In       string // the identifier, or the word of the comment
 }
 
-// RetiredUses returns the uses of retired words in the identifiers and comments
-// of a Go file. A word is used where all its camel-case parts follow each other
-// in an identifier: oldName is used in hasOldName, but cat is not in category.
-// Case does not matter. Strings are not checked: names on the wire may keep a word.
+// RetiredUses returns the uses of retired words in the identifiers and comments of a Go file. A word is used in an
+// identifier if all its camel-case parts follow each other there: oldName is used in hasOldName, but cat is not used
+// in category. Case does not matter. Strings are not checked, because names on the wire may keep a word.
 func RetiredUses(name string, source []byte, words map[string]string) ([]Use, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, source, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
 		return nil, err
 	}
-	retired := map[string]string{} // by its parts, as joined by parts
+	retired := map[string]string{} // by the joined parts
 	for word := range words {
 		retired[parts(word)] = word
 	}
@@ -92,8 +90,8 @@ func RetiredUses(name string, source []byte, words map[string]string) ([]Use, er
 	return uses, nil
 }
 
-// parts returns the parts of a camel-case identifier in lower case, each
-// between two spaces: " old name " for oldName.
+// parts returns the parts of a camel-case identifier in lower case, each between two spaces: " old name " for
+// oldName.
 func parts(identifier string) string {
 	var b strings.Builder
 	b.WriteByte(' ')

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// root is the repository, seen from this package's folder.
+// root is the root folder of the repository, relative to this package.
 const root = "../.."
 
 func TestRetiredWords_AreNotUsedInGoCode(t *testing.T) {
@@ -72,7 +72,7 @@ func TestRetiredUses_FindsIdentifiersAndComments(t *testing.T) {
 	}
 }
 
-func TestRetiredWords_ReadsTheSectionAlone(t *testing.T) {
+func TestRetiredWords_ReadsOnlyTheSection(t *testing.T) {
 	t.Parallel()
 	words, err := RetiredWords("# G\n\n| `kept` | x |\n\n## Retired words\n| retired | use |\n| --- | --- |\n| `letGo`, `giveBack` | release |\n\n## More\n| `other` | y |\n")
 	if err != nil || len(words) != 2 || words["letGo"] != "release" || words["giveBack"] != "release" {
@@ -85,9 +85,8 @@ func TestRetiredWords_ReadsTheSectionAlone(t *testing.T) {
 	}
 }
 
-// files returns the files of the repository with a suffix, relative to its
-// root. Folders that git does not hold are left out: their names begin with a
-// dot, or are bin or node_modules. So is testdata.
+// files returns the files of the repository with a suffix, relative to its root. It leaves out folders that git does
+// not store: their names begin with a dot, or are bin or node_modules. It also leaves out testdata.
 func files(t *testing.T, suffix string) []string {
 	t.Helper()
 	var list []string

@@ -15,7 +15,7 @@ func wantField(t *testing.T, err error, field string) {
 	t.Helper()
 	if field == "" {
 		if err != nil {
-			t.Errorf("refused: %v", err)
+			t.Errorf("unexpected error: %v", err)
 		}
 		return
 	}
@@ -129,7 +129,8 @@ func TestCheckOptions_NamesTheInvalidField(t *testing.T) {
 	wantField(t, command.CheckModelSettings("acp", events.Options{ModelSettings: named, Model: "m"}), "")
 }
 
-// TestMerge_SetsKeepsAndClearsEveryOption tests that every option can be set, is kept when it is not named, and can be reset.
+// TestMerge_SetsKeepsAndClearsEveryOption tests that a merge can set every option, keeps an option that the request
+// does not name, and can clear every option.
 func TestMerge_SetsKeepsAndClearsEveryOption(t *testing.T) {
 	t.Parallel()
 	full := events.Options{
@@ -139,10 +140,10 @@ func TestMerge_SetsKeepsAndClearsEveryOption(t *testing.T) {
 	v, fields := reflect.ValueOf(full), reflect.TypeFor[events.Options]()
 	for i := range fields.NumField() {
 		if v.Field(i).IsZero() {
-			t.Fatalf("%s is an option that this test does not know", fields.Field(i).Name)
+			t.Fatalf("option %s has no value in this test", fields.Field(i).Name)
 		}
 		name, _, _ := strings.Cut(fields.Field(i).Tag.Get("json"), ",")
-		if name == "hostPath" { // holds for the session's whole life
+		if name == "hostPath" { // cannot be changed after the session is created
 			_, err := command.Merge(full, nil, []string{name})
 			wantField(t, err, "clear[0]")
 			continue

@@ -1,4 +1,4 @@
-// Package porttest finds addresses for servers that tests start.
+// Package porttest finds free addresses for servers that tests start.
 package porttest
 
 import (
@@ -15,15 +15,15 @@ func FreeAddrs(t *testing.T, n int) []string {
 	t.Helper()
 	var addrs []string
 	for range 100 * n {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000))) //nolint:gosec // not for a secret
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000))) //nolint:gosec // no secret depends on it
 		if err != nil {
 			continue
 		}
-		defer func() { _ = l.Close() }() // at the end, so that no two are the same
+		defer func() { _ = l.Close() }() // all listeners stay open until the return, so that no two addresses are the same
 		if addrs = append(addrs, l.Addr().String()); len(addrs) == n {
 			return addrs
 		}
 	}
-	t.Fatalf("there are no %d free ports", n)
+	t.Fatalf("found fewer than %d free ports", n)
 	return nil
 }

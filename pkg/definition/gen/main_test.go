@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestCurrent: what is committed is what would be generated.
-func TestCurrent(t *testing.T) {
-	t.Chdir("..") // where go generate runs it
+// TestGeneratedFilesAreCurrent tests that the committed files equal the output of the generator.
+func TestGeneratedFilesAreCurrent(t *testing.T) {
+	t.Chdir("..") // go generate runs the generator in this folder
 	dir := t.TempDir()
 	page, schema := filepath.Join(dir, "agents.md"), filepath.Join(dir, "schema.json")
 	if err := run([]string{"../events", page, schema}); err != nil {
@@ -30,12 +30,12 @@ func TestCurrent(t *testing.T) {
 	}
 }
 
-func TestUsage(t *testing.T) {
+func TestRun_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	if err := run(nil); err == nil {
-		t.Error("it wants no arguments")
+		t.Error("run without arguments returned no error")
 	}
 	if err := run([]string{"/nonsense", "/nonsense/page", "/nonsense/schema"}); err == nil {
-		t.Error("it wrote nowhere")
+		t.Error("run with an invalid output path returned no error")
 	}
 }

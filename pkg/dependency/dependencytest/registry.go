@@ -90,7 +90,7 @@ func (r *Registry) Switch(on bool) {
 	r.off = !on
 }
 
-// Asked returns how many requests had a path that ends with suffix, or the number of all requests for "".
+// Asked returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
 func (r *Registry) Asked(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,7 +19,7 @@ func privateKey(t *testing.T, digit string) heads.PrivateKey {
 	return k
 }
 
-// seal returns the stored form of an entry, and the hash that the next one covers.
+// seal returns the stored form of an entry, and the hash that the next entry covers.
 func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
 	t.Helper()
 	stored, hash, err := e.Seal(k)
@@ -29,7 +29,8 @@ func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
 	return stored, hash
 }
 
-// TestSeal_FixedVector: what is stored and signed never changes, or chains of earlier builds could not be checked.
+// TestSeal_FixedVector tests that the stored and signed bytes do not change between releases, because chains of
+// earlier builds must stay verifiable.
 func TestSeal_FixedVector(t *testing.T) {
 	t.Parallel()
 	e := heads.Entry{
@@ -56,7 +57,7 @@ func TestOpen_ReturnsWhatWasSealed(t *testing.T) {
 	}
 }
 
-// TestOpen_EveryByteIsCovered: no byte of a stored entry can be changed without an error.
+// TestOpen_EveryByteIsCovered tests that Open fails when any byte of a stored entry is changed.
 func TestOpen_EveryByteIsCovered(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
@@ -98,7 +99,8 @@ func TestParseKeys_NeverRepeatTheKey(t *testing.T) {
 	}
 }
 
-// TestChain_Faults: entries that are missing, stored again, out of order or of another shard are found, and the rest is still compared.
+// TestChain_Faults tests that entries that are missing, repeated, out of order or of another shard are reported, and
+// that the other entries are still compared.
 func TestChain_Faults(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
@@ -114,7 +116,7 @@ func TestChain_Faults(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		entries [][]byte
-		want    string // "" for none
+		want    string // "" if there is no fault
 	}{
 		{"whole", list, ""},
 		{"one is missing", [][]byte{list[0], list[2], list[3]}, "has number 3 instead of 2"},
@@ -144,7 +146,8 @@ func TestChain_Faults(t *testing.T) {
 	}
 }
 
-// TestCheck_FindsCommitsThatNoEntryLists: a commit that was put into the log after an entry covered its place is found.
+// TestCheck_FindsCommitsThatNoEntryLists tests that a commit is reported if it was inserted into the log after an
+// entry had covered its position.
 func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")

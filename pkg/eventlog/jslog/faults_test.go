@@ -27,17 +27,17 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// wait bounds what should happen soon.
+// wait is the time limit of every step.
 const wait = 30 * time.Second
 
-// cuttable is a log behind a proxy that can be cut, and the same log on a
-// connection of its own, as another copy of the service has it.
+// cuttable is a log behind a proxy that a test can cut, and the same log on a direct connection, like that of another
+// copy of the service.
 type cuttable struct {
 	proxy   *toxiproxy.Proxy
 	cut     *jslog.Log
 	direct  *jslog.Log
-	js      jetstream.JetStream // direct's
-	settles chan struct{}       // gets a value whenever the cut log begins to settle an append
+	js      jetstream.JetStream // of the direct connection
+	settles chan struct{}       // receives a value when the cut log begins to settle an append
 }
 
 func withProxy(t *testing.T) cuttable {
@@ -64,17 +64,17 @@ func withProxy(t *testing.T) cuttable {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.cut = on(t, jslog.Config{JetStream: js, AckTimeout: 100 * time.Millisecond, Logger: slog.New(watch{c.settles})})
+	c.cut = openConfig(t, jslog.Config{JetStream: js, AckTimeout: 100 * time.Millisecond, Logger: slog.New(settleWatcher{c.settles})})
 	return c
 }
 
-// watch is a slog handler that tells of appends that are settled.
-type watch struct{ settles chan struct{} }
+// settleWatcher is a slog handler that reports when the log settles an append.
+type settleWatcher struct{ settles chan struct{} }
 
-func (watch) Enabled(context.Context, slog.Level) bool { return true }
-func (w watch) WithAttrs([]slog.Attr) slog.Handler     { return w }
-func (w watch) WithGroup(string) slog.Handler          { return w }
-func (w watch) Handle(_ context.Context, r slog.Record) error {
+func (settleWatcher) Enabled(context.Context, slog.Level) bool { return true }
+func (w settleWatcher) WithAttrs([]slog.Attr) slog.Handler     { return w }
+func (w settleWatcher) WithGroup(string) slog.Handler          { return w }
+func (w settleWatcher) Handle(_ context.Context, r slog.Record) error {
 	if strings.HasPrefix(r.Message, "settle") {
 		select {
 		case w.settles <- struct{}{}:
@@ -84,7 +84,7 @@ func (w watch) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// drop loses what goes in one direction: downstream to the log, upstream to the server.
+// drop discards the bytes in one direction: downstream to the log, upstream to the server.
 func (c cuttable) drop(t *testing.T, direction string) {
 	t.Helper()
 	if _, err := c.proxy.Toxics.AddToxicJson(strings.NewReader(`{"name":"drop","type":"timeout","stream":"` + direction + `","attributes":{"timeout":0}}`)); err != nil {
@@ -92,7 +92,7 @@ func (c cuttable) drop(t *testing.T, direction string) {
 	}
 }
 
-// heal lets everything through again, on a new connection, since the old one lost bytes.
+// heal restores the connection. The client reconnects, because the old connection lost bytes.
 func (c cuttable) heal(t *testing.T) {
 	t.Helper()
 	if err := c.proxy.Toxics.RemoveToxic(t.Context(), "drop"); err != nil {
@@ -109,7 +109,7 @@ type appended struct {
 	err  error
 }
 
-// append runs in the background until it is settled.
+// append appends a commit in the background and sends the result when the append has settled.
 func (c cuttable) append(ctx context.Context, head eventlog.Head, name string) <-chan appended {
 	done := make(chan appended, 1)
 	go func() {
@@ -119,7 +119,7 @@ func (c cuttable) append(ctx context.Context, head eventlog.Head, name string) <
 	return done
 }
 
-func TestLostAcknowledgement(t *testing.T) {
+func TestAppend_SettlesAfterALostAcknowledgement(t *testing.T) {
 	t.Parallel()
 	for name, another := range map[string]bool{"and nobody else wrote": false, "and another writer went on": true} {
 		t.Run(name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestLostAcknowledgement(t *testing.T) {
 
 			c.drop(t, "downstream")
 			done := c.append(ctx, head, "ours")
-			rec := <-tail // it is stored, and its acknowledgement is lost
+			rec := <-tail // the commit is stored, and its acknowledgement is lost
 			want, last := rec.Position.Seq, rec.Position.Seq
 			<-c.settles
 			if another {
@@ -153,7 +153,7 @@ func TestLostAcknowledgement(t *testing.T) {
 				t.Fatalf("append: %v", got.err)
 			}
 			if got.head.Seq != want || got.head.Hash != rec.Commit.Hash {
-				t.Errorf("append gives the head %d, want %d", got.head.Seq, want)
+				t.Errorf("append returned the head %d, want %d", got.head.Seq, want)
 			}
 			end, err := c.direct.Last(ctx, s, eventlog.Leader)
 			if err != nil || end.Seq != last {
@@ -175,7 +175,7 @@ func TestLostAcknowledgement(t *testing.T) {
 	}
 }
 
-func TestLostRequest(t *testing.T) {
+func TestAppend_SettlesAfterALostRequest(t *testing.T) {
 	t.Parallel()
 	for name, another := range map[string]bool{"and nobody else wrote": false, "and another writer was faster": true} {
 		t.Run(name, func(t *testing.T) {
@@ -216,8 +216,9 @@ func TestLostRequest(t *testing.T) {
 	}
 }
 
-// TestGivenUp is a writer whose time ended while it did not know; its retry finds out.
-func TestGivenUp(t *testing.T) {
+// TestAppend_RetryFindsACommitWhoseOutcomeWasUnknown tests a writer whose time ended before it knew the outcome of an
+// append: its retry finds the stored commit.
+func TestAppend_RetryFindsACommitWhoseOutcomeWasUnknown(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
@@ -235,13 +236,13 @@ func TestGivenUp(t *testing.T) {
 	c.heal(t)
 	head, err := c.cut.Append(ctx, eventlog.Head{Subject: s}, eventlogtest.Draft("ours", "ours"))
 	if err != nil || head.Seq != rec.Position.Seq {
-		t.Errorf("the retry gives %d, %v, want %d", head.Seq, err, rec.Position.Seq)
+		t.Errorf("the retry returned %d, %v, want %d", head.Seq, err, rec.Position.Seq)
 	}
 }
 
-// TestLostDelivery_IsReadAgain breaks the connection while the last commit is on its way. No commit comes after it whose number would
-// show the gap. On a busy machine the reader may miss a heartbeat and give its consumer up before the server sends the commit; the test
-// then tries again with another one.
+// TestLostDelivery_IsReadAgain breaks the connection while the server sends the last commit. No later commit follows
+// whose sequence would reveal the gap. On a busy machine the reader may miss a heartbeat and give up its consumer
+// before the server sends the commit. The test then tries again with another commit.
 func TestLostDelivery_IsReadAgain(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*wait)
@@ -271,7 +272,7 @@ func (c cuttable) sent(ctx context.Context, t *testing.T, seq uint64) bool {
 	}
 	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); {
 		list, sent := stream.ListConsumers(ctx), false
-		for info := range list.Info() { // to its end: the lister's goroutine waits until all were taken
+		for info := range list.Info() { // the goroutine of the lister waits until every item was taken
 			sent = sent || info.Delivered.Consumer > 0 && info.Delivered.Stream >= seq
 		}
 		if list.Err() != nil {
@@ -284,7 +285,7 @@ func (c cuttable) sent(ctx context.Context, t *testing.T, seq uint64) bool {
 	return false
 }
 
-// plain is a connection to a server without JetStream, where a test can answer in its place.
+// plain returns a connection to a server without JetStream, where a test can answer the requests itself.
 func plain(t *testing.T) *nats.Conn {
 	t.Helper()
 	ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
@@ -301,9 +302,9 @@ func plain(t *testing.T) *nats.Conn {
 	return nc
 }
 
-// TestStaleReplica puts a replica that lags in front of the reads: whatever it
-// is asked, it answers with the first message of the stream.
-func TestStaleReplica(t *testing.T) {
+// TestLast_LeaderIsNotStale puts a replica that lags in front of the reads: it answers every request with the first
+// message of the stream.
+func TestLast_LeaderIsNotStale(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
@@ -331,7 +332,7 @@ func TestStaleReplica(t *testing.T) {
 		return nc.Request("$JS.API.DIRECT.GET.EVENTS-0", []byte(`{"seq":1}`), wait)
 	})
 	answer("$JS.API.DIRECT.GET.EVENTS-0", func(*nats.Msg) (*nats.Msg, error) {
-		return nc.Request("$JS.API.DIRECT.GET.EVENTS-0", []byte(`{"seq":999}`), wait) // 404
+		return nc.Request("$JS.API.DIRECT.GET.EVENTS-0", []byte(`{"seq":999}`), wait) // sequence 999 does not exist, so the answer is 404
 	})
 	answer("$JS.API.STREAM.MSG.GET.>", func(m *nats.Msg) (*nats.Msg, error) { return nc.Request(m.Subject, m.Data, wait) })
 	if err := replica.Flush(); err != nil {
@@ -341,7 +342,7 @@ func TestStaleReplica(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := on(t, jslog.Config{JetStream: js, Conn: replica})
+	l := openConfig(t, jslog.Config{JetStream: js, Conn: replica})
 
 	stale, err := l.Last(ctx, s, eventlog.Any)
 	if err != nil || stale.Seq != heads[0].Seq {
@@ -363,8 +364,8 @@ func TestStaleReplica(t *testing.T) {
 	}
 }
 
-// TestRestart takes the server away in the middle of a tail, several times.
-func TestRestart(t *testing.T) {
+// TestTail_SurvivesServerRestarts stops and starts the server several times during a tail.
+func TestTail_SurvivesServerRestarts(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
@@ -384,7 +385,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 
-	// Without a server a tail still ends with its context, and an append says what it does not know.
+	// Without a server, a tail still ends with its context, and an append reports that its outcome is unknown.
 	srv.Stop()
 	short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer stop()

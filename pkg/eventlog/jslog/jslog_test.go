@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// open provisions what nc reaches and opens the log on it.
+// open provisions the server of nc and opens the log on it.
 func open(t *testing.T, nc *nats.Conn, shards int) *jslog.Log {
 	t.Helper()
 	js, err := jetstream.New(nc)
@@ -23,10 +23,10 @@ func open(t *testing.T, nc *nats.Conn, shards int) *jslog.Log {
 	if err := topology.Provision(t.Context(), js, topology.Config{Shards: shards}); err != nil {
 		t.Fatal(err)
 	}
-	return on(t, jslog.Config{JetStream: js, Shards: shards})
+	return openConfig(t, jslog.Config{JetStream: js, Shards: shards})
 }
 
-func on(t *testing.T, cfg jslog.Config) *jslog.Log {
+func openConfig(t *testing.T, cfg jslog.Config) *jslog.Log {
 	t.Helper()
 	if cfg.Logger == nil {
 		cfg.Logger = natstest.Logger(t)
@@ -38,7 +38,7 @@ func on(t *testing.T, cfg jslog.Config) *jslog.Log {
 	return l
 }
 
-func TestLog(t *testing.T) {
+func TestLog_PassesTheConformanceSuite(t *testing.T) {
 	t.Parallel()
 	for name, shards := range map[string]int{"one shard": 1, "four shards": 4} {
 		t.Run(name, func(t *testing.T) {

@@ -20,11 +20,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A link of toxiproxy waits for ever to hand on what it has read when the other end of its connection closed first.
+	// A link of toxiproxy blocks for ever on its last write if the other end closed the connection first.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe"))
 }
 
-// stream gives a log and the stream under it.
+// stream returns a log and its only stream.
 func stream(t *testing.T) (*jslog.Log, jetstream.JetStream, jetstream.Stream) {
 	t.Helper()
 	nc := natstest.Conn(t, natstest.Run(t))
@@ -40,7 +40,7 @@ func stream(t *testing.T) (*jslog.Log, jetstream.JetStream, jetstream.Stream) {
 	return l, js, s
 }
 
-func TestConfig(t *testing.T) {
+func TestNew_RefusesIncompleteConfigs(t *testing.T) {
 	t.Parallel()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
 	if err != nil {
@@ -53,7 +53,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestFull(t *testing.T) {
+func TestAppend_ReportsAFullStream(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, st := stream(t)
@@ -79,8 +79,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestPurged is a session whose commits the janitor took away.
-func TestPurged(t *testing.T) {
+// TestLog_AfterAPurge tests a session whose commits the janitor removed.
+func TestLog_AfterAPurge(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, _, st := stream(t)
@@ -105,8 +105,8 @@ func TestPurged(t *testing.T) {
 			t.Errorf("%s reads %v, want %d only", what, got, kept.Seq)
 		}
 	}
-	// Whoever still holds a head is refused, and so is the retry of the first
-	// commit, although its guard of 0 holds again.
+	// A writer with an old head is refused. The retry of the first commit is refused too, although its guard of 0
+	// holds again.
 	var conflict *eventlog.ConflictError
 	if _, err := l.Append(ctx, heads[1], eventlogtest.Draft("late", "")); !errors.As(err, &conflict) {
 		t.Errorf("append to a purged head: %v, want a conflict", err)
@@ -116,7 +116,7 @@ func TestPurged(t *testing.T) {
 	}
 }
 
-func TestForeignMessage(t *testing.T) {
+func TestRead_ReportsMessagesThatAreNotCommits(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, _ := stream(t)
@@ -143,7 +143,7 @@ func TestForeignMessage(t *testing.T) {
 	}
 }
 
-func TestPayloads(t *testing.T) {
+func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, _ := stream(t)
@@ -202,7 +202,7 @@ func TestPayloads(t *testing.T) {
 		t.Errorf("the object %s has another digest", digest)
 	}
 
-	// A former version named it by the digest alone.
+	// An earlier release named the object by the digest alone.
 	if _, err := bucket.PutBytes(ctx, digest, stored); err != nil {
 		t.Fatal(err)
 	}
@@ -238,14 +238,15 @@ func mustEncode(t *testing.T, c events.Commit) []byte {
 	return b
 }
 
-// TestNotInstalled is a server without streams: an error within the context's time, not silence.
-func TestNotInstalled(t *testing.T) {
+// TestLog_WithoutStreams tests that, on a server without streams, calls return an error within the time of their
+// context.
+func TestLog_WithoutStreams(t *testing.T) {
 	t.Parallel()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := on(t, jslog.Config{JetStream: js})
+	l := openConfig(t, jslog.Config{JetStream: js})
 	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
 	defer cancel()
 	s := eventlogtest.Session(0, 1, "none")

@@ -17,10 +17,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// secret is a key that nobody should use.
+// secret returns a signing key for tests.
 func secret(name string) string { return strings.Repeat(name+"-", 32/(len(name)+1)+1) }
 
-// installation is a log whose commits are signed, as its parts see it.
+// installation is a log with signed commits, with the keys of all services.
 type installation struct {
 	nc   *nats.Conn
 	js   jetstream.JetStream
@@ -43,7 +43,7 @@ func newInstallation(t *testing.T) *installation {
 	return i
 }
 
-// provision makes keys those of the installation.
+// provision replaces the keys of the installation.
 func (i *installation) provision(t *testing.T, keys string) {
 	t.Helper()
 	i.keys = keys
@@ -61,22 +61,22 @@ func parse(t *testing.T, keys, role string) eventlog.Keys {
 	return k
 }
 
-// as opens the log for a role.
-func (i *installation) as(t *testing.T, role string) *jslog.Log {
+// asRole opens the log with the keys of a role.
+func (i *installation) asRole(t *testing.T, role string) *jslog.Log {
 	t.Helper()
-	return i.with(t, parse(t, i.keys, role))
+	return i.withKeys(t, parse(t, i.keys, role))
 }
 
-func (i *installation) with(t *testing.T, keys eventlog.Keys) *jslog.Log {
+func (i *installation) withKeys(t *testing.T, keys eventlog.Keys) *jslog.Log {
 	t.Helper()
 	signing, err := topology.ReadSigning(t.Context(), i.js, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return on(t, jslog.Config{JetStream: i.js, Keys: keys, Signing: signing})
+	return openConfig(t, jslog.Config{JetStream: i.js, Keys: keys, Signing: signing})
 }
 
-// stored is a message of the log as the server has it.
+// stored returns a message of the log as the server stores it.
 func (i *installation) stored(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
 	t.Helper()
 	s, err := i.js.Stream(t.Context(), topology.EventsStream(0))
@@ -90,8 +90,8 @@ func (i *installation) stored(t *testing.T, seq uint64) *jetstream.RawStreamMsg 
 	return m
 }
 
-// put stores a message as somebody who may publish to the log's subjects would, and returns its sequence.
-func (i *installation) put(t *testing.T, subject string, header nats.Header, data []byte) uint64 {
+// publishForeign publishes a message like an attacker who may publish to the log's subjects, and returns its sequence.
+func (i *installation) publishForeign(t *testing.T, subject string, header nats.Header, data []byte) uint64 {
 	t.Helper()
 	ack, err := i.js.PublishMsg(t.Context(), &nats.Msg{Subject: subject, Header: header, Data: data})
 	if err != nil {
@@ -100,19 +100,19 @@ func (i *installation) put(t *testing.T, subject string, header nats.Header, dat
 	return ack.Sequence
 }
 
-func TestLog_Signed(t *testing.T) {
+func TestLog_PassesTheConformanceSuiteSigned(t *testing.T) {
 	t.Parallel()
-	eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log { return newInstallation(t).as(t, "session") })
+	eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log { return newInstallation(t).asRole(t, "session") })
 }
 
-// TestSigned_ForeignMessagesAreLeftOut stores everything that a stolen connection could on a session's subject. Readers leave it out, the
-// session goes on, and verify names each.
+// TestSigned_ForeignMessagesAreLeftOut publishes every kind of message that a stolen connection could publish to a
+// session's subject. Readers leave these messages out, the session continues, and verify reports each of them.
 func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	i := newInstallation(t)
-	session, skills := i.as(t, "session"), i.as(t, "skills")
+	session, skills := i.asRole(t, "session"), i.asRole(t, "skills")
 	life := eventlogtest.Session(0, 1, "attacked")
 	heads := eventlogtest.Fill(t, session, life, "honest", 2)
 	last := heads[len(heads)-1]
@@ -131,7 +131,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	_, plain := forged(func(*events.Commit) {})
 	c, state := forged(func(c *events.Commit) { c.State = []byte(`{"v":1}`) })
 	_, stale := forged(func(c *events.Commit) { c.Hash = last.Hash })
-	// The gateway's key exists nowhere, and that of skills does not sign what happens to sessions.
+	// The gateway has no signing key. The key of the skills service is not valid for the subjects of sessions.
 	bySkills := parse(t, i.keys, "skills").Sign(life, c)
 	stolen, err := eventlog.ParseKeys("session:"+secret("guessed"), "session")
 	if err != nil {
@@ -156,10 +156,10 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		{"stored by the server from elsewhere", replayed, honest.Data, "copied it from stream"},
 	}
 	for _, a := range attacks {
-		i.put(t, life.String(), a.header, a.data)
+		i.publishForeign(t, life.String(), a.header, a.data)
 	}
 
-	// The head is the last commit still, whoever asks, and the next append comes after it.
+	// The head is still the last commit, with any freshness, and the next append follows it.
 	for _, freshness := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
 		head, err := session.Last(ctx, life, freshness)
 		if err != nil || head.Seq != last.Seq || head.Hash != last.Hash {
@@ -167,7 +167,8 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		}
 		last.Guard = head.Guard
 	}
-	// Whoever holds the head from before is told of a conflict, and not answered as if the attack were its own commit.
+	// A writer with the earlier head receives a conflict. It does not receive the attacker's commit as the result of
+	// its own append.
 	old := last
 	old.Guard = 0
 	var conflict *eventlog.ConflictError
@@ -205,30 +206,32 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 			t.Errorf("%s: verify says %q at %s, want %q", a.name, p.Why, p.Position, a.why)
 		}
 	}
-	// A contributor has no key to check a session with, and takes nothing from where the server copied it all the same.
+	// A contributor has no key to verify a session with. It still accepts the commit, because the server copied it.
 	if _, err := skills.Last(ctx, life, eventlog.Leader); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestSigned_StateIsCovered: the state of a commit is loaded and not hashed, so the signature has to cover it.
+// TestSigned_StateIsCovered tests that the signature covers the state of a commit. The hash does not cover the state,
+// and writers load it.
 func TestSigned_StateIsCovered(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
-	session := i.as(t, "session")
+	session := i.asRole(t, "session")
 	life := eventlogtest.Session(0, 1, "state")
 	head := eventlogtest.Fill(t, session, life, "honest", 1)[0]
 	c := head.Commit
 	c.State = []byte(`{"v":1,"status":"deleted"}`)
 	header := nats.Header{topology.HeaderSignature: {i.stored(t, head.Seq).Header.Get(topology.HeaderSignature)}}
-	at := i.put(t, life.String(), header, mustEncode(t, c))
+	at := i.publishForeign(t, life.String(), header, mustEncode(t, c))
 	var foreign *eventlog.ForeignError
 	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is invalid") {
 		t.Errorf("a commit with another state is read: %v", err)
 	}
 }
 
-// TestSigned_LogFromBefore: what was stored before the keys is read as it is, and what comes after has to be signed.
+// TestSigned_LogFromBefore tests that commits from before the installation had keys are read, and that later commits
+// must be signed.
 func TestSigned_LogFromBefore(t *testing.T) {
 	t.Parallel()
 	i := &installation{nc: natstest.Conn(t, natstest.Run(t))}
@@ -244,8 +247,8 @@ func TestSigned_LogFromBefore(t *testing.T) {
 		list = append(list, role+":"+secret(role))
 	}
 	i.provision(t, strings.Join(list, "\n"))
-	i.provision(t, i.keys) // each start of an installation does
-	session := i.as(t, "session")
+	i.provision(t, i.keys) // every start of an installation provisions
+	session := i.asRole(t, "session")
 	head, err := session.Last(t.Context(), life, eventlog.Leader)
 	if err != nil || head.Seq != heads[2].Seq {
 		t.Fatalf("head at %d: %v", head.Seq, err)
@@ -253,7 +256,7 @@ func TestSigned_LogFromBefore(t *testing.T) {
 	if head, err = session.Append(t.Context(), head, eventlogtest.Draft("signed", "text")); err != nil {
 		t.Fatal(err)
 	}
-	// A service of the earlier release that still runs.
+	// A service of the earlier release is still running.
 	if _, err := before.Append(t.Context(), head, eventlogtest.Draft("late", "text")); err != nil {
 		t.Fatal(err)
 	}
@@ -263,19 +266,19 @@ func TestSigned_LogFromBefore(t *testing.T) {
 	}
 }
 
-// TestSigned_Rotation: with a new key everything that the old one signed is read. A process that has not been given the new key yet stands
-// still before the first commit of it, and loses nothing.
+// TestSigned_Rotation tests that, after a new key was added, commits signed with the old key are read. A process
+// without the new key stops before the first commit that is signed with it, and loses nothing.
 func TestSigned_Rotation(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	i := newInstallation(t)
-	late := i.as(t, "executor")
+	late := i.asRole(t, "executor")
 	life := eventlogtest.Session(0, 1, "rotation")
-	heads := eventlogtest.Fill(t, i.as(t, "session"), life, "old", 2)
+	heads := eventlogtest.Fill(t, i.asRole(t, "session"), life, "old", 2)
 	old := i.keys
 	i.provision(t, strings.Replace(old, "session:", "session:"+secret("another")+"+", 1))
-	session := i.as(t, "session")
+	session := i.asRole(t, "session")
 	head, err := session.Append(ctx, heads[1], eventlogtest.Draft("new", "text"))
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +293,7 @@ func TestSigned_Rotation(t *testing.T) {
 	if _, err := late.Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) || !errors.As(err, &unknown) {
 		t.Errorf("a process without the new key: %v, want that the key is missing", err)
 	}
-	// One whose first key nobody knows must not write.
+	// A process whose first key is not known to the installation must not write.
 	for name, keys := range map[string]string{
 		"another key": strings.Replace(old, "session:", "session:"+secret("unheard")+"+", 1), "none": "", "no key of its own": "executor:" + secret("executor"),
 		"not all": "session:" + secret("session"),
@@ -304,26 +307,27 @@ func TestSigned_Rotation(t *testing.T) {
 	}
 }
 
-// TestSigned_KeysLost: with keys of its own an installation whose keys are lost goes on, and its commits are read as they are.
+// TestSigned_KeysLost tests that an installation whose keys were lost continues with new keys, and that the earlier
+// commits are read without verification.
 func TestSigned_KeysLost(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	i := newInstallation(t)
 	life := eventlogtest.Session(0, 1, "lost")
-	heads := eventlogtest.Fill(t, i.as(t, "session"), life, "old", 2)
+	heads := eventlogtest.Fill(t, i.asRole(t, "session"), life, "old", 2)
 	var list []string
 	for _, role := range eventlog.Writers() {
 		list = append(list, role+":"+secret("new"+role))
 	}
 	i.keys = strings.Join(list, ",")
-	if _, err := i.as(t, "session").Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) {
+	if _, err := i.asRole(t, "session").Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("without the old keys: %v", err)
 	}
 	if err := topology.Provision(ctx, i.js, topology.Config{KeyIDs: parse(t, i.keys, "").KeyIDs(), KeysLost: true}); err != nil {
 		t.Fatal(err)
 	}
-	session := i.as(t, "session")
+	session := i.asRole(t, "session")
 	head, err := session.Last(ctx, life, eventlog.Leader)
 	if err != nil || head.Seq != heads[1].Seq {
 		t.Fatalf("head at %d: %v", head.Seq, err)

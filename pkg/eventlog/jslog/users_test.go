@@ -19,13 +19,13 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestUsers works with the log under each service's own rights.
-func TestUsers(t *testing.T) {
+// TestLog_WithTheRightsOfEachService tests that each service can use the log with the rights of its own NATS user.
+func TestLog_WithTheRightsOfEachService(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
-	as := func(user string) *jslog.Log {
+	asRole := func(user string) *jslog.Log {
 		t.Helper()
 		nc, err := srv.ConnectAs(user, nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 		if err != nil {
@@ -39,10 +39,10 @@ func TestUsers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return on(t, jslog.Config{JetStream: js, Shards: 2})
+		return openConfig(t, jslog.Config{JetStream: js, Shards: 2})
 	}
-	as(topology.UserAdmin)
-	session, executor, projector := as(topology.UserSession), as(topology.UserExecutor), as(topology.UserProjector)
+	asRole(topology.UserAdmin)
+	session, executor, projector := asRole(topology.UserSession), asRole(topology.UserExecutor), asRole(topology.UserProjector)
 
 	life := eventlogtest.Session(1, 2, "users")
 	run := events.RunOf(life.Tenant, life.ID)
@@ -55,7 +55,7 @@ func TestUsers(t *testing.T) {
 	if err != nil {
 		t.Fatalf("executor writes run: %v", err)
 	}
-	// A lost or repeated commit is settled under these rights too.
+	// These rights also suffice to settle a commit that was lost or repeated.
 	if _, err := executor.Append(ctx, eventlog.Head{Subject: run}, eventlogtest.Draft("run", "run")); err != nil {
 		t.Errorf("executor repeats its commit: %v", err)
 	}
@@ -79,7 +79,7 @@ func TestUsers(t *testing.T) {
 		}
 	}
 
-	gateway, filter := as(topology.UserGateway), topology.TenantLifeFilter(life.Partition(), life.Tenant)
+	gateway, filter := asRole(topology.UserGateway), topology.TenantLifeFilter(life.Partition(), life.Tenant)
 	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1}, filter); err != nil || h.Seq != a.Seq || h.Subject != life {
 		t.Errorf("gateway finds the life of a tenant's session: %+v, %v", h, err)
 	}

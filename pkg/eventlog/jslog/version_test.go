@@ -16,8 +16,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestAppend_VersionOfTheLog: writers write the version that the log records, and the newer one on a subject that has it already: a copy
-// that was started before the log was raised does not take a chain back. A commit with a changed byte in its actor, and one of a version to come, are reported, and stop no other.
+// TestAppend_VersionOfTheLog tests that a writer writes the version that the log records, or the newer version of the
+// subject's last commit: a copy that started before the log was raised does not take a chain back to the older
+// version. Verify reports a commit whose actor was changed and a commit of an unknown version, and still checks all
+// others.
 func TestAppend_VersionOfTheLog(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -35,7 +37,7 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return on(t, jslog.Config{JetStream: js, Signing: signing})
+		return openConfig(t, jslog.Config{JetStream: js, Signing: signing})
 	}
 	before, raised := started(1), started(0)
 	life, other := eventlogtest.Session(0, 1, "raised"), eventlogtest.Session(0, 1, "other")

@@ -20,7 +20,7 @@ func open(t *testing.T, cfg memlog.Config) *memlog.Log {
 	return l
 }
 
-func TestLog(t *testing.T) {
+func TestLog_PassesTheConformanceSuite(t *testing.T) {
 	t.Parallel()
 	for name, shards := range map[string]int{"one shard": 0, "four shards": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -30,7 +30,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestNew_RefusesInvalidConfigs(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []memlog.Config{{Shards: 3}, {Shards: -1}, {Shards: 16}, {MaxCommits: -1}} {
 		if _, err := memlog.New(bad); err == nil {
@@ -39,7 +39,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestFull(t *testing.T) {
+func TestAppend_ReportsAFullLog(t *testing.T) {
 	t.Parallel()
 	l := open(t, memlog.Config{MaxCommits: 2})
 	s := eventlogtest.Session(0, 1, "full")
@@ -49,7 +49,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-func TestFaults(t *testing.T) {
+func TestSetFaults_InjectsErrors(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l := open(t, memlog.Config{})
@@ -74,7 +74,8 @@ func TestFaults(t *testing.T) {
 		t.Errorf("the retry of a commit that was stored: %d, %v", stored.Seq, err)
 	}
 
-	// A replica that lags answers an old head: the guard refuses it, the leader knows better.
+	// A lagging replica answers with an old head. The guard refuses an append to it, and the leader returns the
+	// current head.
 	l.SetFaults(memlog.Faults{Behind: func(events.Subject) int { return 2 }})
 	stale, err := l.Last(ctx, s, eventlog.Any)
 	if err != nil || stale.Seq != heads[1].Seq {

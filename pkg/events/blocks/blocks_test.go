@@ -15,15 +15,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// vector is shared with every other implementation of the reducer: feed is what
-// a client receives, in order; blocks is what it must show.
+// vector is a test case for every implementation of the reducer: feed holds the wire events in the order in which a
+// client receives them; blocks holds the blocks that the client must show.
 type vector struct {
 	Doc    string            `json:"doc"`
 	Feed   []json.RawMessage `json:"feed"`
 	Blocks json.RawMessage   `json:"blocks"`
 }
 
-// feed gives a view one wire event.
+// feed applies one wire event to a view.
 func feed(t testing.TB, v *blocks.View, raw json.RawMessage) {
 	t.Helper()
 	var w events.Wire
@@ -41,7 +41,7 @@ func feed(t testing.TB, v *blocks.View, raw json.RawMessage) {
 	v.ApplyDelta(d)
 }
 
-func TestVectors(t *testing.T) {
+func TestView_MatchesTheSharedVectors(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/*.json")
 	if err != nil || len(files) < 8 {
@@ -79,9 +79,9 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestTextInAnyOrder: pieces of a text, in any order, overlapping and repeated,
-// give the text, and never anything that is not a prefix of it.
-func TestTextInAnyOrder(t *testing.T) {
+// TestText_AnyOrderOfPiecesGivesTheText tests that the pieces of a text, in any order, overlapping and repeated, add
+// up to the text, and that a view shows only prefixes of it.
+func TestText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		whole := rapid.StringN(0, 60, -1).Draw(t, "text")
@@ -113,9 +113,9 @@ func TestTextInAnyOrder(t *testing.T) {
 	})
 }
 
-// TestLosingDeltasLosesNothing: whichever deltas a client gets, and wherever
-// among the events, it ends with the same blocks.
-func TestLosingDeltasLosesNothing(t *testing.T) {
+// TestView_LostDeltasDoNotChangeTheResult tests that a client ends with the same blocks, independent of which deltas
+// it receives and where among the events.
+func TestView_LostDeltasDoNotChangeTheResult(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		kept, deltas := history(t)
@@ -138,7 +138,7 @@ func TestLosingDeltasLosesNothing(t *testing.T) {
 	})
 }
 
-// history draws complete blocks and the deltas that went before them.
+// history draws complete blocks and the deltas that precede them.
 func history(t *rapid.T) ([]events.Event, []events.Delta) {
 	var kept []events.Event
 	var deltas []events.Delta

@@ -13,13 +13,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events/fork"
 )
 
-// story builds a session's events from words: one word is one event.
+// story builds the events of a session from words. One word is one event.
 //
-//	create begin fork opts:X  put:N  remove:N  sync:ID[/APPLIED]
-//	accept:E claim:E end:E withdraw:E     of execution E
-//	text[:A] call:C[:A] open:C result:C[:A] of the execution that was claimed last, with anchor A
-//	talk:S                                 transcript_written with the agent's own session S
-//	log delete
+// create begin fork opts:X  put:N  remove:N  sync:ID[/APPLIED]
+// accept:E claim:E end:E withdraw:E     of execution E
+// text[:A] call:C[:A] open:C result:C[:A] of the execution that was claimed last, with anchor A
+// talk:S                                 transcript_written with the agent's own session S
+// log delete
 func story(words string) []events.Event {
 	var list []events.Event
 	execution := ""
@@ -40,14 +40,14 @@ func story(words string) []events.Event {
 		case "opts":
 			e.Data = events.SessionOptionsUpdated{Options: events.Options{Model: arg}, Metadata: []byte(`"` + arg + `"`)}
 		case "put":
-			fmt.Sscan(arg, &n) //nolint:errcheck // of this file
+			fmt.Sscan(arg, &n) //nolint:errcheck // only this file calls it, with numbers
 			e.Data = events.FilePut{N: n}
 		case "remove":
-			fmt.Sscan(arg, &n) //nolint:errcheck // of this file
+			fmt.Sscan(arg, &n) //nolint:errcheck // only this file calls it, with numbers
 			e.Data = events.FileRemoved{N: n}
 		case "sync":
 			id, applied, _ := strings.Cut(arg, "/")
-			fmt.Sscan(applied, &n) //nolint:errcheck // of this file
+			fmt.Sscan(applied, &n) //nolint:errcheck // only this file calls it, with numbers
 			e.Data = events.WorkspaceSynced{Snapshot: id, Applied: n}
 		case "accept":
 			e.ExecutionID, e.Data = arg, events.MessageAccepted{}
@@ -82,7 +82,7 @@ func story(words string) []events.Event {
 	return list
 }
 
-// walk cuts a story, and ends as soon as the walk is settled.
+// walk passes the events to a Walk until the Walk is settled, and returns the cut.
 func walk(list []events.Event, asked uint32) (fork.Cut, error) {
 	w := fork.New(asked)
 	for i, e := range list {
@@ -93,7 +93,7 @@ func walk(list []events.Event, asked uint32) (fork.Cut, error) {
 	return w.Cut()
 }
 
-func TestCut(t *testing.T) {
+func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
 	t.Parallel()
 	const turns = "create accept:A claim:A text talk:t end:A sync:s1 accept:B claim:B text call:c result:c talk:t end:B sync:s2 "
 	const anchored = "create accept:A claim:A talk:t text:a1 call:c:a2 result:c:a3 text:a4 end:A sync:s1 "
@@ -185,7 +185,8 @@ func TestCut_OptionsAsOfTheEvent(t *testing.T) {
 	}
 }
 
-// TestCut_TranscriptUntilTheAgentHasASession: a fork begins with the transcript of its parent as long as there are no records that have it.
+// TestCut_TranscriptUntilTheAgentHasASession tests that a fork begins with the transcript of its parent until a
+// snapshot contains the agent's records.
 func TestCut_TranscriptUntilTheAgentHasASession(t *testing.T) {
 	t.Parallel()
 	list := story("begin accept:A claim:A end:A sync:s1 accept:B claim:B talk:t text:a1 text:a2 sync:s2 end:B sync:s3")
@@ -227,7 +228,7 @@ func TestCut_WaitsForTheSnapshotAfterATurn(t *testing.T) {
 	}
 }
 
-// session draws a session as an executor and a client would write it.
+// session draws a session as executors and clients write it.
 func session(t *rapid.T) []string {
 	words := []string{"create"}
 	if rapid.Bool().Draw(t, "fork") {
@@ -289,7 +290,7 @@ func session(t *rapid.T) []string {
 	return words
 }
 
-// TestCut_Properties: whatever a session looks like and wherever it is forked, the cut is sound.
+// TestCut_Properties tests that the cut of any session at any event is sound.
 func TestCut_Properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -308,7 +309,7 @@ func TestCut_Properties(t *testing.T) {
 			t.Fatalf("a walk that ended early cut at %+v, one to the end at %+v, %v", cut, all, err)
 		}
 		check(t, words, list, asked, cut)
-		// A walk that goes on from any event at or before the one that is asked for, beside the walk that it is a copy of.
+		// A copy of a walk from any event up to the requested one continues independently of the original.
 		base := fork.New(fork.Tip)
 		from := rapid.IntRange(0, int(asked)).Draw(t, "from")
 		var clones []*fork.Walk
@@ -332,7 +333,7 @@ func TestCut_Properties(t *testing.T) {
 	})
 }
 
-// check reads the events anew, without the walk.
+// check checks a cut against the events, without the Walk.
 func check(t *rapid.T, words []string, list []events.Event, asked uint32, cut fork.Cut) {
 	f := cut.Forked
 	at := int(f.Effective)
@@ -366,7 +367,7 @@ func check(t *rapid.T, words []string, list []events.Event, asked uint32, cut fo
 	if len(open) > 0 {
 		t.Fatalf("%s\ncut at %d, where the calls %v have no result", words, at, open)
 	}
-	between := func(from, to int, what events.Payload) bool { // exclusive
+	between := func(from, to int, what events.Payload) bool { // both ends are exclusive
 		for i := from + 1; i < to; i++ {
 			if list[i-1].Type() == what.EventType() {
 				return true
@@ -384,7 +385,7 @@ func check(t *rapid.T, words []string, list []events.Event, asked uint32, cut fo
 			t.Fatalf("%s\nchange %d is in the snapshot already", words, n)
 		}
 	}
-	if f.AgentSessionID != "t" { // a new conversation, or the one that a fork began with
+	if f.AgentSessionID != "t" { // a new conversation, or the conversation with which a fork began
 		return
 	}
 	records := syncs[f.Records]

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// anEvent draws any event, whether it makes sense or not: a fold is total.
+// anEvent draws any event, also one that makes no sense: a fold accepts every event.
 func anEvent(t *rapid.T) events.Event {
 	name := func(kind string, n int) string { return fmt.Sprint(kind, "_", rapid.IntRange(1, n).Draw(t, kind)) }
 	execution, sandbox, conversation := name("exe", 3), name("sbx", 2), name("con", 2)
@@ -77,7 +77,8 @@ func TestFold_InTwoPiecesWithJSONBetweenIsTheSame(t *testing.T) {
 	})
 }
 
-// What is pending is what a client would show as pending; a block begins once.
+// TestFold_HoldsThePendingBlocksOfAView tests that the pending blocks of the state are those that a client would show
+// as pending, and that a block begins once.
 func TestFold_HoldsThePendingBlocksOfAView(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -86,7 +87,7 @@ func TestFold_HoldsThePendingBlocksOfAView(t *testing.T) {
 		for _, e := range rapid.SliceOfN(rapid.Custom(anEvent), 0, 80).Draw(t, "events") {
 			id := blocks.Target(e)
 			if done[id] {
-				continue // run.Decide lets no event of a block that is final into the log
+				continue // run.Decide appends no event for a block that is final
 			}
 			view.Apply(e)
 			state = history.Fold(state, e)
@@ -110,7 +111,7 @@ func TestFold_HoldsThePendingBlocksOfAView(t *testing.T) {
 	})
 }
 
-func TestEvolve_UnknownTypesChangeNothingButThePlace(t *testing.T) {
+func TestEvolve_UnknownTypesChangeOnlyThePosition(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := history.Fold(history.State{}, rapid.SliceOfN(rapid.Custom(anEvent), 1, 30).Draw(t, "events")...)
@@ -122,7 +123,7 @@ func TestEvolve_UnknownTypesChangeNothingButThePlace(t *testing.T) {
 	})
 }
 
-func TestFold_OfATurn(t *testing.T) {
+func TestFold_FollowsATurn(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	turn := func(list ...events.Payload) (out []events.Event) {
@@ -146,12 +147,12 @@ func TestFold_OfATurn(t *testing.T) {
 	case len(s.Todos) != 1 || len(s.Conversations) != 1 || s.Snapshot.Seq != 9 || s.FileChanges != 1 || s.Resolved.Seq != 5 || len(s.Resolved.Skills) != 1:
 		t.Errorf("state %+v", s)
 	}
-	// A failure that reports no cost keeps what the agent reckoned so far, and ends the sub-agents.
+	// A failure without a cost keeps the cost that the agent last reported, and ends the sub-agents.
 	s = history.Fold(s, turn(events.ExecutionFailed{Usage: events.Usage{InputTokens: 9}})...)
 	if s.Active() != nil || s.Reported().InputTokens != 9 || s.Reported().CostUSD != 0.5 || len(s.Conversations) != 0 {
 		t.Errorf("after the end: %+v", s)
 	}
-	// What follows an end does not begin the execution anew.
+	// Events after the end do not begin the execution again.
 	if s = history.Fold(s, turn(events.FileModified{}, events.ModelCalled{Status: 200})...); len(s.Executions) != 0 || s.Count.Executions != 1 {
 		t.Errorf("executions %+v, %d in all", s.Executions, s.Count.Executions)
 	}

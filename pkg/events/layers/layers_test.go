@@ -13,7 +13,7 @@ func env(slug, version string, variables map[string]events.Variable) layers.Envi
 	return layers.Environment{Ref: events.Reference{Slug: slug, Version: version}, Spec: events.EnvironmentSpec{Variables: variables}}
 }
 
-// codes of all errors that are joined.
+// codes returns the codes of all joined errors.
 func codes(err error) string {
 	var out []string
 	var walk func(error)
@@ -47,7 +47,7 @@ func lines(list []events.Provenance) string {
 	return strings.Join(out, "\n")
 }
 
-func TestMerge(t *testing.T) {
+func TestMerge_AppliesTheOrderOfLayers(t *testing.T) {
 	t.Parallel()
 	type declared = map[string]events.Declaration
 	type variables = map[string]events.Variable
@@ -88,7 +88,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-func TestCheckName(t *testing.T) {
+func TestCheckName_RefusesInvalidNames(t *testing.T) {
 	t.Parallel()
 	for _, ok := range []string{"A", "_", "a1_", "path", "SPOOL", "SPOOLX", "HOMER", strings.Repeat("A", 128)} {
 		if err := layers.CheckName(ok); err != nil {
@@ -103,7 +103,7 @@ func TestCheckName(t *testing.T) {
 	}
 }
 
-func TestExpand(t *testing.T) {
+func TestExpand_ReplacesPlaceholders(t *testing.T) {
 	t.Parallel()
 	value := func(name string) (string, bool) {
 		v, ok := map[string]string{"A": "1", "B": "${A}$", "EMPTY": ""}[name]
@@ -114,7 +114,7 @@ func TestExpand(t *testing.T) {
 		"plain":           {"plain", "", ""},
 		"${A}":            {"1", "", ""},
 		"x${A}${A}y":      {"x11y", "", ""},
-		"${B}":            {"${A}$", "", ""}, // a value is not looked into
+		"${B}":            {"${A}$", "", ""}, // a value is not expanded again
 		"${EMPTY}":        {"", "", ""},
 		"$$":              {"$", "", ""},
 		"$${A}":           {"${A}", "", ""},
@@ -162,7 +162,7 @@ func FuzzExpand(f *testing.F) {
 		if want := len(s) - strings.Count(s, "$"); len(names) == 0 && len(got) < want || len(got) < len(names)*len(value) {
 			t.Fatalf("%q becomes %q", s, got)
 		}
-		// A text in which every dollar sign is doubled stands for itself.
+		// A text in which every dollar sign is doubled expands to itself.
 		if same, err := layers.Expand(strings.ReplaceAll(s, "$", "$$"), nil); err != nil || same != s {
 			t.Fatalf("%q, with its dollar signs doubled, becomes %q, %v", s, same, err)
 		}
@@ -176,11 +176,11 @@ func FuzzExpand(f *testing.F) {
 		if layers.CheckPlaceholders(s) == nil {
 			for _, n := range names {
 				if err := layers.CheckName(n); err != nil {
-					t.Fatalf("%q was taken: %v", s, err)
+					t.Fatalf("%q was accepted: %v", s, err)
 				}
 			}
 			if strings.HasSuffix(s, "${") && !strings.HasSuffix(s, "$${") {
-				t.Fatalf("%q was taken", s)
+				t.Fatalf("%q was accepted", s)
 			}
 		}
 	})

@@ -11,7 +11,8 @@ import (
 
 var recorded = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// play waits as a Pacer says, and returns when each event came, counted from the first, and what was left out in all.
+// play waits as the Pacer demands. It returns the time of each event since the first one, and the total time that was
+// skipped.
 func play(speed pace.Speed, offsets ...time.Duration) (came []time.Duration, leftOut time.Duration) {
 	p := pace.Pacer{Speed: speed}
 	begin := time.Now()
@@ -24,7 +25,7 @@ func play(speed pace.Speed, offsets ...time.Duration) (came []time.Duration, lef
 	return came, leftOut
 }
 
-func TestPacer_Waits(t *testing.T) {
+func TestPacer_WaitsAtTheRecordedPace(t *testing.T) {
 	t.Parallel()
 	const ms, s = time.Millisecond, time.Second
 	for _, c := range []struct {
@@ -62,7 +63,8 @@ func TestPacer_Waits(t *testing.T) {
 	}
 }
 
-// A replay that is a little late catches up; one whose client stalled goes on from where it is.
+// TestPacer_AfterASlowClient tests that a replay that is a little late catches up, and that a replay whose client
+// stalled continues from the present.
 func TestPacer_AfterASlowClient(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -88,7 +90,7 @@ func TestPacer_AfterASlowClient(t *testing.T) {
 	}
 }
 
-func TestPacer_JumpAndShift(t *testing.T) {
+func TestPacer_JumpAndShiftMoveTheSchedule(t *testing.T) {
 	t.Parallel()
 	p := pace.Pacer{Speed: 1}
 	now := recorded.Add(time.Hour)
@@ -105,7 +107,7 @@ func TestPacer_JumpAndShift(t *testing.T) {
 	}
 }
 
-func TestParseSpeed(t *testing.T) {
+func TestParseSpeed_RoundTripsAndRefuses(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]pace.Speed{"1": 1, "10": 10, "0.25": 0.25, "1e3": 1000, "max": pace.Max} {
 		got, err := pace.ParseSpeed(text)

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// jobs is a work queue that drops every message id that it has seen, and the one executor that takes from it.
+// jobs is a work queue that drops every message id that it has seen, with the one executor that takes jobs from it.
 type jobs struct {
 	w       *world
 	seen    map[string]bool
@@ -18,7 +18,7 @@ type jobs struct {
 	taken   int
 }
 
-// publish is the reactor's: it stores the job that is due.
+// publish stores the job that is due, like the reactor.
 func (j *jobs) publish() {
 	l := j.w.load(false)
 	if id := run.JobID(l.life, l.run); id != "" && !j.seen[id] {
@@ -27,7 +27,7 @@ func (j *jobs) publish() {
 	}
 }
 
-// work does one step of a job, and acknowledges the job when nothing is due.
+// work does one step of the job, and acknowledges the job when nothing is due.
 func (j *jobs) work() {
 	if j.taken == 0 {
 		if j.waiting == 0 {
@@ -42,7 +42,7 @@ func (j *jobs) work() {
 	var err error
 	switch run.Due(l.life, l.run) {
 	case run.Refuse:
-		return // the reactor ends it
+		return // the reactor ends the execution
 	case run.Nothing:
 		j.taken = 0
 		return
@@ -84,8 +84,9 @@ func (j *jobs) work() {
 	w.must(w.appendRun(l, d))
 }
 
-// TestJobID_IsNewWheneverSomethingIsDueAgain interleaves commands, the reactor and an executor that acknowledges its job
-// when nothing is due, on a queue that drops every id it has seen: whatever is due in the end has a job.
+// TestJobID_IsNewWheneverSomethingIsDueAgain interleaves commands, the reactor and an executor that acknowledges its
+// job when nothing is due, on a queue that drops every id that it has seen. Whenever something is due at the end, the
+// queue must hold a job for it.
 func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -15,9 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// world is a log of one session with guarded appends, and everyone who writes to
-// it: gateways' commands, the reactor, and executors that work on what they
-// loaded, which may be stale by the time they write.
+// world is the log of one session with guarded appends, and everything that writes to it: commands of gateways, the
+// reactor, and executors. An executor works on the states that it loaded, which may be stale when it writes.
 type world struct {
 	t       *rapid.T
 	now     time.Time
@@ -29,7 +28,7 @@ type world struct {
 	holders []*executor
 }
 
-// chain is one subject: its commits and the state after each.
+// chain is one subject: its events and the state after each commit.
 type chain[S any] struct {
 	last   uint64
 	states []S // states[i] is the state after i commits
@@ -41,7 +40,7 @@ func (c *chain[S]) state() S { return c.states[len(c.states)-1] }
 
 var errConflict = errors.New("conflict")
 
-// loaded is a read of both halves, maybe an old one.
+// loaded holds the states of both subjects as a reader loaded them, possibly stale.
 type loaded struct {
 	life    session.State
 	lifeSeq uint64
@@ -68,7 +67,7 @@ func (w *world) base() session.Base {
 	return session.Base{Meta: events.Meta{CommandID: w.id("c"), Now: w.now}}
 }
 
-// load reads; stale reads are up to three commits old, each half on its own.
+// load returns both states. If stale, each is up to three commits old, independently of the other.
 func (w *world) load(stale bool) loaded {
 	back := func(n int) int {
 		if !stale {
@@ -100,7 +99,8 @@ func (w *world) appendRun(l loaded, d run.Decision) error {
 	return nil
 }
 
-// command is the session service's handler: load (maybe stale), decide, append, again on a conflict.
+// command handles a command like the session service: it loads (possibly stale), decides and appends, and repeats
+// after a conflict.
 func (w *world) command(c session.Command) {
 	stale := rapid.Bool().Draw(w.t, "stale read")
 	for {
@@ -116,7 +116,7 @@ func (w *world) command(c session.Command) {
 	}
 }
 
-// refresh gives a command what its handler knows of the runs as loaded.
+// refresh returns the command with the facts that its handler takes from the loaded states.
 func refresh(c session.Command, l loaded) session.Command {
 	ended := l.run.Past(l.life.Active)
 	switch c := c.(type) {
@@ -152,7 +152,7 @@ func idOf(c session.Command) string {
 	return reflect.ValueOf(c).FieldByName("Base").FieldByName("Meta").FieldByName("CommandID").String()
 }
 
-// react is the reactor: it reads from the leader.
+// react does the work of the reactor, which reads from the leader.
 func (w *world) react() {
 	l := w.load(false)
 	view := l.run.View(l.life)
@@ -175,7 +175,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// executor works on a session it loaded some time ago.
+// executor works on a session that it loaded some time ago.
 type executor struct {
 	w    *world
 	id   string
@@ -185,10 +185,10 @@ type executor struct {
 	n    uint64
 }
 
-// crash forgets everything.
+// crash makes the executor forget the session.
 func (x *executor) crash() { x.has = false }
 
-// step does one thing: claim, write something, or end. A conflict stops it.
+// step claims the session, writes something, or ends. A conflict stops the executor.
 func (x *executor) step() {
 	if !x.has {
 		x.claim()
@@ -213,7 +213,7 @@ func (x *executor) step() {
 	x.write(d, err)
 }
 
-// pause lets go of an execution that is to stand still.
+// pause ends the work on an execution that is to be paused.
 func (x *executor) pause() {
 	m := events.NewMint(x.w.base().Meta)
 	m.Add(x.l.run.Execution, events.ExecutionPaused{})
@@ -243,7 +243,7 @@ func (x *executor) write(d run.Decision, err error) {
 		err = x.w.appendRun(x.l, d)
 	}
 	if err != nil {
-		x.crash() // fenced off, or over: it stops
+		x.crash() // the executor is fenced or the execution has ended, so it stops
 		return
 	}
 	x.l.run, x.l.runSeq = x.w.run.state(), x.w.run.last
@@ -252,9 +252,8 @@ func (x *executor) write(d run.Decision, err error) {
 	}
 }
 
-// TestEveryQueryEndsOnce interleaves both writers at random, with stale reads,
-// redelivered commands and crashes: each accepted query has exactly one
-// terminal event, nothing stays open, and the stored states are the folds.
+// TestEveryQueryEndsOnce interleaves both writers at random, with stale reads, redelivered commands and crashes. Each
+// accepted query has exactly one terminal event, nothing stays open, and the stored states equal the folds.
 func TestEveryQueryEndsOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -304,7 +303,7 @@ func (w *world) step() {
 	}
 }
 
-// environment sends a command that is about the sandbox.
+// environment sends a command about the sandbox.
 func (w *world) environment() {
 	active := w.load(false).life.Active.ExecutionID
 	w.send(rapid.SampledFrom([]session.Command{
@@ -320,7 +319,7 @@ func (w *world) send(c session.Command) {
 	w.command(c)
 }
 
-// drain lets the world come to rest; true when nothing is left to do.
+// drain runs the reactor and the executors, and reports whether nothing is left to do.
 func (w *world) drain() bool {
 	before := w.seq
 	w.react()
@@ -378,19 +377,19 @@ func (w *world) check() {
 		w.t.Fatalf("%d executions ended, %d were accepted", len(ends), len(accepted))
 	}
 	if len(open) > 0 {
-		w.t.Fatalf("blocks left open: %v", open)
+		w.t.Fatalf("blocks that stayed open: %v", open)
 	}
 	last := w.life.list[len(w.life.list)-1]
 	for _, e := range w.life.list {
 		if e.Type() == (events.SessionDeleted{}).EventType() && e.ID != last.ID {
-			w.t.Fatal("something came after session_deleted")
+			w.t.Fatal("an event follows session_deleted")
 		}
 	}
 }
 
-// TestFoldInPieces: folding a history in pieces, with the state stored between
-// as JSON, is folding it at once.
-func TestFoldInPieces(t *testing.T) {
+// TestFold_InPiecesEqualsTheWhole tests that folding a history in pieces, with the state stored as JSON between them,
+// gives the state of folding it at once.
+func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)

@@ -46,7 +46,7 @@ var (
 	done = fact("A", 9, events.ExecutionCompleted{})
 )
 
-func TestDecide(t *testing.T) {
+func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	t.Parallel()
 	five := []events.Event{claimed("A", 1), claimed("A", 2), claimed("A", 3), claimed("A", 4), claimed("A", 5)}
 	end := func(epoch uint64) run.End {
@@ -105,12 +105,13 @@ func TestDecide(t *testing.T) {
 		})
 	}
 	if _, err := run.Decide(given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{done}}); err == nil {
-		t.Fatal("a terminal event went through Record")
+		t.Fatal("Record accepted a terminal event")
 	}
 }
 
-// TestEndKeepsWhatIsKnown: a block that is closed by force keeps its kind and text; facts before the end count.
-func TestEndKeepsWhatIsKnown(t *testing.T) {
+// TestEnd_KeepsKindAndTextOfClosedBlocks tests that the end closes an open block with its kind and text, and that
+// facts before the end count.
+func TestEnd_KeepsKindAndTextOfClosedBlocks(t *testing.T) {
 	t.Parallel()
 	s := given(claimed("A", 1), opened("A", "b", 1), opened("A", "c", 2))
 	d, err := run.Decide(s, run.End{
@@ -130,10 +131,10 @@ func TestEndKeepsWhatIsKnown(t *testing.T) {
 	}
 }
 
-// TestClaims_CountThoseThatCameToNothing: an execution is exhausted by claims whose holders neither attached to
-// the running agent, nor handed the execution over, nor wrote what the agent did. A log without
-// execution_attached and execution_handed_over folds as it did before there were these.
-func TestClaims_CountThoseThatCameToNothing(t *testing.T) {
+// TestClaims_CountThoseWithoutProgress tests that only claims without progress exhaust an execution: those whose
+// holder neither attached to the running agent, nor handed the execution over, nor wrote what the agent did. A log
+// from before execution_attached and execution_handed_over existed folds as it did then.
+func TestClaims_CountThoseWithoutProgress(t *testing.T) {
 	t.Parallel()
 	attached := fact("A", 0, events.ExecutionAttached{Epoch: 1, SandboxID: "sbx"})
 	handedOver := fact("A", 0, events.ExecutionHandedOver{Epoch: 1})
@@ -167,9 +168,9 @@ func TestClaims_CountThoseThatCameToNothing(t *testing.T) {
 	}
 }
 
-// TestUnstopped: a sandbox is marked by an end whose agent could not be told to stop, until another execution
-// starts in it or it is gone.
-func TestUnstopped(t *testing.T) {
+// TestUnstopped_MarksTheSandboxUntilItIsReplaced tests that an end whose agent could not be stopped marks the
+// sandbox, until another execution starts in it or it is gone.
+func TestUnstopped_MarksTheSandboxUntilItIsReplaced(t *testing.T) {
 	t.Parallel()
 	lost := fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("nobody was there")))
 	if d := lost.Data.(events.ExecutionFailed); !d.Unstopped || !strings.Contains(d.Message, "nobody was there") {
@@ -197,9 +198,9 @@ func TestUnstopped(t *testing.T) {
 // largeText is the length of a text of which three fit into a commit, and four do not.
 const largeText = 228_000
 
-// TestEnd_SplitsInOrder: an end that is too large for a commit is cut so that each part fits, the blocks are
-// completed first, and the facts that become true with the end share its commit. After each
-// part, whoever ends the execution next completes what is left, under the same ids.
+// TestEnd_SplitsInOrder tests an end that is too large for one commit. It is split so that each part fits, the blocks
+// are completed first, and the facts that become true with the end are in its commit. After any part, the next
+// executor that ends the execution completes the rest, under the same ids.
 func TestEnd_SplitsInOrder(t *testing.T) {
 	t.Parallel()
 	given := given(claimed("A", 1), box, opened("A", "b1", 1), opened("A", "b2", 2), opened("A", "b3", 3), opened("A", "b4", 4))
@@ -243,7 +244,7 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 			break
 		}
 		again := end
-		again.Before = nil // the journal is read on after what is stored
+		again.Before = nil // the journal is read on from the end of what is stored
 		rest, err := run.Decide(state, again)
 		if err != nil {
 			t.Fatal(err)
@@ -256,7 +257,7 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 			ids[e.ID] = true
 		}
 		if got := run.Fold(state, rest.Epoch, rest.Events); !got.Ended("A") || len(got.Open) != 0 {
-			t.Errorf("decided again after part %d: %+v", i, got)
+			t.Errorf("a decision repeated after part %d: %+v", i, got)
 		}
 	}
 	if !reflect.DeepEqual(all, whole.Events) {
@@ -268,7 +269,8 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 	}
 }
 
-// TestDecision_FitsIntoOneCommit: a decision that fits is not cut, and one of data that the object store holds neither.
+// TestDecision_FitsIntoOneCommit tests that a decision that fits is not split, even if it fits only because its data
+// is stored as an object.
 func TestDecision_FitsIntoOneCommit(t *testing.T) {
 	t.Parallel()
 	s := given(claimed("A", 1))
@@ -285,7 +287,7 @@ func TestDecision_FitsIntoOneCommit(t *testing.T) {
 	}
 }
 
-func TestDue(t *testing.T) {
+func TestDue_NamesTheNextStep(t *testing.T) {
 	t.Parallel()
 	active := session.State{Status: session.Open, Active: session.Ref{ExecutionID: "A"}}
 	told := active
@@ -336,13 +338,14 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// TestFilesOfALostSandbox: what a new, empty workspace lacks is due again, but for what its snapshot holds.
-func TestFilesOfALostSandbox(t *testing.T) {
+// TestEvolve_LostWorkspaceLacksItsChanges tests that the changes that a new workspace lacks are due again: all of
+// them if it is empty, otherwise those after its snapshot.
+func TestEvolve_LostWorkspaceLacksItsChanges(t *testing.T) {
 	t.Parallel()
 	life := session.State{Pending: []session.Change{{N: 1, At: 7}, {N: 2, At: 8}}}
 	s := given(box, fact("", 0, events.FilesApplied{N: 1}), fact("", 0, events.WorkspaceSynced{Snapshot: "m", Applied: 1}), fact("", 0, events.FilesApplied{N: 2}))
 	if s.Unsynced(life) {
-		t.Fatal("all is applied")
+		t.Fatal("changes count as unsynced although all were applied")
 	}
 	lost := run.Fold(s, 0, []events.Event{fact("", 0, events.SandboxReplaced{SandboxID: "sbx"}), fact("", 0, events.SandboxReady{SandboxID: "s2", Empty: true})})
 	if got := life.After(lost.Applied); len(got) != 2 {
@@ -362,8 +365,8 @@ func TestFilesOfALostSandbox(t *testing.T) {
 	}
 }
 
-// TestEgressOnce: a line of the proxy's journal is recorded once.
-func TestEgressOnce(t *testing.T) {
+// TestRecord_KeepsEachEgressLineOnce tests that a line of the egress proxy's journal is recorded once.
+func TestRecord_KeepsEachEgressLineOnce(t *testing.T) {
 	t.Parallel()
 	denied := func(n uint64) events.Event { return fact("", 0, events.EgressDenied{Journal: "j", Line: n}) }
 	s := given(claimed("A", 1), denied(3))
@@ -373,20 +376,21 @@ func TestEgressOnce(t *testing.T) {
 	}
 }
 
-// TestAttemptFailed: an attempt that died is progress, holds the next one back, and is forgotten by the next execution.
-func TestAttemptFailed(t *testing.T) {
+// TestEvolve_FailedAttemptDelaysTheNext tests that a failed attempt counts as progress and delays the next attempt,
+// and that the next execution begins without it.
+func TestEvolve_FailedAttemptDelaysTheNext(t *testing.T) {
 	t.Parallel()
 	started := func(n uint32) events.Event { return fact("A", 0, events.ExecutionStarted{Attempt: n}) }
 	s := given(claimed("A", 1), claimed("A", 2), started(1))
 	if s.Dying() != 1 {
-		t.Fatalf("it would be attempt %d that dies", s.Dying())
+		t.Fatalf("Dying is %d", s.Dying())
 	}
 	s = run.Evolve(s, fact("A", 4, events.AttemptFailed{Attempt: 1, WaitMs: 1500}))
 	if s.Phase != run.Starting || s.Claims != 0 || s.Died != 1 || !s.NotBefore.Equal(t0.Add(1500*time.Millisecond)) || s.Sandbox.N != 4 {
 		t.Fatalf("after a death: %+v", s)
 	}
-	if s.Dying() != 2 { // it never began
-		t.Fatalf("it would be attempt %d that dies", s.Dying())
+	if s.Dying() != 2 { // the second attempt has not started
+		t.Fatalf("Dying is %d", s.Dying())
 	}
 	if s = run.Evolve(s, started(2)); !s.NotBefore.IsZero() || s.Phase != run.Running || s.Dying() != 2 {
 		t.Fatalf("in the second attempt: %+v", s)

@@ -14,15 +14,15 @@ import (
 
 var rate = run.Rate{Provider: "modal", USDPerSecond: 0.5}
 
-// after is a fact of a time.
+// after returns an event at the given time after t0.
 func after(d time.Duration, execution string, data events.Payload) events.Event {
 	e := fact(execution, 0, data)
 	e.Time, e.ID = t0.Add(d), fmt.Sprint("e", d, data.EventType())
 	return e
 }
 
-// said lists the events of a decision; usage with its execution, milliseconds and dollars.
-func said(d run.Decision) string {
+// describe lists the events of a decision, and usage with its execution, milliseconds and dollars.
+func describeUsage(d run.Decision) string {
 	var out []string
 	for _, e := range d.Events {
 		text := string(e.Type())
@@ -34,7 +34,7 @@ func said(d run.Decision) string {
 	return strings.Join(out, " ")
 }
 
-func TestMeter(t *testing.T) {
+func TestMeter_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
 	t.Parallel()
 	ready := after(time.Second, "A", events.SandboxReady{SandboxID: "sbx", Provider: "modal", Journal: "jnl"})
 	claim := func(at time.Duration, x string) events.Event {
@@ -69,29 +69,30 @@ func TestMeter(t *testing.T) {
 		{"another provider's sandbox", []events.Event{claim(0, "A"), after(time.Second, "A", events.SandboxReady{SandboxID: "sbx", Provider: "docker"})}, []events.Event{ended(3*time.Second, "A")}, 1, "execution_completed"},
 	} {
 		d := run.Meter(given(c.given...), run.Decision{Epoch: 1, Events: c.when, Whole: c.whole}, rate)
-		if got := said(d); got != c.then {
+		if got := describeUsage(d); got != c.then {
 			t.Errorf("%s: %s", c.name, got)
 		}
 		if want := c.whole + len(d.Events) - len(c.when); c.whole > 0 && d.Whole != want {
 			t.Errorf("%s: %d events are for one commit, not %d", c.name, d.Whole, want)
 		}
 		if again := run.Meter(run.Fold(given(c.given...), 1, d.Events[:len(d.Events)-1]), run.Decision{Epoch: 1, Events: c.when[len(c.when)-1:]}, rate); len(again.Events) != 1 {
-			t.Errorf("%s: once more: %s", c.name, said(again))
+			t.Errorf("%s: once more: %s", c.name, describeUsage(again))
 		}
 		if got := run.Meter(given(c.given...), run.Decision{Epoch: 1, Events: c.when}, run.Rate{}); len(got.Events) != len(c.when) {
-			t.Errorf("%s: without a rate: %s", c.name, said(got))
+			t.Errorf("%s: without a rate: %s", c.name, describeUsage(got))
 		}
 	}
 }
 
-// What is recorded in whatever order of turns, rests and lost sandboxes adds up to the time that sandboxes were ready, and no more.
+// TestMeter_RecordsAllTimeOnce tests that the recorded time equals the time in which sandboxes were ready, for any
+// order of turns, idle times and lost sandboxes.
 func TestMeter_RecordsAllTimeOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var s run.State
 		now, readyAt := t0, time.Time{}
 		var want, got time.Duration
-		var last time.Time // end of the last stretch
+		var last time.Time // end of the last recorded period
 		do := func(x string, data ...events.Payload) {
 			m := events.NewMint(events.Meta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
 			for _, p := range data {
@@ -132,7 +133,7 @@ func TestMeter_RecordsAllTimeOnce(t *testing.T) {
 			do("", events.SandboxTerminated{SandboxID: s.Sandbox.ID})
 		}
 		if got != want {
-			t.Fatalf("%s are recorded of %s", got, want)
+			t.Fatalf("%s of %s were recorded", got, want)
 		}
 		if cost := want.Seconds() * rate.USDPerSecond; s.Before.CostUSD < cost-1e-6 || s.Before.CostUSD > cost+1e-6 {
 			t.Fatalf("the session has cost $%g, not $%g", s.Before.CostUSD, cost)

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-func TestEnvironment(t *testing.T) {
+func TestDecide_ChangesOfTheSandbox(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	base := func(id string) session.Base {
@@ -78,8 +78,8 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestFileChanges: changes are numbered through, and forgotten once a snapshot is known to hold them.
-func TestFileChanges(t *testing.T) {
+// TestEvolve_NumbersFileChanges tests that file changes are numbered, and dropped when a snapshot contains them.
+func TestEvolve_NumbersFileChanges(t *testing.T) {
 	t.Parallel()
 	s := session.State{Status: session.Open}
 	for i, held := range []uint32{0, 0, 0, 2} {
@@ -97,8 +97,9 @@ func TestFileChanges(t *testing.T) {
 	}
 }
 
-// TestPausedClock: a paused execution has no turn deadline; the pause is added to it later.
-func TestPausedClock(t *testing.T) {
+// TestDeadline_PausedExecutionHasNone tests that a paused execution has no turn deadline, and that the duration of
+// the pause extends the deadline later.
+func TestDeadline_PausedExecutionHasNone(t *testing.T) {
 	t.Parallel()
 	s := session.State{Status: session.Open, Active: session.Ref{ExecutionID: "A"}, Options: events.Options{TurnLimitMs: 1000}}
 	at, ok := s.TurnDeadline(session.RunView{ActiveClaimed: true, PausedFor: time.Minute})
@@ -110,6 +111,6 @@ func TestPausedClock(t *testing.T) {
 		t.Fatal("a paused execution has a deadline")
 	}
 	if _, ok := s.TurnDeadline(session.RunView{ActiveClaimed: true}); !ok {
-		t.Fatal("one that does not stand still yet has none")
+		t.Fatal("an execution that is not paused yet has no deadline")
 	}
 }

@@ -18,7 +18,7 @@ var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func at(d time.Duration) time.Time { return t0.Add(d) }
 
-// given folds a history, each entry a commit of its own.
+// given folds a history. Each argument is one commit.
 func given(commits ...[]events.Event) session.State {
 	var s session.State
 	for i, list := range commits {
@@ -52,8 +52,8 @@ var (
 	canceled = commit(fact("A", at(2), events.CancelRequested{Control: 1, Reason: "cancelled"}))
 )
 
-// What people wrote into a session's options is not kept beside session_deleted: the
-// limits are, and the path of the host's folder.
+// TestEvolve_DeletionDropsWhatPeopleWrote tests that the state after session_deleted no longer contains the texts
+// that users wrote into the options. It keeps the limits and the path of the host folder.
 func TestEvolve_DeletionDropsWhatPeopleWrote(t *testing.T) {
 	t.Parallel()
 	o := options
@@ -71,14 +71,14 @@ func TestEvolve_DeletionDropsWhatPeopleWrote(t *testing.T) {
 	}
 }
 
-func TestDecide(t *testing.T) {
+func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		given session.State
 		when  session.Command
-		then  string // types and executions, in order
-		code  string // of the refusal
+		then  string // types and executions of the events, in order
+		code  string // code of the error
 	}{
 		{"create", given(), session.Create{Base: meta(0)}, "session_created", ""},
 		{"create again", given(created), session.Create{Base: meta(0)}, "", session.CodeExists},
@@ -141,7 +141,7 @@ func describe(list []events.Event) string {
 	return strings.Join(out, " ")
 }
 
-func TestQueueIsBounded(t *testing.T) {
+func TestDecide_RefusesPostsToAFullQueue(t *testing.T) {
 	t.Parallel()
 	s := given(created, posted("A"))
 	for i := range session.MaxQueue {
@@ -154,8 +154,9 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// TestRedelivery: a command that was carried out decides nothing more, and says where it was.
-func TestRedelivery(t *testing.T) {
+// TestDecide_RedeliveredCommandChangesNothing tests that a command that was executed decides no further events, and
+// that the state returns the sequence of its commit.
+func TestDecide_RedeliveredCommandChangesNothing(t *testing.T) {
 	t.Parallel()
 	post := session.Post{Base: meta(0), ExecutionID: "A"}
 	s := given(created)
@@ -179,9 +180,10 @@ func TestRedelivery(t *testing.T) {
 	}
 }
 
-// TestMayHaveForgotten: ids of commands are compared with those that were forgotten, whatever the clocks say; of commits that
-// do not name their command, the time of their events counts with an hour's margin.
-func TestMayHaveForgotten(t *testing.T) {
+// TestMayHaveForgotten_ComparesWithDroppedCommands tests that the id of a command is compared with the ids that were dropped from the state,
+// independent of clocks. For commits that do not name their command, the time of their events counts, with a margin
+// of one hour.
+func TestMayHaveForgotten_ComparesWithDroppedCommands(t *testing.T) {
 	t.Parallel()
 	command := func(at time.Time, n byte) string {
 		id, err := events.NewID(events.KindCommand, at, bytes.NewReader(bytes.Repeat([]byte{n}, 10)))
@@ -194,7 +196,7 @@ func TestMayHaveForgotten(t *testing.T) {
 	for i := range 70 {
 		s = session.Fold(s, command(at(time.Duration(i)*time.Millisecond), 1), queued(fmt.Sprint("B", i))).Settle(uint64(8 + i))
 	}
-	old := at(time.Hour + time.Millisecond) // given's commits do not name their commands
+	old := at(time.Hour + time.Millisecond) // the commits of given do not name their commands
 	for _, c := range []struct {
 		what string
 		id   string
@@ -208,7 +210,7 @@ func TestMayHaveForgotten(t *testing.T) {
 			t.Errorf("a command that is %s: may have been forgotten is %v", c.what, got)
 		}
 	}
-	ahead := command(at(48*time.Hour), 9) // by a gateway whose clock is ahead
+	ahead := command(at(48*time.Hour), 9) // from a gateway whose clock is ahead
 	s = session.Fold(s, ahead, queued("C"))
 	for i := range 64 {
 		if s.MayHaveForgotten(command(at(47*time.Hour), 1)) {
@@ -221,8 +223,8 @@ func TestMayHaveForgotten(t *testing.T) {
 	}
 }
 
-// TestDeadlines: one timer, at the earliest.
-func TestDeadlines(t *testing.T) {
+// TestDeadline_IsTheEarliest tests that the state has one deadline, the earliest.
+func TestDeadline_IsTheEarliest(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
@@ -247,8 +249,9 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestStateIsCompact: what is stored beside each commit stays far under a commit's size, with a full queue.
-func TestStateIsCompact(t *testing.T) {
+// TestState_IsCompact tests that the state, which is stored in each commit, stays much smaller than a commit with a
+// full queue.
+func TestState_IsCompact(t *testing.T) {
 	t.Parallel()
 	s := given(created, posted(events.Derive(events.KindExecution, "a")))
 	for i := range session.MaxQueue {

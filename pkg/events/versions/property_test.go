@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// draw is any command; there are few digests and tags, so that they meet.
+// draw draws any command. There are only few digests and tags, so that commands collide.
 func draw(t *rapid.T) versions.Command {
 	some := rapid.IntRange(1, 6)
 	tags := []string{"a", "b", "c", events.Latest}
@@ -23,13 +23,13 @@ func draw(t *rapid.T) versions.Command {
 		return remove(hex(some.Draw(t, "removed")))
 	case 3:
 		return remove("")
-	case 4: // many, so that old ones are dropped
+	case 4: // many digests, so that old versions are dropped
 		return apply(rapid.IntRange(1, 100_000).Draw(t, "new"))
 	}
 	return apply(some.Draw(t, "applied"), rapid.SliceOfN(rapid.SampledFrom(tags), 0, 3).Draw(t, "tags")...)
 }
 
-// fold applies commits from a sequence on.
+// fold applies commits that begin at a sequence.
 func fold(s versions.State, from uint64, commits [][]events.Event) versions.State {
 	for i, list := range commits {
 		seq := from + uint64(i) + 1
@@ -38,11 +38,11 @@ func fold(s versions.State, from uint64, commits [][]events.Event) versions.Stat
 	return s
 }
 
-func TestProperties(t *testing.T) {
+func TestDecide_Properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var h history
-		if rapid.Bool().Draw(t, "long") { // begins near the bound
+		if rapid.Bool().Draw(t, "long") { // the history begins near the limit
 			for i := range versions.MaxVersions - 2 {
 				if err := h.do(apply(1000 + i)); err != nil {
 					t.Fatal(err)
@@ -60,9 +60,9 @@ func TestProperties(t *testing.T) {
 			if err != nil && (len(h.commits) != n || text(t, h.state) != stored) {
 				t.Fatalf("%+v was refused with %v, and changed something", c, err)
 			}
-			holds(t, h.state)
-			kept(t, before, h.state, c)
-			again(t, h, c, err)
+			checkInvariants(t, h.state)
+			checkKept(t, before, h.state, c)
+			checkRepeated(t, h, c, err)
 		}
 		cut := rapid.IntRange(0, len(h.commits)).Draw(t, "cut")
 		first := fold(versions.State{}, 0, h.commits[:cut])
@@ -78,8 +78,8 @@ func TestProperties(t *testing.T) {
 	})
 }
 
-// holds checks what every state holds to.
-func holds(t *rapid.T, s versions.State) {
+// checkInvariants checks what holds for every state.
+func checkInvariants(t *rapid.T, s versions.State) {
 	if len(s.Versions) > versions.MaxVersions || len(s.Tags) > versions.MaxTags || len(s.Commands) > 16 {
 		t.Fatalf("%d versions, %d tags, %d commands", len(s.Versions), len(s.Tags), len(s.Commands))
 	}
@@ -87,16 +87,16 @@ func holds(t *rapid.T, s versions.State) {
 	live := map[string]bool{}
 	for _, v := range s.Versions {
 		if seen[v.Digest] || v.At == 0 {
-			t.Fatalf("version %s stands there twice, or nowhere in the log", v.Digest)
+			t.Fatalf("version %s is listed twice, or has no position in the log", v.Digest)
 		}
 		seen[v.Digest], live[v.Digest] = true, !v.Removed
 	}
 	if s.Removed && len(s.Tags) > 0 {
-		t.Fatalf("it is removed and has tags %v", s.Tags)
+		t.Fatalf("the entry is removed and has tags %v", s.Tags)
 	}
 	for tag, digest := range s.Tags {
 		if !live[digest] {
-			t.Fatalf("tag %s names %s, which is not there", tag, digest)
+			t.Fatalf("tag %s names %s, which does not exist", tag, digest)
 		}
 		if got, ok := s.Resolve(tag); !ok || got != digest {
 			t.Fatalf("tag %s resolves to %s, %v", tag, got, ok)
@@ -107,8 +107,9 @@ func holds(t *rapid.T, s versions.State) {
 	}
 }
 
-// kept checks that a version stays what and where it is, unless it was removed and applied again, or dropped as the oldest.
-func kept(t *rapid.T, before, after versions.State, c versions.Command) {
+// checkKept checks that a version keeps its content and its position, unless it was removed and applied again, or
+// dropped as the oldest one.
+func checkKept(t *rapid.T, before, after versions.State, c versions.Command) {
 	var order []string
 	for _, v := range before.Versions {
 		order = append(order, v.Digest)
@@ -136,22 +137,22 @@ func kept(t *rapid.T, before, after versions.State, c versions.Command) {
 	}
 }
 
-// again delivers the command once more: nothing changes.
-func again(t *rapid.T, h history, c versions.Command, refused error) {
+// checkRepeated delivers the command once more and checks that it changes nothing.
+func checkRepeated(t *rapid.T, h history, c versions.Command, refused error) {
 	if len(h.commits) > 0 && !h.state.Did(commitID(h.seq)) {
 		t.Fatal("the last commit is not remembered")
 	}
 	list, err := versions.Decide(h.state, c)
 	if _, isRemove := c.(versions.Remove); isRemove || refused != nil {
 		if err == nil {
-			t.Fatalf("%+v, once more, made %+v", c, list)
+			t.Fatalf("%+v, repeated, decided %+v", c, list)
 		}
 		return
 	}
 	if t2, isTag := c.(versions.Tag); isTag && t2.Tag == events.Latest && t2.Version != hex(1) {
-		return // what the version meant may have moved with the tag; the commit is remembered all the same
+		return // the tag may name another version by now, but the state still knows the commit
 	}
 	if err != nil || len(list) > 0 {
-		t.Fatalf("%+v, once more, made %+v, %v", c, list, err)
+		t.Fatalf("%+v, repeated, decided %+v, %v", c, list, err)
 	}
 }

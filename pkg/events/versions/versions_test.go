@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// hex is the n-th digest.
+// hex returns the n-th digest.
 func hex(n int) string { return fmt.Sprintf("%064x", n) }
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -35,14 +35,14 @@ func remove(version string) versions.Command {
 	return versions.Remove{Meta: meta(0), Version: version, Data: events.SkillRemoved{Ref: events.Reference{Slug: "a", Version: version}}}
 }
 
-// history is a chain in the making: what a service does with each command.
+// history is a chain of commits, written as a service does.
 type history struct {
 	state   versions.State
 	seq     uint64
 	commits [][]events.Event
 }
 
-// do decides and folds; nothing is committed when nothing changes.
+// do decides and folds a command. It commits nothing if nothing changes.
 func (h *history) do(c versions.Command) error {
 	list, err := versions.Decide(h.state, c)
 	if err != nil || len(list) == 0 {
@@ -56,7 +56,7 @@ func (h *history) do(c versions.Command) error {
 
 func commitID(seq uint64) string { return fmt.Sprintf("cmt_%d", seq) }
 
-// text is a state as it is stored.
+// text returns a state in its stored form.
 func text(t interface{ Fatal(...any) }, s versions.State) string {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -65,7 +65,7 @@ func text(t interface{ Fatal(...any) }, s versions.State) string {
 	return string(b)
 }
 
-// short names versions by their number.
+// short returns the number of a version's digest.
 func short(digest string) string { return "v" + strings.TrimLeft(digest, "0") }
 
 func tagsOf(s versions.State) string {
@@ -88,13 +88,13 @@ func versionsOf(s versions.State) string {
 	return strings.Join(out, " ")
 }
 
-func TestDecide(t *testing.T) {
+func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	t.Parallel()
 	type commands = []versions.Command
 	for name, c := range map[string]struct {
 		given    commands
 		when     versions.Command
-		event    events.Type // "" for none
+		event    events.Type // "" if no event is expected
 		code     string
 		versions string
 		tags     string
@@ -139,14 +139,14 @@ func TestDecide(t *testing.T) {
 			err := h.do(c.when)
 			var refused *versions.Error
 			if errors.As(err, &refused) != (c.code != "") || refused != nil && (refused.Code != c.code || refused.Field == "" || refused.Detail == "") || err != nil && c.code == "" {
-				t.Errorf("it is answered with %v, want %q", err, c.code)
+				t.Errorf("error %v, want %q", err, c.code)
 			}
 			var event events.Type
 			if len(h.commits) > before {
 				event = h.commits[before][0].Type()
 			}
 			if event != c.event || len(h.commits) > before+1 {
-				t.Errorf("it made %q, want %q", event, c.event)
+				t.Errorf("decided %q, want %q", event, c.event)
 			}
 			if got := versionsOf(h.state); got != c.versions || tagsOf(h.state) != c.tags || h.state.Removed != c.removed {
 				t.Errorf("the entry has %s, tags %s, removed %v\nwant %s, tags %s, removed %v", got, tagsOf(h.state), h.state.Removed, c.versions, c.tags, c.removed)
@@ -155,7 +155,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestResolve(t *testing.T) {
+func TestResolve_FindsTagsAndDigests(t *testing.T) {
 	t.Parallel()
 	var live, gone, dropped history
 	for _, c := range []versions.Command{apply(1, "one"), apply(2), apply(3), remove(hex(3))} {
@@ -204,7 +204,7 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%s: %s, %v at %d", name, got, ok, c.h.state.At(c.want))
 		}
 	}
-	// Of one that was dropped nobody knows here whether it ever was: no tag is moved to it.
+	// The state does not know whether a dropped version existed, so no tag is moved to it.
 	if _, err := versions.Decide(dropped.state, tag(hex(1), "x")); err == nil {
 		t.Error("a dropped version was tagged")
 	}
@@ -213,8 +213,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// An entry has at most so many tags, latest among them, however they come.
-func TestTagBound(t *testing.T) {
+// TestDecide_LimitsTags tests that an entry has at most MaxTags tags, including latest, in any order of commands.
+func TestDecide_LimitsTags(t *testing.T) {
 	t.Parallel()
 	var full []string
 	for i := range versions.MaxTags - 1 {
@@ -222,7 +222,7 @@ func TestTagBound(t *testing.T) {
 	}
 	var h history
 	if err := h.do(apply(1, append(full, full...)...)); err != nil {
-		t.Errorf("as many as there may be, twice: %v", err)
+		t.Errorf("the maximum of tags, applied twice: %v", err)
 	}
 	for name, c := range map[string]versions.Command{"apply": apply(1, "more"), "apply another": apply(2, "more"), "tag": tag(hex(1), "more")} {
 		var refused *versions.Error
@@ -231,15 +231,15 @@ func TestTagBound(t *testing.T) {
 		}
 	}
 	if _, err := versions.Decide(versions.State{}, apply(1, append(full, "more")...)); err == nil {
-		t.Error("a new entry got more than all")
+		t.Error("a new entry has more than the maximum of tags")
 	}
 	if err := h.do(apply(2, full...)); err != nil || len(h.state.Tags) != versions.MaxTags {
-		t.Errorf("tags that are there: %v, then %d", err, len(h.state.Tags))
+		t.Errorf("existing tags: %v, then %d tags", err, len(h.state.Tags))
 	}
 }
 
-// Evolve is total: also of a log that no Decide would have written.
-func TestEvolveTotal(t *testing.T) {
+// TestEvolve_AcceptsAnyEvents tests that Evolve accepts also events that no Decide would append.
+func TestEvolve_AcceptsAnyEvents(t *testing.T) {
 	t.Parallel()
 	var s versions.State
 	for i := range versions.MaxVersions + 50 {
@@ -257,12 +257,13 @@ func TestEvolveTotal(t *testing.T) {
 		versions.Evolve(versions.State{}, events.Event{Data: data})
 	}
 	if _, err := versions.Decide(s, nil); err == nil {
-		t.Error("a command that is none was carried out")
+		t.Error("an unknown command was accepted")
 	}
 }
 
-// The ids of what is decided follow from the command: deciding again decides the same.
-func TestDecideIsRepeatable(t *testing.T) {
+// TestDecide_IsRepeatable tests that the ids of decided events derive from the command, so that deciding again
+// returns the same events.
+func TestDecide_IsRepeatable(t *testing.T) {
 	t.Parallel()
 	first, err := versions.Decide(versions.State{}, apply(1, "x"))
 	if err != nil {

@@ -45,7 +45,7 @@ func URL(t testing.TB) string {
 	}
 	name := fmt.Sprintf("test_%d", serial.Add(1))
 	if err := admin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
-		t.Fatalf("make database %s: %v", name, err)
+		t.Fatalf("create database %s: %v", name, err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// still is how long a paused process is watched for a sign of life.
-const still = 300 * time.Millisecond
+// pauseWatch is how long the suite watches a paused process for output.
+const pauseWatch = 300 * time.Millisecond
 
 func filesRemove(f *fixture) {
 	box := f.create(f.spec())
@@ -22,7 +22,7 @@ func filesRemove(f *fixture) {
 		f.ok(files.Put(f.ctx, name, strings.NewReader("x")))
 	}
 	if _, _, code := f.sh(box, `ln -s kept link && ln -s / root && ln -s .. up && mkdir -p "$HOME/mine" && ln -s "$HOME/mine" out && touch "$HOME/mine/file" && mkdir empty`); code != 0 {
-		f.Fatal("the links could not be made inside")
+		f.Fatal("creating the links in the sandbox failed")
 	}
 	for _, name := range []string{"nothing", "a/nothing", "kept/nothing"} {
 		err := files.Remove(f.ctx, name)
@@ -38,7 +38,7 @@ func filesRemove(f *fixture) {
 			f.Errorf("%q was removed", name)
 		}
 	}
-	// A link goes itself, not what it points to.
+	// Remove removes a link itself, not the file to which it points.
 	for _, name := range []string{"a", "e", "link", "root", "up", "out", "empty"} {
 		f.ok(files.Remove(f.ctx, name))
 	}
@@ -48,19 +48,19 @@ func filesRemove(f *fixture) {
 		f.Errorf("left: %+v", left)
 	}
 	if _, _, code := f.sh(box, `test -e "$HOME/mine/file" && test -e /etc/passwd`); code != 0 {
-		f.Error("what a link pointed to was removed")
+		f.Error("the target of a link was removed")
 	}
 }
 
-// listOutside follows the links that filesSymlinks leaves out.
+// listOutside tests listings that follow the links that filesSymlinks leaves out.
 func listOutside(f *fixture) {
 	box := f.create(f.spec())
 	if _, _, code := f.sh(box, `mkdir -p in/side && touch in/side/file && ln -s / root && ln -s .. up && ln -s in alias && ln -s "$(pwd)/in" absolute`); code != 0 {
-		f.Fatal("the links could not be made inside")
+		f.Fatal("creating the links in the sandbox failed")
 	}
 	for _, name := range []string{"root", "root/etc", "up", "root/proc/self/cwd"} {
 		if _, err := box.Files().List(f.ctx, name); !errors.Is(err, sandbox.ErrOutside) {
-			// A link itself may be listed as what it is: nothing below it.
+			// The listing of a link may succeed, but it must contain nothing below the link.
 			if got, _ := box.Files().List(f.ctx, name); err != nil || len(got) > 0 {
 				f.Errorf("list %s: %d entries, %v", name, len(got), err)
 			}
@@ -75,7 +75,7 @@ func listOutside(f *fixture) {
 	}
 }
 
-// pause stops a process in the middle, which then goes on as if nothing had been.
+// pause pauses a process in the middle of its work, and checks that it continues after Resume.
 func pause(f *fixture, p sandbox.Pauser) {
 	spec := f.spec()
 	box := f.create(spec)
@@ -105,28 +105,28 @@ func pause(f *fixture, p sandbox.Pauser) {
 		f.ok(p.Pause(f.ctx, spec.ID))
 	}
 	if i := f.listed(spec.ID); !i.Paused || !i.Running {
-		f.Errorf("paused, it is listed as %+v", i)
+		f.Errorf("a paused sandbox is listed as %+v", i)
 	}
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
-		f.Errorf("paused, it runs: %v, %v", alive, err)
+		f.Errorf("a paused sandbox is running: %v, %v", alive, err)
 	}
 	if _, err := f.p.Attach(f.ctx, spec.ID); err != nil {
-		f.Errorf("attach to a paused one: %v", err)
+		f.Errorf("attach to a paused sandbox: %v", err)
 	}
 	say("two")
 	select {
 	case got := <-echo:
-		f.Errorf("a paused process says %q", got)
-	case <-time.After(still):
+		f.Errorf("a paused process wrote %q", got)
+	case <-time.After(pauseWatch):
 	}
 	for range 2 {
 		f.ok(p.Resume(f.ctx, spec.ID))
 	}
 	if got := <-echo; got != "two" {
-		f.Errorf("after it was resumed: echo %q", got)
+		f.Errorf("after Resume: echo %q", got)
 	}
 	if i := f.listed(spec.ID); i.Paused || !i.Running {
-		f.Errorf("resumed, it is listed as %+v", i)
+		f.Errorf("a resumed sandbox is listed as %+v", i)
 	}
 	f.ok(proc.Stdin().Close())
 	if code, err := proc.Wait(); code != 0 || err != nil {
@@ -135,28 +135,28 @@ func pause(f *fixture, p sandbox.Pauser) {
 	unknown := f.id(events.KindSandbox)
 	f.want(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
 	f.want(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
-	// A paused one ends as any other.
+	// A paused sandbox can be terminated like any other.
 	f.ok(p.Pause(f.ctx, spec.ID))
 	f.ok(f.p.Terminate(f.ctx, spec.ID, false))
 	_, err = f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
 }
 
-// adopt gives a sandbox without a session to one, and then to a later epoch.
+// adopt assigns a sandbox without a session to a session, and then to a later epoch.
 func adopt(f *fixture, p sandbox.Adopter) {
 	spec := f.spec()
 	session := spec.Labels
 	spec.Labels = sandbox.Labels{Engine: session.Engine, Executor: f.id(events.KindExecutor)}
 	box := f.create(spec)
 	if i := f.listed(spec.ID); i.Labels != spec.Labels {
-		f.Errorf("pooled, it is listed as %+v", i)
+		f.Errorf("a pooled sandbox is listed as %+v", i)
 	}
 	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("pool")))
 	for _, epoch := range []uint64{7, 7, 8} {
 		session.Epoch = epoch
 		f.ok(p.Adopt(f.ctx, spec.ID, session))
 		if i := f.listed(spec.ID); i.Labels != session || !i.Running {
-			f.Errorf("adopted, it is listed as %+v, want %+v", i, session)
+			f.Errorf("an adopted sandbox is listed as %+v, want %+v", i, session)
 		}
 	}
 	again, err := f.s.New(f).Attach(f.ctx, spec.ID)
@@ -168,15 +168,15 @@ func adopt(f *fixture, p sandbox.Adopter) {
 	f.reads(found.Files(), "mark", []byte("pool"))
 	f.want(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
 	if err := p.Adopt(f.ctx, spec.ID, sandbox.Labels{Tenant: "a.b", Session: "../x", Engine: session.Engine}); err == nil {
-		f.Error("labels that are none were accepted")
+		f.Error("invalid labels were accepted")
 	}
 	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
 	_, err = f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
 }
 
-// createAgain starts the runner of a sandbox whose runner was killed, or makes the
-// sandbox anew where it has ended with its runner.
+// createAgain calls Create for a sandbox whose runner was killed. Create starts the runner again, or creates a new
+// sandbox if the old one ended with its runner.
 func createAgain(f *fixture) {
 	spec := f.spec()
 	f.ok(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
@@ -187,10 +187,10 @@ func createAgain(f *fixture) {
 		infos, err := f.s.New(f).List(f.ctx)
 		f.ok(err)
 		if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID }) {
-			f.Errorf("it is listed after its end: %+v", infos)
+			f.Errorf("the sandbox is listed after its end: %+v", infos)
 		}
 	} else if i := f.listed(spec.ID); i.Running {
-		f.Errorf("without a runner, it is listed as %+v", i)
+		f.Errorf("a sandbox without a runner is listed as %+v", i)
 	}
 	box, err := f.s.New(f).Create(f.ctx, spec)
 	f.ok(err)
@@ -205,11 +205,11 @@ func createAgain(f *fixture) {
 	}
 	f.kept(box, !f.s.EndsWithRunner)
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
-		f.Errorf("runs again: %v, %v", alive, err)
+		f.Errorf("running after Create: %v, %v", alive, err)
 	}
 }
 
-// takeOver hands a workspace from one sandbox of a session to the next, and on.
+// takeOver hands a workspace from one sandbox of a session to the next, and from that one to a third.
 func takeOver(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
@@ -228,7 +228,7 @@ func takeOver(f *fixture) {
 		f.ok(next.Files().Put(f.ctx, "mark", strings.NewReader(mark)))
 		f.reads(next.Files(), "mark", []byte(mark))
 	}
-	// What was never there, or is gone, cannot be taken over.
+	// A workspace that never existed, or was removed, cannot be taken over.
 	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
 	for _, from := range []string{spec.ID, f.id(events.KindSandbox)} {
 		next := f.spec()
@@ -238,12 +238,12 @@ func takeOver(f *fixture) {
 		left, err := fresh.Files().List(f.ctx, "")
 		f.ok(err)
 		if len(left) != 0 {
-			f.Errorf("a workspace that is gone has %+v", left)
+			f.Errorf("a workspace that does not exist has %+v", left)
 		}
 	}
 }
 
-// kept compares what a sandbox says of its workspace, where it says anything.
+// kept checks whether a sandbox reports that its workspace was kept, if it reports that.
 func (f *fixture) kept(box sandbox.Sandbox, want bool) {
 	f.Helper()
 	if r, ok := box.(sandbox.Restorer); ok && r.Kept() != want {
@@ -251,7 +251,7 @@ func (f *fixture) kept(box sandbox.Sandbox, want bool) {
 	}
 }
 
-// listed gives a sandbox as the provider lists it.
+// listed returns a sandbox as the provider lists it.
 func (f *fixture) listed(id string) sandbox.Info {
 	f.Helper()
 	infos, err := f.s.New(f).List(f.ctx)
@@ -263,14 +263,14 @@ func (f *fixture) listed(id string) sandbox.Info {
 	return infos[i]
 }
 
-// dead is a context that has ended.
+// dead returns a context that has ended.
 func dead() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// ended makes sure that a context's end is the caller's own error, and breaks nothing.
+// ended checks that a call with an ended context returns the context's error and changes nothing.
 func ended(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)

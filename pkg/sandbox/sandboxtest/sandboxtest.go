@@ -1,4 +1,4 @@
-// Package sandboxtest is the suite that every sandbox provider passes.
+// Package sandboxtest is the conformance suite for sandbox providers.
 package sandboxtest
 
 import (
@@ -19,31 +19,30 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Subject is what is tested.
+// Subject is the provider under test.
 type Subject struct {
-	// New makes a provider object. Each call of one test's New must give another
-	// object over the same engine, as an executor that starts again would have.
+	// New returns a provider. Within one test, each call must return another object for the same engine, like that of
+	// an executor that was restarted.
 	New func(t testing.TB) sandbox.Provider
-	// Alive tells whether a process lives, by the pid that it has inside; nil
-	// where the pids inside mean nothing outside.
+	// Alive reports whether a process is alive, by its pid inside the sandbox. It is nil if pids inside have no
+	// meaning outside.
 	Alive func(pid int) bool
-	// Engine is the name in the labels of all sandboxes; "" for "suite".
+	// Engine is the engine name in the labels of all sandboxes; "" means "suite".
 	Engine string
-	// KillRunner kills a sandbox's runner, as the engine's trouble would, and
-	// returns when it is dead.
+	// KillRunner kills a sandbox's runner, as a failure of the engine would, and returns when the runner is dead.
 	KillRunner func(t testing.TB, id string)
-	// EndsWithRunner is true for a provider whose sandboxes end with their runner,
-	// and leave neither an entry in the list nor their files.
+	// EndsWithRunner is true for a provider whose sandboxes end with their runner and leave neither an entry in the
+	// list nor files.
 	EndsWithRunner bool
 }
 
-// within bounds every wait of the suite.
+// within is the time limit of every wait of the suite.
 const within = 30 * time.Second
 
-// secret is a variable of the test's process that must not be seen inside.
+// secret names a variable of the test process that sandboxes must not see.
 const secret = "SPOOL_SANDBOXTEST_SECRET"
 
-// Exercise runs the suite. It sets a variable of the process, so its caller must not be parallel.
+// Exercise runs the suite. It sets a variable of the process, so the calling test must not be parallel.
 func Exercise(t *testing.T, s Subject) {
 	t.Setenv(secret, "must-not-be-seen")
 	for _, c := range []struct {
@@ -116,7 +115,7 @@ func (f *fixture) ok(err error) {
 	}
 }
 
-// want fails unless err is target.
+// want checks that err is target.
 func (f *fixture) want(err, target error) {
 	f.Helper()
 	if !errors.Is(err, target) {
@@ -131,7 +130,7 @@ func (f *fixture) spec() sandbox.Spec {
 	}}
 }
 
-// create makes a sandbox that ends with the test.
+// create creates a sandbox that is terminated when the test ends.
 func (f *fixture) create(spec sandbox.Spec) sandbox.Sandbox {
 	f.Helper()
 	box, err := f.p.Create(f.ctx, spec)
@@ -144,7 +143,7 @@ func (f *fixture) create(spec sandbox.Spec) sandbox.Sandbox {
 	return box
 }
 
-// sh runs a shell line to its end.
+// sh runs a shell command and returns its output and exit code.
 func (f *fixture) sh(box sandbox.Sandbox, line string) (stdout, stderr string, code int) {
 	f.Helper()
 	return f.exec(box, sandbox.Command{Args: []string{"sh", "-c", line}}, "")
@@ -182,7 +181,7 @@ func createTwice(f *fixture) {
 		f.Errorf("ids %s and %s, want %s", first.ID(), again.ID(), spec.ID)
 	}
 	if out, _, _ := f.sh(again, "cat mark"); out != "1" {
-		f.Errorf("the second creation is not the first one's sandbox: mark is %q", out)
+		f.Errorf("the second Create did not return the first sandbox: mark is %q", out)
 	}
 	alive, err := again.Running(f.ctx)
 	f.ok(err)
@@ -253,11 +252,11 @@ func execStreams(f *fixture) {
 	raw, err := io.ReadAll(p.Stdout())
 	f.ok(err)
 	if string(raw) != big {
-		f.Errorf("%d bytes came back of %d", len(raw), len(big))
+		f.Errorf("received %d bytes of %d", len(raw), len(big))
 	}
 	_, err = p.Wait()
 	f.ok(err)
-	// Streams flow while the command runs.
+	// Input and output are passed on while the command runs.
 	p, err = box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
 	f.ok(err)
 	for _, word := range []string{"one", "two"} {
@@ -286,7 +285,7 @@ func execExitCodes(f *fixture) {
 	if err == nil {
 		code, werr := p.Wait()
 		if werr == nil && code == 0 {
-			f.Error("a program that is not there ran")
+			f.Error("a program that does not exist was started")
 		}
 	}
 	if _, err := box.Exec(f.ctx, sandbox.Command{}); err == nil {
@@ -324,7 +323,7 @@ func execKill(f *fixture) {
 		f.Errorf("code %d after Kill, want -1", code)
 	}
 	if n, err := p.Stdout().Read(buf); n != 0 || err == nil {
-		f.Errorf("stdout gives %d bytes and %v after Kill", n, err)
+		f.Errorf("stdout returned %d bytes and %v after Kill", n, err)
 	}
 	f.ok(p.Kill())
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
@@ -475,7 +474,7 @@ func filesSymlinks(f *fixture) {
 	f.ok(files.Put(f.ctx, "inside", strings.NewReader("in")))
 	_, _, code := f.sh(box, `ln -s /etc/passwd file && ln -s / root && ln -s .. up && ln -s inside good && ln -s "$(pwd)-evil" sibling && { mkdir -p "$(pwd)-evil" || true; }`)
 	if code != 0 {
-		f.Fatal("the symlinks could not be made inside")
+		f.Fatal("creating the symlinks in the sandbox failed")
 	}
 	defer f.sh(box, `rm -r "$(pwd)-evil"`)
 	f.reads(files, "good", []byte("in"))
@@ -486,7 +485,7 @@ func filesSymlinks(f *fixture) {
 	for _, name := range []string{"root/tmp/spool-evil", "up/evil", "sibling/evil", "sibling/new/evil"} {
 		f.want(files.Put(f.ctx, name, strings.NewReader("evil")), sandbox.ErrOutside)
 	}
-	// Putting onto a symlink replaces the link, not what it points to.
+	// Put onto a symlink replaces the link, not the file to which it points.
 	f.ok(files.Put(f.ctx, "file", strings.NewReader("mine")))
 	f.reads(files, "file", []byte("mine"))
 	all, err := files.List(f.ctx, "")
@@ -496,8 +495,8 @@ func filesSymlinks(f *fixture) {
 	}
 }
 
-// terminateLeavesNoProcess starts what tries to outlive its sandbox: a child, a
-// grandchild in a session of its own, and one that has also given up its parents.
+// terminateLeavesNoProcess starts processes that could outlive the sandbox: a child, a grandchild in its own session,
+// and a daemon that has detached from its parents.
 func terminateLeavesNoProcess(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
@@ -570,7 +569,7 @@ func wipe(f *fixture) {
 	}
 }
 
-// apart makes sure that one sandbox's end is not another's.
+// apart checks that terminating one sandbox does not affect another.
 func apart(f *fixture) {
 	a, b := f.spec(), f.spec()
 	f.create(a)

@@ -27,11 +27,11 @@ const (
 
 func extra(id uint16, field ...byte) []byte {
 	b := binary.LittleEndian.AppendUint16(nil, id)
-	return append(binary.LittleEndian.AppendUint16(b, uint16(len(field))), field...) //nolint:gosec // a test's
+	return append(binary.LittleEndian.AppendUint16(b, uint16(len(field))), field...) //nolint:gosec // a few bytes
 }
 
-// Bad1 returns ZIPs with paths that leave the folder, or with entries that are neither files nor folders.
-func Bad1() []Bad {
+// UnsafeEntries returns ZIPs with paths that leave the folder, or with entries that are neither files nor folders.
+func UnsafeEntries() []Bad {
 	entry := func(name string, it Item, says string) Bad {
 		return Bad{name, Build(Document(), it), codeEntry, "", says}
 	}
@@ -70,15 +70,15 @@ func Bad1() []Bad {
 func half(field []byte) []byte {
 	first, dir := Document().Write(nil, 0)
 	second, _ := Item{Name: "x", Extra: field}.Write(nil, 0)
-	_, plain := Item{Name: "x"}.Write(nil, uint32(len(first))) //nolint:gosec // a test's
+	_, plain := Item{Name: "x"}.Write(nil, uint32(len(first))) //nolint:gosec // a small ZIP
 	return Finish(append(first, second...), append(dir, plain...), 2)
 }
 
-// Bad2 returns bombs, ZIPs with false statements, and too large ones.
-func Bad2() []Bad {
+// ForgedArchives returns ZIP bombs, ZIPs whose headers are false, and ZIPs that are too large.
+func ForgedArchives() []Bad {
 	same, dir := Item{Name: "a", Content: []byte("twice")}.Write(nil, 0)
 	_, dir2 := Item{Name: "b", Content: []byte("twice")}.Write(nil, 0)
-	doc, docDir := Document().Write(nil, uint32(len(same))) //nolint:gosec // a test's
+	doc, docDir := Document().Write(nil, uint32(len(same))) //nolint:gosec // a small ZIP
 	overlap := Finish(append(bytes.Clone(same), doc...), append(append(bytes.Clone(dir), dir2...), docDir...), 3)
 	many := func(n int, name string) []byte {
 		items := make([]Item, 0, n+1)
@@ -123,8 +123,8 @@ func Bad2() []Bad {
 	}
 }
 
-// Bad3 returns ZIPs without a valid SKILL.md, or with names that are the same on some file systems.
-func Bad3() []Bad {
+// InvalidDocuments returns ZIPs without a valid SKILL.md, or with names that are equal on some file systems.
+func InvalidDocuments() []Bad {
 	doc := func(name, text, field, says string) Bad {
 		return Bad{name, Build(Item{Name: "SKILL.md", Content: []byte(text), Raw: true}), codeDocument, field, says}
 	}

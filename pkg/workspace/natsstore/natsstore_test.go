@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-// bucket makes the bucket alone, as topology says: the other streams take longer.
+// bucket creates only the bucket of package topology. Creating the other streams would take longer.
 func bucket(t *testing.T, js jetstream.JetStream) {
 	t.Helper()
 	for _, o := range topology.ObjectBuckets() {
@@ -33,7 +33,7 @@ func bucket(t *testing.T, js jetstream.JetStream) {
 	}
 }
 
-// store opens the bucket as one of the users of topology.
+// store opens the bucket as a user of package topology.
 func store(t *testing.T, user string) *natsstore.Store {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true})
@@ -57,8 +57,8 @@ func store(t *testing.T, user string) *natsstore.Store {
 	return s
 }
 
-// TestStore: with the rights of those who use it, and no others.
-func TestStore(t *testing.T) {
+// TestStore_PassesTheSuite runs the suite with the rights of each service that uses the store.
+func TestStore_PassesTheSuite(t *testing.T) {
 	t.Parallel()
 	for _, user := range []string{topology.UserExecutor, topology.UserGateway} {
 		t.Run(user, func(t *testing.T) {
@@ -69,8 +69,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// TestLarge: more than the server buffers of a stream arrives whole.
-func TestLarge(t *testing.T) {
+// TestStore_LargeObjects tests that an object that is larger than the server's buffer arrives complete.
+func TestStore_LargeObjects(t *testing.T) {
 	t.Parallel()
 	const size = 160 << 20
 	s := store(t, topology.UserGateway)
@@ -85,12 +85,12 @@ func TestLarge(t *testing.T) {
 	}
 	n, err := io.Copy(got, r)
 	if err = errors.Join(err, r.Close()); err != nil || n != size || !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
-		t.Errorf("%d bytes came back: %v", n, err)
+		t.Errorf("read %d bytes: %v", n, err)
 	}
 }
 
-// TestGone: a server that goes away is an error, and leaves no object.
-func TestGone(t *testing.T) {
+// TestPut_FailsWithoutServer tests that Put returns an error when the server stops, and leaves no object.
+func TestPut_FailsWithoutServer(t *testing.T) {
 	t.Parallel()
 	srv := natstest.Run(t)
 	nc := natstest.Conn(t, srv)
@@ -116,7 +116,7 @@ func TestGone(t *testing.T) {
 		t.Error("an endless object was stored")
 	}
 	if _, err := s.Has(ctx, "acme/ses_1/p-1"); err == nil {
-		t.Error("a closed connection answers")
+		t.Error("a call on a closed connection succeeded")
 	}
 }
 
@@ -124,7 +124,7 @@ type reader func(p []byte) (int, error)
 
 func (r reader) Read(p []byte) (int, error) { return r(p) }
 
-func TestNoBucket(t *testing.T) {
+func TestOpen_MissingBucketIsAnError(t *testing.T) {
 	t.Parallel()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
 	if err != nil {
@@ -135,8 +135,8 @@ func TestNoBucket(t *testing.T) {
 	}
 }
 
-// TestEndsWithContext: whoever reads while the server is away is let go at once when the context ends.
-func TestEndsWithContext(t *testing.T) {
+// TestGet_EndsWithItsContext tests that a read that waits for the server returns at once when its context ends.
+func TestGet_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
 	s := restartable(t, srv)
@@ -148,7 +148,7 @@ func TestEndsWithContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close() //nolint:errcheck // it never fails
+	defer r.Close() //nolint:errcheck // Close never fails
 	if _, err := io.ReadFull(r, make([]byte, 100)); err != nil {
 		t.Fatal(err)
 	}
@@ -161,21 +161,21 @@ func TestEndsWithContext(t *testing.T) {
 	select {
 	case err := <-read:
 		t.Fatalf("without a server the reading ended with %v", err)
-	case <-time.After(500 * time.Millisecond): // by now it waits
+	case <-time.After(500 * time.Millisecond): // the read waits by now
 	}
 	cancel()
 	select {
 	case err := <-read:
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the read ended with %v", err)
 		}
-	case <-time.After(10 * time.Second): // the store alone would wait for thirty
-		t.Error("it stands still")
+	case <-time.After(10 * time.Second): // the store itself would wait for 30 s
+		t.Error("the read did not end with its context")
 	}
 }
 
-// TestGoesOn: a server that comes back in the middle of an object is asked again.
-func TestGoesOn(t *testing.T) {
+// TestGet_ContinuesAfterARestart tests that a read continues when the server is restarted in the middle of an object.
+func TestGet_ContinuesAfterARestart(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
 	s := restartable(t, srv)
@@ -187,7 +187,7 @@ func TestGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close() //nolint:errcheck // it never fails
+	defer r.Close() //nolint:errcheck // Close never fails
 	begin := make([]byte, 100)
 	if _, err := io.ReadFull(r, begin); err != nil {
 		t.Fatal(err)
@@ -200,8 +200,9 @@ func TestGoesOn(t *testing.T) {
 	}
 }
 
-// TestChunksGone: an object without its content is corrupt, and nobody waits for it.
-func TestChunksGone(t *testing.T) {
+// TestGet_ObjectWithoutChunksIsCorrupt tests that an object whose content is missing is reported as corrupt, without
+// a wait.
+func TestGet_ObjectWithoutChunksIsCorrupt(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
 	s := restartable(t, srv)
@@ -223,14 +224,14 @@ func TestChunksGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close() //nolint:errcheck // it never fails
+	defer r.Close() //nolint:errcheck // Close never fails
 	var corrupt *workspace.CorruptError
 	if _, err := io.ReadAll(r); !errors.As(err, &corrupt) || corrupt.Object != "acme/ses_1/p-1" {
 		t.Errorf("got %v", err)
 	}
 }
 
-// restartable opens the store on a server that can go away.
+// restartable opens the store on a server that a test can stop and start.
 func restartable(t *testing.T, srv *natstest.Restartable) *natsstore.Store {
 	t.Helper()
 	js, err := jetstream.New(srv.Conn())

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// anyEntry draws entries that Check takes.
+// anyEntry draws an entry that Check accepts.
 func anyEntry(t *rapid.T) wire.Entry {
 	name := rapid.StringMatching(`[^/\x00]{1,5}`).Filter(func(s string) bool { return s != "." && s != ".." })
 	raw := rapid.Map(rapid.SliceOfN(rapid.ByteRange(1, 255).Filter(func(b byte) bool { return b != '/' && b != '.' }), 1, 4), func(b []byte) string { return string(b) })
@@ -39,7 +39,7 @@ func anyEntry(t *rapid.T) wire.Entry {
 	return e
 }
 
-func TestEntriesComeBack(t *testing.T) {
+func TestEntry_RoundTrips(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		e := anyEntry(t)
@@ -57,8 +57,8 @@ func TestEntriesComeBack(t *testing.T) {
 	})
 }
 
-// TestLine fixes the form: it is what ids are made of.
-func TestLine(t *testing.T) {
+// TestLine_FixedVectors tests that the form of a line does not change, because snapshot ids are derived from it.
+func TestLine_FixedVectors(t *testing.T) {
 	t.Parallel()
 	tree := wire.NewTree()
 	when := time.Unix(1_700_000_000, 5)
@@ -81,8 +81,8 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// TestOrder: paths sort as a walk in which each folder's names are sorted by bytes.
-func TestOrder(t *testing.T) {
+// TestOrder_SortsLikeAWalk tests that paths sort like a walk that visits the names of each folder in byte order.
+func TestOrder_SortsLikeAWalk(t *testing.T) {
 	t.Parallel()
 	want := []string{"state/z", "workspace/a", "workspace/a/b", "workspace/a/b/c", "workspace/a!", "workspace/a-b", "workspace/a0", "workspace/b"}
 	got := slices.Clone(want)
@@ -93,7 +93,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func TestFrames(t *testing.T) {
+func TestReader_ReadsFramesAndReportsCuts(t *testing.T) {
 	t.Parallel()
 	var buf bytes.Buffer
 	w := wire.NewWriter(&buf)
@@ -104,7 +104,7 @@ func TestFrames(t *testing.T) {
 		}
 	}
 	if err := w.Frame(wire.FrameBlock, make([]byte, wire.MaxFrame+1)); err == nil {
-		t.Error("a frame that is too long is taken")
+		t.Error("a frame that is too long was accepted")
 	}
 	if err := w.Flush(); err != nil {
 		t.Fatal(err)
@@ -127,11 +127,11 @@ func TestFrames(t *testing.T) {
 		}
 	}
 	if _, _, err := wire.NewReader(strings.NewReader("exec: no such file or directory")).Next(); err == nil || errors.Is(err, wire.ErrCut) {
-		t.Errorf("what is no frame: %v", err)
+		t.Errorf("input that is not a frame: %v", err)
 	}
 }
 
-// FuzzReader: whatever comes, reading ends without a panic and in bounded memory.
+// FuzzReader tests that any input ends without a panic and in bounded memory.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("E\x00\x00\x00\x02{}"))
 	f.Add([]byte("\xff\xff\xff\xff\xff"))
@@ -142,12 +142,12 @@ func FuzzReader(f *testing.F) {
 			_, content, err := r.Next()
 			if err != nil {
 				if errors.Is(err, io.EOF) {
-					t.Error("an end is not told from a cut")
+					t.Error("a cut is reported as the end")
 				}
 				return
 			}
 			if e, err := wire.ParseEntry(content); err == nil {
-				_, _ = tree.Add(&e) // it is refused or not
+				_, _ = tree.Add(&e) // either outcome is allowed
 			}
 		}
 	})

@@ -18,21 +18,21 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Box is a sandbox that is a map: its runner's snapshot and restore speak as the
-// real one does. It has nothing else.
+// Box is a sandbox whose files are a map. Its runner's snapshot and restore commands use the protocol of the real
+// runner. It has no other commands.
 type Box struct {
-	sandbox.Sandbox // asked for anything but Exec it panics
+	sandbox.Sandbox // nil, so that any method but Exec and ID panics
 
-	// Tree is contents by path, which begins with workspace/ or state/; folders are made as needed.
+	// Tree holds the content of files by path. Paths begin with workspace/ or state/. Folders are created as needed.
 	Tree map[string]string
-	// Runner answers in place of its own when it is set; what it gives is the exit code.
+	// Runner, if set, replaces the runner; its result is the exit code.
 	Runner func(args []string, stdin io.Reader, stdout, stderr io.Writer) int
 }
 
-// made is the time of everything in a Box.
+// made is the modification time of all files in a Box.
 var made = time.Unix(1_700_000_000, 123_456_789).UTC()
 
-// Fill stores a snapshot of these files, by their paths in the workspace, and gives its id.
+// Fill stores a snapshot of the files, whose keys are paths in the workspace, and returns its id.
 func Fill(t testing.TB, store workspace.Store, tenant, session string, files map[string]string) string {
 	t.Helper()
 	b := &Box{Tree: map[string]string{}}
@@ -46,10 +46,10 @@ func Fill(t testing.TB, store workspace.Store, tenant, session string, files map
 	return r.ID
 }
 
-// ID is sbx_map.
+// ID returns "sbx_map".
 func (b *Box) ID() string { return "sbx_map" }
 
-// Exec runs the runner's snapshot or restore.
+// Exec runs the runner's snapshot or restore command.
 func (b *Box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func (b *Box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 		defer close(p.ended)
 		p.code = run(c.Args[1:], inR, outW, errW)
 		for _, closer := range []io.Closer{inR, outW, errW} {
-			_ = closer.Close() // a pipe's end
+			_ = closer.Close() // Close of a pipe never fails
 		}
 	}()
 	return p, nil
@@ -81,20 +81,20 @@ func (b *Box) run(args []string, stdin io.Reader, stdout, stderr io.Writer) int 
 	var err error
 	switch args[0] {
 	case "snapshot":
-		err = b.tell(in, out)
+		err = b.sendSnapshot(in, out)
 	case "restore":
-		err = b.take(in, out)
+		err = b.receiveRestore(in, out)
 	default:
-		err = fmt.Errorf("%s is not what a map can do", args[0])
+		err = fmt.Errorf("%s is not supported by a Box", args[0])
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(stderr, "runner: %v\n", err) // nobody may be listening any more
+		_, _ = fmt.Fprintf(stderr, "runner: %v\n", err) // the reader may be closed
 		return 1
 	}
 	return 0
 }
 
-// entries are the files, and the folders that they lie in.
+// entries returns the files and their parent folders.
 func (b *Box) entries() (out []wire.Entry) {
 	dirs := map[string]bool{wire.Workspace: true, wire.State: true}
 	for path, content := range b.Tree {
@@ -114,8 +114,8 @@ func (b *Box) entries() (out []wire.Entry) {
 	return out
 }
 
-// tell is the runner's side of wire's snapshot.
-func (b *Box) tell(in *wire.Reader, out *wire.Writer) error {
+// sendSnapshot is the runner's side of the snapshot protocol.
+func (b *Box) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
 	if err := in.Greet(); err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (b *Box) tell(in *wire.Reader, out *wire.Writer) error {
 		}
 		if e.Kind == wire.File {
 			end.Files++
-			end.Bytes += uint64(e.Size) //nolint:gosec // a length
+			end.Bytes += uint64(e.Size) //nolint:gosec // a length is not negative
 		}
 		line, err := tree.Add(&e)
 		if err == nil {
@@ -160,8 +160,8 @@ func (b *Box) tell(in *wire.Reader, out *wire.Writer) error {
 	return errors.Join(out.JSON(wire.FrameEnd, end), out.Flush())
 }
 
-// take is the runner's side of wire's restore.
-func (b *Box) take(in *wire.Reader, out *wire.Writer) error {
+// receiveRestore is the runner's side of the restore protocol.
+func (b *Box) receiveRestore(in *wire.Reader, out *wire.Writer) error {
 	if err := in.Greet(); err != nil {
 		return err
 	}
@@ -182,12 +182,12 @@ func (b *Box) take(in *wire.Reader, out *wire.Writer) error {
 		case wire.FrameBlock:
 			blocks[wire.Sum(content)] = string(content)
 		case wire.FrameEnd:
-			return b.lay(list, blocks, out)
+			return b.writeFiles(list, blocks, out)
 		}
 	}
 }
 
-func (b *Box) lay(list []wire.Entry, blocks map[wire.Hash]string, out *wire.Writer) error {
+func (b *Box) writeFiles(list []wire.Entry, blocks map[wire.Hash]string, out *wire.Writer) error {
 	files, end := maps.Clone(b.Tree), wire.End{}
 	if files == nil {
 		files = map[string]string{}
@@ -202,13 +202,13 @@ func (b *Box) lay(list []wire.Entry, blocks map[wire.Hash]string, out *wire.Writ
 		}
 		files[e.Path] = content.String()
 		end.Files++
-		end.Bytes += uint64(e.Size) //nolint:gosec // checked by the host
+		end.Bytes += uint64(e.Size) //nolint:gosec // the host has checked the size
 	}
 	b.Tree = files
 	return errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), out.JSON(wire.FrameEnd, end), out.Flush())
 }
 
-// process is a runner that is a goroutine.
+// process is a runner command that runs in a goroutine.
 type process struct {
 	in    *io.PipeWriter
 	out   *io.PipeReader
@@ -232,7 +232,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, nil
 }
 
-// Kill closes the streams, on which the runner ends.
+// Kill closes the streams, which ends the command.
 func (p *process) Kill() error {
 	p.once.Do(func() {
 		select {
@@ -241,7 +241,7 @@ func (p *process) Kill() error {
 			p.killed = true
 		}
 		for _, closer := range []io.Closer{p.in, p.out, p.err} {
-			_ = closer.Close() // a pipe's end
+			_ = closer.Close() // Close of a pipe never fails
 		}
 	})
 	return nil

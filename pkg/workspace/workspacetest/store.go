@@ -1,5 +1,5 @@
-// Package workspacetest has what tests of workspaces need: a store in memory, the
-// suite that every store passes, and a sandbox that is a map of files.
+// Package workspacetest contains a store in memory, the conformance suite for stores, and a sandbox whose files are a
+// map.
 package workspacetest
 
 import (
@@ -18,7 +18,8 @@ import (
 
 // Memory is a store in memory. Its zero value is empty.
 type Memory struct {
-	// Fail is asked before each call with its kind (put, get, has) and the object's name; what it gives is the outcome.
+	// Fail, if set, is called before each call with its kind (put, get, has) and the object's name. The call returns
+	// the error of Fail.
 	Fail func(call, name string) error
 
 	mu      sync.Mutex
@@ -58,7 +59,7 @@ func (m *Memory) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(content)), nil
 }
 
-// Has tells whether there is an object.
+// Has reports whether the object exists.
 func (m *Memory) Has(ctx context.Context, name string) (bool, error) {
 	if err := errors.Join(ctx.Err(), m.fails("has", name)); err != nil {
 		return false, err
@@ -69,7 +70,7 @@ func (m *Memory) Has(ctx context.Context, name string) (bool, error) {
 	return ok, nil
 }
 
-// Set puts content under a name, whatever it promises; nil removes it.
+// Set replaces the content of an object without any check; nil removes the object.
 func (m *Memory) Set(name string, content []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -81,14 +82,14 @@ func (m *Memory) Set(name string, content []byte) {
 	}
 }
 
-// Object is what a name holds; nil if there is none.
+// Object returns the content of an object, or nil if it does not exist.
 func (m *Memory) Object(name string) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.objects[name]
 }
 
-// Names lists the objects, sorted.
+// Names returns the names of the objects, sorted.
 func (m *Memory) Names() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,22 +101,22 @@ func (m *Memory) Names() []string {
 	return out
 }
 
-// Gets is how often an object was opened.
+// Gets returns the number of calls of Get that opened an object.
 func (m *Memory) Gets() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.gets
 }
 
-// Exercise holds a store to its promises. Its parts use different names, so open may give the same one again.
+// Exercise is the conformance suite. Its parts use different names, so open may return the same store for each.
 func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
-	t.Run("what was put is got, whatever its size", func(t *testing.T) {
+	t.Run("Get returns what Put stored, for any size", func(t *testing.T) {
 		t.Parallel()
 		s, ctx := open(t), t.Context()
 		for _, size := range []int{0, 1, 512 << 10, 3<<20 + 7} {
 			name := fmt.Sprintf("acme/ses_1/p-%d", size)
 			content := bytes.Repeat([]byte("spool"), size/5+1)[:size]
-			// Single bytes at a time, as some readers give them.
+			// The reader returns single bytes, as some readers do.
 			if err := s.Put(ctx, name, &dribble{content}); err != nil {
 				t.Fatal(err)
 			}
@@ -127,7 +128,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 			}
 		}
 	})
-	t.Run("what is not there is not found", func(t *testing.T) {
+	t.Run("a missing object is not found", func(t *testing.T) {
 		t.Parallel()
 		s, ctx := open(t), t.Context()
 		if r, err := s.Get(ctx, "acme/ses_1/none"); !errors.Is(err, workspace.ErrNotFound) {
@@ -149,7 +150,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 			t.Errorf("has: %v %v", has, err)
 		}
 	})
-	t.Run("a name put again holds the last", func(t *testing.T) {
+	t.Run("a second Put replaces the object", func(t *testing.T) {
 		t.Parallel()
 		s, ctx := open(t), t.Context()
 		for _, v := range []string{"one", "two"} {
@@ -161,7 +162,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 			t.Errorf("got %q", got)
 		}
 	})
-	t.Run("a context that ended is an error", func(t *testing.T) {
+	t.Run("an ended context is an error", func(t *testing.T) {
 		t.Parallel()
 		s := open(t)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-func TestMemory(t *testing.T) {
+func TestMemory_PassesTheSuite(t *testing.T) {
 	t.Parallel()
 	workspacetest.Exercise(t, func(*testing.T) workspace.Store { return &workspacetest.Memory{} })
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
-// forked creates a fork in the log.
-func (b *bed) forked(f events.SessionForked) eventlog.Loaded {
+// createFork creates a fork in the log.
+func (b *fixture) createFork(f events.SessionForked) eventlog.Loaded {
 	b.t.Helper()
 	l := eventlog.Loaded{Tenant: tenant, ID: newID(events.KindSession)}
 	l.LifeHead.Subject, l.RunHead.Subject = events.LifeOf(tenant, l.ID), events.RunOf(tenant, l.ID)
@@ -29,7 +29,7 @@ func (b *bed) forked(f events.SessionForked) eventlog.Loaded {
 	return l
 }
 
-func (b *bed) decide(l *eventlog.Loaded, command func(session.Base) session.Command) {
+func (b *fixture) decide(l *eventlog.Loaded, command func(session.Base) session.Command) {
 	b.t.Helper()
 	id := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: b.now}}))
@@ -37,39 +37,39 @@ func (b *bed) decide(l *eventlog.Loaded, command func(session.Base) session.Comm
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, id, list))
 }
 
-// folded tells the read models of a fork, as the projector does.
-func (b *bed) folded(l eventlog.Loaded, f events.SessionForked, snapshot string) {
+// projectFork adds a fork to the read models, like the projector.
+func (b *fixture) projectFork(l eventlog.Loaded, f events.SessionForked, snapshot string) {
 	b.t.Helper()
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, `INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, created_at, updated_at, tip, tip_position, parent, forked, snapshot)
 		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, readmodel.Group(l.ID), f.Parent, string(text), snapshot)
-	b.passed()
+	b.catchUp()
 }
 
-// drop deletes a session in the log and in the read models.
-func (b *bed) drop(l *eventlog.Loaded, f events.SessionForked) {
+// deleteFork deletes a session in the log and in the read models.
+func (b *fixture) deleteFork(l *eventlog.Loaded, f events.SessionForked) {
 	b.t.Helper()
 	b.decide(l, func(base session.Base) session.Command { return session.Delete{Base: base} })
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, "DELETE FROM sessions WHERE id = $1", l.ID)
-	b.known(b.url, l.ID)
+	b.projectDeletion(b.url, l.ID)
 	b.exec(b.url, "UPDATE deleted_sessions SET parent = $2, forked = $3 WHERE id = $1", l.ID, f.Parent, string(text))
-	b.passed()
+	b.catchUp()
 	b.now = b.now.Add(2 * time.Minute)
 }
 
-// TestPass_KeepsADeletedSessionWithForks: a deleted session stays as long as a session is there that was forked from it, or from a
-// fork of it that is deleted as well; also while the read models do not have the fork yet.
+// TestPass_KeepsADeletedSessionWithForks tests that a deleted session stays as long as a fork of it exists, or a fork
+// of a deleted fork. This holds also while the read models do not have the fork yet.
 func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
-	parent := b.deleted(newID(events.KindSession), "heron-text")
+	b := newFixture(t)
+	parent := b.createDeleted(newID(events.KindSession), "heron-text")
 	ofParent := events.SessionForked{Parent: parent.ID, Asked: 1, Effective: 1}
-	child := b.forked(ofParent)
+	child := b.createFork(ofParent)
 	ofChild := events.SessionForked{Parent: child.ID, Asked: 1, Effective: 1}
-	grandchild := b.forked(ofChild)
+	grandchild := b.createFork(ofChild)
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
 	waits := func(what string, l eventlog.Loaded, fork string) {
 		t.Helper()
@@ -84,36 +84,36 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 		}
 	}
 	waits("while the read models have no fork", parent, child.ID)
-	b.folded(child, ofParent, "")
-	b.folded(grandchild, ofChild, "")
+	b.projectFork(child, ofParent, "")
+	b.projectFork(grandchild, ofChild, "")
 	waits("once they have", parent, child.ID)
-	b.drop(&child, ofParent)
+	b.deleteFork(&child, ofParent)
 	waits("while a fork of a deleted fork is there", parent, grandchild.ID)
 	waits("while a fork of it is there", child, grandchild.ID)
-	b.drop(&grandchild, ofChild)
+	b.deleteFork(&grandchild, ofChild)
 	for range 3 {
-		b.found(j, false)
-		b.passed()
+		b.pass(j, false)
+		b.catchUp()
 		b.markRemoved()
 		b.now = b.now.Add(time.Minute)
 	}
 	for what, l := range map[string]eventlog.Loaded{"parent": parent, "child": child, "grandchild": grandchild} {
 		if !b.isRemoved(l.ID) {
-			t.Errorf("the content of the %s is left", what)
+			t.Errorf("the content of the %s still exists", what)
 		}
 	}
-	if b.files("heron") {
-		t.Error("the parent's text is left")
+	if b.inFiles("heron") {
+		t.Error("the parent's text still exists")
 	}
-	b.sound()
+	b.checkLog()
 }
 
-// TestPass_KeepsASessionWhoseForkMayBeUnderWay: a session that was deleted a moment ago is not retired, since the session service may
-// have seen it before.
+// TestPass_KeepsASessionWhoseForkMayBeUnderWay tests that a session that was deleted a moment ago is not retired,
+// because the session service may be creating a fork of it.
 func TestPass_KeepsASessionWhoseForkMayBeUnderWay(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
-	l := b.deleted(newID(events.KindSession))
+	b := newFixture(t)
+	l := b.createDeleted(newID(events.KindSession))
 	b.now = time.Now().Add(30 * time.Second)
 	report, err := b.janitor(janitor.Config{}).Pass(t.Context(), false)
 	if err != nil || len(report.Items) != 1 || !strings.Contains(report.Items[0].Waits, "under way") {
@@ -124,30 +124,30 @@ func TestPass_KeepsASessionWhoseForkMayBeUnderWay(t *testing.T) {
 	}
 }
 
-// TestPass_KeepsSnapshotsThatForksBeginWith: snapshots beyond the retention stay while a fork has none of its own, also one that the
-// read models do not have yet.
+// TestPass_KeepsSnapshotsThatForksBeginWith tests that snapshots beyond the retention stay while a fork has none of
+// its own, even if the read models do not have the fork yet.
 func TestPass_KeepsSnapshotsThatForksBeginWith(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	l := b.session(newID(events.KindSession))
 	var ids []string
 	for _, content := range []string{"one", "two", "three", "four", "five", "six"} {
 		ids = append(ids, b.snapshot(&l, &workspacetest.Box{Tree: map[string]string{"workspace/a": content}}))
 	}
-	b.passed()
+	b.catchUp()
 	folded, unfolded := events.SessionForked{Parent: l.ID, Snapshot: ids[0], Records: ids[1]}, events.SessionForked{Parent: newID(events.KindSession), RecordsSession: l.ID, Records: ids[2]}
-	child := b.forked(folded)
-	b.folded(child, folded, "")
-	b.forked(unfolded)
+	child := b.createFork(folded)
+	b.projectFork(child, folded, "")
+	b.createFork(unfolded)
 	b.now = b.now.Add(2 * time.Hour)
 	j := b.janitor(janitor.Config{Snapshots: 2})
 	there := func(want ...bool) {
 		t.Helper()
-		b.found(j, false)
+		b.pass(j, false)
 		for i, id := range ids {
 			_, err := workspace.Open(t.Context(), b.store(topology.BucketWorkspaces), tenant, l.ID, id)
 			if err != nil && !errors.Is(err, workspace.ErrNotFound) || (err == nil) != want[i] {
-				t.Errorf("snapshot %d is there: %v, want %v", i, err, want[i])
+				t.Errorf("snapshot %d exists: %v, want %v", i, err, want[i])
 			}
 		}
 	}

@@ -50,29 +50,30 @@ func must(t *testing.T, err error) {
 
 func newID(kind events.Kind) string { return events.Derive(kind, rand.Text()) }
 
-// bed is an installation with its users, without services. Its janitor's clock is moved by the test.
-type bed struct {
+// fixture is an installation with its users and without services. The test sets the clock of its janitor.
+type fixture struct {
 	t       *testing.T
 	srv     *natsserver.Server
-	js      jetstream.JetStream // as admin
-	log     eventlog.Log        // as admin
+	js      jetstream.JetStream // with the rights of admin
+	log     eventlog.Log        // with the rights of admin
 	url     string              // of Postgres
-	dirs    []string            // of NATS
+	dirs    []string            // the folders of NATS
 	connect func(user string, opts ...nats.Option) (*nats.Conn, error)
 	now     time.Time
 }
 
-func newBed(t *testing.T) *bed {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	return newBedAt(t, natsserver.Config{Accounts: true})
+	return newFixtureAt(t, natsserver.Config{Accounts: true})
 }
 
-// newBedAt is newBed with a server of its own; one without accounts gives everybody all rights.
-func newBedAt(t *testing.T, cfg natsserver.Config) *bed {
+// newFixtureAt is like newFixture with the given server configuration. On a server without accounts every client has
+// all rights.
+func newFixtureAt(t *testing.T, cfg natsserver.Config) *fixture {
 	t.Helper()
 	cfg.StoreDir = t.TempDir()
 	srv := natstest.RunConfig(t, cfg)
-	b := &bed{t: t, srv: srv, dirs: []string{cfg.StoreDir}, connect: func(string, ...nats.Option) (*nats.Conn, error) { return srv.Connect() }}
+	b := &fixture{t: t, srv: srv, dirs: []string{cfg.StoreDir}, connect: func(string, ...nats.Option) (*nats.Conn, error) { return srv.Connect() }}
 	if cfg.Accounts {
 		b.connect = srv.ConnectAs
 	}
@@ -80,8 +81,8 @@ func newBedAt(t *testing.T, cfg natsserver.Config) *bed {
 	return b
 }
 
-// install makes the streams, the read models, and admin's log.
-func (b *bed) install(cfg topology.Config) {
+// install creates the streams, the read models, and the log with the rights of admin.
+func (b *fixture) install(cfg topology.Config) {
 	b.t.Helper()
 	t := b.t
 	b.url, b.now = readmodeltest.Database(t).Projector, time.Now()
@@ -94,8 +95,8 @@ func (b *bed) install(cfg topology.Config) {
 	must(t, err)
 }
 
-// conn is a connection with a user's rights; what the user may not do fails the test.
-func (b *bed) conn(user string) *nats.Conn {
+// conn returns a connection with a user's rights. The test fails if the user does something that it may not.
+func (b *fixture) conn(user string) *nats.Conn {
 	b.t.Helper()
 	nc, err := b.connect(user, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 		if errors.Is(err, nats.ErrPermissionViolation) {
@@ -107,19 +108,19 @@ func (b *bed) conn(user string) *nats.Conn {
 	return nc
 }
 
-func (b *bed) janitor(cfg janitor.Config) *janitor.Janitor {
+func (b *fixture) janitor(cfg janitor.Config) *janitor.Janitor {
 	b.t.Helper()
 	return b.janitorOn(b.url, cfg)
 }
 
-func (b *bed) janitorOn(url string, cfg janitor.Config) *janitor.Janitor {
+func (b *fixture) janitorOn(url string, cfg janitor.Config) *janitor.Janitor {
 	b.t.Helper()
-	j, _ := b.counted(url, cfg)
+	j, _ := b.janitorWithMetrics(url, cfg)
 	return j
 }
 
-// counted returns a janitor on a database, with its metrics.
-func (b *bed) counted(url string, cfg janitor.Config) (*janitor.Janitor, *prometheus.Registry) {
+// janitorWithMetrics returns a janitor on a database, with its metrics.
+func (b *fixture) janitorWithMetrics(url string, cfg janitor.Config) (*janitor.Janitor, *prometheus.Registry) {
 	b.t.Helper()
 	registry := prometheus.NewRegistry()
 	nc := b.conn(topology.UserJanitor)
@@ -133,20 +134,20 @@ func (b *bed) counted(url string, cfg janitor.Config) (*janitor.Janitor, *promet
 	return j, registry
 }
 
-func (b *bed) store(bucket string) *natsstore.Store {
+func (b *fixture) store(bucket string) *natsstore.Store {
 	b.t.Helper()
 	s, err := natsstore.Open(b.t.Context(), b.js, bucket)
 	must(b.t, err)
 	return s
 }
 
-func (b *bed) put(bucket, name, content string) {
+func (b *fixture) put(bucket, name, content string) {
 	b.t.Helper()
 	must(b.t, b.store(bucket).Put(b.t.Context(), name, strings.NewReader(content)))
 }
 
-// names lists the objects of a bucket.
-func (b *bed) names(bucket string) []string {
+// names returns the names of the objects in a bucket.
+func (b *fixture) names(bucket string) []string {
 	b.t.Helper()
 	o, err := b.js.ObjectStore(b.t.Context(), bucket)
 	must(b.t, err)
@@ -163,8 +164,8 @@ func (b *bed) names(bucket string) []string {
 	return names
 }
 
-// found makes a pass and returns what it found, as kind and name.
-func (b *bed) found(j *janitor.Janitor, dry bool) []string {
+// pass makes a pass and returns what it found, as "kind name".
+func (b *fixture) pass(j *janitor.Janitor, dry bool) []string {
 	b.t.Helper()
 	report, err := j.Pass(b.t.Context(), dry)
 	must(b.t, err)
@@ -176,7 +177,7 @@ func (b *bed) found(j *janitor.Janitor, dry bool) []string {
 	return items
 }
 
-// same fails the test unless both lists are equal.
+// same checks that two lists are equal.
 func same(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
@@ -185,12 +186,12 @@ func same(t *testing.T, what string, got []string, want ...string) {
 }
 
 // session creates a session in the log.
-func (b *bed) session(id string) eventlog.Loaded {
+func (b *fixture) session(id string) eventlog.Loaded {
 	b.t.Helper()
 	return b.created(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
 }
 
-func (b *bed) created(id string, data events.SessionCreated) eventlog.Loaded {
+func (b *fixture) created(id string, data events.SessionCreated) eventlog.Loaded {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
@@ -203,15 +204,15 @@ func (b *bed) created(id string, data events.SessionCreated) eventlog.Loaded {
 }
 
 // reload loads a session that the janitor has written to.
-func (b *bed) reload(l *eventlog.Loaded) {
+func (b *fixture) reload(l *eventlog.Loaded) {
 	b.t.Helper()
 	var err error
 	*l, err = eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.Leader)
 	must(b.t, err)
 }
 
-// snapshot takes a snapshot as an executor does, and commits it.
-func (b *bed) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
+// snapshot takes a snapshot like an executor, and commits it.
+func (b *fixture) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
 	b.t.Helper()
 	r, err := workspace.Snapshot(b.t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
 	must(b.t, err)
@@ -219,14 +220,14 @@ func (b *bed) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
 	return r.ID
 }
 
-// commit says in the log that a snapshot was taken.
-func (b *bed) commit(l *eventlog.Loaded, id string) {
+// commit records in the log that a snapshot was taken.
+func (b *fixture) commit(l *eventlog.Loaded, id string) {
 	b.t.Helper()
 	b.record(l, events.WorkspaceSynced{Snapshot: id, Reason: "requested"})
 }
 
-// record writes an event of a session at rest, as an executor does.
-func (b *bed) record(l *eventlog.Loaded, p events.Payload) {
+// record appends an event of an idle session, like an executor.
+func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
 	b.t.Helper()
 	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", p)
@@ -235,8 +236,8 @@ func (b *bed) record(l *eventlog.Loaded, p events.Payload) {
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
 
-// restores fails the test unless a snapshot has this content in file a.
-func (b *bed) restores(l eventlog.Loaded, id, content string) {
+// restores checks that a snapshot has the given content in file a.
+func (b *fixture) restores(l eventlog.Loaded, id, content string) {
 	b.t.Helper()
 	box := &workspacetest.Box{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
@@ -244,11 +245,11 @@ func (b *bed) restores(l eventlog.Loaded, id, content string) {
 	}
 }
 
-// A session keeps as many snapshots as the setting says, the newest, with all that
-// they need; the objects of older ones are erased.
+// TestPass_RemovesSnapshotsBeyondTheRetention tests that a session keeps the configured number of newest snapshots
+// with all objects that they need, and that the objects of older ones are erased.
 func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	l := b.session(newID(events.KindSession))
 	box := &workspacetest.Box{Tree: map[string]string{"workspace/kept": strings.Repeat("the same in all", 1000)}}
 	var ids []string
@@ -257,22 +258,22 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 		box.Tree["workspace/a"] = content(i)
 		ids = append(ids, b.snapshot(&l, box))
 	}
-	// The session goes back to its first snapshot: the oldest by its name is the newest.
+	// The session returns to its first snapshot, so that the snapshot with the first name is the newest.
 	box.Tree["workspace/a"] = content(0)
 	if id := b.snapshot(&l, box); id != ids[0] {
 		t.Fatalf("the same files are snapshots %s and %s", ids[0], id)
 	}
 	keep2, keep500 := b.janitor(janitor.Config{Snapshots: 2}), b.janitor(janitor.Config{})
-	same(t, "when all are new", b.found(keep2, false))
+	same(t, "when all snapshots are new", b.pass(keep2, false))
 	b.now = b.now.Add(2 * time.Hour)
-	if found := b.found(keep500, false); slices.Contains(found, "snapshots "+l.ID) {
-		t.Errorf("by the default %q were found", found)
+	if found := b.pass(keep500, false); slices.Contains(found, "snapshots "+l.ID) {
+		t.Errorf("the default retention found %q", found)
 	}
 	before := b.names(topology.BucketWorkspaces)
-	same(t, "dry", b.found(keep2, true), "snapshots "+l.ID)
+	same(t, "dry", b.pass(keep2, true), "snapshots "+l.ID)
 	same(t, "objects after a dry pass", b.names(topology.BucketWorkspaces), before...)
-	same(t, "found", b.found(keep2, false), "snapshots "+l.ID)
-	same(t, "found again", b.found(keep2, false))
+	same(t, "found", b.pass(keep2, false), "snapshots "+l.ID)
+	same(t, "found again", b.pass(keep2, false))
 	b.restores(l, ids[0], content(0))
 	b.restores(l, ids[4], content(4))
 	for _, id := range ids[1:4] {
@@ -281,17 +282,18 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 		}
 	}
 	if left := b.names(topology.BucketWorkspaces); len(left) >= len(before)-3 {
-		t.Errorf("of %q are left %q: no pack went", before, left)
+		t.Errorf("of %q, %q still exist: no pack was removed", before, left)
 	}
 	b.reload(&l)
 	box.Tree["workspace/a"] = content(9)
 	b.restores(l, b.snapshot(&l, box), content(9))
 }
 
-// A snapshot that an executor takes while the janitor removes others is whole.
+// TestPass_LeavesASnapshotThatIsBeingTaken tests that a snapshot that an executor takes while the janitor removes
+// others is complete.
 func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	l := b.session(newID(events.KindSession))
 	box := &workspacetest.Box{Tree: map[string]string{}}
 	take := func(content string) string {
@@ -302,14 +304,14 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	take("second")
 	take("third")
 	b.now = b.now.Add(2 * time.Hour)
-	// The executor stores the first snapshot's files again, and the janitor comes before the commit.
+	// The executor stores the files of the first snapshot again, and the janitor runs before the commit.
 	box.Tree["workspace/a"] = "first"
 	r, err := workspace.Snapshot(t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
 	must(t, err)
 	if r.ID != first {
 		t.Fatalf("the same files are snapshots %s and %s", first, r.ID)
 	}
-	if found := b.found(b.janitor(janitor.Config{Snapshots: 2}), false); !slices.Contains(found, "snapshots "+l.ID) {
+	if found := b.pass(b.janitor(janitor.Config{Snapshots: 2}), false); !slices.Contains(found, "snapshots "+l.ID) {
 		t.Errorf("found %q", found)
 	}
 	b.reload(&l)
@@ -317,11 +319,12 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	b.restores(l, r.ID, "first")
 }
 
-// Files whose request was refused are erased once they are old, of a session that was never created and of one that exists.
-// Files that an event refers to stay, also when the read models do not have the event.
+// TestPass_RemovesFilesOfRefusedRequests tests that files of refused requests are erased when they are old, for a
+// session that was never created and for one that exists. Files that an event refers to stay, even if the read models
+// do not have the event.
 func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	absent := newID(events.KindSession)
 	l := b.session(newID(events.KindSession))
 	there := l.ID
@@ -333,21 +336,21 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	b.putFile(&l, objects[there+"/u-accepted"])
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
-	same(t, "found when they are new, whatever the setting", b.found(j, false))
+	same(t, "found while they are new, with any setting", b.pass(j, false))
 	b.now = b.now.Add(time.Hour)
 	items := []string{"uploads " + absent, "uploads " + there}
 	slices.Sort(items)
-	same(t, "dry", b.found(j, true), items...)
-	same(t, "found", b.found(j, false), items...)
+	same(t, "dry", b.pass(j, true), items...)
+	same(t, "found", b.pass(j, false), items...)
 	same(t, "left", b.names(topology.BucketWorkspaces), objects[there+"/u-accepted"])
-	same(t, "found again", b.found(j, false))
+	same(t, "found again", b.pass(j, false))
 }
 
-// TestPass_KeepsTheTranscriptOfASession: a transcript that a session began with stays as long as the session does; one with which none was made goes, and so
-// does what was found in it.
+// TestPass_KeepsTheTranscriptOfASession tests that a transcript with which a session began stays as long as the
+// session. A transcript with which no session was created is removed, together with what was extracted from it.
 func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	absent, there := newID(events.KindSession), newID(events.KindSession)
 	object := command.TranscriptObject(tenant, there)
 	l := b.created(there, events.SessionCreated{Agent: "spool", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Architecture: "codex", Object: object}})
@@ -359,15 +362,15 @@ func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 	j := b.janitor(janitor.Config{})
 	items := []string{"uploads " + absent, "uploads " + there}
 	slices.Sort(items)
-	same(t, "found", b.found(j, false), items...)
+	same(t, "found", b.pass(j, false), items...)
 	if names := b.names(topology.BucketWorkspaces); !slices.Contains(names, object) || slices.ContainsFunc(names, func(n string) bool { return n != object && strings.Contains(n, "/u-") }) {
-		t.Errorf("left are %v", names)
+		t.Errorf("remaining objects: %v", names)
 	}
-	same(t, "found again", b.found(j, false))
+	same(t, "found again", b.pass(j, false))
 }
 
-// putFile writes that an object is to be in the workspace.
-func (b *bed) putFile(l *eventlog.Loaded, object string) {
+// putFile records that an object belongs into the workspace.
+func (b *fixture) putFile(l *eventlog.Loaded, object string) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.PutFile{
@@ -377,8 +380,8 @@ func (b *bed) putFile(l *eventlog.Loaded, object string) {
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
 
-// trimmed returns what the log says was removed of a session's workspace.
-func (b *bed) trimmed(l eventlog.Loaded) (sum events.WorkspaceTrimmed) {
+// trimmed returns the sum of what the log records as removed from a session's workspace.
+func (b *fixture) trimmed(l eventlog.Loaded) (sum events.WorkspaceTrimmed) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -392,8 +395,8 @@ func (b *bed) trimmed(l eventlog.Loaded) (sum events.WorkspaceTrimmed) {
 	return sum
 }
 
-// size returns how many bytes the objects of bucket workspaces have.
-func (b *bed) size() (objects uint32, bytes uint64) {
+// size returns the number and the total size of the objects in bucket workspaces.
+func (b *fixture) size() (objects uint32, bytes uint64) {
 	b.t.Helper()
 	o, err := b.js.ObjectStore(b.t.Context(), topology.BucketWorkspaces)
 	must(b.t, err)
@@ -406,11 +409,12 @@ func (b *bed) size() (objects uint32, bytes uint64) {
 	return objects, bytes
 }
 
-// TestPass_ReportsWhatItTrims: files that a snapshot holds, and snapshots beyond the retention, are removed, and the log says how many
-// bytes they had: as many as the events before had added. Files that wait stay. The report waits for the end of a turn.
+// TestPass_ReportsWhatItTrims tests that uploaded files that a snapshot contains, and snapshots beyond the retention,
+// are removed, and that the log records their size: the size that earlier events had added. Files that no snapshot
+// contains stay. The report waits for the end of a turn.
 func TestPass_ReportsWhatItTrims(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	l := b.session(newID(events.KindSession))
 	prefix := tenant + "/" + l.ID + "/"
 	for _, name := range []string{"f-again", "u-held"} {
@@ -427,7 +431,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 			t.Fatalf("the bucket holds %d bytes, and the events say %d", bytes, counted)
 		}
 	}
-	// The first file is put once more, and no snapshot holds that yet.
+	// The first file is uploaded again, and no snapshot contains this upload yet.
 	b.putFile(&l, prefix+"f-again")
 	b.put(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
 	b.putFile(&l, prefix+"u-waits")
@@ -438,39 +442,39 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	b.now = b.now.Add(2 * time.Hour)
 	objects, bytes := b.size()
 	j := b.janitor(janitor.Config{Snapshots: 2})
-	same(t, "found", b.found(j, false), "files "+l.ID, "snapshots "+l.ID)
+	same(t, "found", b.pass(j, false), "files "+l.ID, "snapshots "+l.ID)
 	for name, want := range map[string]bool{"f-again": true, "u-waits": true, "u-held": false} {
 		if slices.Contains(b.names(topology.BucketWorkspaces), prefix+name) != want {
-			t.Errorf("%s is there: %v", name, !want)
+			t.Errorf("%s exists: %v", name, !want)
 		}
 	}
 	left, leftBytes := b.size()
-	same(t, "found while the turn runs", b.found(j, false))
+	same(t, "found while the turn runs", b.pass(j, false))
 	if got := b.trimmed(l); got.Objects != 0 {
-		t.Errorf("while a turn runs the janitor wrote %+v", got)
+		t.Errorf("during a turn the janitor recorded %+v", got)
 	}
 	d, err = run.Decide(l.Run, run.End{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), &l, actorOfTest, newID(events.KindCommit), d))
-	same(t, "found before the snapshot of the turn", b.found(j, false))
+	same(t, "found before the snapshot of the turn", b.pass(j, false))
 	if got := b.trimmed(l); got.Objects != 0 {
-		t.Errorf("before the snapshot of the turn the janitor wrote %+v", got)
+		t.Errorf("before the snapshot of the turn the janitor recorded %+v", got)
 	}
-	b.record(&l, events.WorkspaceSynced{Snapshot: l.Run.Snapshot.ID, Reason: "turn"}) // of a workspace that did not change
-	b.found(j, false)
+	b.record(&l, events.WorkspaceSynced{Snapshot: l.Run.Snapshot.ID, Reason: "turn"}) // the workspace did not change
+	b.pass(j, false)
 	if got, want := b.trimmed(l), (events.WorkspaceTrimmed{Objects: objects - left, Bytes: bytes - leftBytes}); got != want || want.Objects < 3 {
-		t.Errorf("the log says %+v were removed, want %+v", got, want)
+		t.Errorf("the log records %+v as removed, want %+v", got, want)
 	}
-	b.found(j, false)
+	b.pass(j, false)
 	if got := b.trimmed(l); got.Objects != objects-left {
-		t.Errorf("the log says twice that they were removed: %+v", got)
+		t.Errorf("the log records the removal twice: %+v", got)
 	}
 }
 
 var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
 
-// added sums what the snapshots of a session say that they added.
-func (b *bed) added(l eventlog.Loaded) (sum uint64) {
+// added returns the sum of the sizes that the snapshots of a session report as added.
+func (b *fixture) added(l eventlog.Loaded) (sum uint64) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -489,7 +493,7 @@ func digest(text string) string {
 }
 
 // entry changes an entry of the catalogue.
-func (b *bed) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.Meta) ([]events.Event, error)) {
+func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.Meta) ([]events.Event, error)) {
 	b.t.Helper()
 	entries := eventlog.Entries{Log: b.log}
 	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.Leader)
@@ -500,8 +504,8 @@ func (b *bed) entry(kind events.Aspect, ref events.Reference, decide func(versio
 	must(b.t, entries.Append(b.t.Context(), &e, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
 
-// pushed makes a version of a skill whose ZIP has this content, and stores the ZIP.
-func (b *bed) pushed(slug, zip string) {
+// pushed adds a version of a skill whose ZIP has the given content, and stores the ZIP.
+func (b *fixture) pushed(slug, zip string) {
 	b.t.Helper()
 	b.put(topology.BucketSkills, digest(zip), zip)
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
@@ -511,7 +515,7 @@ func (b *bed) pushed(slug, zip string) {
 }
 
 // unpushed removes a version.
-func (b *bed) unpushed(slug, zip string) {
+func (b *fixture) unpushed(slug, zip string) {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
 	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
@@ -519,11 +523,11 @@ func (b *bed) unpushed(slug, zip string) {
 	})
 }
 
-// Uploads of skills, ZIPs that never became a version, and ZIPs of versions that were
-// removed everywhere are erased once they are old.
+// TestPass_RemovesSkillObjectsWithoutVersion tests that old uploads of skills, ZIPs that never became a version, and
+// ZIPs whose versions were all removed are erased.
 func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	upload := "upload/" + tenant + "/" + newID(events.KindCommand)
 	b.put(topology.BucketSkills, upload, "uploaded")
 	b.put(topology.BucketSkills, digest("never a version"), "never a version")
@@ -531,7 +535,7 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	b.pushed("one", "removed")
 	b.pushed("one", "removed from one")
 	b.pushed("two", "removed from one")
-	b.pushed("entry", "removed with its entry") // whoever pinned the version still gets it
+	b.pushed("entry", "removed with its entry") // sessions that pinned the version can still load it
 	b.unpushed("one", "removed")
 	b.unpushed("one", "removed from one")
 	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
@@ -542,25 +546,25 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 		return slices.DeleteFunc(items, func(i string) bool { return !strings.HasPrefix(i, "skill ") })
 	}
 	b.now = b.now.Add(10 * time.Minute)
-	same(t, "found when they are new, whatever the setting", skills(b.found(j, false)))
+	same(t, "found while they are new, with any setting", skills(b.pass(j, false)))
 	b.now = b.now.Add(time.Hour)
 	gone := []string{"skill " + digest("never a version"), "skill " + digest("removed"), "skill " + upload}
 	slices.Sort(gone)
 	before := b.names(topology.BucketSkills)
-	same(t, "dry", skills(b.found(j, true)), gone...)
+	same(t, "dry", skills(b.pass(j, true)), gone...)
 	same(t, "objects after a dry pass", b.names(topology.BucketSkills), before...)
-	same(t, "found", skills(b.found(j, false)), gone...)
+	same(t, "found", skills(b.pass(j, false)), gone...)
 	left := []string{digest("kept"), digest("removed from one"), digest("removed with its entry")}
 	slices.Sort(left)
 	same(t, "left", b.names(topology.BucketSkills), left...)
-	same(t, "found again", skills(b.found(j, false)))
+	same(t, "found again", skills(b.pass(j, false)))
 }
 
-// Values of secrets that no commit refers to are removed once they are old: those of
-// refused requests. The read models have heard of none of the others here.
+// TestPass_RemovesSecretsOfRefusedRequests tests that old values of secrets that no commit refers to, which are those
+// of refused requests, are removed. The read models have none of the referring commits here.
 func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	kv, err := secret.Bucket(t.Context(), b.js)
 	must(t, err)
 	identity, err := age.GenerateX25519Identity()
@@ -580,7 +584,7 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	list, err := session.Decide(l.Life, session.Post{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
-	// So large that the log keeps its data as a payload.
+	// so large that the log stores its data as an object
 	spec := events.EnvironmentSpec{Variables: map[string]events.Variable{"TOKEN": {Secret: true, Sealed: ofEnvironment}, "A": {Value: strings.Repeat("x", 300<<10)}}}
 	ref := events.Reference{Slug: "env"}
 	b.entry(events.Environment, ref, func(s versions.State, meta events.Meta) ([]events.Event, error) {
@@ -589,13 +593,13 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
-	same(t, "found when they are new, whatever the setting", b.found(j, false))
+	same(t, "found while they are new, with any setting", b.pass(j, false))
 	b.now = b.now.Add(time.Hour)
 	gone := []string{"secret " + ofRefused, "secret " + ofRefusedEnvironment}
 	slices.Sort(gone)
-	same(t, "dry", b.found(j, true), gone...)
-	same(t, "found", b.found(j, false), gone...)
-	same(t, "found again", b.found(j, false))
+	same(t, "dry", b.pass(j, true), gone...)
+	same(t, "found", b.pass(j, false), gone...)
+	same(t, "found again", b.pass(j, false))
 	for key, want := range map[string]bool{ofAccepted: true, ofEnvironment: true, ofRefused: false, ofRefusedEnvironment: false} {
 		if _, err := kv.Get(t.Context(), key); (err == nil) != want || err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 			t.Errorf("%s: %v, want it there: %v", key, err, want)
@@ -603,10 +607,11 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	}
 }
 
-// Content that no object names is erased once it is old, and content that is named stays.
+// TestPass_ErasesUploadsThatFailed tests that old content that belongs to no object is erased, and that the content
+// of objects stays.
 func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	js, store := b.js, b.store(topology.BucketWorkspaces)
 	named := tenant + "/" + b.session(newID(events.KindSession)).ID + "/named"
 	must(t, store.Put(t.Context(), named, bytes.NewReader([]byte("named"))))
@@ -632,7 +637,7 @@ func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 			t.Errorf("the pass found %+v, want %d items", report.Items, items)
 		}
 	}
-	pass(false, 0) // an upload may still be under way
+	pass(false, 0) // an upload may still be running
 	b.now = b.now.Add(2 * time.Hour)
 	pass(true, 1)
 	if n := left(); n != 3 {
@@ -643,12 +648,13 @@ func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 		t.Errorf("%d chunks are left", n)
 	}
 	if has, err := store.Has(t.Context(), named); err != nil || !has {
-		t.Errorf("the object that is named is gone: %v", err)
+		t.Errorf("the content of the object was removed: %v", err)
 	}
 	pass(false, 0)
 }
 
-// A janitor whose host's clock is hours ahead leaves the chunks of an upload that is under way.
+// TestPass_OfAHostWhoseClockIsAheadKeepsUploads tests that a janitor on a host whose clock is hours ahead keeps the
+// chunks of a running upload.
 func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	t.Parallel()
 	nc := natstest.Conn(t, natstest.Run(t))

@@ -35,7 +35,7 @@ import (
 )
 
 // exec runs a statement on a database of the read models.
-func (b *bed) exec(url, statement string, args ...any) {
+func (b *fixture) exec(url, statement string, args ...any) {
 	b.t.Helper()
 	conn, err := readmodel.Connect(b.t.Context(), url, readmodel.Schema)
 	must(b.t, err)
@@ -43,8 +43,8 @@ func (b *bed) exec(url, statement string, args ...any) {
 	must(b.t, errors.Join(err, conn.Close(context.Background())))
 }
 
-// say writes a line into a session's log.
-func (b *bed) say(l *eventlog.Loaded, text string) {
+// appendLog appends a log event with a text to a session.
+func (b *fixture) appendLog(l *eventlog.Loaded, text string) {
 	b.t.Helper()
 	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", events.Log{Level: "info", Message: text})
@@ -53,39 +53,39 @@ func (b *bed) say(l *eventlog.Loaded, text string) {
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
 
-// deleted creates a session that says these texts, and deletes it.
-func (b *bed) deleted(id string, texts ...string) eventlog.Loaded {
+// createDeleted creates a session with log events of the given texts, and deletes it.
+func (b *fixture) createDeleted(id string, texts ...string) eventlog.Loaded {
 	b.t.Helper()
 	l := b.session(id)
 	for _, text := range texts {
-		b.say(&l, text)
+		b.appendLog(&l, text)
 	}
 	b.delete(&l)
 	return l
 }
 
 // delete deletes a session.
-func (b *bed) delete(l *eventlog.Loaded) {
+func (b *fixture) delete(l *eventlog.Loaded) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.Delete{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
-	b.known(b.url, l.ID)
-	b.passed()
-	b.now = b.now.Add(2 * time.Minute) // no fork of it is under way any more
+	b.projectDeletion(b.url, l.ID)
+	b.catchUp()
+	b.now = b.now.Add(2 * time.Minute) // no fork of the session can be under way after this time
 }
 
-// known tells a database of the read models of a deleted session, as the projector does.
-func (b *bed) known(url, id string) {
+// projectDeletion adds a deleted session to the read models of a database, like the projector.
+func (b *fixture) projectDeletion(url, id string) {
 	b.t.Helper()
 	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, readmodel.Group(id))
 }
 
-// passed makes the projector and the session service pass all that is in the log.
-func (b *bed) passed() {
+// catchUp lets the projector and the session service read the whole log.
+func (b *fixture) catchUp() {
 	b.t.Helper()
-	b.caughtUp(b.url)
+	b.setCaughtUp(b.url)
 	d := topology.ReactorConsumer(0)
 	c, err := b.js.CreateOrUpdateConsumer(b.t.Context(), d.Stream, d.Config)
 	must(b.t, err)
@@ -101,8 +101,8 @@ func (b *bed) passed() {
 	b.countUsage()
 }
 
-// countUsage runs the fold of tenants' usage up to the end of the log, with the rights of the session service.
-func (b *bed) countUsage() {
+// countUsage runs the fold of the tenants' usage up to the end of the log, with the rights of the session service.
+func (b *fixture) countUsage() {
 	b.t.Helper()
 	js, err := jetstream.New(b.conn(topology.UserSession))
 	must(b.t, err)
@@ -131,15 +131,15 @@ func (b *bed) countUsage() {
 	}
 }
 
-func (b *bed) caughtUp(url string) {
+func (b *fixture) setCaughtUp(url string) {
 	b.t.Helper()
 	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
 	must(b.t, err)
 	b.exec(url, "UPDATE checkpoints SET position = $1, caught_up = true", s.CachedInfo().State.LastSeq)
 }
 
-// markRemoved makes the projector hear of what was removed.
-func (b *bed) markRemoved() {
+// markRemoved records removals in the read models, like the projector.
+func (b *fixture) markRemoved() {
 	b.t.Helper()
 	conn, err := readmodel.Connect(b.t.Context(), b.url, readmodel.Schema)
 	must(b.t, err)
@@ -154,8 +154,8 @@ func (b *bed) markRemoved() {
 	}
 }
 
-// isRemoved reports whether the log says that a session's content is removed.
-func (b *bed) isRemoved(id string) bool {
+// isRemoved reports whether the log records that a session's content was removed.
+func (b *fixture) isRemoved(id string) bool {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
@@ -168,8 +168,8 @@ func (b *bed) isRemoved(id string) bool {
 	return slices.ContainsFunc(rec.Events, func(e events.Event) bool { _, done := e.Data.(events.ContentRemoved); return done })
 }
 
-// sound fails the test unless the log verifies.
-func (b *bed) sound() {
+// checkLog checks that the log verifies.
+func (b *fixture) checkLog() {
 	b.t.Helper()
 	report, err := eventlog.Verify(b.t.Context(), b.log, eventlog.Scope{})
 	must(b.t, err)
@@ -178,8 +178,8 @@ func (b *bed) sound() {
 	}
 }
 
-// files reports whether a text stands in the streams' files of any server.
-func (b *bed) files(text string) bool {
+// inFiles reports whether the files of any server's streams contain a text.
+func (b *fixture) inFiles(text string) bool {
 	b.t.Helper()
 	for _, dir := range b.dirs {
 		if inStreams(b.t, dir, text) {
@@ -189,7 +189,7 @@ func (b *bed) files(text string) bool {
 	return false
 }
 
-// inStreams reports whether a text stands in the files of a server's streams.
+// inStreams reports whether the files of a server's streams contain a text.
 func inStreams(t *testing.T, dir, text string) bool {
 	t.Helper()
 	found := false
@@ -202,7 +202,7 @@ func inStreams(t *testing.T, dir, text string) bool {
 		}
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // the server replaced it
+			return nil // the server has replaced the file
 		}
 		found = found || bytes.Contains(raw, []byte(text))
 		return err
@@ -211,8 +211,8 @@ func inStreams(t *testing.T, dir, text string) bool {
 	return found
 }
 
-// commits counts the commits of a session's runs.
-func (b *bed) commits(id string) uint64 {
+// commits returns the number of commits of a session's runs.
+func (b *fixture) commits(id string) uint64 {
 	b.t.Helper()
 	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
 	must(b.t, err)
@@ -222,7 +222,7 @@ func (b *bed) commits(id string) uint64 {
 	return info.State.Subjects[subject]
 }
 
-// many are n texts with a marker.
+// many returns n texts that contain a marker.
 func many(n int, marker string) []string {
 	var texts []string
 	for range n {
@@ -231,15 +231,15 @@ func many(n int, marker string) []string {
 	return texts
 }
 
-// A dry pass on a deleted session whose time has come lists what goes, to the commit
-// and the byte, and removes nothing; the pass after it removes just that.
-func TestPass_DryRunListsWhatGoes(t *testing.T) {
+// TestPass_DryRunListsWhatItWouldRemove tests that a dry pass lists what a deleted session would lose, exact to the
+// commit and the byte, and removes nothing. The next pass removes exactly that.
+func TestPass_DryRunListsWhatItWouldRemove(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	large := "curlew-large " + strings.Repeat("y", 300<<10)
 	id, object := newID(events.KindSession), "curlew-object"
 	b.put(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", object)
-	b.deleted(id, "curlew-text", large)
+	b.createDeleted(id, "curlew-text", large)
 	j := b.janitor(janitor.Config{Grace: time.Hour})
 	items := func(dry bool) []janitor.Item {
 		t.Helper()
@@ -250,7 +250,7 @@ func TestPass_DryRunListsWhatGoes(t *testing.T) {
 	waits := func(dry bool, reason string) {
 		t.Helper()
 		if list := items(dry); len(list) != 1 || list[0].Name != id || !strings.Contains(list[0].Waits, reason) {
-			t.Errorf("found %+v, want the session to wait for %q", list, reason)
+			t.Errorf("found %+v, want the session to be kept because of %q", list, reason)
 		}
 	}
 	waits(true, "not retired")
@@ -258,13 +258,13 @@ func TestPass_DryRunListsWhatGoes(t *testing.T) {
 		t.Errorf("%d commits after a dry pass, want 2", n)
 	}
 	waits(false, "not retired")
-	b.passed()
+	b.catchUp()
 	b.now = b.now.Add(50 * time.Minute)
 	waits(false, "its content goes at ")
 	b.now = b.now.Add(20 * time.Minute)
 	payload, err := json.Marshal(events.Log{Level: "info", Message: large})
 	must(t, err)
-	// session_created, the two texts; the file and the payload.
+	// The commits are session_created and the two texts. The objects are the file and the payload.
 	want := janitor.Item{Kind: janitor.KindSession, Tenant: tenant, Name: id, Messages: 3, Objects: 2, Bytes: uint64(len(object) + len(payload))}
 	for range 2 {
 		if list := items(true); len(list) != 1 || list[0] != want {
@@ -272,28 +272,28 @@ func TestPass_DryRunListsWhatGoes(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"curlew-text", "curlew-large", "curlew-object"} {
-		if !b.files(text) {
-			t.Errorf("%s is gone after a dry pass", text)
+		if !b.inFiles(text) {
+			t.Errorf("a dry pass removed %s", text)
 		}
 	}
 	if list := items(false); len(list) != 1 || list[0] != want {
 		t.Errorf("found %+v, want %+v", list, want)
 	}
-	if b.files("curlew") || !b.isRemoved(id) {
-		t.Error("the content is left")
+	if b.inFiles("curlew") || !b.isRemoved(id) {
+		t.Error("the content still exists")
 	}
-	b.sound()
+	b.checkLog()
 }
 
-// A payload that a former version stored under its digest alone is erased with the
-// session, unless another session refers to it.
+// TestPass_RemovesLegacyPayloads tests that a payload that an earlier release stored under its digest alone is erased
+// with the session, unless another session refers to it.
 func TestPass_RemovesLegacyPayloads(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	own, shared := "dunlin-own "+strings.Repeat("y", 300<<10), "dunlin-shared "+strings.Repeat("z", 300<<10)
 	other := b.session(newID(events.KindSession))
-	b.say(&other, shared)
-	gone := b.deleted(newID(events.KindSession), own, shared)
+	b.appendLog(&other, shared)
+	gone := b.createDeleted(newID(events.KindSession), own, shared)
 	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
 	must(t, err)
 	for _, name := range b.names(topology.BucketPayloads) {
@@ -307,10 +307,10 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 		t.Fatalf("%d payloads are named by their digest, want 2", n)
 	}
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
-	b.found(j, false)
-	b.passed()
+	b.pass(j, false)
+	b.catchUp()
 	b.now = b.now.Add(time.Minute)
-	b.found(j, false)
+	b.pass(j, false)
 	if !b.isRemoved(gone.ID) {
 		t.Fatal("the session's content is not removed")
 	}
@@ -323,33 +323,33 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 		kept = rec.Events[0].Data.(events.Log).Message
 	}
 	if kept != shared {
-		t.Error("the other session's payload is not what it was")
+		t.Error("the other session's payload has changed")
 	}
-	b.sound()
+	b.checkLog()
 }
 
-// A janitor that is killed in the middle of a removal leaves a log that is sound, and
-// the next pass finishes the removal.
+// TestPass_FinishesAfterKill tests that a janitor that is killed during a removal leaves a sound log, and that the
+// next pass finishes the removal.
 func TestPass_FinishesAfterKill(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "janitor")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../cmd/janitor").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	b := newBedAt(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true}) // a sync for each of the commits would take minutes
+	b := newFixtureAt(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true}) // syncing each commit would take minutes
 	id := newID(events.KindSession)
 	const texts = 2000
-	b.deleted(id, many(texts, "plover")...)
+	b.createDeleted(id, many(texts, "plover")...)
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
-	b.found(j, false) // retires it
-	b.passed()
+	b.pass(j, false) // this pass retires the session
+	b.catchUp()
 	var logs bytes.Buffer
 	process := exec.CommandContext(t.Context(), binary, "--metrics-listen=127.0.0.1:0")
 	process.Stderr = &logs
 	process.Env = append(os.Environ(), "SPOOL_NATS_URL="+b.srv.ClientURL(), "SPOOL_DATABASE_URL="+b.url, "SPOOL_GC_GRACE=1ms", "SPOOL_GC_INTERVAL=10ms")
 	must(t, process.Start())
 	ended := make(chan struct{})
-	go func() { _ = process.Wait(); close(ended) }() // it is killed
+	go func() { _ = process.Wait(); close(ended) }() // the process is killed
 	for deadline := time.Now().Add(time.Minute); b.commits(id) > texts-100; {
 		select {
 		case <-ended:
@@ -357,7 +357,7 @@ func TestPass_FinishesAfterKill(t *testing.T) {
 		default:
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nothing is removed within a minute")
+			t.Fatal("nothing was removed within a minute")
 		}
 	}
 	must(t, process.Process.Kill())
@@ -365,27 +365,27 @@ func TestPass_FinishesAfterKill(t *testing.T) {
 	if left := b.commits(id); left < 2 || b.isRemoved(id) {
 		t.Fatalf("the removal was faster than the kill: %d commits are left", left)
 	}
-	b.sound()
+	b.checkLog()
 	b.now = time.Now().Add(time.Minute)
-	b.found(j, false)
-	if !b.isRemoved(id) || b.files("plover") {
+	b.pass(j, false)
+	if !b.isRemoved(id) || b.inFiles("plover") {
 		t.Error("the next pass did not finish the removal")
 	}
-	b.sound()
+	b.checkLog()
 }
 
-// Two janitors at once, which no lock keeps apart, remove a session's content once and
-// leave a log that is sound. Of two on one database one waits.
+// TestPass_TwoAtOnce tests that two janitors that run at the same time, without a common lock, remove a session's
+// content once and leave a sound log. Of two janitors on one database, one waits.
 func TestPass_TwoAtOnce(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	id := newID(events.KindSession)
-	b.deleted(id, many(300, "knot")...)
+	b.createDeleted(id, many(300, "knot")...)
 	first := b.janitor(janitor.Config{Grace: time.Millisecond})
-	other := pgtest.URL(t) // a lock is one database's
+	other := pgtest.URL(t) // a lock is per database
 	must(t, readmodel.Migrate(t.Context(), other))
-	b.known(other, id)
-	b.caughtUp(other)
+	b.projectDeletion(other, id)
+	b.setCaughtUp(other)
 	second := b.janitorOn(other, janitor.Config{Grace: time.Millisecond})
 	both := func() {
 		var group sync.WaitGroup
@@ -399,20 +399,20 @@ func TestPass_TwoAtOnce(t *testing.T) {
 		group.Wait()
 	}
 	both()
-	b.passed()
-	b.caughtUp(other)
+	b.catchUp()
+	b.setCaughtUp(other)
 	b.now = b.now.Add(time.Minute)
 	both()
-	if !b.isRemoved(id) || b.files("knot") {
-		t.Error("the content is left")
+	if !b.isRemoved(id) || b.inFiles("knot") {
+		t.Error("the content still exists")
 	}
 	if n := b.commits(id); n != 2 {
-		t.Errorf("%d commits are left of the runs, want run_retired and content_removed", n)
+		t.Errorf("the runs have %d commits, want run_retired and content_removed", n)
 	}
-	b.sound()
+	b.checkLog()
 	conn, err := readmodel.Connect(t.Context(), b.url, readmodel.Schema)
 	must(t, err)
-	defer conn.Close(context.Background()) //nolint:errcheck // only holds a lock
+	defer conn.Close(context.Background()) //nolint:errcheck // the connection only holds the lock
 	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", int64(0x73706f6f6c6a616e))
 	must(t, err)
 	if _, err := first.Pass(t.Context(), false); !errors.Is(err, janitor.ErrBusy) {
@@ -420,11 +420,12 @@ func TestPass_TwoAtOnce(t *testing.T) {
 	}
 }
 
-// The text of commands leaves the files of COMMANDS when all that wait are acknowledged,
-// as docs/security.md says, and a command that no service takes has a maximum age.
+// TestCommands_LeaveTheFilesOnceAcknowledged tests that the text of commands leaves the files of COMMANDS when all
+// messages are acknowledged, as docs/security.md states, and that a command that no service handles has a maximum
+// age.
 func TestCommands_LeaveTheFilesOnceAcknowledged(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	d := topology.CommandsConsumer()
 	c, err := b.js.CreateConsumer(t.Context(), d.Stream, d.Config)
 	must(t, err)
@@ -440,35 +441,35 @@ func TestCommands_LeaveTheFilesOnceAcknowledged(t *testing.T) {
 		waiting = append(waiting, m)
 	}
 	must(t, waiting[0].DoubleAck(t.Context()))
-	if !b.files("dotterel-second") {
-		t.Error("the command that waits is not found in the files, so that the search proves nothing")
+	if !b.inFiles("dotterel-second") {
+		t.Error("the text of a waiting command is not in the files, so this test proves nothing")
 	}
 	must(t, waiting[1].DoubleAck(t.Context()))
-	for deadline := time.Now().Add(time.Minute); b.files("dotterel"); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); b.inFiles("dotterel"); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the text is still in the files a minute after the last acknowledgement")
 		}
 	}
 }
 
-func streamConfig(t *testing.T, b *bed, name string) jetstream.StreamConfig {
+func streamConfig(t *testing.T, b *fixture, name string) jetstream.StreamConfig {
 	t.Helper()
 	s, err := b.js.Stream(t.Context(), name)
 	must(t, err)
 	return s.CachedInfo().Config
 }
 
-// With three replicas every server's streams lose the content. What the servers' Raft
-// logs hold meanwhile is in docs/security.md.
+// TestPass_RemovesFromEveryReplica tests that, with three replicas, the streams of every server lose the content.
+// docs/security.md states what the Raft logs of the servers may hold meanwhile.
 func TestPass_RemovesFromEveryReplica(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.RunCluster(t)
-	b := &bed{t: t, dirs: cluster.Dirs, connect: func(_ string, opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(cluster.URL, opts...) }}
+	b := &fixture{t: t, dirs: cluster.Dirs, connect: func(_ string, opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(cluster.URL, opts...) }}
 	b.install(topology.Config{Replicas: 3})
 	id, other := newID(events.KindSession), b.session(newID(events.KindSession))
-	b.say(&other, "sanderling-kept")
+	b.appendLog(&other, "sanderling-kept")
 	b.put(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", "sanderling-gone-object")
-	b.deleted(id, append(many(50, "sanderling-gone"), "sanderling-gone-large "+strings.Repeat("y", 300<<10))...)
+	b.createDeleted(id, append(many(50, "sanderling-gone"), "sanderling-gone-large "+strings.Repeat("y", 300<<10))...)
 	everywhere := func(text string, want bool) {
 		t.Helper()
 		for _, dir := range cluster.Dirs {
@@ -483,22 +484,23 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 		everywhere(text, true)
 	}
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
-	b.found(j, false)
-	b.passed()
+	b.pass(j, false)
+	b.catchUp()
 	b.now = b.now.Add(time.Minute)
-	b.found(j, false)
+	b.pass(j, false)
 	if !b.isRemoved(id) {
 		t.Fatal("the content is not removed")
 	}
 	everywhere("sanderling-gone", false)
 	everywhere("sanderling-kept", true)
-	b.sound()
+	b.checkLog()
 }
 
-// What a session keeps of who did what is in run_retired, also of commits whose payload is lost.
-func TestPass_KeepsWhoDidWhat(t *testing.T) {
+// TestPass_KeepsTheAuditInRunRetired tests that run_retired keeps the audit of a session, including commits whose
+// payload is lost.
+func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	id := newID(events.KindSession)
 	l := b.session(id)
 	ann := events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/test", Address: "192.0.2.1"}
@@ -520,7 +522,7 @@ func TestPass_KeepsWhoDidWhat(t *testing.T) {
 	}
 	b.delete(&l)
 	j := b.janitor(janitor.Config{})
-	b.found(j, false)
+	b.pass(j, false)
 	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.Leader)
 	must(t, err)
 	rec, err := b.log.At(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
@@ -537,7 +539,7 @@ func TestPass_KeepsWhoDidWhat(t *testing.T) {
 	if rec.Commit.Actor != (events.Actor{Kind: "service", ID: "janitor", Service: "janitor"}) {
 		t.Errorf("retired by %+v", rec.Commit.Actor)
 	}
-	b.passed()
+	b.catchUp()
 	b.now = b.now.Add(time.Hour)
 	report, err := j.Pass(t.Context(), true)
 	must(t, err)

@@ -9,30 +9,30 @@ import (
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
-// TestSettingSessions: a pass removes the content of as many sessions as the setting says.
+// TestSettingSessions tests that a pass removes the content of at most as many sessions as the setting allows.
 func TestSettingSessions(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	for range 3 {
-		b.deleted(newID(events.KindSession))
+		b.createDeleted(newID(events.KindSession))
 	}
 	j := b.janitor(janitor.Config{Sessions: 2})
-	b.found(j, false) // retires all
+	b.pass(j, false) // this pass retires all sessions
 	b.now = b.now.Add(time.Hour)
-	b.passed()
+	b.catchUp()
 	for i, want := range []int{2, 1, 0} {
-		if found := b.found(j, false); len(found) != want {
+		if found := b.pass(j, false); len(found) != want {
 			t.Errorf("pass %d found %q, want %d sessions", i+1, found, want)
 		}
 		b.markRemoved()
 	}
 }
 
-// TestSettingInterval: passes are made at the interval of the setting: a short one makes
-// several, and one of an hour none meanwhile.
+// TestSettingInterval tests that passes are made at the configured interval: several with a short one, and no second
+// one with an interval of an hour.
 func TestSettingInterval(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	short, long := b.passes(janitor.Config{Interval: 10 * time.Millisecond}), b.passes(janitor.Config{Interval: time.Hour})
 	deadline := time.Now().Add(time.Minute)
 	for short() < 3 {
@@ -46,10 +46,10 @@ func TestSettingInterval(t *testing.T) {
 	}
 }
 
-// passes runs a janitor until the test ends; the function returns how many passes it has made.
-func (b *bed) passes(cfg janitor.Config) func() float64 {
+// passes runs a janitor until the test ends. The returned function returns the number of passes that it has made.
+func (b *fixture) passes(cfg janitor.Config) func() float64 {
 	b.t.Helper()
-	j, registry := b.counted(b.url, cfg)
+	j, registry := b.janitorWithMetrics(b.url, cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- j.Run(ctx) }()

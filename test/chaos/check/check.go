@@ -1,5 +1,5 @@
-// Package check decides whether what clients were told and what the log holds agree.
-// It is pure, so that it is tested with evidence that was falsified on purpose.
+// Package check decides whether the answers that clients received agree with the log. It has no side effects, so
+// tests can run it on falsified evidence.
 package check
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Event is one kept event, as the log or a client has it.
+// Event is a stored event, as the log or a client has it.
 type Event struct {
 	Seq         uint32
 	ID          string
@@ -19,31 +19,31 @@ type Event struct {
 	Data        string // its data as JSON, or a digest of it; equal on both sides
 }
 
-// Stream is what one client received of a session over all its connections.
+// Stream holds the events that one client received of a session, over all its connections.
 type Stream struct {
-	Client  string // for messages
+	Client  string // names the client in messages
 	Session string
 	Events  []Event
 	Pieces  []Piece // text in flight
 }
 
-// Evidence is what a run leaves.
+// Evidence holds everything that a run leaves.
 type Evidence struct {
-	// Accepted are the queries whose acceptance was answered: session by execution.
+	// Accepted holds the session of each execution whose acceptance a client was told.
 	Accepted map[string]string
-	// Log holds the events of each session, counted in stream order.
+	// Log holds the events of each session, in stream order.
 	Log map[string][]Event
-	// Texts are the texts of the blocks that the log completes, by block.
+	// Texts holds the texts of the blocks that the log completes, by block.
 	Texts   map[string]string
 	Streams []Stream
 }
 
-// Check returns all that is wrong, nil if nothing is:
-//   - each accepted query is accepted once in the log and ends there once;
-//   - the log has no query that no client was told of;
-//   - seq counts 1, 2, 3, … in the log, and no event is there twice;
+// Check returns a description of each violation, or nil if all of the following hold:
+//   - each accepted query is accepted once in the log, and has one end;
+//   - the log has no query of which no client was told;
+//   - seq counts 1, 2, 3, … in the log, and no event occurs twice;
 //   - each client has every event of its session, once and in order;
-//   - the text in flight that a client has is the beginning of what the log has in the end.
+//   - the text in flight that a client received is a prefix of the final text in the log.
 func Check(e Evidence) []string {
 	var wrong []string
 	fail := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
@@ -52,10 +52,10 @@ func Check(e Evidence) []string {
 		ids := map[string]bool{}
 		for i, ev := range e.Log[session] {
 			if want := uint32(i) + 1; ev.Seq != want {
-				fail("log of %s: seq %d where %d is due", session, ev.Seq, want)
+				fail("log of %s: seq %d instead of %d", session, ev.Seq, want)
 			}
 			if ids[ev.ID] {
-				fail("log of %s: event %s is there twice", session, ev.ID)
+				fail("log of %s: event %s occurs twice", session, ev.ID)
 			}
 			ids[ev.ID] = true
 			switch {
@@ -85,7 +85,8 @@ func Check(e Evidence) []string {
 	return wrong
 }
 
-// compare returns the first difference between what a client has and the log, which are equal if there is none.
+// compare describes the first difference between the events of a client and of the log. It returns nil if they are
+// equal.
 func compare(got, want []Event) []string {
 	for i := range max(len(got), len(want)) {
 		switch {

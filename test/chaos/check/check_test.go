@@ -13,14 +13,15 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// recorded is evidence of a real run: the sessions of a recorded data folder, each with a client that missed nothing.
+// recorded returns evidence of a real run: the sessions of a recorded data folder, each with a client that received
+// everything.
 func recorded(t *testing.T) check.Evidence {
 	t.Helper()
 	f, err := os.Open("../../compat/testdata/a4717e1/manifest.json.gz")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() //nolint:errcheck // the file is only read
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		t.Fatal(err)
@@ -54,11 +55,12 @@ func TestCheck_FindsNothingInASoundRun(t *testing.T) {
 		t.Fatalf("the recording has %d queries and %d streams: too little to prove anything", len(e.Accepted), len(e.Streams))
 	}
 	if wrong := check.Check(e); wrong != nil {
-		t.Errorf("it found %q", wrong)
+		t.Errorf("Check found %q", wrong)
 	}
 }
 
-// TestCheck_FindsEveryFault: one dropped, one doubled and one reordered event, at every place of a client's stream and of the log.
+// TestCheck_FindsEveryFault removes, repeats and reorders one event at every position of a client's stream and of the
+// log.
 func TestCheck_FindsEveryFault(t *testing.T) {
 	t.Parallel()
 	faults := map[string]func(list []check.Event, i int) []check.Event{
@@ -85,7 +87,7 @@ func TestCheck_FindsEveryFault(t *testing.T) {
 				e.Streams = slices.Clone(sound.Streams)
 				e.Streams[n].Events = fault(s.Events, i)
 				if wrong := check.Check(e); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "SSE of "+s.Session) {
-					t.Errorf("event %d of a client %s: it found %q", i+1, name, wrong)
+					t.Errorf("event %d of a client %s: Check found %q", i+1, name, wrong)
 				}
 				e = sound
 				e.Log = map[string][]check.Event{}
@@ -94,7 +96,7 @@ func TestCheck_FindsEveryFault(t *testing.T) {
 				}
 				e.Log[s.Session] = fault(sound.Log[s.Session], i)
 				if wrong := check.Check(e); len(wrong) == 0 {
-					t.Errorf("event %d of the log %s: it found nothing", i+1, name)
+					t.Errorf("event %d of the log %s: Check found nothing", i+1, name)
 				}
 				tried++
 			}
@@ -105,8 +107,8 @@ func TestCheck_FindsEveryFault(t *testing.T) {
 	}
 }
 
-// TestCheck_FindsEachPromiseBroken: without help from the clients' streams.
-func TestCheck_FindsEachPromiseBroken(t *testing.T) {
+// TestCheck_FindsEachBrokenPromise tests faults that the log alone shows, without the streams of clients.
+func TestCheck_FindsEachBrokenPromise(t *testing.T) {
 	t.Parallel()
 	const s = "ses_1"
 	ev := func(seq uint32, id string, typ events.Type) check.Event {
@@ -128,7 +130,7 @@ func TestCheck_FindsEachPromiseBroken(t *testing.T) {
 	} {
 		wrong := check.Check(check.Evidence{Accepted: c.told, Log: map[string][]check.Event{s: c.log}})
 		if !strings.Contains(strings.Join(wrong, "\n"), c.want) {
-			t.Errorf("%s: it found %q", name, wrong)
+			t.Errorf("%s: Check found %q", name, wrong)
 		}
 	}
 }

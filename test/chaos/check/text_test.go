@@ -10,10 +10,10 @@ import (
 
 const heron = "Der Reiher fängt einen Fisch, und wartet dann wieder."
 
-// heronPieces is the whole text in pieces that divide a character as well.
+// heronPieces returns the whole text in pieces, some of which split a character.
 func heronPieces() (pieces []check.Piece) {
 	for from := 0; from < len(heron); from += 5 {
-		pieces = append(pieces, check.Piece{Block: "blk_1", Offset: uint32(from), Text: heron[from:min(from+5, len(heron))], Seq: 2, After: 2}) //nolint:gosec // small
+		pieces = append(pieces, check.Piece{Block: "blk_1", Offset: uint32(from), Text: heron[from:min(from+5, len(heron))], Seq: 2, After: 2}) //nolint:gosec // small numbers
 	}
 	return pieces
 }
@@ -25,7 +25,8 @@ func checkPieces(pieces []check.Piece) []string {
 	})
 }
 
-// TestCheck_AcceptsTextInFlight: a client may receive text twice after it reconnects, and the end of a text only with its block.
+// TestCheck_AcceptsTextInFlight tests that a client may receive text twice after it reconnects, and the end of a text
+// only with its block.
 func TestCheck_AcceptsTextInFlight(t *testing.T) {
 	t.Parallel()
 	again := check.Piece{Block: "blk_1", Text: heron[:22], Seq: 2, After: 2}
@@ -38,12 +39,13 @@ func TestCheck_AcceptsTextInFlight(t *testing.T) {
 		"interleaved": slices.Insert(heronPieces(), 4, other),
 	} {
 		if wrong := checkPieces(pieces); wrong != nil {
-			t.Errorf("%s: it found %q", name, wrong)
+			t.Errorf("%s: Check found %q", name, wrong)
 		}
 	}
 }
 
-// TestCheck_FindsWrongTextInFlight: each piece but the last is dropped, exchanged with the next, changed, and sent too early.
+// TestCheck_FindsWrongTextInFlight drops each piece but the last, swaps it with the next, changes it, and sends it
+// too early.
 func TestCheck_FindsWrongTextInFlight(t *testing.T) {
 	t.Parallel()
 	for i := range heronPieces()[1:] {
@@ -60,7 +62,7 @@ func TestCheck_FindsWrongTextInFlight(t *testing.T) {
 			"without block": {func(list []check.Piece) []check.Piece { list[i].Block = "blk_3"; return list }, "does not complete"},
 		} {
 			if wrong := checkPieces(c.change(heronPieces())); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "SSE of ses_1: piece ") || !strings.Contains(wrong[0], c.want) {
-				t.Errorf("piece %d %s: it found %q", i+1, name, wrong)
+				t.Errorf("piece %d %s: Check found %q", i+1, name, wrong)
 			}
 		}
 	}

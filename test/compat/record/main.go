@@ -1,5 +1,6 @@
-// Command record makes the data that test/compat opens: it runs a released build of spool, does a little of everything with it, stops
-// it, and keeps the data folder with a manifest of what the build showed. test/compat/README.md says how to call it.
+// Command record creates the data that test/compat opens. It runs a released build of spool, uses each of its
+// functions, stops it, and stores the data folder with a manifest of what the build showed. test/compat/README.md
+// describes how to call it.
 package main
 
 import (
@@ -30,14 +31,14 @@ import (
 func main() {
 	spool := flag.String("spool", "", "the released build's `program`, with its runner beside it")
 	commit := flag.String("commit", "", "the `commit` that it was built from")
-	script := flag.String("script", "cmd/mockllm/server/default.yaml", "mockllm's own script of that commit, a `file`")
+	script := flag.String("script", "cmd/mockllm/server/default.yaml", "mockllm's default script of that commit, a `file`")
 	out := flag.String("out", "", "`folder` to write data.tar.gz and manifest.json.gz into")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
 	if err := record(ctx, *spool, *commit, *script, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "record:", err)
-		os.Exit(1) //nolint:gocritic // nothing is left to be undone
+		os.Exit(1) //nolint:gocritic // no deferred call is left to run
 	}
 }
 
@@ -46,11 +47,11 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 		return errors.New("name -spool, -commit and -out")
 	}
 	dir := "/tmp/spool-recorded-" + commit
-	// Postgres may run as another user, who has to reach its folder.
+	// Postgres may run as another user, who must reach its folder.
 	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // see above
 		return err
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a folder for temporary files
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
 	own, err := os.ReadFile(script)
 	if err != nil {
 		return err
@@ -71,7 +72,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if err := w.Stop(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil { //nolint:gosec // it is part of the repository
+	if err := os.MkdirAll(out, 0o755); err != nil { //nolint:gosec // the folder is part of the repository
 		return err
 	}
 	if err := trimWAL(ctx, filepath.Join(data, "postgres", "cluster"), filepath.Join(dir, "trimmed")); err != nil {
@@ -83,7 +84,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if err := w.log(ctx, data); err != nil {
 		return err
 	}
-	// What the build shows of the data, when it opens them again.
+	// The build opens the data again to show it.
 	if w.Server, err = compat.Up(ctx, cfg); err != nil {
 		return err
 	}
@@ -93,7 +94,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	return write(filepath.Join(out, "manifest.json.gz"), func(to io.Writer) error { return json.NewEncoder(to).Encode(w.manifest) })
 }
 
-// write makes a gzip file.
+// write creates a gzip file.
 func write(path string, content func(io.Writer) error) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -106,9 +107,10 @@ func write(path string, content func(io.Writer) error) error {
 	return errors.Join(content(z), z.Close(), f.Close())
 }
 
-// trimWAL replaces the write-ahead log of a Postgres that was stopped in peace, and needs none of it, by an empty one, which takes no room.
-// Meanwhile the cluster lies at aside, where its owner can reach it.
-func trimWAL(ctx context.Context, cluster, aside string) error {
+// trimWAL replaces the write-ahead log of a Postgres that was shut down cleanly, and therefore does not need it, by
+// an empty one, which takes no space. During the call the cluster is at the path temporary, where its owner can reach
+// it.
+func trimWAL(ctx context.Context, cluster, temporary string) error {
 	initdb, err := exec.LookPath("initdb")
 	if err != nil {
 		return err
@@ -120,20 +122,20 @@ func trimWAL(ctx context.Context, cluster, aside string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(cluster, aside); err != nil {
+	if err := os.Rename(cluster, temporary); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(initdb), "pg_resetwal"), "-D", aside)
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(initdb), "pg_resetwal"), "-D", temporary)
 	if owner, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("pg_resetwal: %w: %s", err, out)
 	}
-	return os.Rename(aside, cluster)
+	return os.Rename(temporary, cluster)
 }
 
-// pack keeps a stopped data folder, without what names this machine's processes.
+// pack archives a stopped data folder, without the files that name processes of this machine.
 func pack(data, path string) error {
 	return write(path, func(to io.Writer) error {
 		t := tar.NewWriter(to)
@@ -177,7 +179,7 @@ func pack(data, path string) error {
 	})
 }
 
-// transient reports whether a path of a data folder is of one run alone.
+// transient reports whether a path of a data folder belongs to a single run.
 func transient(name string) bool {
 	switch base := filepath.Base(name); base {
 	case "lock", "spool.json", "postmaster.pid", "postmaster.opts":
@@ -187,9 +189,9 @@ func transient(name string) bool {
 	}
 }
 
-// log lists every message of EVENTS-0, as no service has seen it since.
+// log lists every message of EVENTS-0.
 func (w *work) log(ctx context.Context, data string) (err error) {
-	// A copy, since a server writes to the folder that it opens.
+	// The server writes to the folder that it opens, so it gets a copy.
 	copied := filepath.Join(w.dir, "copy")
 	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(data, "nats"), copied).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy the data folder: %w: %s", err, out)
@@ -211,7 +213,7 @@ func (w *work) log(ctx context.Context, data string) (err error) {
 	return err
 }
 
-// shown asks for all that the build shows of the sessions, up to the last commit of the archive.
+// shown reads everything that the build shows of the sessions, up to the last commit of the archive.
 func (w *work) shown() error {
 	listed := map[string]json.RawMessage{}
 	for _, key := range w.manifest.Keys {
@@ -252,7 +254,7 @@ func (w *work) session(s *compat.Session) error {
 	}
 	var refused *compat.StatusError
 	if err := w.Call(key, "GET", path+"/files", nil, &f); err != nil && (!errors.As(err, &refused) || refused.Status != http.StatusNotFound) {
-		return err // 404: it has no snapshot
+		return err // 404: the session has no snapshot
 	}
 	s.Executions, s.Blocks = x.Executions, b.Blocks
 	for _, file := range f.Files {
@@ -271,7 +273,7 @@ func (w *work) session(s *compat.Session) error {
 			if err != nil {
 				return err
 			}
-			if seq <= w.manifest.Last { // else of this second start
+			if seq <= w.manifest.Last { // later events belong to the second start
 				s.Events = append(s.Events, e)
 			}
 		}

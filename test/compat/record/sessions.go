@@ -13,12 +13,12 @@ import (
 // acme is a second tenant, whose budget is one turn.
 const acme = "acme"
 
-// secret is what environment staging keeps; no secret of anybody.
+// secret is the value of a secret in environment staging. It is a dummy.
 const secret = "dummy-secret-of-the-recording"
 
 const program = "Write a program that prints the first ten primes and run it."
 
-// rules come before those of mockllm's own script.
+// rules precede the rules of mockllm's default script.
 const rules = `
   - name: endless
     match: {user: {regex: '^work without end'}}
@@ -65,14 +65,14 @@ spec:
   environments: [staging]
 `
 
-// work is what is done on a running build.
+// work creates the sessions on a running build.
 type work struct {
 	*compat.Server
-	dir      string // for files that the CLI is given
+	dir      string // for files that the command line tool reads
 	manifest compat.Manifest
 }
 
-// all makes the sessions of every kind, the open one last.
+// all creates sessions of every kind, the open one last.
 func (w *work) all() error {
 	for _, step := range []func() error{
 		w.keys, w.catalogue, w.conversation, w.files, w.defined, w.agents, w.controls, w.failures, w.budget, w.deleted, w.idle, w.open,
@@ -116,7 +116,7 @@ func (w *work) catalogue() error {
 	return err
 }
 
-// create makes a session of a tenant.
+// create creates a session of a tenant.
 func (w *work) create(tenant, name string, body map[string]any) (compat.Session, error) {
 	s := compat.Session{Name: name, Tenant: tenant}
 	body["metadata"] = map[string]any{"recorded": name}
@@ -127,14 +127,14 @@ func (w *work) create(tenant, name string, body map[string]any) (compat.Session,
 	return s, err
 }
 
-// post accepts a query.
+// post posts a query and returns its execution.
 func (w *work) post(s compat.Session, text string) (execution string, err error) {
 	var a struct{ ExecutionID string }
 	err = w.Call(w.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": text}, &a)
 	return a.ExecutionID, err
 }
 
-// await returns when an execution has an event of one of the types; without types, when it has ended.
+// await blocks until an execution has an event of one of the types, or, without types, until it has ended.
 func (w *work) await(s compat.Session, execution string, types ...events.Type) (events.Wire, error) {
 	return w.Until(w.manifest.Keys[s.Tenant], s.ID, 0, func(e events.Wire) bool {
 		if e.ExecutionID != execution {
@@ -149,7 +149,7 @@ func (w *work) await(s compat.Session, execution string, types ...events.Type) (
 	})
 }
 
-// turn runs a query to its end, which must be of this type.
+// turn runs a query to its end, which must have the given type.
 func (w *work) turn(s compat.Session, text string, end events.Type) error {
 	execution, err := w.post(s, text)
 	if err != nil {
@@ -171,7 +171,7 @@ var (
 	cancelled = events.ExecutionCancelled{}.EventType()
 )
 
-// turns makes a session and runs queries that complete.
+// turns creates a session and runs queries that complete.
 func (w *work) turns(tenant, name string, body map[string]any, texts ...string) error {
 	s, err := w.create(tenant, name, body)
 	if err != nil {
@@ -204,7 +204,7 @@ func (w *work) files() error {
 	if err := w.Call(w.manifest.Keys["default"], "PUT", "/api/sessions/"+s.ID+"/files/large.txt", large, nil); err != nil {
 		return err
 	}
-	// Its message does not fit into a commit.
+	// This message does not fit into a commit.
 	return w.turn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
 }
 
@@ -221,8 +221,8 @@ func (w *work) agents() error {
 	return nil
 }
 
-// controls makes a session in which a query was cancelled while another waited and was withdrawn, one that was paused and resumed, and one
-// whose sandbox was terminated.
+// controls creates a session in which a query was cancelled while another was queued and withdrawn, one that was
+// paused and resumed, and one whose sandbox was terminated.
 func (w *work) controls() error {
 	key := w.manifest.Keys["default"]
 	s, err := w.create("default", "cancelled", map[string]any{"architecture": "spool"})
@@ -294,7 +294,7 @@ func (w *work) failures() error {
 	return w.turn(s, "fail", failed)
 }
 
-// budget uses up what a tenant, and what a session, may take.
+// budget uses up the budget of a tenant and that of a session.
 func (w *work) budget() error {
 	path := "/api/budgets/total"
 	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acme, "budget": map[string]any{"turns": 2}}, nil); err != nil {
@@ -324,7 +324,7 @@ func (w *work) deleted() error {
 	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
-// idle makes a session whose sandbox was given up, with a snapshot.
+// idle creates a session whose idle sandbox was removed after a snapshot.
 func (w *work) idle() error {
 	s, err := w.create("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
 	if err != nil {
@@ -337,7 +337,7 @@ func (w *work) idle() error {
 	return err
 }
 
-// open leaves a turn that runs, and a query that waits for it.
+// open leaves a turn that is running, and a query that is queued behind it.
 func (w *work) open() error {
 	s, err := w.create("default", compat.Open, map[string]any{"architecture": "spool"})
 	if err != nil {

@@ -3,11 +3,11 @@ package agent
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // The Turn redacts before it cuts, because half of a secret would not be recognised. So no Session cuts texts.
@@ -57,21 +57,11 @@ func inConversation(s *redact.Set, name string) string {
 	return s.String(name)
 }
 
-// brief returns the beginning of a description.
-func brief(s string) string {
-	if len(s) <= maxDescription {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxDescription], "") + "…"
-}
-
 // Beginning returns the beginning of a text as valid UTF-8, with a note if the text is longer.
 func Beginning(s string, limit int) string {
 	if len(s) > limit {
-		for limit > 0 && !utf8.RuneStart(s[limit]) {
-			limit--
-		}
-		s = fmt.Sprintf("%s… (%d bytes more)", s[:limit], len(s)-limit)
+		shown := truncate.Text(s, limit)
+		s = fmt.Sprintf("%s (%d bytes more)", shown, len(s)-len(shown)+len("…"))
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Limits of what one block carries; see fit for lines.
@@ -259,7 +260,7 @@ func (t *Turn) unknown(what, id string) {
 		return
 	}
 	t.write(events.Error{}.EventType(), events.MainConversation, events.Error{
-		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + clip(id, 64),
+		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + truncate.Prefix(id, 64),
 	})
 }
 

@@ -76,7 +76,7 @@ func (s *shelf) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/skills" && r.URL.Query().Get("pageToken") == "":
 		answer(http.StatusOK, `{"skills":[{`+s.version()+`}],"nextPageToken":"more"}`)
 	case r.URL.Path == "/api/skills":
-		answer(http.StatusOK, `{"skills":[{"ref":"platform/xls","name":"xls"}]}`)
+		answer(http.StatusOK, `{"skills":[{"ref":{"scope":"platform","slug":"xls"},"name":"xls"}]}`)
 	default:
 		doc, _ := json.Marshal(skilltest.Good + "\x1b[2J")
 		answer(http.StatusOK, `{`+s.version()+`,"document":`+string(doc)+`}`)
@@ -368,7 +368,7 @@ func TestSkillsPull(t *testing.T) {
 	}
 	// What is not the version that was named, or no good skill, leaves nothing.
 	other := filepath.Join(parent, "other")
-	for _, zip := range [][]byte{skilltest.Build(skilltest.Document()), []byte("no zip"), skilltest.Bad1()[0].ZIP} {
+	for _, zip := range [][]byte{skilltest.Build(skilltest.Document()), []byte("no zip"), skilltest.UnsafeEntries()[0].ZIP} {
 		s.mu.Lock()
 		s.zip = zip
 		s.mu.Unlock()

@@ -6,19 +6,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events/gen/notes"
 )
 
-func TestRead(t *testing.T) {
+func TestRead_ReturnsTheCommentsOfFields(t *testing.T) {
 	t.Parallel()
 	got, err := notes.Read("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if note := got["AgentSpec.Architecture"]; note != "claude-code, codex, opencode, acp or spool" {
-		t.Errorf("of a field: %q", note)
+		t.Errorf("note of a field: %q", note)
 	}
 	if note, ok := got["AgentSpec.Tools"]; note != "" || !ok {
-		t.Errorf("of a field without a comment: %q, %v", note, ok)
+		t.Errorf("note of a field without a comment: %q, %v", note, ok)
 	}
 	if got, err := notes.Read(t.TempDir()); err != nil || len(got) > 0 {
-		t.Errorf("of an empty folder: %v, %v", got, err)
+		t.Errorf("notes of an empty folder: %v, %v", got, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -121,9 +122,7 @@ func (d *Dialer) Dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 			return nil, fmt.Errorf("%w: its runner does not answer: %w", ErrLost, err)
 		}
 		d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
-		select {
-		case <-time.After(dialPauses[i]):
-		case <-ctx.Done():
+		if retry.Pause(ctx, dialPauses[i]) != nil {
 			return nil, ctx.Err()
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Errors that a caller may branch on.
@@ -342,7 +343,7 @@ func (l *Link) read(hello chan<- runner.Hello) {
 func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 	var m runner.Message
 	if cut || json.Unmarshal(raw, &m) != nil {
-		return l.lines.push(Item{Garbage: clip(raw), TooLong: cut}, len(raw))
+		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept), TooLong: cut}, len(raw))
 	}
 	switch {
 	case m.Hello != nil:
@@ -358,7 +359,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		l.came.Add(int64(len(raw)))
 		return l.lines.push(Item{Line: m.Line}, len(raw))
 	}
-	return l.lines.push(Item{Garbage: clip(raw)}, len(raw))
+	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept)}, len(raw))
 }
 
 func (l *Link) reply(r runner.Reply) {

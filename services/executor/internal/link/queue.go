@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"strings"
 	"sync"
 
 	"github.com/spoolhq/spool/pkg/runner"
@@ -107,11 +106,4 @@ func (l *lineReader) next() (line []byte, cut bool, err error) {
 		}
 		return bytes.TrimRight(line, "\r\n"), cut, err
 	}
-}
-
-func clip(raw []byte) string {
-	if len(raw) > garbageKept {
-		raw = raw[:garbageKept]
-	}
-	return strings.ToValidUTF8(string(raw), "\uFFFD")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Codes of the error events that stand for lines which could not be taken.
@@ -111,7 +112,7 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 	if _, known := events.Lookup(l.Type); !known {
 		return t.keep(l, at, events.Log{
 			Level: "warn", Stream: "runner",
-			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, clip(string(l.Data), 512)),
+			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.Valid(string(l.Data), 512)),
 		})
 	}
 	data := events.DecodePayload(l.Type, l.Data)
@@ -186,7 +187,7 @@ func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Resul
 		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.at(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
-		Data: events.Log{Level: "error", Stream: "runner", Message: what + clip(text, 1024)},
+		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.Valid(text, 1024)},
 	}}
 }
 
@@ -204,7 +205,7 @@ func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
 }
 
 func (t *Translator) bad(l runner.Line, now time.Time) Result {
-	return t.complain(l.N, CodeBad, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, clip(string(l.Data), 512)), now)
+	return t.complain(l.N, CodeBad, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
 }
 
 func (t *Translator) complain(n uint64, code, message string, now time.Time) Result {
@@ -253,11 +254,4 @@ func conversation(name string) string {
 		return events.MainConversation
 	}
 	return name
-}
-
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
 }

@@ -8,13 +8,14 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // Limits of requests about the catalogue.
@@ -170,7 +171,7 @@ func checkTags(field string, tags []string) error {
 	}
 	for i, t := range tags {
 		if !events.IsTag(t) {
-			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", clip(t))
+			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", truncate.Text(t, 100))
 		}
 	}
 	return nil

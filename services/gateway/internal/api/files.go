@@ -13,6 +13,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
@@ -297,7 +298,7 @@ func (w Workspace) Find(path string) (workspace.Entry, error) {
 	case e.Kind == workspace.Dir:
 		return e, problem.New(problem.FileNotFound, "", "the path is a folder: GET /api/sessions/{id}/files?dir= lists it")
 	case e.Kind == workspace.Symlink:
-		return e, problem.New(problem.FileNotFound, "", fmt.Sprintf("the path is a symbolic link to %+q, which is not followed", clip(e.Target)))
+		return e, problem.New(problem.FileNotFound, "", fmt.Sprintf("the path is a symbolic link to %+q, which is not followed", truncate.Text(e.Target, 100)))
 	}
 	return e, nil
 }
@@ -326,11 +327,4 @@ func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadClo
 // Tar writes everything below a folder as a tar.
 func (s *Server) Tar(ctx context.Context, w Workspace, dir string, to io.Writer) error {
 	return w.Tar(ctx, s.Objects, dir, to)
-}
-
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
 }

@@ -9,12 +9,13 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 const maxKeyName = 100 // characters
@@ -82,10 +83,10 @@ func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (ev
 	if after, err := time.ParseDuration(text); err == nil {
 		rights.ExpiresAt = now.Add(after)
 	} else if rights.ExpiresAt, err = time.Parse(time.RFC3339, text); err != nil {
-		return rights, problem.Invalid("expires", "%+q is neither a duration, such as 720h, nor a time in RFC 3339, such as 2026-01-31T12:00:00Z", clip(text))
+		return rights, problem.Invalid("expires", "%+q is neither a duration, such as 720h, nor a time in RFC 3339, such as 2026-01-31T12:00:00Z", truncate.Text(text, 100))
 	}
 	if !rights.ExpiresAt.After(now) {
-		return rights, problem.Invalid("expires", "%+q is not in the future: the database's clock says %s", clip(text), now.UTC().Format(time.RFC3339))
+		return rights, problem.Invalid("expires", "%+q is not in the future: the database's clock says %s", truncate.Text(text, 100), now.UTC().Format(time.RFC3339))
 	}
 	rights.ExpiresAt = rights.ExpiresAt.UTC().Truncate(time.Millisecond)
 	return rights, nil

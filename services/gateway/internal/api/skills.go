@@ -10,16 +10,17 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/skill"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // checkTime bounds how long the skills service may take to check a ZIP of the largest size.
@@ -120,7 +121,7 @@ func checkSource(p auth.Principal, from SkillSource) error {
 	}
 	switch {
 	case from.SHA256 != "" && !events.IsDigest(from.SHA256):
-		return problem.Invalid("sha256", "%+q is not a SHA-256 in lower-case hex", clip(from.SHA256))
+		return problem.Invalid("sha256", "%+q is not a SHA-256 in lower-case hex", truncate.Text(from.SHA256, 100))
 	case from.Length > skill.MaxPacked:
 		return skillTooLarge(fmt.Sprintf("the ZIP has %d bytes", from.Length))
 	}
@@ -203,7 +204,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	}
 	switch tag := r.GetTag(); {
 	case !events.IsTag(tag):
-		return nil, problem.Invalid("tag", "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", clip(tag))
+		return nil, problem.Invalid("tag", "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", truncate.Text(tag, 100))
 	case ref.Version == "":
 		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}

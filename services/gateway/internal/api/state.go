@@ -10,12 +10,12 @@ import (
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // Limits of the lists in a SessionState, other than blocks.

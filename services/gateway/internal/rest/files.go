@@ -19,11 +19,12 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/spoolhq/spool/pkg/api/wirejson"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 const (
@@ -107,7 +108,7 @@ func queryParametersExcept(r *http.Request, many string, known ...string) (url.V
 	for name, values := range q {
 		switch {
 		case !slices.Contains(known, name):
-			return nil, problem.Invalid(clip(strings.ToValidUTF8(name, "\uFFFD")), "there is no such parameter; there are %s", strings.Join(known, ", "))
+			return nil, problem.Invalid(truncate.Valid(name, 100), "there is no such parameter; there are %s", strings.Join(known, ", "))
 		case len(values) > 1 && name != many:
 			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}
@@ -125,7 +126,7 @@ func (h *Handler) putFile(w *answer, r *http.Request, session, file string) erro
 	if m := q.Get("mode"); m != "" {
 		n, err := strconv.ParseUint(m, 8, 32)
 		if err != nil || n == 0 || n > 0o777 {
-			return problem.Invalid("mode", "%+q is not a valid mode: write it in octal, such as 644 or 755", clip(m))
+			return problem.Invalid("mode", "%+q is not a valid mode: write it in octal, such as 644 or 755", truncate.Text(m, 100))
 		}
 		f.Mode = uint32(n)
 	}

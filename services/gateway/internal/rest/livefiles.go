@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -23,7 +24,7 @@ func isLive(q url.Values) (bool, error) {
 	case !q.Has(paramLive) || v == "0" || v == "false":
 		return false, nil
 	case v != "1" && v != "true":
-		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", clip(v))
+		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", truncate.Text(v, 100))
 	}
 	if q.Has("minPosition") {
 		return false, problem.Invalid("minPosition", "a live read is newer than any position; leave minPosition out")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
@@ -291,18 +292,11 @@ func manages(path string) bool {
 }
 
 func notAllowed(r *http.Request) error {
-	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s takes no %.20s", clip(r.URL.Path), r.Method))
+	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s takes no %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }
 
 func notFound(r *http.Request) error {
-	return problem.New(problem.NotFound, "", fmt.Sprintf("there is no route %+q; /api/openapi.json lists them", clip(r.URL.Path)))
-}
-
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
+	return problem.New(problem.NotFound, "", fmt.Sprintf("there is no route %+q; /api/openapi.json lists them", truncate.Text(r.URL.Path, 100)))
 }
 
 func openAPI(w http.ResponseWriter, _ *http.Request) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -55,7 +56,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	case "true":
 		from.DryRun = true
 	default:
-		return problem.Invalid("dryRun", "must be true or false, not %+q", clip(dry))
+		return problem.Invalid("dryRun", "must be true or false, not %+q", truncate.Text(dry, 100))
 	}
 	if err := heldBy(r).Take(admission.TransferCost); err != nil {
 		return err

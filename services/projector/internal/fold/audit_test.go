@@ -57,7 +57,7 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 		t.Errorf("the audit has %s", show(want.audit))
 	}
 	if r := want.audit["default 1 1"]; r.Subject != "ses_2" || r.User != "other" {
-		t.Errorf("the row of another session became %+v", r)
+		t.Errorf("the row of another session changed to %+v", r)
 	}
 	if r := want.audit["default 1 2"]; r.Key != "key_1" || r.User != "" || r.Types != "session_created" || !r.At.Equal(at.Add(2*time.Second).Truncate(time.Microsecond)) {
 		t.Errorf("audit of a commit of version 1: %+v", r)

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// TestVersionsAgreeWithTheirEntry tests that the rows of versions agree with the state of their entry.
-func TestVersionsAgreeWithTheirEntry(t *testing.T) {
+// TestFold_VersionsAgreeWithTheirEntry tests that the rows of versions agree with the state of their entry.
+func TestFold_VersionsAgreeWithTheirEntry(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		m := newMemory(t)
@@ -32,7 +32,7 @@ func TestVersionsAgreeWithTheirEntry(t *testing.T) {
 				rt.Fatalf("%s has %+v, its state %+v", k.ID, e, s)
 			}
 			if strings.Contains(e.State, `\u0000`) {
-				rt.Fatalf("Postgres reads no NUL in %s", e.State)
+				rt.Fatalf("the state %s contains NUL, which Postgres refuses", e.State)
 			}
 			for _, v := range s.Versions {
 				row, ok := m.versions[child(k.Tenant, k.ID, v.Digest)]
@@ -44,9 +44,9 @@ func TestVersionsAgreeWithTheirEntry(t *testing.T) {
 	})
 }
 
-// TestVersionsBeyondTheStateKeepTheirRows tests that versions that the state has dropped keep their rows, and are created
-// again when they are applied again.
-func TestVersionsBeyondTheStateKeepTheirRows(t *testing.T) {
+// TestFold_VersionsBeyondTheStateKeepTheirRows tests that versions that the state has dropped keep their rows, and
+// are created again when they are applied again.
+func TestFold_VersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 	t.Parallel()
 	ref := events.Reference{Slug: "a"}
 	subject := ref.Subject(events.Agent, "acme")

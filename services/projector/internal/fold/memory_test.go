@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// memory keeps the read models in memory, by the same rules as package store.
+// memory holds the read models in memory and applies changes by the rules of package store.
 type memory struct {
 	t             testing.TB
 	sessions      map[fold.Key]fold.Session
@@ -269,13 +269,13 @@ func put[K comparable, R any](t testing.TB, to map[K]R, rows fold.Rows[R], key f
 	t.Helper()
 	for _, r := range rows.New {
 		if _, there := to[key(*r)]; there {
-			t.Fatalf("row %v is called new and is there", key(*r))
+			t.Fatalf("the fold inserts row %v, which exists", key(*r))
 		}
 		to[key(*r)] = *r
 	}
 	for _, r := range rows.Changed {
 		if _, there := to[key(*r)]; !there {
-			t.Fatalf("row %v is called changed and is not there", key(*r))
+			t.Fatalf("the fold updates row %v, which does not exist", key(*r))
 		}
 		to[key(*r)] = *r
 	}

@@ -28,7 +28,7 @@ const fullText = "Grüße: 0123456789 abcdefghij"
 // anEvent draws any event, valid or not, because a fold must accept every event.
 func anEvent(t *rapid.T) events.Event {
 	execution := name(t, "exe", 3)
-	block := name(t, "blk", 2) + "_" + execution // a block belongs to one execution
+	block := name(t, "blk", 2) + "_" + execution // each block belongs to one execution
 	tool := name(t, "tool", 2)
 	kind := rapid.SampledFrom([]events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindToolResult}).Draw(t, "kind")
 	status := rapid.SampledFrom([]events.BlockStatus{"", events.StatusPending, events.StatusComplete, events.StatusError}).Draw(t, "status")
@@ -160,7 +160,7 @@ func deltas(t *rapid.T) []fold.Delta {
 	}), 0, 20).Draw(t, "deltas")
 }
 
-func TestFoldInPiecesIsFoldAtOnce(t *testing.T) {
+func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		recs, texts := records(rt), deltas(rt)
@@ -177,7 +177,7 @@ func TestFoldInPiecesIsFoldAtOnce(t *testing.T) {
 			n, m := rapid.IntRange(0, len(recs)).Draw(rt, "records"), rapid.IntRange(0, len(texts)).Draw(rt, "texts")
 			pieces.fold(model, fold.Batch{Records: recs[:n], Deltas: texts[:m]})
 			if rapid.IntRange(0, 5).Draw(rt, "restart") == 0 {
-				// A projector that starts again reads its text in flight again.
+				// A restarted projector reads its text in flight again.
 				model = fold.New(3, limit)
 				model.SaveStatesEvery(4)
 				pieces.fold(model, fold.Batch{Deltas: texts[:m]})
@@ -190,8 +190,8 @@ func TestFoldInPiecesIsFoldAtOnce(t *testing.T) {
 	})
 }
 
-// TestLiveShowsWhatAReloadShows tests that a blocks.View that is fed with LIVE shows the same as the rows.
-func TestLiveShowsWhatAReloadShows(t *testing.T) {
+// TestLive_ShowsWhatAReloadShows tests that a blocks.View that is fed with LIVE shows the same as the rows.
+func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		recs, texts := records(rt), deltas(rt)
@@ -216,7 +216,7 @@ func TestLiveShowsWhatAReloadShows(t *testing.T) {
 	})
 }
 
-// follow is a client: it accepts no gap in seqs or text, and no text of an unknown block.
+// follow applies LIVE to a view like a client. It accepts no gap in seqs or text, and no text of an unknown block.
 func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
 	for _, e := range l.Events {
 		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
@@ -231,14 +231,14 @@ func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
 	for _, d := range l.Deltas {
 		i := slices.IndexFunc(v.Blocks(), func(b events.Block) bool { return b.ID == d.BlockID })
 		if i < 0 {
-			t.Fatalf("text of %s, which was not announced", d.BlockID)
+			t.Fatalf("text of block %s, which was not announced", d.BlockID)
 		}
 		b := v.Blocks()[i]
 		if b.Status != events.StatusPending {
-			t.Fatalf("text of %s, which is %s", d.BlockID, b.Status)
+			t.Fatalf("text of block %s, whose status is %s", d.BlockID, b.Status)
 		}
 		if known := len(b.Content); d.Offset != 0 && int(d.Offset) != known {
-			t.Fatalf("text of %s at %d, known are %d", d.BlockID, d.Offset, known)
+			t.Fatalf("text of block %s at offset %d, after %d known bytes", d.BlockID, d.Offset, known)
 		}
 		v.ApplyDelta(d)
 	}
@@ -289,7 +289,8 @@ func sameBlocks(t *rapid.T, session string, live, reloaded []events.Block) {
 	}
 }
 
-// usageRecords draws commits that hold mostly what usage depends on, so that the same executions start, are metered and end often.
+// usageRecords draws commits that mostly hold events that usage depends on, so that the same executions often start,
+// are metered and end.
 func usageRecords(t *rapid.T) []eventlog.Record {
 	usage := events.Usage{InputTokens: 5, OutputTokens: 2}
 	call := events.ModelCalled{Provider: "p", Model: "m", Status: 200, Usage: usage, CostUSD: 0.25}
@@ -319,8 +320,9 @@ func usageRecords(t *rapid.T) []eventlog.Record {
 	return list
 }
 
-// TestUsage_IsTheSameAsForDispatch: the read model and the fold by which the session service decides about budgets count the same.
-func TestUsage_IsTheSameAsForDispatch(t *testing.T) {
+// TestUsage_EqualsTheUsageOfDispatch tests that the read model counts the same as the fold with which the session
+// service applies budgets.
+func TestUsage_EqualsTheUsageOfDispatch(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		recs := usageRecords(rt)

@@ -9,9 +9,9 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// TestTitleIsTheBeginningOfTheFirstMessage tests that an execution keeps the beginning of its message, and a session
-// that of its first message.
-func TestTitleIsTheBeginningOfTheFirstMessage(t *testing.T) {
+// TestTitle_IsTheBeginningOfTheFirstMessage tests that an execution keeps the beginning of its message, and a session
+// the beginning of its first message.
+func TestTitle_IsTheBeginningOfTheFirstMessage(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		message events.MessageAccepted

@@ -31,9 +31,9 @@ func changes(t *testing.T, session string, n int) *fold.Changes {
 	return &c
 }
 
-// TestAStaleWriterWritesNothing tests that a write after the checkpoint has moved changes nothing, with few and with
-// many rows.
-func TestAStaleWriterWritesNothing(t *testing.T) {
+// TestApply_AStaleWriterWritesNothing tests that a write after another writer has moved the checkpoint changes
+// nothing, with few and with many rows.
+func TestApply_AStaleWriterWritesNothing(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func TestDefaultInstanceHasAReferenceOfItsOwnForEachAgent(t *testing.T) {
+func TestDefaultInstance_HasADifferentReferenceForEachAgent(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a.", 31) + "aa"
 	seen := map[events.Reference]string{}

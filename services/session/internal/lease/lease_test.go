@@ -19,7 +19,8 @@ type renewal struct {
 func (r renewal) Operation() jetstream.KeyValueOp { return jetstream.KeyValuePut }
 func (r renewal) Value() []byte                   { return r.value }
 
-// TestSettingGone: SPOOL_ENGINE_GONE is how long an engine is waited for after its last lease, and after the start.
+// TestSettingGone tests that SPOOL_ENGINE_GONE is the time after which an engine counts as gone, since its last lease
+// and since the start of the service.
 func TestSettingGone(t *testing.T) {
 	t.Parallel()
 	for _, gone := range []time.Duration{time.Second, time.Minute} {
@@ -28,7 +29,7 @@ func TestSettingGone(t *testing.T) {
 		check := func(what, engine string, want bool) {
 			t.Helper()
 			if got := w.EngineLives(engine); got != want {
-				t.Errorf("gone %s, %s: lives %v", gone, what, got)
+				t.Errorf("gone %s, %s: alive is %v", gone, what, got)
 			}
 		}
 		now = now.Add(gone - 1)

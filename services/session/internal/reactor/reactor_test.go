@@ -7,15 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TestReach: nobody gets past the Router.
-func TestReach(t *testing.T) {
+// TestHandlers_RefuseToRunWithoutTheRouter tests that the handlers do nothing when they are called without the
+// Router.
+func TestHandlers_RefuseToRunWithoutTheRouter(t *testing.T) {
 	r := New(Config{})
 	bustest.RefusesUnrouted(t, r.Commit, []byte(`{"events":[{"type":"session_created"}]}`))
 	bustest.RefusesUnrouted(t, r.Timer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
 }
 
-// TestMatters: what can make something due is looked at, what cannot is not.
-func TestMatters(t *testing.T) {
+// TestMatters_ReportsEventsThatMakeWorkDue tests that the reactor looks at events that can make something due, and
+// skips all others.
+func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 	t.Parallel()
 	quiet := map[events.Type]bool{}
 	for _, p := range []events.Payload{
@@ -34,7 +36,7 @@ func TestMatters(t *testing.T) {
 	for _, entry := range events.Catalogue() {
 		got, err := summarize([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
 		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.Terminal(entry.Type) {
-			t.Errorf("%s is seen as %+v, %v", entry.Type, got, err)
+			t.Errorf("%s is read as %+v, %v", entry.Type, got, err)
 		}
 	}
 	if got, err := summarize([]byte(`{"events":[{"type":"something_new"}]}`)); got.matters || err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TestEntry_WindowsOfBudgets asserts what counts on a day, in a month and in total, for days that passed and days that are ahead.
+// TestEntry_WindowsOfBudgets tests what counts on a day, in a month and in total, for days in the past and in the
+// future.
 func TestEntry_WindowsOfBudgets(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 6, 1, 0, 30, 0, 0, time.UTC)
@@ -30,9 +31,9 @@ func TestEntry_WindowsOfBudgets(t *testing.T) {
 	add("0", 4, now.AddDate(0, 0, -60), life, events.Log{}, 1)
 	add("0", 5, now.Add(-time.Hour), life, events.Log{}, 2)
 	add("0", 6, now, life, events.Log{}, 4)
-	add("1", 2, now.Add(24*time.Hour), life, events.Log{}, 8) // by a clock that is ahead
-	add("1", 2, now, life, events.Log{}, 100)                 // delivered again
-	add("9", 1, now, life, events.Log{}, 1000)                // of a stream that is gone
+	add("1", 2, now.Add(24*time.Hour), life, events.Log{}, 8) // from a host whose clock is ahead
+	add("1", 2, now, life, events.Log{}, 100)                 // a redelivered commit
+	add("9", 1, now, life, events.Log{}, 1000)                // from a stream that no longer exists
 	check := func(at time.Time, day, month, total uint32, logged uint64) {
 		t.Helper()
 		e.publish([]string{"0", "1"}, at)

@@ -42,7 +42,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// world is a log and the bucket.
+// world holds a log and the bucket of budgets.
 type world struct {
 	t   *testing.T
 	srv *natsserver.Server
@@ -52,7 +52,7 @@ type world struct {
 
 	mu    sync.Mutex
 	heads map[events.Subject]eventlog.Head
-	spent map[string]events.Spent // by tenant, as the events say
+	spent map[string]events.Spent // by tenant, as counted from the events
 	n     int
 }
 
@@ -69,7 +69,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// append stores a commit of events of an execution, "" for none.
+// append stores a commit with events of an execution; "" means no execution.
 func (w *world) append(s events.Subject, execution string, list ...events.Payload) uint64 {
 	w.t.Helper()
 	w.mu.Lock()
@@ -123,7 +123,7 @@ func (w *world) turn(tenant, id string, n int, between func()) {
 	between()
 	w.append(run, execution, events.ExecutionFailed{Code: "X", DurationMs: 1000, Usage: told})
 	between()
-	w.append(run, execution, call) // late: it counts if the execution was metered
+	w.append(run, execution, call) // after the end, so it counts if the execution was metered
 	took := events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1000}
 	if metered {
 		took.Tokens, took.CostUSD = 20, 1
@@ -133,13 +133,13 @@ func (w *world) turn(tenant, id string, n int, between func()) {
 	w.mu.Unlock()
 }
 
-// copy is a running Folder.
+// copyOf is a running Folder.
 type copyOf struct {
-	stop func() // in peace
-	cut  func() // in the middle of whatever it does
+	stop func() // ends it regularly
+	cut  func() // closes its connection at any moment
 }
 
-// start runs a Folder on a connection of its own, with something between it and JetStream.
+// start runs a Folder on a separate connection. between may replace its JetStream.
 func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) copyOf {
 	w.t.Helper()
 	nc := natstest.Conn(w.t, w.srv)
@@ -164,7 +164,7 @@ func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) cop
 	return copyOf{stop, func() { nc.Close(); stop() }}
 }
 
-// entry reads what services read of a tenant.
+// entry returns the entry that services read about a tenant.
 func (w *world) entry(tenant string) (t budget.Tenant) {
 	w.t.Helper()
 	e, err := w.kv.Get(w.t.Context(), tenant)
@@ -176,7 +176,7 @@ func (w *world) entry(tenant string) (t budget.Tenant) {
 	return t
 }
 
-// spentOf returns what an entry says was spent of a budget.
+// spentOf returns the usage that an entry holds for a budget.
 func spentOf(t budget.Tenant, p events.Period) (s events.Spent) {
 	for _, b := range t.Budgets {
 		if b.Period == p {
@@ -190,13 +190,13 @@ func (w *world) until(what string, check func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(within); !check(); time.Sleep(pause) {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("never: %s", what)
+			w.t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
 
-// passed waits until all of the log is counted.
-func (w *world) passed() {
+// awaitCounted waits until the whole log is counted.
+func (w *world) awaitCounted() {
 	w.t.Helper()
 	for shard := range shards {
 		s, err := w.js.Stream(w.t.Context(), topology.EventsStream(shard))
@@ -209,10 +209,10 @@ func (w *world) passed() {
 	}
 }
 
-// counted waits until all of the log is counted, and checks that each tenant has spent what the events say.
+// counted waits until the whole log is counted, and checks that the usage of each tenant is that of its events.
 func (w *world) counted(p events.Period) {
 	w.t.Helper()
-	w.passed()
+	w.awaitCounted()
 	for tenant, want := range w.spent {
 		if have := spentOf(w.entry(tenant), p); have != want {
 			w.t.Errorf("tenant %s: counted %+v, want %+v", tenant, have, want)
@@ -220,7 +220,7 @@ func (w *world) counted(p events.Period) {
 	}
 }
 
-// flaky is JetStream whose bucket loses writes, and acknowledgements of writes.
+// flaky is a JetStream whose bucket loses writes and acknowledgements of writes.
 type flaky struct {
 	jetstream.JetStream
 	random func(n int) int
@@ -251,8 +251,9 @@ func (f flakyKV) Update(ctx context.Context, key string, value []byte, last uint
 	return f.KeyValue.Update(ctx, key, value, last)
 }
 
-// TestFolder_CountsOnceThroughCrashesAndCopies asserts that each event counts once, although copies of the service run at the same
-// time, are cut off in the middle of a write, lose writes and acknowledgements, and read the log again from its beginning.
+// TestFolder_CountsOnceThroughCrashesAndCopies tests that each event counts once, although copies of the service run
+// concurrently, are cut off during writes, lose writes and acknowledgements, and read the log again from its
+// beginning.
 func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
@@ -271,7 +272,7 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	for i := range running {
 		running[i] = w.start(lossy)
 	}
-	for _, tenant := range tenants[:2] { // c has none while it spends
+	for _, tenant := range tenants[:2] { // tenant c has no budget while it uses something
 		w.setBudget(tenant, events.PeriodTotal, events.Budget{Turns: 1000})
 	}
 	for n := range 3 {
@@ -296,7 +297,7 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	w.setBudget("c", events.PeriodTotal, events.Budget{Turns: 1000})
 	w.counted(events.PeriodTotal)
 
-	// The copy that does not fold follows when the other one is gone.
+	// The copy that did not fold takes over when the other one has stopped.
 	for _, r := range running {
 		r.stop()
 	}
@@ -308,8 +309,9 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	w.counted(events.PeriodTotal)
 }
 
-// TestFolder_GoesOnInTheMiddleOfATurn asserts that a copy that begins in the middle of an execution counts it as one that read all of it.
-func TestFolder_GoesOnInTheMiddleOfATurn(t *testing.T) {
+// TestFolder_ContinuesInTheMiddleOfATurn tests that a copy that begins in the middle of an execution counts it like a
+// copy that read all of it.
+func TestFolder_ContinuesInTheMiddleOfATurn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.setBudget("a", events.PeriodTotal, events.Budget{Turns: 1000})
@@ -318,7 +320,7 @@ func TestFolder_GoesOnInTheMiddleOfATurn(t *testing.T) {
 	r := w.start(nil)
 	for n := range 2 {
 		w.turn("a", id, n, func() {
-			w.passed()
+			w.awaitCounted()
 			r.stop()
 			r = w.start(nil)
 		})
@@ -326,7 +328,7 @@ func TestFolder_GoesOnInTheMiddleOfATurn(t *testing.T) {
 	w.counted(events.PeriodTotal)
 }
 
-// delayed is JetStream whose bucket writes an entry when hold returns, and then calls done.
+// delayed is a JetStream whose bucket writes an entry after hold returns, and then calls done.
 type delayed struct {
 	jetstream.JetStream
 	hold func(ctx context.Context, key string)
@@ -350,7 +352,8 @@ func (d delayedKV) Update(ctx context.Context, key string, value []byte, last ui
 	return revision, err
 }
 
-// TestFolder_LateWriteIsRefused asserts that a copy whose write was delayed does not overwrite what another copy counted meanwhile.
+// TestFolder_LateWriteIsRefused tests that a copy whose write was delayed does not overwrite what another copy has
+// counted meanwhile.
 func TestFolder_LateWriteIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -405,7 +408,7 @@ func TestFolder_LateWriteIsRefused(t *testing.T) {
 	w.counted(events.PeriodTotal)
 }
 
-// TestFolder_ReplayChangesNothing asserts that a log that is read again from its beginning changes no figure.
+// TestFolder_ReplayChangesNothing tests that reading a log again from its beginning changes no number.
 func TestFolder_ReplayChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -422,14 +425,15 @@ func TestFolder_ReplayChangesNothing(t *testing.T) {
 	r = w.start(nil)
 	w.counted(events.PeriodDay)
 	if after := w.entry("a"); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("after the replay there is %+v, want %+v", after, before)
+		t.Errorf("after the replay the entry is %+v, want %+v", after, before)
 	}
 	w.turn("a", session("a", 1), 5, func() {})
 	w.counted(events.PeriodDay)
 }
 
-// TestFolder_TakesOverFromTheProjector asserts that entries that the projector of an earlier version wrote are replaced by the same
-// figures, that no service sees lower ones meanwhile, and that an entry that such a projector writes or deletes later is replaced too.
+// TestFolder_TakesOverFromTheProjector tests that entries that the projector of an earlier release wrote are replaced
+// by the same numbers, that services see no lower numbers meanwhile, and that an entry that such a projector writes
+// or deletes later is replaced too.
 func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -451,7 +455,7 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 		must(t, err)
 	}
 	earlier("a", limit, w.spent["a"])
-	earlier("unknown", limit, events.Spent{Turns: 3}) // whose log is another one
+	earlier("unknown", limit, events.Spent{Turns: 3}) // from another log
 	earlier("gone", limit, events.Spent{})
 	must(t, w.kv.Delete(t.Context(), "gone"))
 	watch, err := w.kv.Watch(t.Context(), "a", jetstream.UpdatesOnly())
@@ -465,7 +469,7 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 		var have budget.Tenant
 		must(t, json.Unmarshal(e.Value(), &have))
 		if got := spentOf(have, events.PeriodTotal); got != w.spent["a"] {
-			t.Errorf("services were told %+v, want %+v", got, w.spent["a"])
+			t.Errorf("services read %+v, want %+v", got, w.spent["a"])
 		}
 		seen++
 	}
@@ -486,8 +490,8 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 	})
 }
 
-// TestFolder_CountsErasedSessions asserts that the usage of a deleted session stays, also for a copy that reads the log from its
-// beginning after the session's commits were erased.
+// TestFolder_CountsErasedSessions tests that the usage of a deleted session stays, also for a copy that reads the log
+// from its beginning after the session's commits were erased.
 func TestFolder_CountsErasedSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/pkg/bus/bustest"
 )
 
-// TestReach: nobody gets past the Router.
-func TestReach(t *testing.T) {
+// TestHandle_RefusesToRunWithoutTheRouter tests that the handler does nothing when it is called without the Router.
+func TestHandle_RefusesToRunWithoutTheRouter(t *testing.T) {
 	bustest.RefusesUnrouted(t, New(Config{}).Handle, []byte(`{"type":"push_skill"}`))
 }
