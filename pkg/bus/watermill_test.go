@@ -56,7 +56,7 @@ func TestRouterRetry_KeepsTheErrorAtTheTimeout(t *testing.T) {
 		return bus.Transient(errors.New("the database is down"))
 	})
 	b.publish(t, "work.a", message.NewMessage("1", nil))
-	if reason := b.dead(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "the database is down") {
+	if reason := b.deadLetter(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "the database is down") {
 		t.Errorf("reason is %q", reason)
 	}
 }
@@ -99,7 +99,7 @@ func TestWatermillCorrelationID_MissesWhatTheHandlerPublishes(t *testing.T) {
 	if _, err := handler(msg); err != nil {
 		t.Fatal(err)
 	}
-	got := b.dead(t).Metadata
+	got := b.deadLetter(t).Metadata
 	if got.Get(topology.HeaderCorrelation) != "" || got.Get(middleware.CorrelationIDMetadataKey) != "" {
 		t.Errorf("the published message has metadata %v: watermill's CorrelationID reaches it", got)
 	}
