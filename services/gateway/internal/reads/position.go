@@ -19,7 +19,7 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 	want, err := eventlog.ParsePosition(position)
 	if err != nil {
-		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", clip(position))
+		return problem.Invalid("minPosition", "%+q is not a position: send the position of a response", clip(position))
 	}
 	deadline := time.Now().Add(MaxPositionWait)
 	wait := 2 * time.Millisecond
