@@ -113,7 +113,7 @@ func (c *Config) validate() error {
 		}
 	}
 	if c.RootKey != "" && len(c.RootKey) < auth.MinRootKey {
-		return fmt.Errorf("root-key has %d characters; it needs %d or more, made at random", len(c.RootKey), auth.MinRootKey)
+		return fmt.Errorf("root-key has %d characters; it needs %d or more random characters", len(c.RootKey), auth.MinRootKey)
 	}
 	if _, err := c.recipients(); err != nil {
 		return fmt.Errorf("secrets-recipient: %w", err)
