@@ -1,7 +1,6 @@
-// Package session is the service that owns the life of sessions. It carries
-// out commands, publishes the jobs and arms the timers that the log makes due,
-// dispatches the next message of a queue, and ends executions that no executor
-// can end. Its state is in NATS alone, so any number of copies may run.
+// Package session implements the service that owns the life of sessions. It carries out commands, publishes the jobs
+// and sets the timers that the log makes due, dispatches the next message of a queue, and ends executions that no
+// executor can end. It keeps its state only in NATS, so any number of copies may run.
 package session
 
 import (

@@ -1,11 +1,10 @@
-// Package skills is the service that owns skills. It checks each pushed ZIP,
-// stores it once, under its SHA-256, and writes the versions and tags of each
-// skill to the log. Its state is in NATS alone, so any number of copies may run.
+// Package skills implements the service that owns skills. It checks each pushed ZIP, stores it once, under its
+// SHA-256, and writes the versions and tags of each skill to the log. It keeps its state only in NATS, so any number
+// of copies may run.
 //
-// A push is uploading while its ZIP is being stored in the bucket, ready once
-// its event is in the log, and failed when it is answered with an error. A
-// failed push leaves only its upload. The janitor removes uploads, also those
-// of pushes that never came: services have no right to delete.
+// A push is uploading while its ZIP is being stored in the bucket, ready when its event is in the log, and failed when
+// it is answered with an error. A failed push leaves only its upload. The janitor removes uploads, also those without
+// a push: services have no right to delete.
 package skills
 
 import (
@@ -30,7 +29,7 @@ import (
 )
 
 const (
-	// commandTime bounds one command: the largest ZIP is read, unpacked and stored within it.
+	// commandTime is the timeout of one command: the largest ZIP is read, unpacked and stored within it.
 	commandTime = 5 * time.Minute
 	// bucketWait is the pause before the service tries to open the bucket again.
 	bucketWait = 500 * time.Millisecond
@@ -133,7 +132,7 @@ func (s *Service) route(name string, counts *metrics) error {
 	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))
 }
 
-// Ready is closed when commands are taken.
+// Ready is closed when the service handles commands.
 func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
 // Run blocks until ctx ends and the handlers that run have returned.

@@ -42,7 +42,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	return answer, err
 }
 
-// definition decodes and checks what is applied. What it refers to must be there.
+// definition decodes and checks an applied definition. Entries to which it refers must exist.
 func (h *Handler) definition(ctx context.Context, c command.Command) (kind events.Aspect, ref events.Reference, tags []string, spec any, err error) {
 	switch c.Type {
 	case command.TypeApplyAgent:
@@ -187,7 +187,7 @@ func missing(kind events.Aspect, field string, ref events.Reference) error {
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
 
-// pin resolves the agent that a session is made from, nil for the built-in one, and writes down what it was.
+// pin resolves the agent of a new session and returns the pinned version, or nil for the built-in agent.
 func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
 	for i, s := range b.Environments {
 		field := fmt.Sprintf("environments[%d]", i)
@@ -195,7 +195,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 		if err != nil {
 			return nil, err
 		}
-		// It is resolved again when an execution begins; that it is there at all is said at once.
+		// The execution resolves the reference again when it begins. This check refuses a missing entry at once.
 		if _, err := h.resolve(ctx, events.Environment, c.Tenant, field, ref); err != nil {
 			return nil, err
 		}

@@ -54,7 +54,7 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	}, nil
 }
 
-// fork reads the parent and returns what the fork begins with.
+// fork reads the parent and returns the initial state of the fork.
 func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
 	parent, err := h.parent(ctx, c, b.Parent)
 	if err != nil {
@@ -81,7 +81,8 @@ func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSes
 	if err := h.dropLostChanges(ctx, &out); err != nil {
 		return out, err
 	}
-	// The parent may have been deleted meanwhile. What is deleted after this is erased at the earliest after the janitor's grace.
+	// The parent may have been deleted meanwhile. If it is deleted after this check, the janitor erases it only after
+	// its grace, when the fork is in the log.
 	_, err = h.parent(ctx, c, b.Parent)
 	return out, err
 }
@@ -112,7 +113,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 		}
 		cut, refusal := walk.Cut()
 		if refusal == nil && at != nil && *at > cut.Forked.Asked {
-			refusal = &fork.AheadError{Tip: cut.Forked.Asked} // they asked for the number that stands for the last event
+			refusal = &fork.AheadError{Tip: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
 			return cut, refusedCut(refusal)
@@ -174,8 +175,9 @@ func refusedCut(err error) error {
 	return &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: err.Error()}
 }
 
-// forkAgent puts another version or another agent of the same architecture in place of the parent's. Options stay
-// those of the parent, which are resolved; of another agent the session gets the default instance.
+// forkAgent replaces the parent's agent by another version, or by another agent of the same architecture. The options
+// are those of the parent, which are resolved already. If the agent is another one, the session gets its default
+// instance.
 func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string, out *events.SessionCreated) error {
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return invalid("sessionId", fmt.Sprintf("the session's sandboxes are of provider %.64q, which this installation does not offer; it offers %s", out.Provider, strings.Join(h.cfg.Providers, ", ")))
@@ -227,8 +229,9 @@ func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.Se
 	return nil
 }
 
-// dropLostChanges leaves out the files that were put in between the snapshot and the point of the fork and that are not in the object store
-// any more: the janitor removes them once a later snapshot holds them. The fork says so.
+// dropLostChanges leaves out files that clients uploaded between the snapshot and the point of the fork, if the object
+// store no longer has them: the janitor removes them when a later snapshot contains them. The fork records that they
+// are missing.
 func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error {
 	var lost []string
 	kept := make([]events.Payload, 0, len(out.Changes))
@@ -260,7 +263,7 @@ func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error 
 	return nil
 }
 
-// checkSnapshot reads a snapshot's manifest, and looks for all objects that it needs.
+// checkSnapshot reads a snapshot's manifest and checks that all objects of the snapshot exist.
 func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) error {
 	store, err := h.cfg.Snapshots(ctx)
 	if err != nil {

@@ -166,8 +166,8 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	return h.session(ctx, c, build)
 }
 
-// builder turns a request into what the session's life decides on, given the
-// session as it is loaded. What is wrong with the request itself is said at once.
+// builder converts a request into a command on the session's life, for the loaded state of the session. It returns an
+// error if the request itself is invalid.
 type builder func(l eventlog.Loaded, base session.Base) (session.Command, error)
 
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
@@ -230,7 +230,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 	return controlBuilder(c)
 }
 
-// controlBuilder is builder for what has no body.
+// controlBuilder returns the builder of a command without a body.
 func controlBuilder(c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
@@ -280,9 +280,10 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 	return answer, nil
 }
 
-// decide loads the session, decides on the command and appends the decision. It completes the answer. confirmed is false for a refusal,
-// and for a decision that changes nothing: the guard of an append catches a replica that lags, but these have no guard, and so count
-// only if the leader of the stream was asked.
+// decide loads the session, decides on the command, appends the decision and completes the answer. confirmed is false
+// for a refusal, and for a decision that changes nothing, if they were made from a replica: an append has a guard,
+// which detects a replica that lags, but these decisions have none. They count only if the state came from the
+// stream's leader.
 func (h *Handler) decide(ctx context.Context, c command.Command, build builder, freshness eventlog.Freshness, answer *command.Answer) (confirmed bool, err error) {
 	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
 	if err != nil {
@@ -323,7 +324,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 	return true, nil
 }
 
-// checkRoom refuses what needs room while only the reserve of the store is left.
+// checkRoom refuses a command that needs room while only the reserve of the store is left.
 func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 	if !t.NeedsRoom() {
 		return nil
@@ -334,7 +335,8 @@ func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 	return nil
 }
 
-// checkEvents refuses what adds to a session once the tenant has added as many events to the log as it may on a day.
+// checkEvents refuses a command that adds events to a session if the tenant has reached its limit of events for the
+// day.
 func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	if !c.Type.NeedsRoom() {
 		return nil
@@ -379,7 +381,7 @@ func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	}
 }
 
-// label is a type as it is counted; whatever there is none of is one.
+// label returns the label of a type in metrics. All unknown types have one label.
 func label(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,

@@ -12,7 +12,7 @@ import (
 // codeImageNotAllowed is the code of an image that the operator's list does not have. Executors fail with the same.
 const codeImageNotAllowed = "IMAGE_NOT_ALLOWED"
 
-// isolated reports whether a provider's sandboxes are made from images, and reach models by the egress proxy alone.
+// isolated reports whether a provider's sandboxes are made from images and reach models only through the egress proxy.
 func isolated(provider string) bool { return provider == "docker" || provider == "modal" }
 
 // checkImage refuses an image that is not allowed; "" is the installation's own.
@@ -43,9 +43,8 @@ func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
 	return h.checkAgentImages("spec.", agent)
 }
 
-// checkSessionImages refuses a session with an image that is not allowed: its own
-// in place of the agent's, and those of the agent's MCP servers. An agent may be
-// older than the list.
+// checkSessionImages refuses a session if its image, or the agent's image that it uses, or an image of the agent's MCP
+// servers is not allowed. The agent may have been applied before the list of allowed images changed.
 func (h *Handler) checkSessionImages(provider, image string, agent *events.AgentSpec) error {
 	if !isolated(provider) {
 		return nil

@@ -19,7 +19,7 @@ const (
 	// defaultSuffix ends the slug of an agent's default instance.
 	defaultSuffix = ".default"
 	maxSlug       = 64
-	// platformOrg is the organization of the default instances of the platform's agents, which lie with each tenant.
+	// platformOrg is the organization of default instances of the platform's agents. Each tenant has its own.
 	platformOrg = "platform"
 )
 
@@ -95,7 +95,7 @@ func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, re
 		return ref, fmt.Errorf("digest of instance %s: %w", ref, err)
 	}
 	ref.Version = digest
-	own := c // of this commit: its events and its commit are not those of the session
+	own := c // the command of the instance's own commit, whose ids must differ from those of the session
 	own.ID, own.Actor.Kind, own.Actor.ID = events.Derive(events.KindCommand, c.ID, "instance"), "service", "session"
 	_, err = h.entry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
 		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}

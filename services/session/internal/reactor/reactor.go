@@ -69,8 +69,8 @@ func (r *Reactor) actor() events.Actor {
 	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
-// maxRounds bounds how often the state is loaded again for one message because it
-// changed meanwhile. After that the message is delivered again.
+// maxRounds is how often the state is loaded again for one message because the state changed meanwhile. After that the
+// message is redelivered.
 const maxRounds = 32
 
 // errMoving is returned when the state changed after each of maxRounds attempts.
@@ -108,8 +108,8 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	return nil
 }
 
-// forget removes the secrets of executions that a message says have ended, if it is part of the log. Elsewhere a message is only a
-// reason to load the state.
+// forget removes the secrets of executions that have ended according to a message, if the message is part of the log.
+// Elsewhere the reactor uses a message only as a reason to load the state.
 func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ended []string) error {
 	if len(ended) == 0 {
 		return nil
@@ -119,7 +119,7 @@ func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ende
 	if errors.As(err, &foreign) {
 		return bus.Poison(foreign)
 	}
-	if err != nil && !errors.Is(err, eventlog.ErrNotFound) { // what the janitor has erased since has ended as well
+	if err != nil && !errors.Is(err, eventlog.ErrNotFound) { // executions whose commits the janitor has erased since have ended too
 		return bus.Transient(err)
 	}
 	for _, execution := range ended {
@@ -163,7 +163,7 @@ func summarize(payload []byte) (commitSummary, error) {
 	return g, nil
 }
 
-// Timer handles a timer that fired: it acts on what is due by now, whatever it was armed for.
+// Timer handles a timer that fired. It acts on everything that is due now, for whatever deadline the timer was set.
 func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -345,7 +345,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 	}
 	now := r.cfg.Now()
 	if !at.After(now) {
-		// The turn is overdue, but its executor is alive. The next timer looks at it again.
+		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
 		at = now.Add(session.TurnGrace)
 	}
 	armed, err := r.armed(ctx, l.ID)

@@ -1,6 +1,6 @@
-// Package signer signs the heads of the log: once a minute the last commit of every subject that changed, and those of a session when
-// an execution of it has ended (docs/adr/0053). Any number of copies of the service may run it: the guard of the stream of heads lets one
-// of them write each entry.
+// Package signer signs the heads of the log (docs/adr/0053). Once a minute it signs the last commit of every subject
+// that changed, and soon after the end of an execution it signs those of the session. Any number of copies of the
+// service may run it: the guard on the stream of heads lets one of them write each entry.
 package signer
 
 import (
@@ -24,15 +24,16 @@ import (
 )
 
 const (
-	// defaultEvery is how often what changed is signed.
+	// defaultEvery is the interval at which changed subjects are signed.
 	defaultEvery = time.Minute
 	// settle is how long ends of executions are collected before they are signed together.
 	settle = time.Second
-	// maxEnded bounds the sessions that wait for that in one shard. What is beyond it is signed with what changed.
+	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
+	// signed with the next changed subjects.
 	maxEnded = heads.MaxHeads / 2
 	// readers is how many heads are read at once.
 	readers = 16
-	// passTime bounds one pass over a shard.
+	// passTime is the timeout of one pass over a shard.
 	passTime = time.Minute
 )
 
@@ -43,7 +44,7 @@ type Config struct {
 	JetStream jetstream.JetStream
 	Now       func() time.Time
 	Logger    *slog.Logger
-	Every     time.Duration   // how often what changed is signed; 0 means once a minute
+	Every     time.Duration   // interval at which changed subjects are signed; 0 means once a minute
 	Signed    func(heads int) // is called after each entry that this copy stored
 	Failed    func()          // is called for each pass that failed
 }
@@ -83,7 +84,7 @@ func New(cfg Config) *Signer {
 	return s
 }
 
-// Ended asks that the heads of a session be signed soon. It does not block.
+// Ended requests that the heads of a session be signed soon. It does not block.
 func (s *Signer) Ended(tenant, id string) {
 	shard := events.Partition(id) % len(s.ended)
 	s.mu.Lock()
@@ -97,9 +98,9 @@ func (s *Signer) Ended(tenant, id string) {
 	}
 }
 
-// Run signs until ctx ends. A pass that fails is logged, and what it was about is signed by a later one.
+// Run signs until ctx ends. A pass that fails is logged, and a later pass signs the same subjects.
 func (s *Signer) Run(ctx context.Context) error {
-	s.pass(ctx, s.signChanges) // what came while no copy ran
+	s.pass(ctx, s.signChanges) // sign commits that were stored while no copy ran
 	changed := time.NewTicker(s.cfg.Every)
 	defer changed.Stop()
 	for {
@@ -247,7 +248,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 		}
 		fresh := slices.DeleteFunc(slices.Clone(list), func(h heads.Head) bool { return h.Seq <= t.entry.Through })
 		if len(fresh) == 0 {
-			return nil // signed with what changed
+			return nil // a later pass over the changed subjects signs them
 		}
 		if stored, err := s.store(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
 			return err

@@ -8,7 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// entry is the value that the bucket budgets holds under a tenant: what services read, and what it was computed from.
+// entry is a tenant's value in the bucket budgets: the figures that services read, and the data from which they are
+// computed.
 type entry struct {
 	budget.Tenant
 	// Shards holds the usage by the stream of the shard, as streamID returns it. Entries that the projector of an earlier
@@ -35,7 +36,7 @@ const (
 // month returns the month of a day.
 func month(day string) string { return day[:len("2006-01")] }
 
-// window is what is kept at a time: days and months from these on.
+// window is the range of days and months that an entry keeps: from these on.
 type window struct{ day, month string }
 
 func windowAt(now time.Time) window {
@@ -132,8 +133,8 @@ func (e *entry) limited() bool {
 	return false
 }
 
-// publish computes what services read, as of a time. It drops the days and months that no window includes any more, and the shards
-// of streams that are gone.
+// publish computes the figures that services read, as of a time. It drops the days and months that no window includes
+// any more, and the shards of streams that no longer exist.
 func (e *entry) publish(streams []string, now time.Time) {
 	keep := windowAt(now)
 	shards := map[string]*shardUsage{}

@@ -23,13 +23,13 @@ const (
 	payloadPause = 200 * time.Millisecond
 	// maxHistories is how many histories of sessions are read at once.
 	maxHistories = 16
-	// maxPresent bounds how many entries of sessions are kept in memory, about.
+	// maxPresent is the approximate maximum number of sessions and executions in memory.
 	maxPresent = 100_000
 )
 
-// commits yields the commits of a reading past those that cannot be read. A message that is not part of the log, or does not
-// decode, is yielded without events. read begins a reading after a position; commits begins another one after each commit that
-// failed.
+// commits yields the commits of a reader and skips commits that cannot be read. A message that is not part of the log,
+// or that cannot be decoded, is yielded without events. read starts a reader after a position; after each failed
+// commit, commits starts another one behind it.
 func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Position) iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		tries := 0
@@ -65,7 +65,7 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 // sessionKey names a session.
 type sessionKey struct{ tenant, id string }
 
-// sessions holds the folds of the sessions that were used last. Those that are not present are folded again from the log.
+// sessions holds the folds of the most recently used sessions. Others are folded again from the log.
 type sessions struct {
 	log    eventlog.Log
 	max    int
@@ -100,7 +100,8 @@ func (s *sessions) keep(k sessionKey, u *budget.SessionUsage) {
 	s.size += u.Size()
 }
 
-// load makes the sessions of commits present. Those that began before the commits are read from the log.
+// load ensures that the sessions of commits are in memory. Sessions that began before the commits are read from the
+// log.
 func (s *sessions) load(ctx context.Context, list []eventlog.Record) error {
 	missing := map[sessionKey]eventlog.Record{} // with the first commit in list
 	for _, rec := range list {

@@ -1,6 +1,6 @@
-// Package usage folds what sessions take from the log into the bucket budgets, from which dispatch and executors learn what tenants
-// may take and have taken (docs/adr/0064). Any number of copies of the service may run a Folder: one of them folds, and compare-and-set
-// keeps the others from counting anything twice.
+// Package usage folds the usage of sessions from the log into the bucket budgets, from which dispatch and executors
+// read tenants' limits and usage (docs/adr/0064). Any number of copies of the service may run a Folder: one of them
+// folds, and compare-and-set prevents the others from counting anything twice.
 package usage
 
 import (
@@ -30,12 +30,12 @@ const (
 	batchPause = 25 * time.Millisecond
 	// checkpointEvery is how often the other tenants and the checkpoint are written.
 	checkpointEvery = time.Second
-	// standByTime is how often a copy that stands by looks at the checkpoint. It folds if the checkpoint was not written since the
-	// last look, and is behind the log.
+	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
+	// checkpoint was not written since the last check and is behind the log.
 	standByTime = 3 * time.Second
 	// writers is how many entries are written at once.
 	writers = 16
-	// writeTime bounds each write.
+	// writeTime is the timeout of each write.
 	writeTime = 10 * time.Second
 
 	firstWait = 50 * time.Millisecond
@@ -73,7 +73,8 @@ func (f *Folder) Collectors() []prometheus.Collector {
 	})}
 }
 
-// Run folds until ctx ends. After a failure it begins again at the checkpoint. While another copy folds it stands by.
+// Run folds until ctx ends. After a failure it starts again at the checkpoint. While another copy folds, it is on
+// standby.
 func (f *Folder) Run(ctx context.Context) error {
 	pauses := retry.Doubling(firstWait, maxWait)
 	for ctx.Err() == nil {
@@ -151,7 +152,8 @@ type leader struct {
 	tenants  map[string]*tenant
 	dirty    map[string]*tenant // whose entry is not written
 	sessions *sessions
-	// positions are the last commits read, by shard; stored are those of the checkpoint, nil if it has to be written.
+	// positions are the last commits read, by shard. stored are those of the checkpoint, or nil if it has to be
+	// written.
 	positions, stored []uint64
 	// fresh are the shards that are read from the beginning. Nothing is written until the end of each was reached, so that services
 	// go by the figures of an earlier version until all of the log is counted.
@@ -190,7 +192,7 @@ func (f *Folder) lead(ctx context.Context, progressed func()) error {
 	return g.Wait()
 }
 
-// begin writes the checkpoint anew, after which no other copy can write it, and then reads the entries.
+// begin writes the checkpoint again, after which no other copy can write it, and then reads the entries.
 func (f *Folder) begin(ctx context.Context) (*leader, error) {
 	l := &leader{
 		Folder: f, tenants: map[string]*tenant{}, dirty: map[string]*tenant{}, sessions: newSessions(f.cfg.Log, maxPresent), fresh: map[int]bool{},
@@ -295,14 +297,14 @@ func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, 
 		if err != nil {
 			return err
 		}
-		// What lay at the end may have been erased.
+		// The last commit may have been erased.
 		after.Seq = max(after.Seq, l.ends[after.Shard])
 		push(item{rec: eventlog.Record{Position: after}, end: true})
 	}
 	return pass(commits(ctx, after, func(p eventlog.Position) iter.Seq2[eventlog.Record, error] { return l.cfg.Log.Tail(ctx, p, filter) }))
 }
 
-// fold applies what is read, and writes the entries and the checkpoint.
+// fold applies items, and writes the entries and the checkpoint.
 func (l *leader) fold(ctx context.Context, items <-chan item, progressed func()) error {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
@@ -343,7 +345,7 @@ func (l *leader) fold(ctx context.Context, items <-chan item, progressed func())
 	}
 }
 
-// take returns an item and those that wait behind it, up to a batch.
+// take returns an item and the items that already wait behind it, up to a batch.
 func take(it item, items <-chan item) []item {
 	batch := []item{it}
 	for len(batch) < batchCommits {

@@ -1,6 +1,6 @@
-// Package command carries out what gateways ask of skills: it checks, keeps,
-// decides, appends, and answers. Every command has an id, so that a redelivery
-// changes nothing and is answered as the first delivery was.
+// Package command carries out the commands of gateways about skills: it checks and stores ZIPs, decides, appends, and
+// answers. Every command has an id, so that a redelivery changes nothing and gets the same answer as the first
+// delivery.
 package command
 
 import (
@@ -35,8 +35,8 @@ type Config struct {
 	NATS    *nats.Conn
 	Now     func() time.Time
 	Logger  *slog.Logger
-	Service string // the service and its copy, which the log names for what it writes
-	Scratch string // the folder that ZIPs lie in while they are checked
+	Service string // the service and its copy, recorded as the writer in commits
+	Scratch string // the folder that holds ZIPs while they are checked
 
 	// Done is called after each command with its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
@@ -154,7 +154,7 @@ func decode(c command.Command, into any) error {
 	return invalid("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
 }
 
-// checkReference refuses what is no reference.
+// checkReference refuses an invalid reference.
 func checkReference(ref events.Reference) error {
 	var bad *events.ReferenceError
 	switch err := ref.Check(); {
@@ -201,7 +201,7 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 	return before, after, nil
 }
 
-// position is of an entry's last commit; "" where there is none.
+// position returns the position of an entry's last commit, or "" if there is none.
 func (h *Handler) position(e eventlog.Entry) string {
 	if e.Head.Seq == 0 {
 		return ""
@@ -209,7 +209,7 @@ func (h *Handler) position(e eventlog.Entry) string {
 	return h.cfg.Entries.Position(e).String()
 }
 
-// label is a type as it is counted; whatever there is none of is one.
+// label returns the label of a type in metrics. All unknown types have one label.
 func label(t command.Type) string {
 	switch t {
 	case command.TypePushSkill, command.TypeTagSkill, command.TypeRemoveSkill:

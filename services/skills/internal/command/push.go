@@ -51,7 +51,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 		Ref: ref, Tags: b.Tags, Name: found.Name, Description: found.Description, Document: found.Document,
 		Bytes: found.Bytes, UnpackedBytes: found.UnpackedBytes, Files: found.Files,
 	}
-	// What the skill's state refuses is not stored either.
+	// A push that the skill's state refuses stores nothing either.
 	answer, err := h.pushed(ctx, c, true, pushed)
 	if b.DryRun || err != nil {
 		return answer, err
@@ -68,7 +68,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 func checkPush(c command.Command, b command.PushSkill) error {
 	ref := b.Ref
 	if ref.Slug == "" {
-		ref.Slug = "x" // the name of the front matter stands there
+		ref.Slug = "x" // a valid placeholder: the slug comes from the front matter
 	}
 	if err := checkReference(ref); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	return h.answer(ctx, c, p, e, e)
 }
 
-// pushed writes what was found in a ZIP. With dry it only answers what a push would change.
+// pushed appends the version of a checked ZIP. With dry it only returns what the push would change.
 func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
 	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
@@ -161,7 +161,7 @@ type upload struct {
 	size int64
 }
 
-func (u *upload) close() { _ = u.file.Close() } // it is gone with it
+func (u *upload) close() { _ = u.file.Close() } // the file has no name, so closing it removes it
 
 // fetch reads an upload into a file.
 func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, error) {
