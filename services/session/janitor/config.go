@@ -1,12 +1,10 @@
-// Package janitor removes for good what nothing needs any more: the content of
-// deleted sessions, uploads that nothing names, snapshots beyond the retention.
+// Package janitor removes data that nothing needs any more: the content of deleted sessions, unreferenced uploads, and
+// snapshots beyond the retention.
 //
-// It is a role of the session service with a process and a NATS user of its own,
-// because only this user may delete messages. It keeps no state: what is to be
-// done follows from the log, the buckets and the read models. So it may be killed
-// at any point, and any number of copies may run: an advisory lock in Postgres lets
-// one of them work, and two at once would do no harm, since each step is
-// idempotent and every write to the log is guarded.
+// The janitor belongs to the session service, but has a process and a NATS user of its own, because only this user may
+// delete messages. It keeps no state: the log, the buckets and the read models show what is due. So it can be killed
+// at any point, and any number of copies may run: an advisory lock in Postgres lets one of them work. Two at once
+// would do no harm, because every step is idempotent and every append to the log is guarded.
 package janitor
 
 import (
@@ -32,7 +30,7 @@ type Config struct {
 	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"The content of how many deleted sessions one pass removes."`
 }
 
-// withDefaults returns the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with all defaults set, or an error that names the invalid field.
 func (c Config) withDefaults() (Config, error) {
 	for _, d := range []struct {
 		name  string
@@ -79,7 +77,7 @@ type Deps struct {
 	Metrics prometheus.Registerer
 }
 
-// settling is how long named content that nothing refers to stays at least, whatever
-// Config.Uploads says: a command that is to refer to it is decided, or refused, by then.
-// It is longer than a snapshot (10m), a push of a skill (5m) and the deadline of a command take.
+// settling is the minimum time for which unreferenced objects with a name are kept, also if Config.Uploads is shorter.
+// By then the command that refers to the object was decided or refused: a snapshot takes 10 minutes, a push of a skill
+// 5, and commands have shorter deadlines.
 const settling = 15 * time.Minute

@@ -44,7 +44,7 @@ func (e eraser) subject(ctx context.Context, subject string, below uint64) (n ui
 	return n, e.proof(ctx, subject, below)
 }
 
-// erase erases one message. One that is gone already is no error.
+// erase erases one message. A message that does not exist any more is not an error.
 func (e eraser) erase(ctx context.Context, seq uint64) error {
 	err := e.stream.SecureDeleteMsg(ctx, seq)
 	if err == nil {
@@ -56,7 +56,7 @@ func (e eraser) erase(ctx context.Context, seq uint64) error {
 	return fmt.Errorf("erase message %d of stream %s: %w", seq, e.name(), err)
 }
 
-// proof asks the stream's leader what is left: reads may be answered by a replica that lags.
+// proof asks the stream's leader for remaining messages, because a replica that lags may answer reads.
 func (e eraser) proof(ctx context.Context, subject string, below uint64) error {
 	info, err := e.stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
@@ -90,10 +90,9 @@ func (e eraser) from(ctx context.Context, subject string, seq uint64) (n uint64,
 	}
 }
 
-// purge removes every message of a key-value bucket whose subject matches a
-// filter. Key-value buckets are made so that none of their messages can be deleted,
-// so the bytes of what is purged may stay in the server's files for a while:
-// hashes and ids, and values of secrets that are encrypted.
+// purge removes every message of a key-value bucket whose subject matches a filter. NATS creates key-value buckets so
+// that their messages cannot be deleted. The bytes of purged messages may therefore stay in the server's files for a
+// while: hashes and ids, and encrypted values of secrets.
 func (e eraser) purge(ctx context.Context, filter string) error {
 	if err := e.stream.Purge(ctx, jetstream.WithPurgeSubject(filter)); err != nil {
 		return fmt.Errorf("purge %s of stream %s: %w", filter, e.name(), err)
@@ -124,8 +123,8 @@ type message struct {
 	seq     uint64
 }
 
-// messages calls handle with each message that the stream holds now, in order. The
-// config says which: FilterSubjects, DeliverPolicy and OptStartTime.
+// messages calls handle with each message that the stream has now, in order. The config selects the messages by
+// FilterSubjects, DeliverPolicy and OptStartTime.
 func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
 	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
 	// Left to its inactivity: the right to delete a consumer of the log would be the right to delete a durable.

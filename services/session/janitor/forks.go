@@ -106,7 +106,7 @@ func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
 	return "", nil
 }
 
-// forked says what keeps a deleted session because of forks; "" for nothing.
+// forked returns the reason why forks keep a deleted session, or "" if they do not.
 func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
 	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {

@@ -93,8 +93,8 @@ func sessionOf(name string) (sessionKey, bool) {
 	return sessionKey{parts[0], parts[1]}, true
 }
 
-// remove erases an object as it was listed. One that was stored again under the
-// same name meanwhile stays: its chunks and its name message are others.
+// remove erases an object as it was listed. If the object was stored again under the same name meanwhile, the new
+// object stays, because its chunks and its name message are others.
 func (b *bucket) remove(ctx context.Context, o object) error {
 	if _, err := b.subject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
 		return err
@@ -119,8 +119,8 @@ func (b *bucket) named(ctx context.Context, name string) (object, bool, error) {
 	return o, true, nil
 }
 
-// unnamed lists the chunk subjects that no object names, and that are older than
-// before: what an upload that failed, or an object that was replaced, left behind.
+// unnamed lists the chunk subjects that no object names and that are older than before: remains of failed uploads and
+// of replaced objects.
 func (b *bucket) unnamed(ctx context.Context, before time.Time) (nuids []string, err error) {
 	// The chunks first: an object's name is stored after its chunks, so every
 	// upload that has ended by now is named in the list that follows.

@@ -94,7 +94,7 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read when a secret was stored: %w", err)
 		}
-		// One that was removed leaves a marker, without a value.
+		// A removed secret leaves a marker without a value.
 		if len(m.Data) > 0 && m.Time.Before(p.settled()) {
 			list = append(list, sealed{key, m.Time})
 		}
