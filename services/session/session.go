@@ -34,7 +34,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// Config is the service's settings. The zero value takes every default.
+// Config holds the service's settings. The zero value takes every default.
 type Config struct {
 	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may rest before its sandbox is given up, unless the session says otherwise."`
 	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session says otherwise."`
@@ -60,7 +60,7 @@ type Config struct {
 	// Private are folders of the installation itself, in which no session may work.
 	Private []string `kong:"-"`
 
-	images   imagepolicy.Policy // that tenants may name
+	images   imagepolicy.Policy // images that tenants may name
 	headsKey heads.PrivateKey   // zero for none
 }
 
@@ -171,7 +171,7 @@ type Service struct {
 	clock   *bus.Clock
 	react   *reactor.Reactor
 	usage   *usage.Folder
-	signer  *signer.Signer // nil where no heads are signed
+	signer  *signer.Signer // nil if no heads are signed
 }
 
 // New returns a copy of the service. It sends nothing before Run.
@@ -256,7 +256,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// handle registers all handlers on the Router.
+// handle registers all handlers with the Router.
 func (s *Service) handle(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
 		cfg, topic, err := bus.ForDurable(s.js, d)
@@ -268,7 +268,7 @@ func (s *Service) handle(commands *command.Handler) error {
 		if err != nil {
 			return err
 		}
-		// Commits, timers and commands are delivered again without limit: an outage of NATS must not lose one.
+		// Commits, timers and commands are redelivered without a limit, so that an outage of NATS does not lose one.
 		return s.router.Handle(name, topic, sub, fn, bus.WithMaxDeliveries(-1))
 	}
 	if err := add("commands", topology.CommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {

@@ -35,7 +35,7 @@ const (
 	bucketWait = 500 * time.Millisecond
 )
 
-// Config is the service's settings. The zero value takes every default.
+// Config holds the service's settings. The zero value takes every default.
 type Config struct {
 	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"How many skills one copy checks at once."`
 	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"The folder that ZIPs lie in while they are checked, up to 100 MiB each; empty means the system's for temporary files."`
@@ -128,7 +128,7 @@ func (s *Service) route(name string, counts *metrics) error {
 		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
 		Service: name, Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
 	})
-	// A command is delivered again without limit, so that an outage of NATS does not lose it. Its deadline ends it.
+	// A command is redelivered without a limit, so that an outage of NATS does not lose it; its deadline ends it.
 	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))
 }
 
@@ -157,8 +157,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// bucket waits until the bucket is there: it is installed after the log, which
-// the service was given. Nil when ctx ends before.
+// bucket blocks until the bucket exists: it is created after the log. It returns nil if ctx ends before that.
 func (s *Service) bucket(ctx context.Context) (*natsstore.Store, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// Config is the janitor's settings. The zero value takes every default, but for DatabaseURL.
+// Config holds the janitor's settings. The zero value takes every default, except for DatabaseURL.
 type Config struct {
 	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"The Postgres of the read models."`
 	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`

@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// eraser removes messages so that their bytes are gone from the server's disk. A
-// purge or a delete only forgets them: the bytes stay in the server's block files.
+// eraser removes messages so that their bytes are overwritten on the server's disk. After a purge or an ordinary
+// delete the bytes stay in the server's block files.
 type eraser struct{ stream jetstream.Stream }
 
 func openEraser(ctx context.Context, js jetstream.JetStream, name string) (eraser, error) {
@@ -76,7 +76,7 @@ func (e eraser) proof(ctx context.Context, subject string, below uint64) error {
 	return nil
 }
 
-// from counts the messages on a subject from a sequence on.
+// from returns the number of messages on a subject from a sequence on.
 func (e eraser) from(ctx context.Context, subject string, seq uint64) (n uint64, err error) {
 	for {
 		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
@@ -115,7 +115,7 @@ func since(filter string, t time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
 }
 
-// message is one of a stream.
+// message is a message of a stream.
 type message struct {
 	subject string
 	data    []byte
@@ -127,7 +127,8 @@ type message struct {
 // FilterSubjects, DeliverPolicy and OptStartTime.
 func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
 	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
-	// Left to its inactivity: the right to delete a consumer of the log would be the right to delete a durable.
+	// The consumer is removed after its inactivity: with the right to delete a consumer of the log, the janitor could
+	// also delete a durable.
 	which.AckPolicy, which.MemoryStorage, which.Replicas, which.InactiveThreshold = jetstream.AckNonePolicy, true, 1, silence
 	c, err := e.stream.CreateConsumer(ctx, which)
 	if err != nil {

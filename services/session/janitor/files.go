@@ -68,7 +68,7 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 	if len(held) == 0 {
 		return nil
 	}
-	// A fork that has no snapshot of its own yet may still put in files that its parent's next snapshot held.
+	// A fork that has no snapshot of its own yet may still apply files that its parent's next snapshot contains.
 	snapshots, err := p.forkSnapshots(ctx, k)
 	if err != nil || len(snapshots) > 0 {
 		return err
@@ -85,8 +85,8 @@ func transcriptOf(l eventlog.Loaded) []fileChange {
 	return nil
 }
 
-// heldChange returns the number of the last file change that no executor puts into a workspace again, since the session's last
-// snapshot holds it. A folder of the host is never filled from a snapshot.
+// heldChange returns the number of the last file change that no executor applies again, because the session's last
+// snapshot contains it. A folder of the host is never filled from a snapshot.
 func heldChange(l eventlog.Loaded) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0

@@ -18,10 +18,10 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// passLock is the Postgres advisory lock of the janitor that works: the bytes of "spooljan".
+// passLock is the Postgres advisory lock of the janitor that runs a pass: the bytes of "spooljan".
 const passLock = 0x73706f6f6c6a616e
 
-// ErrBusy is a pass that was not begun because another janitor is in the middle of one.
+// ErrBusy is returned if another janitor is running a pass.
 var ErrBusy = errors.New("another janitor is at work; try again when it has finished")
 
 // Kind is the kind of an item.
@@ -31,15 +31,15 @@ type Kind string
 const (
 	// KindSession is the content of a deleted session.
 	KindSession Kind = "session"
-	// KindChunks is content without a name: of an upload that failed, or of an object that was replaced.
+	// KindChunks is content without a name: remains of a failed upload or of a replaced object.
 	KindChunks Kind = "chunks"
 	// KindSnapshots are snapshots of a session's workspace beyond the retention.
 	KindSnapshots Kind = "snapshots"
-	// KindFiles are files that were put into a session's workspace and that its last snapshot holds.
+	// KindFiles are files that were uploaded into a session's workspace and that its last snapshot contains.
 	KindFiles Kind = "files"
 	// KindUploads are files whose request was refused, of a session that was never created, or that came after the removal of its content.
 	KindUploads Kind = "uploads"
-	// KindSkill is the ZIP of a skill that no version refers to, or an upload of one.
+	// KindSkill is the ZIP of a skill to which no version refers, or an upload of a skill.
 	KindSkill Kind = "skill"
 	// KindSecret is the value of a secret that came with a refused request.
 	KindSecret Kind = "secret"
@@ -62,7 +62,7 @@ type Report struct {
 	Items []Item `json:"items"`
 }
 
-// Janitor is one copy.
+// Janitor is one copy of the janitor.
 type Janitor struct {
 	cfg    Config
 	deps   Deps
@@ -145,7 +145,8 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 	if !alone {
 		return Report{}, ErrBusy
 	}
-	// At once: Postgres ends a connection in its own time, and the next pass may begin before.
+	// Release the lock explicitly: Postgres ends a connection some time later, and the next pass may begin before
+	// that.
 	defer func() {
 		_, unlock := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock($1)", int64(passLock))
 		err = errors.Join(err, unlock)
@@ -158,7 +159,7 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 	return p.report, err
 }
 
-// pass is one pass.
+// pass is the state of one pass.
 type pass struct {
 	cfg        Config
 	log        eventlog.Log
@@ -179,9 +180,9 @@ type pass struct {
 	secrets, idempotency eraser
 	workspaces, payloads *bucket
 	skills               *bucket
-	store                *natsstore.Store        // of workspaces, once it was opened
-	forks                *[]unfolded             // that the log has and the read models do not, once they were read
-	requests             map[sessionKey][]string // keys of idempotency records, once they were listed
+	store                *natsstore.Store        // store of workspaces; nil until it is opened
+	forks                *[]unfolded             // forks that the log has and the read models do not have yet; nil until they are read
+	requests             map[sessionKey][]string // keys of idempotency records; nil until they are listed
 }
 
 func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
@@ -212,7 +213,7 @@ func (p *pass) run(ctx context.Context) error {
 	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
 }
 
-// settled is the time before which named content that nothing refers to was stored if it is to be removed.
+// settled returns the time before which unreferenced objects with a name must have been stored to be removed.
 func (p *pass) settled() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
 
 // removeObjects reports objects as one item, and erases them unless the pass is dry.

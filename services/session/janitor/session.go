@@ -27,7 +27,7 @@ import (
 // sessionKey names a session.
 type sessionKey struct{ Tenant, ID string }
 
-// page is how many deleted sessions are listed at once.
+// page is the number of deleted sessions that are listed at once.
 const page = 500
 
 // deletedSessions processes every deleted session whose content was not removed yet, until the pass has removed the
@@ -141,11 +141,11 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 	return "", nil
 }
 
-// actor is the janitor in the log.
+// actor returns the janitor's actor for commits.
 var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
-// retire ends the session's runs. From here on the guard refuses every other
-// writer: of an old head, and also of none, since a commit stays on each subject.
+// retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
+// because each subject keeps a commit.
 func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 	usage, stored, err := p.usage(ctx, l)
 	if err != nil {
@@ -184,8 +184,8 @@ func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, 
 	return eventlog.KeepAudit(list)
 }
 
-// records yields the commits of a session, or of one of its subjects. A payload that is lost ends a reading of the log: its commit is yielded
-// without it, and the reading begins again after the commit.
+// records yields the commits of a session, or of one of its subjects. If a payload is lost, the reader of the log
+// ends: the commit is yielded without the payload, and a new reader starts after it.
 func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		at := eventlog.Position{Shard: p.sessions.Position(of.ID, 1).Shard}
@@ -222,7 +222,7 @@ func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, comma
 	return err
 }
 
-// commits counts the commits of a subject, as the stream's leader knows them.
+// commits returns the number of commits of a subject from the stream's leader.
 func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
 	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
 	if err != nil {
@@ -261,8 +261,8 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 	return out, stored, nil
 }
 
-// remove erases the session's content. Each step may be cut off and done again;
-// content_removed comes when nothing is left.
+// remove erases the session's content. Each step can be interrupted and repeated; content_removed is appended when
+// nothing is left.
 func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
 	held, err := p.held(ctx, l)
@@ -327,8 +327,8 @@ type held struct {
 	payloads   []object // objects whose name is only their digest, as former versions named them
 }
 
-// held reads the session's commits that are left. A payload that is gone already
-// does not keep the rest from being read.
+// held reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
+// others.
 func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 	var h held
 	digests := map[string]bool{}
@@ -363,7 +363,7 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 			return h, err
 		}
 		if !found {
-			continue // it is named after the session, or gone
+			continue // the object has the session in its name, or does not exist any more
 		}
 		shared, err := p.mentioned(ctx, digest, l)
 		if err != nil {
@@ -392,8 +392,8 @@ func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) 
 	return false, nil
 }
 
-// removeKeys erases values of secrets that came with the session's messages, and
-// the records of requests that came with an Idempotency-Key.
+// removeKeys purges values of secrets that came with the session's messages, and the records of requests with an
+// Idempotency-Key.
 func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string) error {
 	for _, execution := range executions {
 		if err := p.secrets.purge(ctx, "$KV."+topology.BucketSecrets+"."+k.Tenant+".x."+execution+".>"); err != nil {

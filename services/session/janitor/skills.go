@@ -66,8 +66,8 @@ func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, err
 	return slices.DeleteFunc(zips, func(o object) bool { return referred[o.Name] || !slices.Contains(digests, o.Name) }), nil
 }
 
-// referred reports which ZIPs the log's skills refer to. A removed version counts
-// while its removal is new: the removal of one may come between two steps of a push.
+// referred reports to which ZIPs the log's skills refer. A removed version still counts for a while, because its
+// removal may happen between two steps of a push.
 func (p *pass) referred(ctx context.Context, digests []string) (map[string]bool, error) {
 	by := map[string]map[string]bool{} // digests by the subject that mentions them
 	for _, e := range p.streams {

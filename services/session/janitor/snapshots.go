@@ -49,8 +49,8 @@ func compareKeys(a, b sessionKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
 }
 
-// absent returns those sessions that the read models do not have, or whose content
-// was removed, and none of whose objects is new.
+// absent returns the sessions that the read models do not have, or whose content was removed, and that have no new
+// objects.
 func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
 	var tenants, ids []string
 	for k, objects := range list {
@@ -143,12 +143,13 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 			return err
 		}
 	}
-	// The packs first: while a manifest beyond the retention is there, the next pass comes back for the rest.
+	// Erase the packs first: as long as a manifest beyond the retention exists, the next pass removes the remaining
+	// ones.
 	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.settled()) })
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
 }
 
-// needs adds the packs of a snapshot that stays.
+// needs adds the packs of a snapshot that is kept.
 func (p *pass) needs(ctx context.Context, k sessionKey, manifest object, needed map[string]bool) error {
 	if p.store == nil {
 		var err error

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// noteTrimmed notes an object for reportTrimmed that was removed and that events of its session had counted.
+// noteTrimmed records a removed object that events of its session had counted, for reportTrimmed.
 func (p *pass) noteTrimmed(item Item, o object) {
 	if item.Kind != KindSnapshots && item.Kind != KindFiles {
 		return
@@ -24,7 +24,7 @@ func (p *pass) noteTrimmed(item Item, o object) {
 	p.trimmed[k] = t
 }
 
-// snapshotLate is how long after the end of a turn its snapshot may still come.
+// snapshotLate is the maximum time between the end of a turn and its snapshot.
 const snapshotLate = time.Hour
 
 // reportTrimmed records in the log which objects were removed from the workspaces of sessions, so that they no longer

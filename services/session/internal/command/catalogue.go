@@ -80,7 +80,7 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 	}
 }
 
-// fields is the refusal of a definition: the first field that is at fault, and how many others are.
+// fields returns the refusal of an invalid definition: the first invalid field, and the number of others.
 func fields(prefix string, wrong []definition.FieldError) error {
 	if len(wrong) == 0 {
 		return nil
@@ -168,7 +168,7 @@ func (h *Handler) entry(ctx context.Context, c command.Command, subject events.S
 	return answer, nil
 }
 
-// resolve returns the definition that a reference names. A reference that names none is a fault of the request.
+// resolve returns the definition that a reference names. If there is none, it returns a refusal of the request.
 func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
 	if err := ref.Check(); err != nil {
 		return nil, invalid(field, err.Error())
@@ -181,7 +181,7 @@ func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field
 	return p, err
 }
 
-// missing is the refusal of a reference that means nothing.
+// missing returns the refusal of a reference to an entry that does not exist.
 func missing(kind events.Aspect, field string, ref events.Reference) error {
 	err := &eventlog.VersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}

@@ -95,7 +95,7 @@ func checkTranscript(c command.Command, t events.Transcript, architecture string
 	return nil
 }
 
-// resolve returns the agent's architecture; without an agent that of the request.
+// resolve returns the agent's architecture or, without an agent, that of the request.
 func resolve(asked string, agent *events.AgentSpec) (string, error) {
 	name := cmp.Or(asked, architecture.Spool)
 	if agent != nil {
@@ -210,7 +210,7 @@ func checkPost(c command.Command, b command.PostMessage) error {
 // maxVariables is the maximum number of variables of one message.
 const maxVariables = 256
 
-// checkEnvironment refuses names that no variable may have, and secrets that are not sealed.
+// checkEnvironment refuses invalid names of variables, and secrets that are not encrypted.
 func checkEnvironment(list map[string]events.Variable) error {
 	if len(list) > maxVariables {
 		return invalid("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))

@@ -22,14 +22,14 @@ import (
 const (
 	codeCursorAhead = "CURSOR_AHEAD"
 
-	// snapshotWait is how long a fork waits for the snapshot that follows the end of an execution, and snapshotPoll how
-	// often it looks.
+	// snapshotWait is how long a fork waits for the snapshot after the end of an execution, and snapshotPoll is the
+	// interval of its checks.
 	snapshotWait = 5 * time.Second
 	snapshotPoll = 200 * time.Millisecond
 )
 
-// forkBuilder is builder for a fork. The parent is read once, when the fork turns out not to be there yet: a repeat of the
-// command is answered also after the parent was deleted.
+// forkBuilder returns the builder of a fork. It reads the parent only if the fork does not exist yet: a repeated
+// command is also answered after the parent was deleted.
 func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, error) {
 	var b command.ForkSession
 	if err := decode(c, &b); err != nil {
@@ -99,7 +99,8 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (eve
 	return l, nil
 }
 
-// cut finds where the parent can be forked. While the snapshot after the end of an execution is under way, it is waited for.
+// cut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, cut waits
+// for it.
 func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (fork.Cut, error) {
 	asked := fork.Tip
 	if at != nil {
@@ -128,7 +129,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 	}
 }
 
-// walk reads the parent's log as far as a fork at a seq needs it, from where an earlier fork has read it to.
+// walk reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
 func (h *Handler) walk(ctx context.Context, parent eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
 	known, err := h.walks.own(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
@@ -144,7 +145,8 @@ func (h *Handler) walk(ctx context.Context, parent eventlog.Loaded, asked uint32
 	return walk, last, err
 }
 
-// read adds the parent's events after one to a walk until no later one counts. keep, unless nil, is called after each whole commit.
+// read adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
+// is called after each complete commit.
 func (h *Handler) read(ctx context.Context, parent eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
 	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
@@ -207,7 +209,7 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	return h.instantiate(ctx, c, out)
 }
 
-// checkSnapshots refuses a fork whose snapshots are not in the object store any more, or cannot be read.
+// checkSnapshots refuses a fork if its snapshots are no longer in the object store, or cannot be read.
 func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
 	needed := [][2]string{{f.Files(), f.Snapshot}}
 	if f.Records != f.Snapshot || f.State() != f.Files() {
@@ -291,7 +293,7 @@ func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) erro
 	return nil
 }
 
-// forked returns where the fork that a command made begins; nil for other commands.
+// forked returns the point where the fork of a command begins, or nil for other commands.
 func forked(c command.Command, l eventlog.Loaded) *events.SessionForked {
 	if c.Type != command.TypeForkSession {
 		return nil

@@ -33,7 +33,7 @@ type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
-// Config of a Handler; everything is required but Room.
+// Config configures a Handler. Every field except Room is required.
 type Config struct {
 	Sessions  eventlog.Sessions
 	Room      *storage.Watch
@@ -42,8 +42,8 @@ type Config struct {
 	Dead      DeadLetters
 	Now       func() time.Time
 	Providers []string
-	Images    imagepolicy.Policy // that tenants may name where sandboxes are Docker's
-	HostPaths hostpath.Policy    // of folders in which sessions with local sandboxes may work
+	Images    imagepolicy.Policy // images that tenants may name if sandboxes are containers
+	HostPaths hostpath.Policy    // folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
 	Service   string // the service and its copy, which the log names as the writer
 
@@ -53,7 +53,7 @@ type Config struct {
 
 	// LiveKeys returns the chains of a tenant's API keys that hold one commit: keys that are not revoked.
 	LiveKeys func(ctx context.Context, tenant string) ([]events.Subject, error)
-	MaxKeys  func(tenant string) int // API keys that a tenant may have, revoked ones apart
+	MaxKeys  func(tenant string) int // maximum number of API keys of a tenant, without revoked ones
 
 	// Snapshots are the workspaces in the object store, for forks.
 	Snapshots func(ctx context.Context) (workspace.Store, error)
@@ -65,9 +65,9 @@ type Config struct {
 // Handler carries out commands.
 type Handler struct {
 	cfg      Config
-	keyLocks [events.Partitions]sync.Mutex // held while keys are counted and one is stored, by tenant
-	walks    walks                         // of sessions that were forked
-	manifest sync.Mutex                    // held while the manifest of a snapshot is in memory: it may take hundreds of megabytes
+	keyLocks [events.Partitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
+	walks    walks                         // reading states of forked sessions
+	manifest sync.Mutex                    // locked while the manifest of a snapshot is in memory: it may need hundreds of megabytes
 }
 
 // New returns a Handler.
@@ -116,7 +116,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
 }
 
-// checkIDs keeps anything that is not an id away from subjects.
+// checkIDs refuses values that are not ids, because ids become parts of subjects.
 func checkIDs(c command.Command) error {
 	if err := events.CheckTenant("tenant", c.Tenant); err != nil {
 		return err
@@ -262,7 +262,7 @@ func controlBuilder(c command.Command) (builder, error) {
 	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
 }
 
-// session carries a command out on a session.
+// session carries out a command on a session.
 func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
 	freshness := eventlog.Any
@@ -351,7 +351,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	return nil
 }
 
-// decideWith returns the events of a command on a session as it is loaded.
+// decideWith returns the events of a command for the loaded state of a session.
 func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {

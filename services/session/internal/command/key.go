@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// expiredFor is how long a key must have been expired before it is revoked to make room for another. Postgres decides whether a
-// key is accepted; the margin is for a clock here that differs from the clock there.
+// expiredFor is how long ago a key must have expired before it is revoked to make room for another. Postgres decides
+// whether a key is accepted; the margin allows for a difference between its clock and this one.
 const expiredFor = 24 * time.Hour
 
-// keyReaders is how many chains of keys are read at once.
+// keyReaders is the number of chains of keys that are read at once.
 const keyReaders = 32
 
 // storedKey is the state of an API key in the log. The chain of a key has at most two commits: key_created, then
@@ -133,7 +133,7 @@ func boundary(field string, own events.KeyRights) string {
 	return "it expires at " + own.ExpiresAt.UTC().Format(time.RFC3339)
 }
 
-// isRevoked reports whether a key was revoked; "" is no key.
+// isRevoked reports whether a key was revoked. For "", which is no key, it returns false.
 func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, error) {
 	if keyID == "" {
 		return false, nil
@@ -221,7 +221,7 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	}
 	answer := command.Answer{Position: h.keyPosition(key)}
 	for look := newFamily(h, c.Tenant, b.KeyID); ; {
-		// A key of the list may have made another one before it was revoked, so the last look finds none.
+		// A key of the list may have made another key before it was revoked, so repeat until no key is found.
 		list, err := look.descendants(ctx)
 		if err != nil || len(list) == 0 {
 			return answer, err
@@ -334,7 +334,7 @@ func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *even
 	for _, e := range list {
 		if created, ok := e.Data.(events.KeyCreated); ok {
 			key.created, key.maker = created, created.CreatedBy
-			if key.maker == "" { // builds that did not record it left it to the actor
+			if key.maker == "" { // earlier builds did not record the maker: it is the actor
 				key.maker = makerOf(actor)
 			}
 			return &created
@@ -343,7 +343,7 @@ func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *even
 	return nil
 }
 
-// endKey appends key_revoked to a key that is stored, unless it is revoked.
+// endKey appends key_revoked to a stored key, unless the key is revoked already.
 func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
 	subject := key.head.Subject
 	first := true

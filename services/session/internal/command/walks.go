@@ -32,12 +32,12 @@ type walked struct {
 	used    uint64
 	marks   []mark // in the order of the log
 	spacing uint32 // events between two of them
-	last    mark   // the furthest one
+	last    mark   // the mark with the highest seq
 }
 
 // mark is a walk after a whole commit.
 type mark struct {
-	walk *fork.Walk // which is not changed any more
+	walk *fork.Walk // never modified
 	at   eventlog.Numbered
 }
 

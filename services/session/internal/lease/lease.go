@@ -1,4 +1,4 @@
-// Package lease follows the leases of executors, from which it knows which executors and engines are alive.
+// Package lease watches the leases of executors, which show which executors and engines are alive.
 package lease
 
 import (
@@ -40,8 +40,8 @@ func New(cfg Config) *Watch {
 // rewatch is the pause before the bucket is watched again after a failure.
 const rewatch = time.Second
 
-// Run follows the leases until ctx ends. While NATS is unreachable, engines seem
-// to be gone. Their jobs are then offered to other executors, but no execution is ended.
+// Run watches the leases until ctx ends. While NATS is unreachable, engines seem to be gone. Their jobs are then
+// offered to other executors, but no execution is ended.
 func (w *Watch) Run(ctx context.Context) error {
 	for {
 		err := w.follow(ctx)
@@ -57,7 +57,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-// follow watches the bucket until ctx ends, or returns why the watch ended.
+// follow watches the bucket until ctx ends or the watch fails, and returns the reason.
 func (w *Watch) follow(ctx context.Context) error {
 	kv, err := w.cfg.JetStream.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *Watch) follow(ctx context.Context) error {
 	}
 }
 
-// see records a renewal. Deletions are ignored: only the time of the last renewal counts.
+// see records a renewal. It ignores deletions: only the time of the last renewal counts.
 func (w *Watch) see(entry jetstream.KeyValueEntry) {
 	if entry == nil || entry.Operation() != jetstream.KeyValuePut {
 		return
@@ -95,8 +95,8 @@ func (w *Watch) see(entry jetstream.KeyValueEntry) {
 	w.engines[l.Engine] = w.cfg.Now()
 }
 
-// EngineLives reports whether an executor of the engine renewed its lease within
-// Config.Gone. For that long after New every engine counts as alive.
+// EngineLives reports whether an executor of the engine renewed its lease within Config.Gone. For that time after New,
+// every engine counts as alive.
 func (w *Watch) EngineLives(engine string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +107,7 @@ func (w *Watch) EngineLives(engine string) bool {
 	return w.cfg.Now().Sub(seen) < w.cfg.Gone
 }
 
-// ExecutorLives reports whether an executor holds a lease, as the bucket says now.
+// ExecutorLives reports whether an executor has a lease in the bucket now.
 func (w *Watch) ExecutorLives(ctx context.Context, executor string) (bool, error) {
 	kv, err := w.cfg.JetStream.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {

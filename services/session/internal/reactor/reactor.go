@@ -37,7 +37,7 @@ type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
-// Config of a Reactor; everything is required.
+// Config configures a Reactor. Every field is required.
 type Config struct {
 	Sessions  eventlog.Sessions
 	JetStream jetstream.JetStream
@@ -58,7 +58,7 @@ type Reactor struct {
 	cfg Config
 
 	mu     sync.Mutex
-	timers jetstream.Stream // nil until it is needed
+	timers jetstream.Stream // nil until the first use
 }
 
 // New returns a Reactor.
@@ -220,7 +220,7 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 		list, err := session.Decide(l.Life, c)
 		var refused *session.Error
 		if errors.As(err, &refused) {
-			continue // deleted, or not there: nothing of life is due
+			continue // the session is deleted or does not exist: nothing is due on its life
 		}
 		if err != nil {
 			return false, err
@@ -236,9 +236,9 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 	return true, r.abandon(ctx, l, outcome, now)
 }
 
-// lost returns the end of the active execution if no executor will end it, else nil.
-// That is so if it was cancelled before an executor claimed it, if a budget or a limit
-// that it needs is used up, or if its turn limit has passed and its executor is gone.
+// lost returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
+// before an executor claimed it, if a budget or a limit that it needs is used up, or if its turn limit has passed and
+// its executor is gone.
 func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
@@ -262,7 +262,8 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
 }
 
-// exceeded returns the end of the session's next execution if a budget, or the tenant's limit of events, keeps it from being started.
+// exceeded returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
+// prevents its start.
 func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionSpent(), "the session"); why != "" {
@@ -281,7 +282,7 @@ func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time
 	return nil, nil
 }
 
-// overdue reports whether the active execution has run past its turn limit and grace.
+// overdue reports whether the active execution has run longer than its turn limit and grace.
 func (r *Reactor) overdue(l eventlog.Loaded, now time.Time) bool {
 	at, ok := l.Life.TurnDeadline(l.View())
 	return ok && !now.Before(at)
@@ -365,7 +366,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 	return again.LifeHead.Seq != l.LifeHead.Seq || again.RunHead.Seq != l.RunHead.Seq, nil
 }
 
-// timerStream returns TIMERS. The handle is kept: to get one is a round trip to the stream's leader.
+// timerStream returns TIMERS. It keeps the handle, because getting one is a round trip to the stream's leader.
 func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -380,10 +381,10 @@ func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// headerArmedAt is when a schedule fires, in Unix milliseconds.
+// headerArmedAt holds the time at which a schedule fires, in Unix milliseconds.
 const headerArmedAt = "Spool-Armed-At"
 
-// armed is when the session's timer fires; zero if none is set.
+// armed returns the time at which the session's timer fires, or the zero time if none is set.
 func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
 	stream, err := r.timerStream(ctx)
 	if err != nil {
@@ -398,7 +399,7 @@ func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
 	}
 	ms, err := strconv.ParseInt(msg.Header.Get(headerArmedAt), 10, 64)
 	if err != nil {
-		return time.Time{}, nil // not one of ours: it is replaced
+		return time.Time{}, nil // the schedule was not set by this service: replace it
 	}
 	return time.UnixMilli(ms), nil
 }

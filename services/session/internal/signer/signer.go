@@ -31,13 +31,13 @@ const (
 	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
 	// signed with the next changed subjects.
 	maxEnded = heads.MaxHeads / 2
-	// readers is how many heads are read at once.
+	// readers is the number of heads that are read at once.
 	readers = 16
 	// passTime is the timeout of one pass over a shard.
 	passTime = time.Minute
 )
 
-// Config of a Signer; everything but Every is required.
+// Config configures a Signer. Every field except Every is required.
 type Config struct {
 	Key       heads.PrivateKey
 	Log       eventlog.Log
@@ -65,10 +65,10 @@ type session struct{ tenant, id string }
 
 // tip is the end of a shard's chain.
 type tip struct {
-	seq   uint64 // in the stream of heads, 0 for none
+	seq   uint64 // sequence in the stream of heads, 0 for none
 	entry heads.Entry
 	hash  string
-	at    time.Time // of the last entry that covers all changes
+	at    time.Time // time of the last entry that covers all changes
 }
 
 // New returns a Signer.
@@ -135,7 +135,7 @@ func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error
 	}
 }
 
-// signChanges signs the last commit of each subject that changed since the last time, in as many entries as it takes.
+// signChanges signs the last commit of each subject that changed since the last time, in as many entries as necessary.
 func (s *Signer) signChanges(ctx context.Context, shard int) error {
 	again := false // this copy has just stored an entry that did not hold all changes
 	for {
@@ -190,8 +190,8 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 	return list, nil
 }
 
-// head reads the commit of a subject at a sequence, or, if the message there is not part of the log, the last one before it. There is none
-// where the janitor erased it meanwhile.
+// head reads the commit of a subject at a sequence. If the message there is not part of the log, it reads the last
+// commit before it. There is none if the janitor erased it meanwhile.
 func (s *Signer) head(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
 	rec, err := s.cfg.Log.At(ctx, eventlog.Position{Shard: shard, Seq: seq})
 	var foreign *eventlog.ForeignError
@@ -256,8 +256,8 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 }
 
-// tip reads the end of a shard's chain. A chain that ends before an entry that this copy has seen was cut: nothing is signed after it, since
-// its next entry would hide that.
+// tip reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
+// nothing more is signed, because the next entry would hide the cut.
 func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
 	stream, err := s.stream.Open(ctx)
 	if err != nil {
@@ -298,7 +298,7 @@ func cutError(shard int, seen tip) error {
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
-// store appends an entry. It reports false if another copy was faster.
+// store appends an entry. It returns false if another copy appended first.
 func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Seal(s.cfg.Key)

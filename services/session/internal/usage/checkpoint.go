@@ -40,8 +40,8 @@ func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uin
 // errMoved is returned when another writer changed a key first.
 var errMoved = errors.New("another writer was faster")
 
-// put writes a key and returns its new revision. revision is the last one known, 0 for none. It fails with errMoved if the key has
-// another one.
+// put writes a key and returns its new revision. revision is the last known one, 0 for none. put returns errMoved if
+// the key has another revision.
 func put(ctx context.Context, kv jetstream.KeyValue, key string, value any, revision uint64) (uint64, error) {
 	body, err := json.Marshal(value)
 	if err != nil {

@@ -19,7 +19,7 @@ type entry struct {
 
 // shardUsage is the fold of a tenant's commits in one shard, up to and including Seq.
 type shardUsage struct {
-	Seq     uint64                          `json:"seq"` // of the last commit that changed it
+	Seq     uint64                          `json:"seq"` // sequence of the last commit that changed this value
 	Total   budget.Usage                    `json:"total"`
 	Months  map[string]budget.Usage         `json:"months,omitempty"` // as 2026-01
 	Days    map[string]budget.Usage         `json:"days,omitempty"`   // as 2026-01-31
@@ -44,8 +44,8 @@ func windowAt(now time.Time) window {
 	return window{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
 }
 
-// add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed: a commit at or before the
-// shard's position was applied before.
+// add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed. A commit at
+// or before the shard's position was already applied and changes nothing.
 func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep window) bool {
 	if s := e.Shards[stream]; s != nil && rec.Position.Seq <= s.Seq {
 		return false
@@ -101,7 +101,7 @@ func (s *shardUsage) set(aspect events.Aspect, e events.Event) {
 	}
 }
 
-// shard returns the part of a stream, with its maps.
+// shard returns the entry's part for a stream, and creates its maps.
 func (e *entry) shard(stream string) *shardUsage {
 	if e.Shards == nil {
 		e.Shards = map[string]*shardUsage{}
@@ -171,8 +171,8 @@ func (e *entry) publish(streams []string, now time.Time) {
 	}
 }
 
-// since returns the usage of a window from its first day on. A day that the clock has not reached yet is included, since an event
-// may have been stamped by a clock that is ahead.
+// since returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
+// because the clock that set an event's time may be ahead.
 func (e *entry) since(period events.Period, from string) budget.Usage {
 	var sum budget.Usage
 	for _, s := range e.Shards {

@@ -24,16 +24,16 @@ import (
 )
 
 const (
-	// batchCommits is how many commits are folded before the bucket is written.
+	// batchCommits is the number of commits that are folded before the bucket is written.
 	batchCommits = 1000
 	// batchPause is the pause between two writes of tenants that have budgets or limits.
 	batchPause = 25 * time.Millisecond
-	// checkpointEvery is how often the other tenants and the checkpoint are written.
+	// checkpointEvery is the interval at which the other tenants and the checkpoint are written.
 	checkpointEvery = time.Second
 	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
 	// checkpoint was not written since the last check and is behind the log.
 	standByTime = 3 * time.Second
-	// writers is how many entries are written at once.
+	// writers is the number of entries that are written at once.
 	writers = 16
 	// writeTime is the timeout of each write.
 	writeTime = 10 * time.Second
@@ -42,7 +42,7 @@ const (
 	maxWait   = 2 * time.Second
 )
 
-// Config of a Folder; everything is required.
+// Config configures a Folder. Every field is required.
 type Config struct {
 	Log       eventlog.Log
 	JetStream jetstream.JetStream
@@ -54,7 +54,7 @@ type Config struct {
 type Folder struct {
 	cfg      Config
 	revision uint64       // of the checkpoint that this copy wrote last
-	oldest   atomic.Int64 // when the log stored the oldest commit that is read and not written, in Unix milliseconds; 0 for none
+	oldest   atomic.Int64 // when the log stored the oldest commit that was read and is not in the bucket yet, in Unix milliseconds; 0 for none
 }
 
 // New returns a Folder.
@@ -150,15 +150,15 @@ type leader struct {
 	kv       jetstream.KeyValue
 	streams  []string // ids by shard
 	tenants  map[string]*tenant
-	dirty    map[string]*tenant // whose entry is not written
+	dirty    map[string]*tenant // tenants whose changed entry is not written yet
 	sessions *sessions
 	// positions are the last commits read, by shard. stored are those of the checkpoint, or nil if it has to be
 	// written.
 	positions, stored []uint64
-	// fresh are the shards that are read from the beginning. Nothing is written until the end of each was reached, so that services
-	// go by the figures of an earlier version until all of the log is counted.
+	// fresh are the shards that are read from the beginning. Nothing is written until the end of each of them was
+	// reached, so that services use the figures of an earlier version until the whole log is counted.
 	fresh map[int]bool
-	ends  []uint64 // of the streams when the reading began
+	ends  []uint64 // last sequences of the streams when the reading began
 }
 
 // tenant is an entry in memory.
@@ -170,7 +170,7 @@ type tenant struct {
 	published bool
 }
 
-// item is a commit that was read, or the news that the end of a shard was reached.
+// item is a commit that was read, or the information that the end of a shard was reached.
 type item struct {
 	rec eventlog.Record
 	end bool
@@ -269,7 +269,8 @@ func (l *leader) scan(ctx context.Context) (earlier bool, err error) {
 	}
 }
 
-// read passes on the commits of a shard after a position until ctx ends, and, if fresh is set, when the end of the shard was reached.
+// read sends the commits of a shard after a position until ctx ends. If fresh is set, it also sends an item when it
+// reaches the end of the shard.
 func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, items chan<- item) error {
 	push := func(it item) bool {
 		select {
@@ -308,7 +309,7 @@ func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, 
 func (l *leader) fold(ctx context.Context, items <-chan item, progressed func()) error {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
-	var last time.Time // when all was written
+	var last time.Time // time of the last write of all entries
 	for {
 		var batch []item
 		select {
@@ -402,7 +403,7 @@ func (l *leader) apply(ctx context.Context, batch []item) error {
 	return nil
 }
 
-// write writes the entries that services read, or all and then the checkpoint.
+// write writes the changed entries that services read or, with all, every changed entry and then the checkpoint.
 func (l *leader) write(ctx context.Context, all bool) error {
 	if all {
 		// An entry of an earlier version whose tenant has no commits is replaced too: a later scan would find it again.
@@ -446,7 +447,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	return l.check(ctx)
 }
 
-// check writes the checkpoint if it changed.
+// check writes the checkpoint if its positions changed.
 func (l *leader) check(ctx context.Context) error {
 	if slices.Equal(l.positions, l.stored) {
 		return nil

@@ -22,14 +22,14 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-// The codes of refusals that are not skill's.
+// The codes of refusals that package skill does not define.
 const (
 	codeInvalid  = "INVALID_REQUEST"
 	codeNotFound = "SKILL_NOT_FOUND"
 	codeUpload   = "SKILL_UPLOAD_MISSING"
 )
 
-// Config of a Handler; everything is required.
+// Config configures a Handler. Every field is required.
 type Config struct {
 	Entries eventlog.Entries
 	NATS    *nats.Conn
@@ -174,10 +174,10 @@ func badReference(bad *events.ReferenceError) error {
 	return invalid(bad.Field, bad.Detail)
 }
 
-// decider returns the events that carry a command out on an entry in its present state.
+// decider returns the events of a command for the current state of an entry.
 type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
 
-// change carries a command out on an entry. It returns the entry as the decision found it, and as it is after the command.
+// change carries out a command on an entry. It returns the entry before and after the command.
 func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.Entry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
 	err = eventlog.Decide(func() error {

@@ -27,7 +27,8 @@ type keeper struct {
 	busy map[string]chan struct{} // by digest; closed when the command that stores it is done
 }
 
-// claim blocks until no other command of this copy stores the digest, or ctx ends. The caller then stores it until it calls release.
+// claim blocks until no other command of this copy stores the digest, or ctx ends. The caller may then store it, and
+// must call release.
 func (k *keeper) claim(ctx context.Context, digest string) (release func(), err error) {
 	for {
 		k.mu.Lock()
@@ -59,7 +60,7 @@ func (k *keeper) claim(ctx context.Context, digest string) (release func(), err 
 // refers when it is older than 15 minutes, and a push takes at most 5 minutes.
 const fresh = 5 * time.Minute
 
-// keep stores a ZIP under its digest unless it is there and fresh.
+// keep stores a ZIP under its digest, unless the bucket has it and it is younger than fresh.
 func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	release, err := h.keeper.claim(ctx, digest)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// push adds a version with the content of a ZIP. The answer has all that was
-// found in the ZIP but the document, which the client has.
+// push adds a version with the content of a ZIP. The answer has all information about the ZIP except the document,
+// which the client has.
 func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.PushSkill
 	if err := decode(c, &b); err != nil {
@@ -56,7 +56,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 	if b.DryRun || err != nil {
 		return answer, err
 	}
-	// The ZIP of a version that is there stays, also for a while after a removal that comes now.
+	// The ZIP of an existing version is kept, also for a while after the version is removed.
 	if !answer.Same {
 		if err := h.keep(ctx, found.Digest, zip); err != nil {
 			return command.Answer{}, err
@@ -78,7 +78,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 		return invalid("version", "a push makes its version itself: leave it out")
 	case !events.IsDigest(b.SHA256):
 		return invalid("sha256", "the digest is no SHA-256 in hex")
-	case b.Object != command.SkillUpload(c.Tenant, c.ID): // else a client could read the upload of another one
+	case b.Object != command.SkillUpload(c.Tenant, c.ID): // otherwise a client could read another client's upload
 		return invalid("object", "the upload is not this command's")
 	}
 	for i, t := range b.Tags {
@@ -93,8 +93,8 @@ func badTag(field, tag string) error {
 	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
 
-// again answers a push that was carried out before, without its upload; the
-// zero Answer if there was none, or its skill is not known yet.
+// again returns the answer to a push that was carried out before, without its upload. It returns the zero Answer if
+// the push was not carried out, or its skill is not known yet.
 func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
 	if b.DryRun || b.Ref.Slug == "" {
 		return command.Answer{}, nil
