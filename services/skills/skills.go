@@ -37,8 +37,8 @@ const (
 
 // Config holds the service's settings. The zero value takes every default.
 type Config struct {
-	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"How many skills one copy checks at once."`
-	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"The folder that ZIPs lie in while they are checked, up to 100 MiB each; empty means the system's for temporary files."`
+	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"Number of skills that one copy checks at once."`
+	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"Folder that holds ZIPs while they are checked, up to 100 MiB each; empty means the system's folder for temporary files."`
 }
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.

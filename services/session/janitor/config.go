@@ -22,12 +22,12 @@ import (
 
 // Config holds the janitor's settings. The zero value takes every default, except for DatabaseURL.
 type Config struct {
-	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"The Postgres of the read models."`
-	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
-	Interval    time.Duration `default:"1m" env:"SPOOL_GC_INTERVAL" help:"How often the janitor looks for what is to be removed."`
-	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content that nothing refers to is removed: of an upload that failed, of a skill without a version, secrets of a refused request. What has a name stays for at least 15m."`
-	Snapshots   int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"How many snapshots of its workspace a session keeps, the newest. The one that it resumes from always stays."`
-	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"The content of how many deleted sessions one pass removes."`
+	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
+	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"Time after which the content of a deleted session is removed, counted from when every reader of the log has passed the deletion."`
+	Interval    time.Duration `default:"1m" env:"SPOOL_GC_INTERVAL" help:"Interval at which the janitor looks for data to remove."`
+	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"Age at which unreferenced content is removed: remains of failed uploads, ZIPs of skills without a version, secrets of refused requests. Content with a name stays for at least 15m."`
+	Snapshots   int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest snapshots of its workspace that a session keeps. The snapshot from which the session resumes is always kept."`
+	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"Largest number of deleted sessions whose content one pass removes."`
 }
 
 // withDefaults returns the config with all defaults set, or an error that names the invalid field.
