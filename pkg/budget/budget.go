@@ -25,7 +25,7 @@ type Tenant struct {
 	Used    Used                `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
 }
 
-// Used is what a tenant's sessions have appended to the log on one day.
+// Used is the amount that a tenant's sessions have appended to the log on one day.
 type Used struct {
 	Day    string        `json:"day"` // in UTC, as 2026-01-31
 	Logged events.Output `json:"logged"`

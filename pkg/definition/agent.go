@@ -56,7 +56,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		c.honoured(s, name)
 		c.option(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
 		settings := command.CheckOptions(events.Options{ModelSettings: s.ModelSettings})
-		if settings == nil && name == ACP { // elsewhere the table of what is honoured refuses them; a session may name the model
+		if settings == nil && name == ACP { // for other architectures the table Honours refuses the settings; the model may come from the session
 			settings = command.CheckModelSettings(name, events.Options{Model: cmp.Or(s.Model, "the session's"), ModelProvider: s.ModelProvider, ModelSettings: s.ModelSettings})
 		}
 		c.option(settings, "sessionOptions.", "")

@@ -123,7 +123,7 @@ func whereOf(err error) Place {
 		return j.Place
 	}
 	if m := lineOf.FindStringSubmatch(err.Error()); m != nil {
-		line, _ := strconv.Atoi(m[1]) // digits; an overflow gives no line
+		line, _ := strconv.Atoi(m[1]) // digits; after an overflow there is no line
 		return Place{Line: line}
 	}
 	return Place{}
@@ -217,7 +217,7 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 	}
 }
 
-// told reports whether an error about a field was added since before.
+// told reports whether an error about a field was added after the first before errors.
 func (r *reader) told(before int, field string) bool {
 	for _, e := range r.wrong[before:] {
 		if e.Field == field {

@@ -148,13 +148,13 @@ func resolved(path string) string {
 	return path
 }
 
-// within reports whether path is dir or lies in it. Both must be absolute and clean.
+// within reports whether path is dir or is below it. Both must be absolute and clean.
 func within(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// reason returns an error that says in one line why the folder cannot be used.
+// reason returns an error with the reason why the folder cannot be used, on one line.
 func reason(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -28,10 +28,10 @@ import (
 type Config struct {
 	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket for sandboxes; its folder is shared with them."`
 	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the admin API for executors; in another folder, which no sandbox sees."`
-	ListenTLS       string `default:"" env:"SPOOL_EGRESS_LISTEN_TLS" help:"Address (host:port) at which sandboxes that share no Unix socket with the proxy connect by TLS 1.3; empty for none. Everybody who reaches it gets in with a sandbox's token alone."`
+	ListenTLS       string `default:"" env:"SPOOL_EGRESS_LISTEN_TLS" help:"Address (host:port) at which sandboxes that share no Unix socket with the proxy connect over TLS 1.3; empty means none. Clients are authenticated only by a sandbox's token."`
 	TLSCert         string `name:"tls-cert" default:"" env:"SPOOL_EGRESS_TLS_CERTIFICATE" help:"PEM file of the certificate of listen-tls, with its intermediate certificates. It is read again when it changes."`
-	TLSKey          string `name:"tls-key" default:"" env:"SPOOL_EGRESS_TLS_KEY" help:"PEM file of its private key."`
-	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz as well; empty for none."`
+	TLSKey          string `name:"tls-key" default:"" env:"SPOOL_EGRESS_TLS_KEY" help:"PEM file of the private key of that certificate."`
+	ListenMetrics   string `default:"" env:"SPOOL_EGRESS_LISTEN_METRICS" help:"Address (host:port) that serves /metrics and /healthz too; empty means none."`
 	Data            string `default:"/var/lib/spool/egress" env:"SPOOL_EGRESS_DATA" help:"Folder of registrations, journals and the key of the certificate authority."`
 
 	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key of requests to Anthropic's models."`
