@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 const (
@@ -86,10 +88,8 @@ func (c *Clock) Start(ctx context.Context) error {
 		if !said {
 			c.cfg.Logger.Warn("measure the time of NATS; retrying", "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, clockRetry) != nil {
 			return nil
-		case <-time.After(clockRetry):
 		}
 	}
 }

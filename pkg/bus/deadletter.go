@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // maxReason is the maximum size in bytes of a dead letter's reason, which is stored in a header and in the server's
@@ -18,7 +20,8 @@ import (
 const maxReason = 500
 
 // deadLetter moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The message
-// is acknowledged only after DEAD has stored the copy; until then it is redelivered.
+// is acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes the
+// message itself, to one topic and with the error's text as it is, see TestWatermillPoisonQueue_CannotStoreDeadLetters.
 func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -31,9 +34,10 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 				return nil, bury(name, cfg, msg, err)
 			}
 			out, err := next(msg)
-			var panicked *PanicError
+			var panicked middleware.RecoveredPanicError
 			if errors.As(err, &panicked) {
-				cfg.Logger.Error("handler panicked", "handler", name, "message_uuid", msg.UUID, "panic", panicked.Value, "stack", string(panicked.Stack))
+				cfg.Logger.Error("handler panicked", "handler", name, "message_uuid", msg.UUID, "panic", panicked.V, "stack", panicked.Stacktrace)
+				err = fmt.Errorf("handler panicked: %v", panicked.V) // without the stack, for the dead letter's header
 			}
 			switch {
 			case err == nil:
@@ -97,9 +101,7 @@ func bury(name string, cfg RouterConfig, msg *message.Message, cause error) erro
 // oneLine converts s into a valid header value.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "") + " …"
-	}
+	s = truncate.Text(s, maxReason)
 	if s == "" {
 		return "no reason given"
 	}

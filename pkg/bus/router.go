@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 )
 
 const (
@@ -158,17 +159,12 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 		r.initialize = append(r.initialize, func(ctx context.Context) error { return s.initialize(ctx, topic) })
 	}
 	// The first middleware is the outermost. deadLetter decides last, also about errors that a panic or the timeout
-	// caused. recovery is innermost, so that the others never see a panic.
-	handler.AddMiddleware(
-		later(name, cfg),
-		correlation(),
-		deadLetter(name, cfg),
-		deadline(name, cfg),
-		timeout(cfg.Timeout),
-		retry(name, cfg),
-		recovery(),
-		routed(),
-	)
+	// caused. Recoverer is inside the others, so that they never see a panic.
+	handler.AddMiddleware(later(name, cfg), correlation(), deadLetter(name, cfg), deadline(name, cfg))
+	if cfg.Timeout > 0 {
+		handler.AddMiddleware(middleware.Timeout(cfg.Timeout))
+	}
+	handler.AddMiddleware(retryTransient(name, cfg), middleware.Recoverer, routed())
 	return nil
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -287,10 +288,8 @@ func awaitStreams(ctx context.Context, js jetstream.JetStream, logger *slog.Logg
 		if !said {
 			logger.Info("waiting for NATS and its streams", "reason", err.Error())
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, 500*time.Millisecond) != nil {
 			return 0, ctx.Err()
-		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }

@@ -41,26 +41,26 @@ func can(name string) string { return strings.Join(architecture.ModelProvidersOf
 //
 // To honour a field in one more architecture write its cell here, and run go generate.
 func Honours() map[string]Cells {
-	before, under := "put before the first message", "stands under the instructions"
-	narrowed, taken := "only these of the agent's own; MCP servers keep theirs, unless some are named", "not offered"
-	servers, call, others := "of the CLI's configuration", "for a call", "others are not offered"
+	before, under := "put before the first message", "appended to the instructions"
+	narrowed, taken := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
+	servers, call, others := "in the CLI's configuration", "for a call", "others are not offered"
 	shelved := "listed in its own instructions, read-only in the sandbox"
-	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped once the agent tells of it"
-	answered := "requests that models answered, those of sub-agents too: the egress proxy refuses the next; with the providers docker and modal alone"
+	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
+	answered := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
 	return map[string]Cells{
 		"name":             everyone("shown to people"),
 		"description":      everyone("shown to people"),
 		"architecture":     everyone("runs the agent"),
-		"model":            everyone("the model that is asked for"),
+		"model":            everyone("the model of requests"),
 		"modelProvider":    {ClaudeCode: can(ClaudeCode), Codex: can(Codex), OpenCode: can(OpenCode), ACP: can(ACP), Spool: can(Spool)},
-		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions of the configuration", ACP: before, Spool: "the system prompt"},
-		"memoryFile":       {ClaudeCode: "CLAUDE.md of the CLI's configuration folder", Codex: under, OpenCode: under, ACP: before, Spool: under},
+		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions in the configuration", ACP: before, Spool: "the system prompt"},
+		"memoryFile":       {ClaudeCode: "CLAUDE.md in the CLI's configuration folder", Codex: under, OpenCode: under, ACP: before, Spool: under},
 		"tools.allow":      {ClaudeCode: narrowed, OpenCode: narrowed, Spool: narrowed},
 		"tools.deny":       {ClaudeCode: taken, OpenCode: taken, Spool: taken},
 		"skills":           everyone("listed in the prompt, read-only in the sandbox"),
-		"subagents":        {ClaudeCode: "sub-agents of the session", Codex: "agent roles", OpenCode: "sub-agents of the configuration; what their rules do not allow is denied, not asked for"},
-		"commands":         {ClaudeCode: "commands of the CLI", OpenCode: "commands of the CLI", Spool: "put in the place of /name"},
-		"mcpServers":       {ClaudeCode: servers, Codex: "of the thread's configuration", OpenCode: servers, ACP: "go with the session; http if the agent takes it", Spool: "reached by the agent itself"},
+		"subagents":        {ClaudeCode: "sub-agents of the session", Codex: "agent roles", OpenCode: "sub-agents in the configuration; what their rules do not allow is denied without a question"},
+		"commands":         {ClaudeCode: "commands of the CLI", OpenCode: "commands of the CLI", Spool: "/name in a message is replaced by the prompt"},
+		"mcpServers":       {ClaudeCode: servers, Codex: "in the thread's configuration", OpenCode: servers, ACP: "passed with the session; type http if the agent supports it", Spool: "reached by the agent itself"},
 		"environment":      everyone("variables of the agent's process"),
 		"files":            everyone("written into a new workspace"),
 		"command":          {ACP: "the agent's program; required"},
@@ -68,12 +68,12 @@ func Honours() map[string]Cells {
 		"image":            everyone("the sandbox's image"),
 		"dependencies.npm": everyone("installed once; on the PATH of the sandbox and in NODE_PATH"),
 		"dependencies.pip": everyone("installed once; on the PATH of the sandbox and in PYTHONPATH"),
-		"egress":           everyone("hosts beside the models' that the sandbox reaches, by all methods or those that stand before"),
+		"egress":           everyone("hosts besides the models' that the sandbox reaches, by all methods or only by those before the host"),
 
-		"subagents.tools":      {ClaudeCode: "these alone", OpenCode: "these alone; write and edit are one"},
-		"subagents.mcpServers": {ClaudeCode: "others are not offered, nor are sub-agents of its own", OpenCode: others},
+		"subagents.tools":      {ClaudeCode: "only these", OpenCode: "only these; write and edit count as one"},
+		"subagents.mcpServers": {ClaudeCode: "others are not offered, and it cannot start sub-agents", OpenCode: others},
 		"subagents.skills":     {ClaudeCode: shelved, Codex: shelved, OpenCode: shelved},
-		"mcpServers.image":     everyone("type docker: a container beside the sandbox, with provider docker; as stdio to the agent"),
+		"mcpServers.image":     everyone("type docker: a container beside the sandbox, only with provider docker; the agent uses it as type stdio"),
 		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
 
@@ -83,9 +83,9 @@ func Honours() map[string]Cells {
 		"limits.outputEvents": everyone("the execution ends with OUTPUT_LIMIT"),
 		"limits.outputBytes":  everyone("the execution ends with OUTPUT_LIMIT"),
 		"limits.timeMs":       everyone("the execution's time limit, unless the session has one"),
-		"limits.session":      everyone("the budget of each session that does not have one: checked before each turn, and in it as the execution's"),
-		"retries.attempts":    everyone("starts of the agent's process; without it none follows a process that died"),
-		"retries.backoffMs":   everyone("waited by the job: nothing of the execution runs meanwhile"),
+		"limits.session":      everyone("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
+		"retries.attempts":    everyone("starts of the agent's process; without it, a process that died is not started again"),
+		"retries.backoffMs":   everyone("the job waits; nothing of the execution runs meanwhile"),
 	}
 }
 
@@ -107,7 +107,7 @@ func (h honourer) walk(v reflect.Value, row, field string) {
 		return
 	}
 	if cells, ok := h.table[row]; ok && cells[h.architecture] == "" {
-		h.fail(field, "architecture %s does not honour it", h.architecture)
+		h.fail(field, "architecture %s does not support this field", h.architecture)
 		return
 	}
 	switch {

@@ -3,6 +3,8 @@ package events
 import (
 	"fmt"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Budget limits what a session or a tenant may use. 0 means no limit.
@@ -66,7 +68,7 @@ func CheckPeriod(field string, p Period) error {
 	case PeriodDay, PeriodMonth, PeriodTotal:
 		return nil
 	}
-	return fmt.Errorf("%s: %q is not one of day, month and total", field, clip(string(p), 64))
+	return fmt.Errorf("%s: %q is not one of day, month and total", field, truncate.Text(string(p), 64))
 }
 
 // Span returns the bounds of the period that contains now. from is its first day in the form 2026-01-31, or "" for

@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Kind is the typed prefix of an id.
@@ -40,7 +42,7 @@ type IDError struct {
 }
 
 func (e *IDError) Error() string {
-	return fmt.Sprintf("%s: %q is not an id of the form %s_ and 26 characters of [0-9A-HJKMNP-TV-Z]", e.Field, clip(e.Got, 64), e.Want)
+	return fmt.Sprintf("%s: %q is not an id of the form %s_ and 26 characters of [0-9A-HJKMNP-TV-Z]", e.Field, truncate.Text(e.Got, 64), e.Want)
 }
 
 // NewID returns a new id from a time (millisecond precision) and ten bytes of entropy.
@@ -91,7 +93,7 @@ func CheckTenant(field, s string) error {
 		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_'
 	}
 	if !ok {
-		return fmt.Errorf("%s: %q is not a tenant: 1 to 64 characters of a-z, 0-9, - and _", field, clip(s, 64))
+		return fmt.Errorf("%s: %q is not a tenant: 1 to 64 characters of a-z, 0-9, - and _", field, truncate.Text(s, 64))
 	}
 	return nil
 }
@@ -106,12 +108,4 @@ func encodeULID(b [16]byte) string {
 		hi >>= 5
 	}
 	return string(out[:])
-}
-
-// clip returns the first n bytes of s, with "…" if it was longer. Errors quote values with it.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return s[:n] + "…"
 }

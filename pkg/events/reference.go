@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Scope is the owner of a catalogue entry.
@@ -75,7 +77,7 @@ func ParseReference(s string) (Reference, error) {
 			return Reference{}, &ReferenceError{"org", "nothing stands before the slash"}
 		}
 	default:
-		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("%q is not [scope/][org/]slug[@version]", clip(s, 64))}
+		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("%q is not [scope/][org/]slug[@version]", truncate.Text(s, 64))}
 	}
 	r = r.plain()
 	return r, r.Check()
@@ -139,16 +141,16 @@ func (r Reference) Check() error {
 			return &ReferenceError{"org", "is empty: the scope identity_account requires the name of the account"}
 		}
 	default:
-		return &ReferenceError{"scope", fmt.Sprintf("%q is not one of platform, organization and identity_account", clip(string(r.Scope), 64))}
+		return &ReferenceError{"scope", fmt.Sprintf("%q is not one of platform, organization and identity_account", truncate.Text(string(r.Scope), 64))}
 	}
 	if r.Org != "" && !isSlug(r.Org) {
-		return &ReferenceError{"org", fmt.Sprintf("%q is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens", clip(r.Org, 64))}
+		return &ReferenceError{"org", fmt.Sprintf("%q is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens", truncate.Text(r.Org, 64))}
 	}
 	if !isSlug(r.Slug) {
-		return &ReferenceError{"slug", fmt.Sprintf("%q is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens", clip(r.Slug, 64))}
+		return &ReferenceError{"slug", fmt.Sprintf("%q is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens", truncate.Text(r.Slug, 64))}
 	}
 	if r.Version != "" && !IsTag(r.Version) && !IsDigest(r.Version) {
-		return &ReferenceError{"version", fmt.Sprintf("%q is neither a tag (1 to 64 characters of a-z, 0-9, dots, hyphens and underscores) nor a SHA-256 in hex", clip(r.Version, 64))}
+		return &ReferenceError{"version", fmt.Sprintf("%q is neither a tag (1 to 64 characters of a-z, 0-9, dots, hyphens and underscores) nor a SHA-256 in hex", truncate.Text(r.Version, 64))}
 	}
 	return nil
 }

@@ -1,6 +1,10 @@
 package events
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/truncate"
+)
 
 // ReferenceObject is the object form of a Reference, as clients write it. Kind is optional because the field that
 // holds the reference implies it.
@@ -17,7 +21,7 @@ type ReferenceObject struct {
 func (o ReferenceObject) Reference(field string) (Reference, error) {
 	want := ReferenceKind(field)
 	if o.Kind != "" && o.Kind != want {
-		return Reference{}, &ReferenceError{"kind", fmt.Sprintf("%q does not belong here: the field refers to an entry of kind %s", clip(string(o.Kind), 64), want)}
+		return Reference{}, &ReferenceError{"kind", fmt.Sprintf("%q does not belong here: the field refers to an entry of kind %s", truncate.Text(string(o.Kind), 64), want)}
 	}
 	r := o.Plain()
 	return r, r.Check()

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"strings"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Partitions is the number of partitions over which sessions are distributed.
@@ -90,14 +92,14 @@ func (s Subject) Check() error {
 func ParseSubject(subject string) (Subject, error) {
 	t := strings.Split(subject, ".")
 	if len(t) != 5 || t[0] != "ev" {
-		return Subject{}, fmt.Errorf("subject %q is not ev.<partition>.<tenant>.<id>.<aspect>", clip(subject, 200))
+		return Subject{}, fmt.Errorf("subject %q is not ev.<partition>.<tenant>.<id>.<aspect>", truncate.Text(subject, 200))
 	}
 	s := Subject{Tenant: t[2], ID: t[3], Aspect: Aspect(t[4])}
 	if err := s.Check(); err != nil {
-		return Subject{}, fmt.Errorf("subject %q: %w", clip(subject, 200), err)
+		return Subject{}, fmt.Errorf("subject %q: %w", truncate.Text(subject, 200), err)
 	}
 	if t[1] != PartitionToken(s.Partition()) {
-		return Subject{}, fmt.Errorf("subject %q: partition %s is not the id's %s", clip(subject, 200), t[1], PartitionToken(s.Partition()))
+		return Subject{}, fmt.Errorf("subject %q: partition %s is not the id's %s", truncate.Text(subject, 200), t[1], PartitionToken(s.Partition()))
 	}
 	return s, nil
 }

@@ -9,8 +9,8 @@ package skill
 
 import (
 	"fmt"
-	"strconv"
-	"unicode/utf8"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // DocumentName is the file at a skill's root that describes the skill.
@@ -101,16 +101,7 @@ func (e *Error) Message() string {
 // maxQuoted is the maximum size in bytes of a quoted name.
 const maxQuoted = 128
 
-func quote(s string) string {
-	if len(s) <= maxQuoted {
-		return strconv.QuoteToASCII(s)
-	}
-	cut := maxQuoted
-	for cut > maxQuoted-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return strconv.QuoteToASCII(s[:cut]) + "…"
-}
+func quote(s string) string { return truncate.Quote(s, maxQuoted) }
 
 func broken(format string, args ...any) error {
 	return &Error{Code: CodeZIP, Field: "zip", Detail: fmt.Sprintf(format, args...)}

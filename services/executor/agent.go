@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
-// openCodeModel is OpenCode's model at OpenAI where nobody names one: it has no default of its own.
+// openCodeModel is the model of OpenCode at OpenAI if no setting, agent or session names one: OpenCode has no default.
 const openCodeModel = "gpt-4.1-mini"
 
-// noKey is the key of agents that reach models through the egress proxy, which puts the real one in.
+// noKey is the API key of agents that reach models through the egress proxy, which replaces it by the real one.
 const noKey = "spool"
 
-// endpoint is a model provider as agents are to reach it; "" where nothing is set.
+// endpoint has the address and the key with which agents reach a model provider; "" where nothing is set.
 type endpoint struct{ key, url string }
 
 // proxied reports whether agents reach models through the egress proxy, as all do but those in local sandboxes.
@@ -44,8 +44,8 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agent returns how the process of an architecture is given its model. The
-// environment reaches that process alone: not the log, nor the rest of the sandbox.
+// agent returns how the process of an architecture is launched. The environment reaches only that process: neither the
+// log nor the rest of the sandbox.
 func (c Config) agent(runs string, o events.Options) worker.Launch {
 	provider, model := c.model(runs, o)
 	l := worker.Launch{Model: model, Env: c.environment(runs, provider), Command: slices.Clone(o.Command)}
@@ -53,14 +53,14 @@ func (c Config) agent(runs string, o events.Options) worker.Launch {
 	return l
 }
 
-// settle puts model settings into a launch: those of the preset, then the session's own.
+// settle adds model settings to a launch: those of the preset, then the session's own.
 func (c Config) settle(l *worker.Launch, provider string, s events.ModelSettings) {
 	preset, _ := architecture.FindPreset(s.Preset)
 	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
 	at := c.endpoint(provider)
 	values := map[string]string{command.PlaceholderModel: l.Model, command.PlaceholderBaseURL: cmp.Or(at.url, publicURLs()[provider]), command.PlaceholderKey: at.key}
 	fill := func(template string) string {
-		// The placeholders were checked when the session was made.
+		// The placeholders were checked when the session was created.
 		out, _ := layers.Expand(template, func(name string) (string, bool) { return values[name], true })
 		return out
 	}
@@ -77,12 +77,12 @@ func (c Config) settle(l *worker.Launch, provider string, s events.ModelSettings
 	}
 }
 
-// publicURLs are where the model providers' own APIs are, as their base URLs are written.
+// publicURLs returns the base URLs of the model providers' own APIs.
 func publicURLs() map[string]string {
 	return map[string]string{architecture.Anthropic: "https://api.anthropic.com", architecture.OpenAI: "https://api.openai.com/v1", architecture.NVIDIA: nvidiaURL}
 }
 
-// environment returns the variables of a process by which the architectures' own agents reach models.
+// environment returns the variables by which the agent of an architecture finds its model provider.
 func (c Config) environment(runs, provider string) map[string]string {
 	env := map[string]string{}
 	if c.proxied() {
@@ -107,7 +107,7 @@ func (c Config) environment(runs, provider string) map[string]string {
 	if provider == architecture.Anthropic { // an ACP agent has the variables of both APIs
 		provider = architecture.OpenAI
 	}
-	set("OPENAI", c.endpoint(provider)) // NVIDIA's API is OpenAI's
+	set("OPENAI", c.endpoint(provider)) // NVIDIA's API is compatible with OpenAI's
 	return env
 }
 
@@ -129,7 +129,7 @@ func (c Config) model(runs string, o events.Options) (provider, model string) {
 	return provider, model
 }
 
-// provides returns the model provider of a session, and the model as far as it is chosen with it.
+// provides returns the model provider of a session, and the model if the choice of the provider determines it.
 func (c Config) provides(runs string, o events.Options) (provider, model string) {
 	can := architecture.ModelProvidersOf(runs)
 	if preset, ok := architecture.FindPreset(o.ModelSettings.Preset); ok {
@@ -149,7 +149,7 @@ func (c Config) provides(runs string, o events.Options) (provider, model string)
 	if c.proxied() {
 		asked = cmp.Or(asked, c.OpenAIModel)
 	}
-	// Sessions and agents from before there was modelProvider name NVIDIA's models by their vendor and a slash.
+	// Sessions and agents that are older than modelProvider name NVIDIA's models by vendor and a slash.
 	if strings.Contains(asked, "/") && has(architecture.NVIDIA) {
 		return architecture.NVIDIA, asked
 	}
@@ -159,8 +159,7 @@ func (c Config) provides(runs string, o events.Options) (provider, model string)
 	return architecture.OpenAI, o.Model
 }
 
-// setUp returns the model providers that have a key or an address; nil if only
-// the egress proxy knows them.
+// setUp returns the model providers that have a key or an address; nil if only the egress proxy knows them.
 func (c Config) setUp() []string {
 	if len(c.ModelProviders) > 0 {
 		return c.ModelProviders
@@ -181,22 +180,22 @@ func (c Config) setUp() []string {
 	return set
 }
 
-// checkModelProviders refuses names that no model provider has, and empties lists of nothing.
+// checkModelProviders refuses unknown names, and removes empty lists.
 func (c *Config) checkModelProviders() error {
 	c.ModelProviders = slices.DeleteFunc(slices.Clone(c.ModelProviders), func(name string) bool { return name == "" })
 	known := architecture.ModelProviders()
 	if c.ModelProvider != "" && !slices.Contains(known, c.ModelProvider) {
-		return fmt.Errorf("model-provider: there is no model provider %q; there are %s", c.ModelProvider, strings.Join(known, ", "))
+		return fmt.Errorf("model-provider: %q is unknown; the model providers are %s", c.ModelProvider, strings.Join(known, ", "))
 	}
 	for _, name := range c.ModelProviders {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("model-providers: there is no model provider %q; there are %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("model-providers: %q is unknown; the model providers are %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
 }
 
-// pool is how many sandboxes are kept ready, by architecture.
+// pool returns the number of sandboxes that are kept ready, by architecture.
 func (c Config) pool() (map[string]int, error) {
 	out := map[string]int{}
 	for _, entry := range c.Pool {

@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// Config is the service's settings. The zero value takes every default.
+// Config has the service's settings. The zero value of a field means its default.
 type Config struct {
 	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of what the engine is called; empty means the user's data folder."`
 	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker and Modal also of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means runner beside this one, else on the PATH."`
@@ -117,7 +117,7 @@ type Config struct {
 	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool where the session names none and NVIDIA's API is used."`
 }
 
-// nvidiaURL is where NVIDIA's own API is.
+// nvidiaURL is the address of NVIDIA's own API.
 const nvidiaURL = "https://integrate.api.nvidia.com/v1"
 
 // The sandbox providers.
@@ -130,7 +130,7 @@ const (
 // DiskWatch is the DiskLimit that enforces nothing.
 const DiskWatch = docker.DiskWatch
 
-// withDefaults is the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with every default filled in, or an error if a setting is invalid.
 func (c Config) withDefaults() (Config, error) {
 	if c.Sandbox == "" {
 		c.Sandbox = Local
@@ -281,10 +281,10 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// maxSlots bounds the executions of one executor.
+// maxSlots is the largest number of executions that one executor may run.
 const maxSlots = 1024
 
-// withFolder fills in what is kept in the data folder, which it makes.
+// withFolder creates the data folder and fills in the settings that are stored there.
 func (c Config) withFolder() (Config, error) {
 	if c.DataDir == "" {
 		base := os.Getenv("XDG_DATA_HOME")
@@ -309,8 +309,8 @@ func (c Config) withFolder() (Config, error) {
 	return c, topology.CheckToken("engine", c.Engine)
 }
 
-// keptEngine reads the engine's name from the data folder, or makes one. Two
-// executors that start at once agree: the second one reads the name of the first.
+// keptEngine reads the engine's name from the data folder, or creates one. Of two executors that start at once, the
+// second reads the name that the first created.
 func keptEngine(dir string) (string, error) {
 	path := filepath.Join(dir, "engine")
 	raw, err := os.ReadFile(path)
@@ -324,7 +324,7 @@ func keptEngine(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // a second name of the same file, or left over
+	defer os.Remove(tmp.Name()) //nolint:errcheck // a second name of the same file, or a leftover
 	_, werr := tmp.WriteString(newEngine() + "\n")
 	if err := errors.Join(werr, tmp.Close()); err != nil {
 		return "", err
@@ -344,7 +344,7 @@ func (c Config) withRunner() (Config, error) {
 		} else if info.IsDir() && c.Sandbox != Local {
 			return c, nil // one binary for each of an engine's architectures
 		} else if info.IsDir() || info.Mode()&0o111 == 0 {
-			return c, fmt.Errorf("runner: %s is no program", c.Runner)
+			return c, fmt.Errorf("runner: %s is not a program", c.Runner)
 		}
 		return c, nil
 	}
@@ -362,7 +362,7 @@ func (c Config) withRunner() (Config, error) {
 	return c, nil
 }
 
-// halfOfMemory is half of the machine's memory in bytes, 2 GiB where that cannot be told.
+// halfOfMemory returns half of the machine's memory in bytes, 2 GiB if that is unknown.
 func halfOfMemory() int64 {
 	const unknown = 2 << 30
 	raw, err := os.ReadFile("/proc/meminfo")

@@ -12,17 +12,17 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
+	"github.com/spoolhq/spool/services/executor/internal/provision"
 )
 
-// Where packages come from unless the settings say otherwise.
+// The sources of packages if the settings name no others.
 const (
 	npmRegistry = "https://registry.npmjs.org"
 	pipIndex    = "https://pypi.org/simple"
 	pipFiles    = "files.pythonhosted.org:443" // the index only names them
 )
 
-// The shortest and the longest time that an unused layer is kept.
+// The shortest and the longest setting for how long an unused layer is kept.
 const (
 	minKeep = time.Minute
 	maxKeep = 365 * 24 * time.Hour
@@ -79,8 +79,8 @@ func (c Config) pip() string {
 }
 
 // registries returns the hosts and the routes of the egress proxy that a sandbox may reach while dependencies are installed in it.
-func (c Config) registries() worker.Registries {
-	r := worker.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
+func (c Config) registries() provision.Registries {
+	r := provision.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
 	if c.pip() == pipIndex {
 		r.Hosts = append(r.Hosts, pipFiles)
 	}

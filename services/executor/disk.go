@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// chooseWithin bounds how long the start waits for what enforces disk limits; an
-// image that is pulled first may take longer.
+// chooseWithin is how long the start of the executor waits for the choice of the disk limit's enforcement. It can take
+// longer if an image has to be pulled first.
 const chooseWithin = time.Minute
 
-// diskLimiter is a provider that limits what its sandboxes take on disk.
+// diskLimiter is a provider that limits the disk usage of its sandboxes.
 type diskLimiter interface {
-	// ChooseDiskLimit tries what the settings name, and returns what enforces the limits.
+	// ChooseDiskLimit tries the configured modes, and returns the one that enforces the limits.
 	ChooseDiskLimit(ctx context.Context) (string, error)
-	// DiskLimit returns what was chosen, "" before.
+	// DiskLimit returns the chosen mode, "" before the choice.
 	DiskLimit() string
 }
 
@@ -32,7 +32,7 @@ func (e *Executor) diskLimiter() diskLimiter {
 	return d
 }
 
-// diskLimit returns what enforces disk limits, "" when that is not known.
+// diskLimit returns the mode that enforces disk limits, "" if it is unknown.
 func (e *Executor) diskLimit() string {
 	if d := e.diskLimiter(); d != nil {
 		return d.DiskLimit()
@@ -40,8 +40,8 @@ func (e *Executor) diskLimit() string {
 	return ""
 }
 
-// chooseDiskLimit refuses to start with a setting that the engine cannot hold. An
-// engine that does not answer now is asked again with the first sandbox.
+// chooseDiskLimit returns an error if the engine cannot enforce the configured mode. If the engine does not answer now,
+// the first sandbox tries again.
 func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	d := e.diskLimiter()
 	if d == nil {
@@ -51,13 +51,13 @@ func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	defer cancel()
 	_, err := d.ChooseDiskLimit(bounded)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, docker.ErrDiskLimit) {
-		e.deps.Logger.Warn("what enforces disk limits is not known yet; the first sandbox waits for it", "error", err)
+		e.deps.Logger.Warn("the disk limit mode could not be chosen yet; the first sandbox tries again", "error", err)
 		return nil
 	}
 	return err
 }
 
-// registerDiskLimit counts what enforces the disk limits: 1 for that, 0 for the others.
+// registerDiskLimit registers a gauge that is 1 for the mode that enforces the disk limits and 0 for the others.
 func registerDiskLimit(r prometheus.Registerer, limit func() string) {
 	for _, mode := range docker.DiskLimits()[1:] {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -72,8 +72,8 @@ func registerDiskLimit(r prometheus.Registerer, limit func() string) {
 	}
 }
 
-// ProveDiskLimit returns what would enforce the disk limits of Docker sandboxes with
-// these settings; it tries that on the engine, and leaves nothing there.
+// ProveDiskLimit returns the mode that would enforce the disk limits of Docker sandboxes with these settings. It tries
+// the modes on the engine, and leaves nothing there.
 func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode string, err error) {
 	c.Sandbox, c.Engine = Docker, "doctor"
 	if c, err = c.withDefaults(); err != nil {
@@ -100,7 +100,7 @@ func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode stri
 	if err != nil {
 		return "", err
 	}
-	return mode, try(func(p *docker.Provider) error { // which does not use the runner's volume
+	return mode, try(func(p *docker.Provider) error { // this provider does not use the runner's volume
 		_, err := p.Orphans(ctx, 0)
 		return err
 	})

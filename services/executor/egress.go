@@ -30,7 +30,7 @@ func (c Config) checkEgress() error {
 	case c.EgressAdmin != "":
 		return errors.New("egress-image: egress-admin and egress-sockets name a proxy that runs already: set either egress-image or these")
 	case c.EgressNetwork == "none" || strings.HasPrefix(c.EgressNetwork, "container:"):
-		return fmt.Errorf("egress-network: %q has no way to the internet, and no sandbox would reach a model: name a network of the engine", c.EgressNetwork)
+		return fmt.Errorf("egress-network: %q cannot reach the internet, so no sandbox would reach a model: name a network of the engine", c.EgressNetwork)
 	}
 	return c.egress().Check()
 }

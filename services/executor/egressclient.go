@@ -13,16 +13,16 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/link"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 )
 
-// egressClient is the worker's client of the egress proxy. The zero value stands for no proxy.
+// egressClient is the client of the egress proxy. The zero value stands for no proxy.
 type egressClient struct {
 	api   *api.Client         // nil without a proxy
 	proxy *docker.EgressProxy // the container that this executor starts; nil for a proxy that runs already
 }
 
-var _ worker.Egress = egressClient{}
+var _ metering.Egress = egressClient{}
 
 // egressClient returns the client of the egress proxy that the settings name, the zero value if they name none.
 func (c Config) egressClient(p sandbox.Provider) (egressClient, error) {
@@ -66,7 +66,7 @@ func (c egressClient) close() {
 	}
 }
 
-// answerWithin bounds a request to the proxy, so that a proxy that hangs does not stop a turn.
+// answerWithin limits a request to the proxy, so that an unresponsive proxy does not stop a turn.
 const answerWithin = 10 * time.Second
 
 // Register registers a sandbox, or replaces its registration, and returns the certificate for the sandbox to trust.
@@ -85,7 +85,7 @@ func (c egressClient) Release(ctx context.Context, sandbox string) error {
 	if err == nil {
 		err = c.api.Ack(ctx, sandbox, s.Journal, s.Last)
 	}
-	if err = sentinel(err); errors.Is(err, worker.ErrUnknownSandbox) {
+	if err = sentinel(err); errors.Is(err, metering.ErrUnknownSandbox) {
 		return nil
 	}
 	return err
@@ -100,21 +100,21 @@ func (c egressClient) Open(ctx context.Context, sandbox string) (int, error) {
 }
 
 // Lines returns the lines of a sandbox's journal after a line.
-func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]worker.EgressLine, error) {
+func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.Line, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	lines, err := c.api.Lines(ctx, sandbox, after.Journal, after.N, settled)
 	if err != nil {
 		return nil, sentinel(err)
 	}
-	var out []worker.EgressLine
+	var out []metering.Line
 	for _, l := range lines {
-		out = append(out, worker.EgressLine{Execution: l.Execution, Time: l.Time, Data: events.DecodePayload(l.Type, l.Data)})
+		out = append(out, metering.Line{Execution: l.Execution, Time: l.Time, Data: events.DecodePayload(l.Type, l.Data)})
 	}
 	return out, nil
 }
 
-// Ack tells the proxy that it may forget the lines of a journal up to a line.
+// Ack allows the proxy to remove the lines of a journal up to a line.
 func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -137,7 +137,7 @@ func (c egressClient) withCode(err error) error {
 		"the egress proxy %s does not answer, and without it a sandbox reaches no model: look at its log (%v)", name, err)}
 }
 
-// sentinel wraps refusals of the proxy into the errors that the holder tests for: worker.ErrUnknownSandbox and link.ErrFenced.
+// sentinel wraps refusals of the proxy into the errors that the executor tests for: metering.ErrUnknownSandbox and link.ErrFenced.
 func sentinel(err error) error {
 	var refused *api.Error
 	if !errors.As(err, &refused) {
@@ -145,7 +145,7 @@ func sentinel(err error) error {
 	}
 	switch refused.Code {
 	case api.CodeNotFound:
-		return fmt.Errorf("%w: %w", worker.ErrUnknownSandbox, err)
+		return fmt.Errorf("%w: %w", metering.ErrUnknownSandbox, err)
 	case api.CodeFenced:
 		return fmt.Errorf("%w: %w", link.ErrFenced, err)
 	}

@@ -25,12 +25,14 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
@@ -41,15 +43,15 @@ import (
 type Deps struct {
 	NATS     *nats.Conn // the connection that Log uses too
 	Log      eventlog.Log
-	Provider sandbox.Provider // nil: the provider that Config.Sandbox names. Any other has workspaces in the object store and an egress proxy only if they are set too
+	Provider sandbox.Provider // nil: the provider that Config.Sandbox names. Another one has workspaces and an egress proxy only if Workspaces and Egress are set
 	Logger   *slog.Logger
 	Now      func() time.Time // nil for Clock
-	Clock    *bus.Clock       // of the streams; nil for one over this host's clock
+	Clock    *bus.Clock       // clock of the streams; nil for one based on this host's clock
 
 	Metrics prometheus.Registerer // nil: no metrics
 
 	Workspaces contents.Store     // used with Provider; nil: none
-	Egress     worker.Egress      // used with Provider; nil: none
+	Egress     metering.Egress    // used with Provider; nil: none
 	Skills     references.Skills  // used with Provider; nil: none
 	Secrets    references.Secrets // nil: the keys of Config
 }
@@ -125,8 +127,8 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		if e.egress, err = cfg.egressClient(e.own); err != nil {
 			return nil, err
 		}
-		if shelf, ok := e.own.(skills.Shelf); ok {
-			e.skills = skills.New(shelf)
+		if p, ok := e.own.(skills.Provider); ok {
+			e.skills = skills.New(p)
 			deps.Skills = e.skills
 		}
 		if e.egress.api != nil {
@@ -245,7 +247,7 @@ func (e *Executor) Run(ctx context.Context) error {
 }
 
 const (
-	// openWithin bounds one try to open the buckets, and openPause lies between two.
+	// openWithin is the time limit of one attempt to open the buckets, and openPause the pause between two attempts.
 	openWithin = 2 * time.Second
 	openPause  = 200 * time.Millisecond
 )
@@ -283,10 +285,8 @@ func (e *Executor) await(ctx context.Context, open func(context.Context) error) 
 		if !logged {
 			e.deps.Logger.Warn("waiting for NATS and its buckets", "reason", err)
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, openPause) != nil {
 			return errors.Join(ctx.Err(), err)
-		case <-time.After(openPause):
 		}
 	}
 }
@@ -314,7 +314,7 @@ func (e *Executor) closeConnections() error {
 	return nil
 }
 
-// stopWithin bounds the end of all sandboxes.
+// stopWithin is the time limit for ending all sandboxes.
 const stopWithin = time.Minute
 
 func (e *Executor) stopSandboxes(ctx context.Context) error {
@@ -324,7 +324,10 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	if others, err := e.leases.Others(ctx); err != nil || others {
 		return err
 	}
-	return e.worker.StopSandboxes(ctx)
+	if err := e.worker.StopSandboxes(ctx); err != nil {
+		return fmt.Errorf("end the sandboxes of the engine: some may still run, until the next start or until their own time limit: %w", err)
+	}
+	return nil
 }
 
 // ctl handles hints, and requests for what this executor does for a session.

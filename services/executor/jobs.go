@@ -11,15 +11,14 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
 const (
-	// adoptEvery is how often jobs of engines that are gone are looked for.
+	// adoptEvery is the interval at which the executor looks for jobs of engines that are gone.
 	adoptEvery = 5 * time.Second
-	// jobNak is how soon a job whose handling failed is delivered again.
+	// jobNak is the delay before a failed job is delivered again.
 	jobNak = 2 * time.Second
-	// handover is how long jobs may take to be handed over at the end.
+	// handover is the time limit for handing over jobs at the end.
 	handover = 10 * time.Second
 )
 
@@ -46,9 +45,9 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.Concurrency = worker.Deliveries(j.e.cfg.Slots)
+		cfg.Concurrency = deliveries(j.e.cfg.Slots)
 		cfg.HeartBeat = time.Second
-		// An executor that is frozen loses its claim on further jobs before the ones it holds come again.
+		// The requests for further jobs of a frozen executor expire before its present jobs are delivered again.
 		cfg.PullExpiry = 3 * time.Second
 		cfg.NakDelay = jobNak
 		cfg.DoubleAck = true
@@ -158,3 +157,7 @@ func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup)
 	})
 	return stop
 }
+
+// deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
+// for one.
+func deliveries(slots int) int { return 2*slots + 4 }

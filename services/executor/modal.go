@@ -64,7 +64,8 @@ func (c Config) modal(log *slog.Logger) (modal.Config, error) {
 	return out, nil
 }
 
-// verifyModal asks Modal whether it accepts the settings. While Modal is away that is left to those who need a sandbox.
+// verifyModal asks Modal whether it accepts the settings. If Modal does not answer, the first sandbox reports wrong
+// settings.
 func (e *Executor) verifyModal(ctx context.Context) error {
 	p, ok := e.own.(*modal.Provider)
 	if !ok {
@@ -73,14 +74,14 @@ func (e *Executor) verifyModal(ctx context.Context) error {
 	err := p.Verify(ctx)
 	var typed *sandbox.Error
 	if errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable {
-		e.deps.Logger.Warn("Modal's settings are tried once Modal answers", "error", err)
+		e.deps.Logger.Warn("Modal does not answer: its settings are not verified yet", "error", err)
 		return nil
 	}
 	return err
 }
 
-// ProveModal asks Modal whether it accepts the token, the environment, the app and the image. It returns
-// what it found, one sentence for each.
+// ProveModal asks Modal whether it accepts the token, the environment, the app and the image. It returns one sentence
+// for each step that succeeded.
 func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, error) {
 	c.Sandbox = Modal
 	c, err := c.withDefaults()
@@ -107,21 +108,21 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 func CheckEgressListener(getenv func(string) string) error {
 	for _, name := range []string{"SPOOL_EGRESS_LISTEN_TLS", "SPOOL_EGRESS_TLS_CERTIFICATE", "SPOOL_EGRESS_TLS_KEY"} {
 		if getenv(name) == "" {
-			return fmt.Errorf("%s: it is empty, and sandboxes on Modal connect to the egress proxy's TLS listener: set it as \"Egress proxy\" in docs/modal.md says", name)
+			return fmt.Errorf("%s: it is empty, and sandboxes on Modal connect to the egress proxy's TLS listener: set it as described in docs/modal.md, \"Egress proxy\"", name)
 		}
 	}
 	return nil
 }
 
-// checkPrice reports whether the price of Modal sandboxes is one.
+// checkPrice returns an error if the price of Modal sandboxes is invalid.
 func (c Config) checkPrice() error {
 	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {
-		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars from 0 on", p)
+		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars that is at least 0", p)
 	}
 	return nil
 }
 
-// rate returns what sandboxes cost. Those of Modal are metered, with a price or without.
+// rate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
 func (c Config) rate() run.Rate {
 	if c.Sandbox != Modal {
 		return run.Rate{}
@@ -129,7 +130,7 @@ func (c Config) rate() run.Rate {
 	return run.Rate{Provider: Modal, USDPerSecond: c.ModalSandboxPrice}
 }
 
-// sandboxLife returns after which time the provider ends a sandbox; 0 is never.
+// sandboxLife returns the time after which the provider ends a sandbox; 0 means never.
 func (c Config) sandboxLife() time.Duration {
 	if c.Sandbox != Modal {
 		return 0

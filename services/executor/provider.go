@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// provider is what Sandbox names.
+// provider returns the provider that Sandbox names.
 func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 	switch c.Sandbox {
 	case Docker:

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // order lists the tables of a fold with their primary keys.
@@ -49,18 +50,11 @@ type DifferenceError struct {
 func (e *DifferenceError) Error() string {
 	switch {
 	case e.Live == "":
-		return fmt.Sprintf("table %s lacks the row %s: run spool rebuild", e.Table, short(e.Rebuilt))
+		return fmt.Sprintf("table %s lacks the row %s: run spool rebuild", e.Table, truncate.Text(e.Rebuilt, 400))
 	case e.Rebuilt == "":
-		return fmt.Sprintf("table %s has the row %s, of which the log knows nothing: run spool rebuild", e.Table, short(e.Live))
+		return fmt.Sprintf("table %s has the row %s, of which the log knows nothing: run spool rebuild", e.Table, truncate.Text(e.Live, 400))
 	}
-	return fmt.Sprintf("table %s differs in %s: it has %s, the log gives %s: run spool rebuild", e.Table, strings.Join(e.Columns, ", "), short(e.Live), short(e.Rebuilt))
-}
-
-func short(s string) string {
-	if len(s) > 400 {
-		return strings.ToValidUTF8(s[:400], "") + "…"
-	}
-	return s
+	return fmt.Sprintf("table %s differs in %s: it has %s, the log gives %s: run spool rebuild", e.Table, strings.Join(e.Columns, ", "), truncate.Text(e.Live, 400), truncate.Text(e.Rebuilt, 400))
 }
 
 // compare folds the log up to the position of the live read models at one moment, and compares both. The live tables

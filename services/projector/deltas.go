@@ -48,16 +48,16 @@ func (g *group) feedDeltas(ctx context.Context, checkpoint *time.Time) {
 		r.since = &since
 	}
 	defer r.close()
-	retry := backoff{logger: g.logger, doing: "read text in flight"}
+	pauses := newBackoff(g.logger, "read text in flight")
 	for ctx.Err() == nil {
 		err := r.next(ctx)
 		if err == nil {
-			retry.tries = 0
+			pauses.reset()
 			continue
 		}
 		r.close()
 		if ctx.Err() == nil {
-			retry.wait(ctx, err)
+			pauses.wait(ctx, err)
 		}
 	}
 }

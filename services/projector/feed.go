@@ -30,7 +30,7 @@ var errBehind = errors.New("the reading has fallen behind")
 
 // feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.
 func (g *group) feed(ctx context.Context, after eventlog.Position) {
-	f := feeder{group: g.n, after: after, retry: backoff{logger: g.logger, doing: "read the log"}}
+	f := feeder{group: g.n, after: after, retry: newBackoff(g.logger, "read the log")}
 	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n), Foreign: true}
 	for ctx.Err() == nil {
@@ -96,7 +96,8 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 		if rec.Position.Seq <= f.after.Seq {
 			continue // a duplicate delivery
 		}
-		f.retry.tries, f.tries, f.after = 0, 0, rec.Position
+		f.tries, f.after = 0, rec.Position
+		f.retry.reset()
 		size := len(rec.Commit.Events)
 		it.rec.Commit.Events, it.rec.Commit.State = nil, nil
 		if pushed := f.push(it, size); pushed != nil || err != nil {

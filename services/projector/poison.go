@@ -13,6 +13,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
@@ -107,8 +108,6 @@ func (g *group) commitFresh(ctx context.Context, s step) error {
 // oneLine makes s valid for a header and a row.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
-	if len(s) > maxReason {
-		s = strings.ToValidUTF8(s[:maxReason], "") + " …"
-	}
+	s = truncate.Text(s, maxReason)
 	return s
 }

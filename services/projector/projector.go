@@ -17,6 +17,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -125,13 +126,13 @@ func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, 
 // Run migrates the schema and projects until ctx ends, which is not an error. While Postgres or NATS is not
 // available, it retries.
 func (p *Projector) Run(ctx context.Context) error {
-	retry := backoff{logger: p.deps.Logger, doing: "migrate the read models"}
+	pauses := newBackoff(p.deps.Logger, "migrate the read models")
 	for {
 		err := readmodel.Migrate(ctx, p.cfg.DatabaseURL)
 		if err == nil {
 			break
 		}
-		if !retry.wait(ctx, err) {
+		if !pauses.wait(ctx, err) {
 			return nil
 		}
 	}
@@ -148,14 +149,14 @@ func (p *Projector) Run(ctx context.Context) error {
 // keep leads a group, or waits for its lock, until ctx ends.
 func (p *Projector) keep(ctx context.Context, n int) {
 	logger := p.deps.Logger.With("group", n)
-	retry := backoff{logger: logger, doing: "project"}
+	pauses := newBackoff(logger, "project")
 	for ctx.Err() == nil {
 		g := newGroup(p, n, logger)
 		err := g.lead(ctx)
 		if g.progressed {
-			retry.tries = 0
+			pauses.reset()
 		}
-		if !retry.wait(ctx, err) {
+		if !pauses.wait(ctx, err) {
 			return
 		}
 	}
@@ -167,26 +168,27 @@ const (
 	longWait  = 2 * time.Second
 )
 
+// backoff logs failures and pauses after each of them.
 type backoff struct {
 	logger *slog.Logger
 	doing  string
-	tries  int
+	pauses *retry.Pauses
 }
+
+// newBackoff returns a backoff. doing names the work that failed in the log.
+func newBackoff(logger *slog.Logger, doing string) backoff {
+	return backoff{logger: logger, doing: doing, pauses: retry.Doubling(firstWait, longWait)}
+}
+
+// reset makes the next pause a short one.
+func (b *backoff) reset() { b.pauses.Reset() }
 
 // wait logs the error and pauses, longer each time. It returns false if ctx ended.
 func (b *backoff) wait(ctx context.Context, why error) bool {
 	if ctx.Err() != nil {
 		return false
 	}
-	pause := min(firstWait<<min(b.tries, 10), longWait)
-	b.tries++
+	pause := b.pauses.NextBackOff()
 	b.logger.Warn("try again", "doing", b.doing, "wait", pause, "error", why)
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return retry.Pause(ctx, pause) == nil
 }

@@ -280,7 +280,7 @@ var errDone = errors.New("done")
 
 // foldShard reads a shard once for all its groups, and writes concurrently with the read.
 func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadow) error {
-	f := feeder{group: shard, retry: backoff{logger: groups[0].logger, doing: "read the log"}}
+	f := feeder{group: shard, retry: newBackoff(groups[0].logger, "read the log")}
 	var end uint64
 	f.after = groups[0].position()
 	for _, g := range groups {

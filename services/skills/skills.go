@@ -23,6 +23,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/skills/internal/command"
@@ -173,10 +174,8 @@ func (s *Service) bucket(ctx context.Context) (*natsstore.Store, error) {
 		if !said {
 			s.deps.Logger.Info("waiting for the bucket of skills", "reason", err.Error())
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, bucketWait) != nil {
 			return nil, nil
-		case <-time.After(bucketWait):
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	t.Parallel()
 	const secret, root = "value-of-the-secret", "root-key-of-the-backup-test-0123456789"
-	commands, err := compat.Commands("../../docs/operations.md", "### Of `spool up`")
+	commands, err := compat.Commands("../../docs/operations.md", "### Back up `spool up`")
 	if err != nil {
 		t.Fatal(err)
 	}

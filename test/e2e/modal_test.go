@@ -22,6 +22,7 @@ func newModalCluster(t *testing.T, opts harness.Options) *harness.Cluster {
 // an interrupt, the idle timeout, and the same files and conversation in another sandbox. The sandbox has no model
 // key, and its cost is reported.
 func TestModal_Talk(t *testing.T) {
+	t.Parallel()
 	c := newModalCluster(t, harness.Options{})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
@@ -121,6 +122,7 @@ func (k *talk) checkUndisturbed(execution string) {
 // TestModal_Faults tests failures while an agent works or between turns: killed executors, an outage of Modal, and
 // preempted sandboxes.
 func TestModal_Faults(t *testing.T) {
+	t.Parallel()
 	c := newModalCluster(t, harness.Options{})
 	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
@@ -227,6 +229,7 @@ func (k *talk) untilType(want events.Type) {
 
 // TestModal_Pool tests that a session's first turn uses a pooled sandbox whose agent is already started.
 func TestModal_Pool(t *testing.T) {
+	t.Parallel()
 	c := newModalCluster(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
 		k := newTalkWith(t, c, "spool", nil)

@@ -216,7 +216,7 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 	for {
 		m, err := r.take(ctx)
 		if err == nil {
-			r.backoff.try = 0
+			r.backoff.reset()
 			return m, nil
 		}
 		if ctx.Err() != nil {

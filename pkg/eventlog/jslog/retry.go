@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 // The first and the longest pause between tries.
@@ -21,14 +22,25 @@ const (
 
 // backoff computes the timeouts and pauses between the tries of one request.
 type backoff struct {
-	try   int
-	first time.Duration // timeout of the first try
+	try    int
+	first  time.Duration // timeout of the first try
+	pauses *retry.Pauses
 }
 
-func (l *Log) backoff() *backoff { return &backoff{first: l.ackTimeout} }
+func newBackoff(first time.Duration) *backoff {
+	return &backoff{first: first, pauses: retry.Doubling(firstPause, lastPause)}
+}
+
+func (l *Log) backoff() *backoff { return newBackoff(l.ackTimeout) }
 
 // reading returns the backoff for reads, which are idempotent and can be repeated soon.
-func (l *Log) reading() *backoff { return &backoff{first: l.ackTimeout / 5} }
+func (l *Log) reading() *backoff { return newBackoff(l.ackTimeout / 5) }
+
+// reset starts again with the first timeout and pause.
+func (b *backoff) reset() {
+	b.try = 0
+	b.pauses.Reset()
+}
 
 // timeout returns the timeout of the current try.
 func (b *backoff) timeout() time.Duration {
@@ -37,16 +49,11 @@ func (b *backoff) timeout() time.Duration {
 
 // wait pauses before the next try. If ctx ends, it returns ErrUnavailable with the error of the last try.
 func (b *backoff) wait(ctx context.Context, why error) error {
-	pause := min(firstPause<<min(b.try, 6), lastPause)
 	b.try++
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %w (%w)", eventlog.ErrUnavailable, why, context.Cause(ctx))
-	case <-t.C:
-		return nil
+	if cause := retry.Pause(ctx, b.pauses.NextBackOff()); cause != nil {
+		return fmt.Errorf("%w: %w (%w)", eventlog.ErrUnavailable, why, cause)
 	}
+	return nil
 }
 
 // level returns the log level for the current try. The first failures are often transient.

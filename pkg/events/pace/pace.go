@@ -8,6 +8,8 @@ import (
 	"math"
 	"strconv"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // MaxGap is the maximum wait between two events of a replay, at any speed. A longer wait is shortened to it.
@@ -33,10 +35,7 @@ func ParseSpeed(s string) (Speed, error) {
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(f > 0) || math.IsInf(f, 0) { //nolint:staticcheck // NaN is not positive either
-		if len(s) > 40 {
-			s = s[:40] + "…"
-		}
-		return 0, fmt.Errorf("%w, not %s", ErrSpeed, strconv.QuoteToASCII(s))
+		return 0, fmt.Errorf("%w, not %s", ErrSpeed, truncate.Quote(s, 40))
 	}
 	return Speed(f), nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
@@ -231,9 +232,7 @@ func (o *object) fetch() ([]byte, error) {
 				return nil, &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("only %[2]d of %[1]d chunks exist", o.info.Chunks, o.chunks)}
 			}
 		}
-		select {
-		case <-time.After(again):
-		case <-ctx.Done():
+		if retry.Pause(ctx, again) != nil {
 			return nil, o.s.getting(ctx, o.name, err)
 		}
 	}

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// Variable names the user that the runner becomes, as UID:GID. Without it the runner stays what it is.
+// Variable is the environment variable with the user that the runner becomes, as UID:GID. Without it the runner keeps
+// its user.
 const Variable = "SPOOL_RUNNER_USER"
 
-// parse reads UID:GID. Root is refused.
+// parse parses UID:GID. It refuses root.
 func parse(user string) (uid, gid int, err error) {
 	first, second, found := strings.Cut(user, ":")
 	uid, uerr := strconv.Atoi(first)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Become makes this process, and every program that it starts, that user's for good: no program, whatever
-// its mode, can become root again. An empty user changes nothing, and a process that is not root's stays what it is.
+// Become changes the user of this process, and of every program that it starts, for good: no program, whatever its
+// mode, can become root again. It does nothing if user is empty or the process does not run as root.
 func Become(user string) error {
 	if user == "" || os.Geteuid() != 0 {
 		return nil

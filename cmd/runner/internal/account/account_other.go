@@ -2,5 +2,5 @@
 
 package account
 
-// Become changes nothing: sandboxes run Linux.
+// Become does nothing: sandboxes run Linux.
 func Become(string) error { return nil }

@@ -30,7 +30,7 @@ const setup = "SPOOL_AGENT_SETUP_SHA256"
 
 // Adapter runs any ACP agent.
 type Adapter struct {
-	Now func() time.Time // measures tools; nil for time.Now
+	Now func() time.Time // the clock for tool durations; nil for time.Now
 }
 
 // Command returns the command of the launch.
@@ -80,7 +80,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 
 // Transcript always fails: the protocol does not say where an agent keeps its sessions.
 func (Adapter) Transcript(agent.Place, string) (string, error) {
-	return "", fmt.Errorf("architecture %s: the agent keeps its sessions where only it knows", Architecture)
+	return "", fmt.Errorf("architecture %s: the agent does not tell where it keeps its sessions", Architecture)
 }
 
 // Instructions returns the system prompt and the memory file as one text, or "".
@@ -109,19 +109,19 @@ func Find(l agent.Launch, program string) (string, error) {
 	}
 	if filepath.IsAbs(program) {
 		if !executable(program) {
-			return "", missing("is no executable file in the sandbox")
+			return "", missing("is not an executable file in the sandbox")
 		}
 		return program, nil
 	}
 	if strings.ContainsRune(program, filepath.Separator) {
-		return "", missing("is a relative path: give an absolute one, or a name on the PATH")
+		return "", missing("is a relative path: set an absolute path, or a name on the PATH")
 	}
 	for _, dir := range filepath.SplitList(Variable(l, "PATH")) {
 		if at := filepath.Join(dir, program); filepath.IsAbs(dir) && executable(at) {
 			return at, nil
 		}
 	}
-	return "", missing("is not on the sandbox's PATH: install it, or give its absolute path")
+	return "", missing("is not on the sandbox's PATH: install it, or set its absolute path")
 }
 
 // Variable returns the value of an environment variable of the launch: the query's, else the runner's.

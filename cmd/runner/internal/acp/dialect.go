@@ -12,7 +12,7 @@ import (
 
 // Dialect describes where one agent differs from the protocol. The zero value is plain ACP. Every function may be nil.
 type Dialect struct {
-	Now func() time.Time // measures tools; nil for time.Now
+	Now func() time.Time // the clock for tool durations; nil for time.Now
 
 	// Version is the agent's version that was recorded, or "". Another version is reported in a log event.
 	Version string
@@ -51,7 +51,7 @@ type Dialect struct {
 type Call struct {
 	ID     string
 	Name   string // the first title: most agents put the tool's name there
-	Title  string // the last one
+	Title  string // the last title
 	Kind   sdk.ToolKind
 	Input  json.RawMessage // null or {} until it is known
 	Output json.RawMessage // rawOutput
@@ -61,25 +61,25 @@ type Call struct {
 
 // Notice is a notification of an agent that is not part of the protocol.
 type Notice struct {
-	Session string       // whose it is
-	Warning string       // to be journaled as a log event
-	Usage   events.Usage // taken since the last notice, also by a sub-agent
-	CostUSD float64      // likewise
+	Session string       // session that the notice is about
+	Warning string       // text of a log event
+	Usage   events.Usage // used since the last notice, also by a sub-agent
+	CostUSD float64      // cost since the last notice, also of a sub-agent
 	Status  int          // the HTTP status by which the model failed
 	Cut     bool         // the model's last answer reached its limit of tokens
-	Over    bool         // the turn has been over for a while
+	Over    bool         // the turn has been over for some time
 	Forked  *Forked      // the copy of the session to fork; nil in other notices
 }
 
 // Forked is the result of a fork.
 type Forked struct {
-	Session string // the copy
-	Error   string // why there is none, "" if there is one
+	Session string // session id of the copy
+	Error   string // why the copy failed, "" if it did not
 }
 
 // Tool is what a dialect adds to a call.
 type Tool struct {
-	Name  string // "" for the call's own
+	Name  string // "" for the name of the call
 	Class Class
 	// Search reports whether the call may omit its path.
 	Search bool
@@ -95,6 +95,6 @@ type Tool struct {
 type Subagent struct {
 	Name    string
 	Prompt  string
-	Session string // its own session, when it is known
-	Said    string // its last words, when they are known
+	Session string // id of its session, once it is known
+	Said    string // its last message, once it is known
 }

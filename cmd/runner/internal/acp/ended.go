@@ -11,10 +11,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// prompted handles the answer to the query, which ends the turn.
-func (s *session) prompted(m message, t *agent.Turn) error {
+// promptAnswered handles the answer to the query, which ends the turn.
+func (s *session) promptAnswered(m message, t *agent.Turn) error {
 	if !s.pending {
-		return nil // it had been ended before
+		return nil // the turn has ended already
 	}
 	if m.Error != nil {
 		s.endAfterSubagents(s.failed(m.Error), t)
@@ -32,7 +32,7 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.stopped() {
 		r.StopReason, r.Usage = sdk.StopReasonCancelled, nil
 	}
-	if s.mistaken(r.StopReason) {
+	if s.isMisdirected(r.StopReason) {
 		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: "runner", Message: "the agent took the interrupt of the turn before for this one's: it is asked again"})
 		return s.ask(t)
 	}
@@ -47,9 +47,9 @@ func (s *session) prompted(m message, t *agent.Turn) error {
 	return nil
 }
 
-// mistaken reports whether an agent ended this turn because of a request to stop the turn before, which it had been
+// isMisdirected reports whether an agent ended this turn because of a request to stop the turn before, which it had been
 // asked to stop more than once. It returns true at most once.
-func (s *session) mistaken(r sdk.StopReason) bool {
+func (s *session) isMisdirected(r sdk.StopReason) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late := s.late && !s.interrupted
@@ -74,7 +74,7 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	s.asking = false
 	s.mu.Unlock()
 	if s.seen != (events.Usage{}) {
-		e.Usage = s.seen // message by message: agents tend to tell of the last one alone
+		e.Usage = s.seen // the sum over messages: agents tend to report only the last message
 	}
 	if e.Outcome == runner.Completed {
 		e.Result = s.main.last
@@ -85,7 +85,7 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 		if e.Usage != (events.Usage{}) || e.CostUSD > 0 {
 			t.Emit(events.MainConversation, events.MetadataUpdate{Usage: e.Usage, CostUSD: e.CostUSD, Model: s.d.Shown})
 		}
-		t.Emit(events.MainConversation, s.written())
+		t.Emit(events.MainConversation, s.transcriptWritten())
 	}
 	s.pending, s.prompt, s.turnState = false, nil, newTurn(s.cost)
 	t.End(e)
@@ -115,15 +115,15 @@ func (s *session) stop(r sdk.StopReason) runner.Ended {
 		if s.stopped() {
 			return runner.Ended{Outcome: runner.Interrupted}
 		}
-		return fail("AGENT_PROTOCOL", "the agent cancelled the turn, which nobody had asked for")
+		return fail("AGENT_PROTOCOL", "the agent cancelled the turn without a request")
 	case sdk.StopReasonMaxTokens:
 		return fail("MODEL_ERROR", "the model reached its limit of tokens")
 	case sdk.StopReasonMaxTurnRequests:
 		return fail("TURN_LIMIT", "the agent reached its limit of model calls in a turn")
 	case sdk.StopReasonRefusal:
-		return fail("MODEL_ERROR", "the agent refused to go on")
+		return fail("MODEL_ERROR", "the agent refused to continue")
 	default:
-		return fail("AGENT_PROTOCOL", fmt.Sprintf("the agent ended its turn with a reason that is not known: %.64q", string(r)))
+		return fail("AGENT_PROTOCOL", fmt.Sprintf("the agent ended its turn with an unknown reason: %.64q", string(r)))
 	}
 }
 

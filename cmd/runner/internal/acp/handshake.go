@@ -64,8 +64,8 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 	return s.useCopy(t)
 }
 
-// copied handles the result of a fork. A process may report several, one for each of its parts that starts.
-func (s *session) copied(f *Forked, t *agent.Turn) error {
+// forkDone handles the result of a fork. A process may report several, one for each of its parts that starts.
+func (s *session) forkDone(f *Forked, t *agent.Turn) error {
 	if s.fork == nil || s.forked != nil {
 		return nil
 	}
@@ -176,7 +176,7 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 	s.id = o.SessionID
 	s.mu.Unlock()
 	if s.d.Model == "" {
-		return s.begun(t)
+		return s.handshakeDone(t)
 	}
 	for _, c := range o.Config {
 		if c.Category != "model" && c.ID != "model" {
@@ -184,10 +184,10 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 		}
 		var current string
 		if json.Unmarshal(c.Current, &current) == nil && current == s.d.Model {
-			return s.begun(t)
+			return s.handshakeDone(t)
 		}
 		if s.d.ModelSet && !slices.Contains(c.values(), s.d.Model) {
-			return s.begun(t)
+			return s.handshakeDone(t)
 		}
 		return s.set(c.values(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
 			SessionId: s.id, ConfigId: sdk.SessionConfigId(c.ID), Value: sdk.SessionConfigValueId(s.d.Model),
@@ -195,23 +195,23 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 	}
 	if o.Models != nil {
 		if string(o.Models.CurrentModelId) == s.d.Model {
-			return s.begun(t)
+			return s.handshakeDone(t)
 		}
 		var names []string
 		for _, m := range o.Models.AvailableModels {
 			names = append(names, string(m.ModelId))
 		}
 		if s.d.ModelSet && !slices.Contains(names, s.d.Model) {
-			return s.begun(t)
+			return s.handshakeDone(t)
 		}
 		return s.set(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
 	}
 	if s.d.ModelSet {
-		return s.begun(t)
+		return s.handshakeDone(t)
 	}
-	s.d.Shown = "" // nobody knows which
+	s.d.Shown = "" // the model is unknown
 	s.note(t, logged("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
-	return s.begun(t)
+	return s.handshakeDone(t)
 }
 
 func (c configOption) values() []string {
@@ -240,22 +240,22 @@ func (s *session) set(offered []string, method string, params any, t *agent.Turn
 			s.fail(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, describe(m.Error), strings.Join(offered, ", ")))
 			return nil
 		}
-		return s.begun(t)
+		return s.handshakeDone(t)
 	})
 }
 
-// begun ends the handshake and sends a query that waits for it.
-func (s *session) begun(t *agent.Turn) error {
+// handshakeDone ends the handshake and sends a query that waits for it.
+func (s *session) handshakeDone(t *agent.Turn) error {
 	s.ready = true
-	s.note(t, s.written())
+	s.note(t, s.transcriptWritten())
 	if !s.pending {
 		return nil
 	}
 	return s.ask(t)
 }
 
-// written returns the event with the path of the transcript.
-func (s *session) written() events.TranscriptWritten {
+// transcriptWritten returns the event with the path of the transcript.
+func (s *session) transcriptWritten() events.TranscriptWritten {
 	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
 	if s.d.Transcript != nil {
 		w.Path = s.d.Transcript(string(s.id))

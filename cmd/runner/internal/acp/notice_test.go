@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// noticed opens a session s1 whose agent tells notices as they are, and gives it a query.
+// noticed opens a session s1 whose agent sends notices unchanged, and gives it a query.
 func noticed(t *testing.T) (agent.Session, *agent.Turn) {
 	t.Helper()
 	d := Dialect{Notice: func(_ string, raw json.RawMessage) *Notice {
@@ -53,7 +53,7 @@ func TestNotices(t *testing.T) {
 	const (
 		done   = `{"id":3,"result":{"stopReason":"end_turn","usage":{"inputTokens":1,"outputTokens":1,"totalTokens":2}}}`
 		failed = `{"id":3,"error":{"code":-32603,"message":"no"}}`
-		lost   = "the agent ended its turn without telling it: its answer, or a part of it, is lost"
+		lost   = "the agent ended its turn without a report: its answer, or a part of it, is lost"
 	)
 	for name, c := range map[string]struct {
 		notices []Notice

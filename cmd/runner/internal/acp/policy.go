@@ -22,20 +22,20 @@ const (
 	ClassFile    Class = "file"    // reads or changes files
 	ClassShell   Class = "shell"   // runs commands
 	ClassAgent   Class = "agent"   // a sub-agent
-	ClassBooks   Class = "books"   // lists and notes of the agent's own
+	ClassBooks   Class = "books"   // the agent's own lists and notes
 	ClassNetwork Class = "network" // reaches the network
-	ClassServer  Class = "server"  // a tool of an MCP server that the agent has
+	ClassServer  Class = "server"  // a tool of one of the agent's MCP servers
 	ClassNamed   Class = "named"   // the agent's definition names it
-	ClassLeftOut Class = "leftout" // the agent's definition leaves it out
+	ClassLeftOut Class = "leftout" // the agent's definition excludes it
 	ClassUnknown Class = "unknown"
 )
 
 // Rules of the policy `workspace`, as permission_decided names them.
 const (
 	ruleInside     = "workspace-path"     // allow: files inside the workspace
-	ruleSkill      = "skill-file"         // allow: reading in a skill that the agent has
+	ruleSkill      = "skill-file"         // allow: reading a file of one of the agent's skills
 	ruleOutside    = "outside-workspace"  // deny
-	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
+	ruleShell      = "sandboxed-shell"    // allow: the sandbox limits what a command can reach
 	ruleAgent      = "sub-agent"          // allow
 	ruleBooks      = "bookkeeping"        // allow
 	ruleServer     = "mcp-server"         // allow
@@ -44,7 +44,7 @@ const (
 	ruleNetwork    = "network"            // deny
 	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
-	ruleNoQuery    = "no-query"           // deny: nobody would record it
+	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
 	ruleNoOption   = "no-option"          // deny: the agent offers no answer of that kind
 )
 
@@ -201,8 +201,8 @@ func under(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// asked answers a permission request at once. No person is asked.
-func (s *session) asked(m message, t *agent.Turn) error {
+// answerPermission answers a permission request at once. No person is asked.
+func (s *session) answerPermission(m message, t *agent.Turn) error {
 	answer := func(o sdk.RequestPermissionOutcome) error {
 		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: sdk.RequestPermissionResponse{Outcome: o}})
 	}

@@ -26,29 +26,29 @@ type session struct {
 	in    agent.Stdin
 	now   func() time.Time
 
-	mu          sync.Mutex    // guards what Interrupt shares with Line and Begin
+	mu          sync.Mutex    // guards the fields below, which Interrupt shares with Line and Begin
 	id          sdk.SessionId // "" until there is a session
-	asking      bool          // the agent has the query
-	interrupted bool          // the turn was asked to stop
-	late        bool          // a turn was asked to stop more than once: the agent may take the last time for the next turn's
+	asking      bool          // the query was sent
+	interrupted bool          // the turn is to stop
+	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
-	waiting     map[int]handler // our requests without an answer
+	waiting     map[int]handler // requests without an answer, by id
 
-	// Of the process.
+	// State of the process.
 	caps    sdk.AgentCapabilities
-	resume  string        // the session to go on with
-	fork    *runner.Fork  // with resume: where to cut a copy of it; nil to go on with itself
+	resume  string        // the session to resume
+	fork    *runner.Fork  // with resume: where to cut a copy of it; nil to resume the session itself
 	forked  *Forked       // the copy that the process made, once it is known
-	waits   bool          // the handshake waits for it
-	ready   bool          // the handshake is over
-	loading bool          // the agent repeats what was said before
+	waits   bool          // the handshake waits for the copy
+	ready   bool          // the handshake is complete
+	loading bool          // the agent repeats the earlier conversation
 	broken  *runner.Error // why this process cannot take a query
 	notes   []events.Payload
-	told    bool    // the instructions were given
-	cost    float64 // of the session, as it was last told
+	told    bool    // the instructions were sent
+	cost    float64 // of the session, as last reported
 
-	// Of the turn.
-	pending bool // a query was given and is not answered
+	// State of the turn.
+	pending bool // a query runs
 	prompt  []sdk.ContentBlock
 	turnState
 }
@@ -56,15 +56,15 @@ type session struct {
 // turnState is the state of one turn.
 type turnState struct {
 	main   *flow
-	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being told
+	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being repeated
 	calls  map[string]*call
 	todo   string // the open todo block
-	shown  bool   // something was said or done
+	shown  bool   // a message or a call was shown
 	began  float64
-	seen   events.Usage      // as notices told it
+	seen   events.Usage      // the sum of the notices
 	status int               // the HTTP status by which the model failed
 	cut    bool              // the model's last answer reached its limit
-	end    func(*agent.Turn) // waits for what is still being told
+	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
 // handler handles the answer to a request of the session.
@@ -139,7 +139,7 @@ func (s *session) ask(t *agent.Turn) error {
 		prompt = append([]sdk.ContentBlock{sdk.TextBlock("# Instructions\n" + s.d.Instructions)}, prompt...)
 	}
 	s.told = true
-	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.prompted)
+	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.promptAnswered)
 }
 
 // Interrupt asks the agent to stop the turn.
@@ -149,7 +149,7 @@ func (s *session) Interrupt() error {
 	id, asking := s.id, s.asking
 	s.mu.Unlock()
 	if !asking {
-		return nil // it ends when the handshake does
+		return nil // the turn ends with the handshake
 	}
 	return s.requestStop(id, maxStopRequests)
 }
@@ -216,35 +216,35 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	}
 	switch {
 	case m.Method != "" && len(m.ID) > 0:
-		return s.asks(m, t)
+		return s.handleRequest(m, t)
 	case m.Method == sdk.ClientMethodSessionUpdate:
-		return s.updated(m, t)
+		return s.handleUpdate(m, t)
 	case m.Method != "":
-		return s.noted(m, raw, t)
+		return s.handleNotice(m, raw, t)
 	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
-		return s.answered(m, t)
+		return s.handleAnswer(m, t)
 	}
 	return errors.New("the line is neither a request nor an answer of JSON-RPC")
 }
 
-// answered handles the answer to a request of the session.
-func (s *session) answered(m message, t *agent.Turn) error {
+// handleAnswer handles the answer to a request of the session.
+func (s *session) handleAnswer(m message, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(m.ID))
 	s.mu.Lock()
 	done := s.waiting[id]
 	delete(s.waiting, id)
 	s.mu.Unlock()
 	if err != nil || done == nil {
-		return fmt.Errorf("the agent answers request %.64s, which was not made", m.ID)
+		return fmt.Errorf("answer to an unknown request: %.64s", m.ID)
 	}
 	return done(m, t)
 }
 
-// asks answers a request of the agent.
-func (s *session) asks(m message, t *agent.Turn) error {
+// handleRequest answers a request of the agent.
+func (s *session) handleRequest(m message, t *agent.Turn) error {
 	switch {
 	case m.Method == sdk.ClientMethodSessionRequestPermission:
-		return s.asked(m, t)
+		return s.answerPermission(m, t)
 	case m.Method == sdk.ClientMethodFsWriteTextFile && s.d.AcceptWrites:
 		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
 	}
@@ -252,8 +252,8 @@ func (s *session) asks(m message, t *agent.Turn) error {
 	return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
 }
 
-// noted handles a notification that is not part of the protocol.
-func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) error {
+// handleNotice handles a notification that is not part of the protocol.
+func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) error {
 	var n *Notice
 	if s.d.Notice != nil {
 		n = s.d.Notice(m.Method, m.Params)
@@ -263,7 +263,7 @@ func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) error {
 		return nil
 	}
 	if n.Forked != nil {
-		return s.copied(n.Forked, t)
+		return s.forkDone(n.Forked, t)
 	}
 	if n.Warning != "" {
 		s.log(t, "warn", "%s", n.Warning)
@@ -274,8 +274,9 @@ func (s *session) noted(m message, raw json.RawMessage, t *agent.Turn) error {
 	case mine && n.Usage != (events.Usage{}):
 		s.cut = n.Cut
 	case mine && n.Over && s.pending && (s.seen != (events.Usage{}) || s.status != 0):
-		// Of this turn, since its model was heard of: what was not told by now never will be.
-		s.fail(t, "AGENT_PROTOCOL", "the agent ended its turn without telling it: its answer, or a part of it, is lost")
+		// The notice is about this turn, because its model has answered: missing parts of the answer will not come any
+		// more.
+		s.fail(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")
 		return nil
 	}
 	if n.Usage != (events.Usage{}) || n.CostUSD != 0 {

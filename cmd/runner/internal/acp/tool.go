@@ -23,11 +23,11 @@ type call struct {
 	started time.Time
 
 	use    string // the open tool_use block
-	stated bool   // which is finished
+	stated bool   // showUse is finished
 	result string // the open tool_result block
 	shown  string // its text so far
 	sub    string // the subagent block
-	done   bool   // which is finished
+	done   bool   // sub is finished
 	over   bool
 }
 
@@ -79,8 +79,8 @@ func (s *session) tool(c Call) Tool {
 	return classify(c.Kind)
 }
 
-// tooled handles a tool_call or a tool_call_update.
-func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
+// handleTool handles a tool_call or a tool_call_update.
+func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
 	if c == nil {
 		f.close(t, "")
@@ -92,7 +92,7 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 		}
 	}
 	if c.over {
-		return nil // nothing comes after the end; some agents repeat it
+		return nil // some agents repeat the end of a call
 	}
 	c.Call = c.with(u)
 	if u.Content != nil {
@@ -104,9 +104,9 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	c.over = c.status == sdk.ToolCallStatusCompleted || c.status == sdk.ToolCallStatusFailed
 	tool := s.tool(c.Call)
 	if tool.Subagent != nil {
-		return s.delegated(c, *tool.Subagent, t)
+		return s.showSubagent(c, *tool.Subagent, t)
 	}
-	s.use(c, tool, t)
+	s.showUse(c, tool, t)
 	switch {
 	case c.over:
 		s.results(c, tool, t)
@@ -119,8 +119,8 @@ func (s *session) tooled(f *flow, u toolUpdate, t *agent.Turn) error {
 	return nil
 }
 
-// use opens the block of a call, and finishes it when the input is known.
-func (s *session) use(c *call, tool Tool, t *agent.Turn) {
+// showUse opens the block of a call, and finishes it when the input is known.
+func (s *session) showUse(c *call, tool Tool, t *agent.Turn) {
 	if c.use == "" {
 		name := cmp.Or(tool.Name, c.Name)
 		c.use = t.Open(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: c.ID, DisplayName: name})
@@ -160,8 +160,8 @@ func (s *session) results(c *call, tool Tool, t *agent.Turn) {
 	t.Complete(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
 }
 
-// delegated journals the call of a sub-agent. When it has ended, the agent is asked to repeat its conversation.
-func (s *session) delegated(c *call, sub Subagent, t *agent.Turn) error {
+// showSubagent journals the call of a sub-agent. When it has ended, the agent is asked to repeat its conversation.
+func (s *session) showSubagent(c *call, sub Subagent, t *agent.Turn) error {
 	if c.sub == "" {
 		if !given(c.Input) && !c.over {
 			return nil
@@ -280,7 +280,7 @@ func about(c Call, workspace string) string {
 		Query       string `json:"query"`
 	}
 	if given(c.Input) && json.Unmarshal(c.Input, &a) != nil {
-		a.Description = "" // of another shape: it says nothing
+		a.Description = "" // of an unexpected shape: ignored
 	}
 	candidates := []string{a.Description, a.Command, a.Pattern, a.URL, a.Query}
 	if c.Title != c.Name {

@@ -15,7 +15,7 @@ type flow struct {
 	conv    string
 	block   string // the open text, "" for none
 	kind    events.BlockKind
-	message string // the agent's id of the message that the text is of
+	message string // the agent's id of the text's message
 	said    []byte
 	last    string // the last text that was finished
 }
@@ -28,11 +28,11 @@ func (s *session) flow(id sdk.SessionId) *flow {
 	return s.subs[id]
 }
 
-// silent are the kinds of updates that are not journaled: options of the user interface, and titles.
-var silent = []string{"available_commands_update", "session_info_update", "config_option_update"}
+// ignoredUpdates are the kinds of updates that are not journaled: options of the user interface, and titles.
+var ignoredUpdates = []string{"available_commands_update", "session_info_update", "config_option_update"}
 
-// updated handles a session/update.
-func (s *session) updated(m message, t *agent.Turn) error {
+// handleUpdate handles a session/update.
+func (s *session) handleUpdate(m message, t *agent.Turn) error {
 	u, err := decode[update](m.Params, "session/update")
 	if err != nil {
 		return err
@@ -46,10 +46,10 @@ func (s *session) updated(m message, t *agent.Turn) error {
 	}
 	f := s.flow(u.SessionID)
 	if f == nil {
-		if slices.Contains(silent, kind.Kind) {
+		if slices.Contains(ignoredUpdates, kind.Kind) {
 			return nil
 		}
-		s.log(t, "info", "an update of session %.100s, which is not this one: %s", u.SessionID, u.Update)
+		s.log(t, "info", "an update of another session %.100s: %s", u.SessionID, u.Update)
 		return nil
 	}
 	switch kind.Kind {
@@ -68,7 +68,7 @@ func (s *session) updated(m message, t *agent.Turn) error {
 	case "user_message_chunk":
 		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil || f == s.main {
-			return err // of the agent's own conversation it is the query, said back
+			return err // in the agent's own conversation it repeats the query
 		}
 		return s.say(f, events.KindUserMessage, c, t)
 	case "tool_call", "tool_call_update":
@@ -76,13 +76,13 @@ func (s *session) updated(m message, t *agent.Turn) error {
 		if err != nil {
 			return err
 		}
-		return s.tooled(f, c, t)
+		return s.handleTool(f, c, t)
 	}
-	return s.noticed(kind.Kind, u.Update, f, t)
+	return s.handleOther(kind.Kind, u.Update, f, t)
 }
 
-// noticed handles updates other than messages and calls.
-func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
+// handleOther handles updates other than messages and calls.
+func (s *session) handleOther(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
 	switch kind {
 	case "plan":
 		p, err := decode[sdk.SessionUpdatePlan](raw, kind)
@@ -100,9 +100,9 @@ func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Tu
 			return err
 		}
 		if f != s.main {
-			return nil // it is in the whole
+			return nil // the whole list has it
 		}
-		// How full the context is says nothing of what was taken; the cost does.
+		// The fill level of the context does not show the tokens that were used; the cost does.
 		if u.Cost != nil && u.Cost.Currency == "USD" && u.Cost.Amount != s.cost {
 			s.cost = u.Cost.Amount
 			t.Emit(events.MainConversation, events.MetadataUpdate{CostUSD: s.spent(), Model: s.d.Shown})
@@ -110,10 +110,10 @@ func (s *session) noticed(kind string, raw json.RawMessage, f *flow, t *agent.Tu
 	case "current_mode_update":
 		s.log(t, "info", "%s", raw)
 	default:
-		if slices.Contains(silent, kind) {
+		if slices.Contains(ignoredUpdates, kind) {
 			return nil
 		}
-		s.log(t, "info", "an update of a kind that is not known: %s", raw)
+		s.log(t, "info", "an update of an unknown kind: %s", raw)
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ type toolContent struct {
 	TerminalID string  `json:"terminalId"`
 }
 
-// permissionRequest is that of the SDK, with the call as toolUpdate.
+// permissionRequest is the SDK's type, with the call as toolUpdate.
 type permissionRequest struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Options   []sdk.PermissionOption `json:"options"`

@@ -3,11 +3,11 @@ package agent
 import (
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // The Turn redacts before it cuts, because half of a secret would not be recognised. So no Session cuts texts.
@@ -20,8 +20,8 @@ const (
 	maxAnchor = 256
 )
 
-// ours are the fields that the runner itself fills in: numbers and words from its own lists.
-var ours = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
+// runnerFields are the fields that the runner itself fills in: numbers and words from its own lists.
+var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
 // Redacted returns the data of a line without secrets. Text deltas are redacted earlier, piece by piece. The agent's
 // own session id and the path of its record are kept, because the executor needs them to find the session.
@@ -30,7 +30,7 @@ func Redacted(s *redact.Set, data any) any {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
 		return data
 	}
-	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, ours...)...)
+	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
 	switch d := data.(type) {
 	case events.BlockStart:
 		d.Block.ConversationID = inConversation(s, d.Block.ConversationID)
@@ -57,21 +57,11 @@ func inConversation(s *redact.Set, name string) string {
 	return s.String(name)
 }
 
-// brief returns the beginning of a description.
-func brief(s string) string {
-	if len(s) <= maxDescription {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxDescription], "") + "…"
-}
-
 // Beginning returns the beginning of a text as valid UTF-8, with a note if the text is longer.
 func Beginning(s string, limit int) string {
 	if len(s) > limit {
-		for limit > 0 && !utf8.RuneStart(s[limit]) {
-			limit--
-		}
-		s = fmt.Sprintf("%s… (%d bytes more)", s[:limit], len(s)-limit)
+		shown := truncate.Text(s, limit)
+		s = fmt.Sprintf("%s (%d bytes more)", shown, len(s)-len(shown)+len("…"))
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
 }

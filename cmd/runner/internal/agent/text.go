@@ -10,6 +10,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // errCut is recorded when a value was too long and was cut.
@@ -26,7 +27,7 @@ type text struct {
 	sent   int
 	half   []byte
 	cut    bool
-	typed  *[]byte // of a call's input: as it was typed, since what it means is redacted in JSON's own way
+	typed  *[]byte // for the input of a call: the JSON text as it was written, because its decoded form is redacted separately
 }
 
 func (x *text) add(piece string) {
@@ -59,7 +60,7 @@ func (x *text) show(b []byte) {
 
 func (x *text) keep(b []byte) {
 	if len(x.known)+len(b) > maxText {
-		b = clipBytes(b, maxText-len(x.known))
+		b = truncate.Prefix(b, maxText-len(x.known))
 		b = append(bytes.Clone(b), cutNote...)
 		x.cut = true
 	}
@@ -70,7 +71,7 @@ func (x *text) waiting() bool { return x.sent < len(x.known) }
 
 // take returns the next piece to send, at most limit bytes of whole runes, and its offset.
 func (x *text) take(limit int) (uint32, string) {
-	piece := clipBytes(x.known[x.sent:], limit)
+	piece := truncate.Prefix(x.known[x.sent:], limit)
 	offset := uint32(x.sent) //nolint:gosec // at most maxText and the note
 	x.sent += len(piece)
 	return offset, string(piece)
@@ -106,19 +107,6 @@ func unfinished(b []byte) int {
 	}
 	return 0
 }
-
-// clipBytes returns the longest prefix of whole runes within limit bytes.
-func clipBytes(b []byte, limit int) []byte {
-	if len(b) <= limit {
-		return b
-	}
-	for limit > 0 && !utf8.RuneStart(b[limit]) {
-		limit--
-	}
-	return b[:limit]
-}
-
-func clip(s string, limit int) string { return string(clipBytes([]byte(s), limit)) }
 
 // apply applies an update to the block that End would finish.
 func apply(b *events.Block, u events.BlockUpdates) {
@@ -172,7 +160,7 @@ func shorten(data any, limit int) (any, bool) {
 	long := func(fields ...*string) {
 		for _, f := range fields {
 			if len(*f) > limit {
-				*f, cut = clip(*f, limit-len(cutNote))+cutNote, true
+				*f, cut = truncate.Prefix(*f, limit-len(cutNote))+cutNote, true
 			}
 		}
 	}
@@ -184,7 +172,7 @@ func shorten(data any, limit int) (any, bool) {
 		}
 	}
 	block := func(b *events.Block) {
-		b.Description = brief(b.Description)
+		b.Description = truncate.Text(b.Description, maxDescription)
 		if len(b.Anchor) > maxAnchor {
 			b.Anchor = "" // a part of it would be another position, or none
 		}
@@ -207,7 +195,7 @@ func shorten(data any, limit int) (any, bool) {
 			}
 		}
 		if d.Updates.Description != nil {
-			s := brief(*d.Updates.Description)
+			s := truncate.Text(*d.Updates.Description, maxDescription)
 			d.Updates.Description = &s
 		}
 		raw(&d.Updates.Input)

@@ -1,10 +1,8 @@
-// Package builtin is the architecture spool: the agent that comes with the
-// runner. Its process is the runner's own binary, `runner agent`, driven over
-// JSON lines like any other agent's.
+// Package builtin is the adapter of the architecture spool: the agent that is built into the runner. Its process is the
+// runner's own binary, `runner agent`, driven over JSON lines like the process of any other agent.
 //
-// A turn is a loop: the model answers, what it asks for is done by tools, their
-// results go back to it, until it asks for nothing more. The loop knows the
-// model and the tools only by small interfaces (packages model and tool).
+// A turn is a loop: the model answers, tools do what it requests, and the results go back to the model, until it
+// requests nothing more. The loop uses the model and the tools through small interfaces (packages model and tool).
 package builtin
 
 import (
@@ -19,13 +17,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is its name.
+// Architecture is the name of the architecture.
 const Architecture = architecture.Spool
 
 // Adapter drives the built-in agent.
 type Adapter struct{}
 
-// Command is the runner's own binary.
+// Command returns the command that starts the runner's own binary as an agent.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	args := []string{"agent", "--workspace", l.Workspace, "--state", l.State}
 	resume, err := resumed(l)
@@ -42,17 +40,17 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
 
-// Open needs no handshake.
+// Open returns a session. The protocol has no handshake.
 func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return &session{in: in, refs: map[string]string{}, lost: lost(l)}
 }
 
-// Transcript is where the agent keeps a session's messages.
+// Transcript returns the path of a session's messages.
 func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	return transcriptPath(p.State, agentSession)
 }
 
-// sessionName is what names a transcript: it becomes a file's name.
+// sessionName matches the ids of sessions, which become a part of file names.
 var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
 func transcriptPath(state, agentSession string) (string, error) {
@@ -65,7 +63,7 @@ func transcriptPath(state, agentSession string) (string, error) {
 type session struct {
 	in   agent.Stdin
 	refs map[string]string
-	lost string // why a conversation cannot be forked, until it was reported
+	lost string // why a conversation cannot be forked, until that is reported
 }
 
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
@@ -73,7 +71,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
-	q.Env, q.Redact = nil, nil // the process has the one already, and what it says is redacted here
+	q.Env, q.Redact = nil, nil // the process has the environment already, and its output is redacted here
 	return s.in.Send(order{Op: "query", Query: &q})
 }
 

@@ -13,25 +13,26 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// setup names the variable that stands for the MCP servers in the command: the
-// process keeps their connections, and others need another one.
+// setup is the variable with the hash of the MCP servers: the process keeps their connections, so other servers need
+// another process.
 const setup = "SPOOL_AGENT_SETUP_SHA256"
 
-// serversDigest is "" without servers. All else of a definition comes with each query.
+// serversDigest returns the hash of the MCP servers, "" without servers. The rest of a definition comes with each
+// query.
 func serversDigest(l agent.Launch) string {
 	if len(l.MCPServers) == 0 {
 		return ""
 	}
 	raw, err := json.Marshal(l.MCPServers)
 	if err != nil {
-		return "" // texts can be encoded
+		return "" // strings always marshal
 	}
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// choose gives the tools that the agent has. Of the tools of an MCP server it has
-// all, unless the definition allows some of that server's by name.
+// choose returns the tools that the agent has. It has all tools of an MCP server, unless the definition allows some of
+// that server's tools by name.
 func choose(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 	return slices.DeleteFunc(slices.Clone(all), func(t tool.Tool) bool {
 		name := t.Name()
@@ -49,7 +50,7 @@ func choose(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 	})
 }
 
-// expand puts a command's prompt in the place of /name and what follows.
+// expand replaces /name and its arguments by the prompt of the command of that name.
 func expand(content string, commands []events.CommandSpec) string {
 	rest, ok := strings.CutPrefix(content, "/")
 	if !ok {
@@ -70,5 +71,5 @@ func expand(content string, commands []events.CommandSpec) string {
 	return strings.ReplaceAll(prompt, placeholder, arguments)
 }
 
-// placeholder stands for what follows a command's name.
+// placeholder is replaced by the text after a command's name.
 const placeholder = "$ARGUMENTS"

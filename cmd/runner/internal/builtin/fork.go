@@ -12,11 +12,11 @@ import (
 // anchor returns the anchor of the last block of the message that is added next: the number of messages with it.
 func anchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
 
-// forkID returns the id of the agent session that a launch with a Fork goes on with.
+// forkID returns the id of the new agent session of a launch with a Fork.
 func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
 
-// resumed returns the agent session to go on with, "" for a new one. A fork is a copy of the transcript, cut after the
-// anchor's message. When it cannot be made, none is left, and Open reports that the conversation is lost.
+// resumed returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
+// anchor's message. If the copy cannot be made, none is left, and Open reports that the conversation is lost.
 func resumed(l agent.Launch) (string, error) {
 	if l.Resume == "" || l.Fork == nil {
 		return l.Resume, nil
@@ -40,7 +40,7 @@ func resumed(l agent.Launch) (string, error) {
 		return forkID(l), nil
 	}
 	if _, missing := os.Lstat(to); missing == nil {
-		return "", fmt.Errorf("the copy of an earlier attempt is left: %w", err)
+		return "", fmt.Errorf("remove the copy of an earlier attempt: %w", err)
 	}
 	return "", nil
 }

@@ -17,13 +17,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// DefaultMaxSteps is how many answers of the model one turn may take.
+// DefaultMaxSteps is the largest number of the model's answers in one turn.
 const DefaultMaxSteps = 50
 
-// Model answers.
+// Model is a language model.
 type Model interface {
-	// Stream hands over an answer piece by piece and gives it whole. With an
-	// error the answer holds what came before it.
+	// Stream passes the pieces of an answer to each and returns the complete answer. If it returns an error, the answer
+	// holds what came before it.
 	Stream(ctx context.Context, r model.Request, each func(model.Delta)) (model.Answer, error)
 }
 
@@ -31,7 +31,7 @@ type Model interface {
 type Loop struct {
 	Model        Model
 	DefaultModel string
-	Tools        []tool.Tool          // of which the query may leave some out
+	Tools        []tool.Tool          // the query may leave some out
 	Workspace    *workspace.Workspace // for the policy
 	System       string               // the system prompt when the query has none
 	Memory       string               // the memory file's content
@@ -51,8 +51,8 @@ type turn struct {
 	model  string
 }
 
-// Run runs one turn: it adds to the transcript and tells the record. A cancelled
-// ctx is an interrupt. The transcript stays one that a model accepts, however the turn ends.
+// Run runs one turn: it appends to the transcript and reports to the record. Cancelling ctx interrupts the turn.
+// However the turn ends, a model accepts the transcript.
 func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record) runner.Ended {
 	t := &turn{Loop: l, query: q, record: record, tools: choose(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
@@ -118,7 +118,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	}, nil
 }
 
-// userMessage is the query as the model sees it.
+// userMessage returns the query as a message for the model.
 func userMessage(q runner.Query) model.Message {
 	m := model.Message{Role: model.User, Text: expand(q.Content, q.Commands)}
 	for _, p := range q.Parts {
@@ -137,7 +137,7 @@ func userMessage(q runner.Query) model.Message {
 
 func interrupted() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
-// broken says how a turn ends whose model gave no answer.
+// broken returns the outcome of a turn whose model gave no answer.
 func (t *turn) broken(ctx context.Context, err error) runner.Ended {
 	if ctx.Err() != nil {
 		return interrupted()
@@ -149,7 +149,7 @@ func (t *turn) broken(ctx context.Context, err error) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: err.Error()}
 }
 
-// ask gets one answer and shows it as it comes.
+// ask requests one answer and shows it as it comes.
 func (t *turn) ask(ctx context.Context) (model.Answer, error) {
 	s := &show{turn: t, calls: map[int]*shownCall{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
@@ -165,7 +165,7 @@ func (t *turn) ask(ctx context.Context) (model.Answer, error) {
 	return answer, err
 }
 
-// system is the prompt: the query's or the default, and the memory file.
+// system returns the system prompt: the query's or the default, and the memory file.
 func (t *turn) system() string {
 	s := t.query.SystemPrompt
 	if s == "" {
@@ -185,7 +185,7 @@ func (t *turn) offers() []model.Offer {
 	return out
 }
 
-// do runs one call if the policy allows it, and gives its result for the model.
+// do runs one call if the policy allows it, and returns its result for the model.
 func (t *turn) do(ctx context.Context, call model.Call) string {
 	ref := t.record.Open(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})
 	start := t.Now()
@@ -224,8 +224,8 @@ func (t *turn) result(ctx context.Context, call model.Call) (r tool.Result) {
 	return tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("there is no tool %q", call.Name)}
 }
 
-// decide is the policy workspace: what stays inside is allowed, the rest is
-// denied. Programs are allowed: the sandbox is what bounds them.
+// decide applies the policy workspace: it allows what stays inside the workspace and denies the rest. It allows
+// programs, because the sandbox limits them.
 func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided {
 	d := events.PermissionDecided{ToolName: call.Name, ToolUseID: call.ID, Decision: "allow", Rule: "workspace.sandboxed"}
 	if strings.HasPrefix(call.Name, mcptool.Prefix) {
@@ -241,7 +241,7 @@ func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided 
 	return d
 }
 
-// show makes blocks of an answer as it comes.
+// show shows an answer in blocks as it comes.
 type show struct {
 	*turn
 	thinking, text string // refs of the open blocks
@@ -294,8 +294,8 @@ func (s *show) stopText(b events.Block) {
 	}
 }
 
-// finish completes what the answer opened; with an error as what was cut short. A transcript can be cut after a whole
-// message, so only the last block has an anchor.
+// finish completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
+// whole message, so only the last block has an anchor.
 func (s *show) finish(a model.Answer, err error) {
 	status, last := events.StatusComplete, anchor(s.said)
 	if err != nil {

@@ -22,14 +22,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// defaultModel is asked when neither the query nor OPENAI_MODEL names one.
+// defaultModel is used when neither the query nor OPENAI_MODEL names a model.
 const defaultModel = "gpt-4.1-mini"
 
-// prompt is the system prompt of a query that has none.
+// prompt is the system prompt for a query without one.
 const prompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
 Do what you are asked, check that it works, and then say briefly what you did.`
 
-// Process is what `runner agent` runs.
+// Process is the process of `runner agent`.
 type Process struct {
 	Workspace string
 	State     string
@@ -39,7 +39,7 @@ type Process struct {
 	Log       *slog.Logger
 }
 
-// settings are the agent's variables, checked once.
+// settings parses the agent's variables.
 func (p Process) settings() (cfg model.Config, steps int, code time.Duration, err error) {
 	cfg = model.Config{BaseURL: p.Getenv("OPENAI_BASE_URL"), APIKey: p.Getenv("OPENAI_API_KEY")}
 	if s := p.Getenv("SPOOL_AGENT_MAX_STEPS"); s != "" {
@@ -57,7 +57,7 @@ func (p Process) settings() (cfg model.Config, steps int, code time.Duration, er
 	return cfg, steps, code, nil
 }
 
-// Run obeys the lines of in until it ends, or ctx does, and reports on out.
+// Run executes the orders in in until it ends, or ctx does, and writes reports to out.
 func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -83,7 +83,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if name == "" {
 		name = defaultModel
 	}
-	environ := withoutOurs(p.Environ)
+	environ := withoutOwn(p.Environ)
 	loop := &Loop{
 		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
@@ -105,18 +105,18 @@ type server struct {
 	loop  *Loop
 	said  *Transcript
 	state string
-	lost  string // what is to be told of the transcript, once
-	told  bool   // where the transcript is
+	lost  string // why the transcript is missing, until that is reported
+	told  bool   // the path of the transcript was reported
 	pipe  *pipe
 
 	own     []tool.Tool
 	servers *mcptool.Servers
 }
 
-// running is the turn at work.
+// running is the current turn.
 type running struct {
 	stop context.CancelFunc
-	done chan struct{} // closed when it is over
+	done chan struct{} // closed when the turn has ended
 }
 
 func (r *running) end() {
@@ -129,7 +129,7 @@ func (r *running) end() {
 func (s *server) run(ctx context.Context, in io.Reader) error {
 	orders := make(chan order)
 	readErr := make(chan error, 1)
-	go func() { // ends with in, that is with the process
+	go func() { // ends when in ends, at the latest with the process
 		defer close(orders)
 		readErr <- readOrders(ctx, in, orders)
 	}()
@@ -146,11 +146,11 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 				return errors.Join(<-readErr, s.pipe.err)
 			case o.Op == "interrupt":
 				if now != nil {
-					now.stop() // after its end this does nothing
+					now.stop() // does nothing if the turn has ended
 				}
 			case o.Op == "query" && o.Query != nil:
 				if now != nil {
-					<-now.done // its end is reported, or is about to be
+					<-now.done // wait until its end was reported
 				}
 				now.end()
 				now = s.start(ctx, *o.Query)
@@ -202,7 +202,7 @@ func (s *server) turn(ctx context.Context, q runner.Query) {
 	}
 	if !s.told {
 		s.told = true
-		s.written() // should the process die in its first turn, it can be resumed
+		s.written() // if the process dies in its first turn, the session can be resumed
 	}
 	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
 		p, err := profile.Load(s.state)
@@ -225,13 +225,13 @@ func (s *server) written() {
 	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 
-// ours are the prefixes of variables that are the agent's own, the model's key among them.
-var ours = []string{"SPOOL_", "OPENAI_"}
+// ownPrefixes are the prefixes of the agent's own variables, among them the model's key.
+var ownPrefixes = []string{"SPOOL_", "OPENAI_"}
 
-// withoutOurs is the environment of the model's programs: what the agent's
-// environments hold reaches them, secrets too, as it reaches those of other agents.
-func withoutOurs(environ []string) []string {
+// withoutOwn returns the environment for the model's programs. It holds the variables of the agent's environments,
+// secrets included, as it does for other agents.
+func withoutOwn(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
-		return slices.ContainsFunc(ours, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
+		return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
 	})
 }

@@ -32,20 +32,20 @@ type report struct {
 	Ended *runner.Ended   `json:"ended,omitempty"`
 }
 
-// Record is where the loop tells what it does.
+// Record receives what the loop does.
 type Record interface {
-	// Open opens a block and gives a name for it.
+	// Open opens a block and returns its reference.
 	Open(events.Block) (ref string)
-	// Text adds to an open block's text.
+	// Text appends to the text of an open block.
 	Text(ref, piece string)
-	// Complete finishes a block; the given fields are added to the ones it was opened with.
+	// Complete finishes a block. The given fields are added to those with which it was opened.
 	Complete(ref string, b events.Block)
-	// Event tells what is no block.
+	// Event records an event that is not a block.
 	Event(events.Payload)
 }
 
-// pipe is the Record of the agent's process: lines on stdout. It keeps the first
-// error, after which it writes nothing: without a runner there is nobody to tell.
+// pipe is the Record of the agent's process: it writes lines to stdout. It keeps the first error, after which it writes
+// nothing, because the runner is gone.
 type pipe struct {
 	mu   sync.Mutex
 	enc  *json.Encoder
@@ -89,8 +89,7 @@ func (p *pipe) Event(e events.Payload) {
 	p.write(report{Op: "event", Type: e.EventType(), Data: raw})
 }
 
-// apply does to the turn what a report says. refs maps the process's names of
-// blocks to the turn's.
+// apply applies a report to the turn. refs maps the process's references of blocks to those of the turn.
 func (r report) apply(t *agent.Turn, refs map[string]string) error {
 	switch {
 	case r.Op == "begin":
@@ -112,7 +111,7 @@ func (r report) apply(t *agent.Turn, refs map[string]string) error {
 	return nil
 }
 
-// finish adds what the process knew at the end.
+// finish adds the fields that the process knows at the end.
 func (r report) finish(b *events.Block) {
 	if r.Block.Status == events.StatusError {
 		b.Status = events.StatusError
@@ -129,12 +128,12 @@ func (r report) finish(b *events.Block) {
 	}
 }
 
-// emit lets through the events that are an agent's to tell.
+// emit emits an event of a type that an agent may report.
 func (r report) emit(t *agent.Turn) error {
 	switch p := events.DecodePayload(r.Type, r.Data).(type) {
 	case events.PermissionDecided, events.MetadataUpdate, events.TranscriptWritten, events.Error, events.Log:
 		t.Emit(events.MainConversation, p)
 		return nil
 	}
-	return fmt.Errorf("event %q is not the agent's to tell", r.Type)
+	return fmt.Errorf("event %q: an agent must not report this type", r.Type)
 }

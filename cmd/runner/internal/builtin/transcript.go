@@ -14,11 +14,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 )
 
-// errNoTranscript says that a session to be resumed has no record here.
+// errNoTranscript is returned when a session to resume has no transcript here.
 var errNoTranscript = errors.New("no transcript")
 
-// Transcript is a conversation, kept in memory and as JSON lines on disk: one
-// message a line, appended as it is said.
+// Transcript is a conversation, in memory and on disk: one message a line in JSON, appended as it comes.
 type Transcript struct {
 	ID       string // the agent's own session id
 	path     string
@@ -27,8 +26,8 @@ type Transcript struct {
 	bytes    int64
 }
 
-// openTranscript resumes a session, or begins one with an id of its own. When the
-// one to be resumed is not there it gives an empty one of that id, with errNoTranscript.
+// openTranscript resumes a session, or begins a new one with a new id. If the session to resume does not exist, it
+// returns an empty transcript with that id, and errNoTranscript.
 func openTranscript(state, resume string) (*Transcript, error) {
 	t := &Transcript{ID: resume}
 	if resume == "" {
@@ -54,8 +53,8 @@ func openTranscript(state, resume string) (*Transcript, error) {
 	return t, nil
 }
 
-// load reads the messages. A last line that was cut by a crash is taken off, so
-// that what follows is appended to whole lines.
+// load reads the messages. It removes a last line that was cut by a crash, so that further messages begin on a new
+// line.
 func (t *Transcript) load() error {
 	in := bufio.NewReader(t.file)
 	for {
@@ -82,7 +81,7 @@ func (t *Transcript) load() error {
 	return t.settle("the agent's process ended before the call was finished")
 }
 
-// Add says a message.
+// Add appends a message.
 func (t *Transcript) Add(m model.Message) error {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -97,10 +96,10 @@ func (t *Transcript) Add(m model.Message) error {
 	return nil
 }
 
-// Messages so far; not to be changed.
+// Messages returns the messages so far. The caller must not change them.
 func (t *Transcript) Messages() []model.Message { return t.messages }
 
-// settle answers the calls that have no result: every endpoint demands one for each.
+// settle adds a result for each call that has none, because every model API requires one.
 func (t *Transcript) settle(reason string) error {
 	open := map[string]bool{}
 	var order []string

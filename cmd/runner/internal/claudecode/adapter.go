@@ -57,7 +57,7 @@ var inherited = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SS
 
 // Adapter runs Claude Code.
 type Adapter struct {
-	Now func() time.Time // measures tools; nil for time.Now
+	Now func() time.Time // the clock for tool durations; nil for time.Now
 }
 
 // Command returns the `claude` on the agent's PATH, with its files in the state folder.

@@ -102,7 +102,7 @@ func definitionFiles(l agent.Launch) ([]agent.File, error) {
 func quote(s string) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
-		return `""` // a string can be encoded
+		return `""` // strings always marshal
 	}
 	return string(raw)
 }
@@ -204,14 +204,14 @@ type scope struct {
 	root    string      // the workspace
 	skills  []string    // folders that may be read
 	allow   []string    // tools that the definition names
-	deny    []string    // likewise
-	servers []mcpServed // its MCP servers
+	deny    []string    // tools that the definition excludes
+	servers []mcpServed // the agent's MCP servers
 }
 
 // mcpServed is the prefix of the tools of a server, and which of them the agent has.
 type mcpServed struct {
 	prefix string
-	only   []string // whole names; nil for all
+	only   []string // full names; nil for all
 }
 
 func newScope(l agent.Launch) scope {
@@ -237,9 +237,9 @@ func newScope(l agent.Launch) scope {
 	return s
 }
 
-// serves reports whether a tool belongs to one of the agent's MCP servers, and whether the agent has it.
-func (s scope) serves(tool string) (known, has bool) {
-	var of mcpServed // the longest that fits: a server's name may begin another's
+// ofServer reports whether a tool belongs to one of the agent's MCP servers, and whether the agent has it.
+func (s scope) ofServer(tool string) (known, has bool) {
+	var of mcpServed // the longest match: a server's name may be a prefix of another's
 	for _, m := range s.servers {
 		if strings.HasPrefix(tool, m.prefix) && len(m.prefix) > len(of.prefix) {
 			of = m

@@ -58,7 +58,7 @@ func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	s.spent = total
 	if !s.pending || s.foreign && !s.taken {
 		s.foreign = false
-		logf(t, "warn", "the agent ended a turn that nobody asked for: %s", raw)
+		logf(t, "warn", "the agent ended a turn that no query asked for: %s", raw)
 		return nil
 	}
 	s.foreign, s.pending = false, false
@@ -70,7 +70,7 @@ func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	}
 	s.settle(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
-	s.written(cmp.Or(l.SessionID, s.agentSession), t)
+	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
 	s.expectLastLine(t)
 	ended := s.ended(r)
 	ended.Usage, ended.CostUSD = spent, cost
@@ -126,8 +126,8 @@ func modelCode(status int, why string) string {
 	return "MODEL_ERROR"
 }
 
-// written journals the path of the transcript, at the first line with a session id and at every end.
-func (s *session) written(agentSession string, t *agent.Turn) {
+// reportTranscript journals the path of the transcript, at the first line with a session id and at every end.
+func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 	if agentSession == "" {
 		return
 	}
@@ -189,7 +189,7 @@ func (s *session) system(l line, raw []byte, t *agent.Turn) error {
 			}
 		}
 		if l.SessionID != s.agentSession {
-			s.written(l.SessionID, t)
+			s.reportTranscript(l.SessionID, t)
 		}
 	case "status":
 		if n.Status != "" && n.Status != "requesting" {

@@ -17,17 +17,17 @@ import (
 const (
 	ruleInside     = "workspace-path"     // allow: a file inside the workspace
 	ruleOutside    = "outside-workspace"  // deny
-	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
-	ruleAgent      = "sub-agent"          // allow: what it does is asked for in turn
-	ruleBooks      = "bookkeeping"        // allow: lists and notes of the agent's own
-	ruleServer     = "mcp-server"         // allow: a tool of an MCP server that the agent has
-	ruleSkill      = "skill-file"         // allow: reading in a skill that the agent has
+	ruleShell      = "sandboxed-shell"    // allow: the sandbox limits what a command can reach
+	ruleAgent      = "sub-agent"          // allow: its own calls are asked for as well
+	ruleBooks      = "bookkeeping"        // allow: the agent's own lists and notes
+	ruleServer     = "mcp-server"         // allow: a tool of one of the agent's MCP servers
+	ruleSkill      = "skill-file"         // allow: reading a file of one of the agent's skills
 	ruleNamed      = "named-tool"         // allow: the agent's definition names it
-	ruleLeftOut    = "left-out"           // deny: the agent's definition leaves it out
+	ruleLeftOut    = "left-out"           // deny: the agent's definition excludes it
 	ruleNetwork    = "network"            // deny
 	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
-	ruleNoQuery    = "no-query"           // deny: nobody would record it
+	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
 )
 
 // paths has the argument with the path for each file tool. A search without that argument is in the workspace.
@@ -55,7 +55,7 @@ type decision struct {
 	allow  bool
 	rule   string
 	reason string
-	input  json.RawMessage // what the tool is run with, when allowed
+	input  json.RawMessage // the input of the tool, if allowed
 }
 
 // decide applies the policy `workspace`: it allows what stays inside the workspace and denies everything else. It has
@@ -67,7 +67,7 @@ func decide(q question, s scope) decision {
 	}
 	allow := func(rule string) decision { return decision{allow: true, rule: rule, input: bytes.Clone(q.Input)} }
 	where, isFile := paths[q.ToolName]
-	served, has := s.serves(q.ToolName)
+	served, has := s.ofServer(q.ToolName)
 	switch {
 	case slices.Contains(s.deny, q.ToolName), served && !has:
 		return decision{rule: ruleLeftOut, reason: fmt.Sprintf("The tool %q is not one that this agent has. Go on without it.", q.ToolName)}
@@ -162,8 +162,8 @@ func isSpace(r rune) bool {
 	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
 }
 
-// asked answers a permission request of the CLI at once. No person is asked.
-func (s *session) asked(l line, t *agent.Turn) error {
+// answerPermission answers a permission request of the CLI at once. No person is asked.
+func (s *session) answerPermission(l line, t *agent.Turn) error {
 	reply := func(r response) error {
 		r.RequestID = l.RequestID
 		return s.in.Send(controlResponse{Type: "control_response", Response: r})

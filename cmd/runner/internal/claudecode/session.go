@@ -17,40 +17,40 @@ import (
 // session is the agent.Session of one process.
 type session struct {
 	place agent.Place
-	scope scope // of the policy
+	scope scope // scope of the policy
 	in    agent.Stdin
 	now   func() time.Time
-	lost  string // why the session before cannot be gone on with, until it was reported
+	lost  string // why the earlier session cannot be resumed, until that is reported
 
-	mu          sync.Mutex // guards what Interrupt shares with Line
+	mu          sync.Mutex // guards the fields below, which Interrupt shares with Line
 	requests    int
-	interrupts  map[string]bool // requests that are not answered
-	interrupted bool            // the turn was asked to stop
-	heard       bool            // and the CLI said yes
+	interrupts  map[string]bool // unanswered requests, by id
+	interrupted bool            // the turn is to stop
+	heard       bool            // the CLI accepted the interrupt
 
-	// Of the process.
+	// State of the process.
 	agentSession string
 	model        string
-	version      string // as it said, once
-	spent        tally  // at the end of the turn before
+	version      string // as the process reported it
+	spent        tally  // at the end of the previous turn
 	tasks        tasks  // the agent's list
 
-	// Of the turn.
-	pending bool // a query was given and is not answered
-	foreign bool // the CLI began a turn by itself, which is not over
+	// State of the turn.
+	pending bool // a query runs
+	foreign bool // a turn runs that the CLI began by itself
 	taken   bool // the query was acknowledged
 	turn    turnState
 }
 
 // turnState is the state of one turn.
 type turnState struct {
-	conversations map[string]*conversation // by the call that made it, "" for the agent itself
-	agents        map[string]string        // calls of sub-agents, by the CLI's own name for these
-	calls         map[string]*call         // tools at work, by the agent's id of the call
+	conversations map[string]*conversation // by the id of the call that began it, "" for the agent itself
+	agents        map[string]string        // ids of the calls of sub-agents, by the CLI's task id
+	calls         map[string]*call         // running tools, by the agent's id of the call
 	todo          string                   // the open todo block
-	seen          events.Usage             // as the messages told it
-	model         string                   // that answered last
-	why           string                   // why the CLI spoke in the model's place
+	seen          events.Usage             // the sum over the messages
+	model         string                   // the model that answered last
+	why           string                   // why the CLI answered in place of the model
 	last          string                   // uuid of the last line of an answer in the agent's own conversation
 }
 
@@ -72,7 +72,7 @@ func newTurnState() turnState {
 
 // handshake is the part of the agent's definition that is sent before any query.
 type handshake struct {
-	Prompt    string              `json:"prompt"` // added to the CLI's own system prompt
+	Prompt    string              `json:"prompt"` // added to the CLI's system prompt
 	Subagents map[string]subagent `json:"subagents"`
 }
 
@@ -86,7 +86,7 @@ func (h handshake) says() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
 func (h handshake) bytes() []byte {
 	raw, err := json.Marshal(h)
 	if err != nil {
-		return nil // texts can be encoded
+		return nil // strings always marshal
 	}
 	return raw
 }
@@ -195,9 +195,9 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case "system":
 		return s.system(l, raw, t)
 	case "control_request":
-		return s.asked(l, t)
+		return s.answerPermission(l, t)
 	case "control_response":
-		return s.answered(l, t)
+		return s.handleAnswer(l, t)
 	case "control_cancel_request":
 		logf(t, "info", "the agent withdrew question %s", l.RequestID)
 	case "rate_limit_event":
@@ -210,8 +210,8 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// answered handles the answer to a request of the session.
-func (s *session) answered(l line, t *agent.Turn) error {
+// handleAnswer handles the answer to a request of the session.
+func (s *session) handleAnswer(l line, t *agent.Turn) error {
 	a, err := decode[answer](l.Response, "control_response")
 	if err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 type conversation struct {
 	id       string
 	block    string // the subagent block, "" for the agent itself
-	parent   string // the conversation that it belongs to
-	lastText string // the last text said in it
+	parent   string // id of the parent conversation
+	lastText string // its last text
 	answer   streamed
 }
 
@@ -23,7 +23,7 @@ type conversation struct {
 type streamed struct {
 	id     string
 	model  string
-	again  bool // asked for again
+	again  bool // the CLI requested it again
 	blocks []*streamedBlock
 }
 
@@ -31,10 +31,10 @@ type streamed struct {
 // the stream, or with neither; the order is not fixed.
 type streamedBlock struct {
 	index  int
-	part   part   // as it began
-	block  string // the turn's block, "" for one that is shown when it is whole
+	part   part   // the part at its begin
+	block  string // the block, "" for a part that is shown when it is complete
 	open   bool
-	stated bool // the CLI's whole block has come
+	stated bool // the complete block has come
 }
 
 // conversation returns the conversation of a line, and creates it if necessary.

@@ -119,7 +119,7 @@ func (s *session) user(l line, t *agent.Turn) error {
 // toolResult is the result of a call.
 type toolResult struct {
 	part
-	structured json.RawMessage // in the tool's own shape
+	structured json.RawMessage // in the tool's own format
 	anchor     string
 }
 

@@ -15,13 +15,13 @@ type line struct {
 	Subtype   string  `json:"subtype"`
 	SessionID string  `json:"session_id"`
 	UUID      string  `json:"uuid"`
-	Parent    *string `json:"parent_tool_use_id"` // of a sub-agent's lines: the call that made it
+	Parent    *string `json:"parent_tool_use_id"` // in lines of a sub-agent: the call that began it
 
 	Event         json.RawMessage `json:"event"`           // stream_event
 	Message       json.RawMessage `json:"message"`         // assistant, user
-	Error         json.RawMessage `json:"error"`           // assistant: why the CLI said it in the model's place
-	ToolUseResult json.RawMessage `json:"tool_use_result"` // user: the result in the tool's own shape
-	IsReplay      bool            `json:"isReplay"`        // user: one of ours, acknowledged
+	Error         json.RawMessage `json:"error"`           // assistant: why the CLI answered in place of the model
+	ToolUseResult json.RawMessage `json:"tool_use_result"` // user: the result in the tool's own format
+	IsReplay      bool            `json:"isReplay"`        // user: acknowledges a line of the session
 	SubagentType  string          `json:"subagent_type"`
 
 	RequestID string          `json:"request_id"` // control_request, control_cancel_request
@@ -153,7 +153,7 @@ type question struct {
 	Subtype   string          `json:"subtype"`
 	ToolName  string          `json:"tool_name"`
 	ToolUseID string          `json:"tool_use_id"`
-	AgentID   string          `json:"agent_id"` // of a sub-agent, as task_started named it
+	AgentID   string          `json:"agent_id"` // id of the sub-agent, from task_started
 	Input     json.RawMessage `json:"input"`
 }
 

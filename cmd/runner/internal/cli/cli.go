@@ -1,5 +1,5 @@
-// Package cli is the runner's command line. Every command prints one JSON
-// object a line on stdout; what went wrong is said on stderr in one sentence.
+// Package cli is the runner's command line. Every command prints JSON objects on stdout, one a line, and errors on
+// stderr, one sentence each.
 package cli
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// The exit codes beside 0.
+// The exit codes other than 0.
 const (
 	exitFailed      = 1
 	exitUsage       = 2
 	exitInterrupted = 130
 )
 
-// System is the world around the command line.
+// System is the environment of the command line.
 type System struct {
 	Stdin         io.Reader
 	Stdout        io.Writer
@@ -32,15 +32,15 @@ type System struct {
 	Getenv        func(string) string
 	Unsetenv      func(string) error
 	Executable    func() (string, error)
-	Architectures map[string]agent.Adapter // nil for Architectures()
+	Architectures map[string]agent.Adapter // nil means Architectures()
 }
 
-// exit is an error that is an exit code alone: what there is to say was said.
+// exit is an error that carries only an exit code: the message was printed already.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// commands is the grammar.
+// commands is the grammar of the command line.
 type commands struct {
 	LogLevel slog.Level `help:"debug, info, warn or error; the log goes to stderr." default:"info" env:"SPOOL_LOG_LEVEL"`
 
@@ -69,7 +69,7 @@ type commands struct {
 	Agent                 agentCommand          `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 
-// Run runs the command line and gives the exit code. ctx ends on SIGINT and SIGTERM.
+// Run runs the command line and returns the exit code. The caller ends ctx on SIGINT and SIGTERM.
 func Run(ctx context.Context, args []string, sys System) int {
 	if sys.Architectures == nil {
 		sys.Architectures = Architectures()
@@ -98,7 +98,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 	}
 	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
 	if sys.Getenv(tokenVariable) != "" {
-		hideProcess(log) // of attach and the others too: they have all that their sandbox's first process has
+		hideProcess(log) // also for attach and the other commands: they have the same variables as the sandbox's first process
 	}
 	err = k.Run(log)
 	var code exit
@@ -121,7 +121,7 @@ func say(sys System, err error, code int) int {
 	return code
 }
 
-// OS is the real system.
+// OS returns the System of this process.
 func OS() System {
 	return System{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Getenv: os.Getenv, Unsetenv: os.Unsetenv, Executable: os.Executable}
 }

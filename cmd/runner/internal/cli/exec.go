@@ -21,13 +21,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// retry is how often a runner that does not answer yet is asked again.
+// retry is the time between two attempts to reach a runner that does not answer yet.
 const retry = 10 * time.Millisecond
 
-// exitSignal is added to a signal's number, as shells do.
+// exitSignal is added to the number of the signal that ended a program, as shells do.
 const exitSignal = 128
 
-// maxSecret is how many bytes of a sandbox's secret are read.
+// maxSecret is the longest secret of a sandbox, in bytes.
 const maxSecret = 1 << 10
 
 type waitReadyCommand struct {
@@ -67,15 +67,15 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	}
 }
 
-// commandID names a running command: it becomes a file's name.
+// commandID matches the id of a running command, which becomes a part of file names.
 var commandID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// running is where commands that can be killed are written down: <id>.pid holds
-// the process, <id>.kill says that it is to be killed, also if it has not begun.
+// running is the folder with the commands that can be killed: <id>.pid identifies the process of a command. <id>.kill
+// asks for its end, and may exist before the command starts.
 type running struct {
 	ID  string `required:"" help:"Names the command for runner kill: 1 to 100 letters, digits, - and _."`
 	Run string `name:"run-dir" help:"Folder where running commands are written down; by default exec beside the socket." env:"SPOOL_RUNNER_RUN_DIR"`
-	// Socket only says where the folder is.
+	// Socket only determines the folder.
 	Socket string `help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
@@ -86,7 +86,7 @@ func (r running) prepare() (pid, kill string, err error) {
 	dir := r.Run
 	if dir == "" {
 		if r.Socket == "" {
-			return "", "", errors.New("run-dir: give it, or the socket, beside which it is")
+			return "", "", errors.New("run-dir: is empty, and so is socket: set one of them")
 		}
 		dir = filepath.Join(filepath.Dir(r.Socket), "exec")
 	}
@@ -136,7 +136,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	if err != nil {
 		return errors.Join(fmt.Errorf("write down the command: %w", err), tree.Kill(log), cmd.Wait())
 	}
-	// Whoever wanted it killed before it was written down has left this file.
+	// A kill that came before the process was recorded left this file.
 	if _, err := os.Stat(killFile); err == nil {
 		if err := tree.Kill(log); err != nil {
 			return err
@@ -160,7 +160,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	return nil
 }
 
-// notStarted are the codes by which shells tell why there is no process.
+// notStarted returns the exit code with which shells report that a program could not be started.
 func notStarted(err error) int {
 	if errors.Is(err, fs.ErrPermission) {
 		return 126
@@ -168,7 +168,7 @@ func notStarted(err error) int {
 	return 127
 }
 
-// withoutOwn leaves out what is the runner's own.
+// withoutOwn returns environ without the runner's own variables.
 func withoutOwn(environ []string) []string {
 	var out []string
 	for _, kv := range environ {

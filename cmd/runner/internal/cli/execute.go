@@ -69,8 +69,8 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 	return exit(exitFailed)
 }
 
-// once runs one query and prints its lines. When ctx ends the turn is
-// interrupted, and if that does not help within ten seconds, ended.
+// once runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn has
+// not ended ten seconds later.
 func (w *agentRuntime) once(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
@@ -91,7 +91,7 @@ func (w *agentRuntime) once(ctx, whole context.Context, sys *System, q runner.Qu
 	return ended, errors.Join(err, <-finished)
 }
 
-// refused prints the end of a query that never began, so that who reads lines learns of it there.
+// refused prints the end of a query that never began, so that a reader of the journal learns about it.
 func (w *agentRuntime) refused(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
 	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
 	data, err := json.Marshal(ended)

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// say prints one object.
+// say prints v as one line of JSON.
 func (s *System) say(v any) error {
 	if err := json.NewEncoder(s.Stdout).Encode(v); err != nil {
 		return fmt.Errorf("print: %w", err)
@@ -39,7 +39,7 @@ func (c *loadProfileCommand) Run(sys *System) error {
 	return sys.say(map[string]any{"type": "agent_profile_loaded", "systemPromptBytes": len(p.SystemPrompt), "memoryFileBytes": len(p.MemoryFile), "model": p.Model})
 }
 
-// transcriptAt names an agent's own record.
+// transcriptAt identifies the transcript of an agent session.
 type transcriptAt struct {
 	Architecture string `required:"" help:"Whose transcript it is, such as spool or claude-code."`
 	AgentSession string `required:"" help:"The agent's own session id."`
@@ -78,7 +78,7 @@ func (c *loadTranscriptCommand) Run(sys *System) error {
 	return sys.say(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
 }
 
-// replace writes a file in one step.
+// replace writes a file atomically.
 func replace(path string, from io.Reader) (int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, fmt.Errorf("make transcript folder: %w", err)

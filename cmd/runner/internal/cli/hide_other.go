@@ -4,5 +4,5 @@ package cli
 
 import "log/slog"
 
-// hideProcess has nothing to do: there is no /proc to read variables from.
+// hideProcess does nothing: there is no /proc.
 func hideProcess(*slog.Logger) {}

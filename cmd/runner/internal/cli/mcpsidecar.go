@@ -12,10 +12,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 )
 
-// words is a list of texts as JSON, so that they can begin with dashes and be empty.
+// words is a list of strings in JSON, so that an element can begin with a dash or be empty.
 type words []string
 
-// UnmarshalText reads it.
+// UnmarshalText parses the list.
 func (w *words) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
 type mcpServeCommand struct {
@@ -48,7 +48,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err := processGroup.Adopt(); err != nil {
 		log.Warn("orphans of servers are not adopted", "err", err)
 	}
-	defer dropHangups()()
+	defer ignoreHangups()()
 	log.Info("serving", "socket", c.Socket)
 	return (&agentRuntime{processGroup: processGroup}).reaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)

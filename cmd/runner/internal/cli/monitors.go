@@ -21,7 +21,7 @@ type monitors struct {
 	sup   *supervisor.Supervisor // set before run
 }
 
-// newMonitors returns the monitors of a place. The caller sets sup before run.
+// newMonitors returns the monitors of a place. The caller sets sup before it calls run.
 func newMonitors(place agent.Place, d disk, descendants func() []int, log *slog.Logger) (*monitors, error) {
 	m := &monitors{}
 	dirs := []string{place.Workspace, place.State}

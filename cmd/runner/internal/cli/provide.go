@@ -17,7 +17,8 @@ type provideCommand struct {
 	SHA256 string `name:"sha256" required:"" help:"SHA-256 of the transcript in hex."`
 }
 
-// Run writes the transcript in one step. An earlier attempt may have left anything in the folder: no link is followed out of the state folder.
+// Run writes the transcript atomically. An earlier attempt may have left links in the folder: none is followed out of
+// the state folder.
 func (c *provideCommand) Run(sys *System) error {
 	place, err := prepare(c.Trees.Workspace, c.Trees.State)
 	if err != nil {
@@ -30,7 +31,7 @@ func (c *provideCommand) Run(sys *System) error {
 	defer root.Close() //nolint:errcheck // every write was checked
 	n, err := c.write(root, sys.Stdin)
 	if err != nil {
-		return telling(fmt.Errorf("write the provided transcript: %w", err))
+		return withExitCode(fmt.Errorf("write the provided transcript: %w", err))
 	}
 	return sys.say(map[string]any{"type": "transcript_provided", "bytes": n})
 }
@@ -47,7 +48,7 @@ func (c *provideCommand) write(root *os.Root, from io.Reader) (int64, error) {
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(f, sum), from)
 	if err = errors.Join(err, f.Close()); err == nil && hex.EncodeToString(sum.Sum(nil)) != c.SHA256 {
-		err = errors.New("its SHA-256 is another")
+		err = errors.New("its SHA-256 does not match")
 	}
 	if err == nil {
 		err = root.RemoveAll(agent.Provided)

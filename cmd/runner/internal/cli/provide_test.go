@@ -25,7 +25,7 @@ func TestProvideTranscript(t *testing.T) {
 		says   string
 	}{
 		"a new folder":   {nil, digest, 0, ""},
-		"another digest": {nil, strings.Repeat("0", 64), 1, "SHA-256 is another"},
+		"another digest": {nil, strings.Repeat("0", 64), 1, "SHA-256 does not match"},
 		"a file is there": {func(state, _ string) error {
 			return place(state, func(p string) error { return os.WriteFile(p, []byte("old"), 0o600) })
 		}, digest, 0, ""},

@@ -25,7 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// limits bound what agents may do; they are shared by serve and execute-query.
+// limits are the flags of serve and execute-query that limit agents.
 type limits struct {
 	JournalLimit int           `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"67108864" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
 	SilenceWarn  time.Duration `help:"Report an agent that prints nothing for so long." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
@@ -34,7 +34,7 @@ type limits struct {
 	TermGrace    time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
-// agentRuntime is the supervisor of an agent with all that it needs.
+// agentRuntime is the supervisor of an agent with its dependencies.
 type agentRuntime struct {
 	journal      *journal.Journal
 	processGroup *process.Group
@@ -42,7 +42,7 @@ type agentRuntime struct {
 	monitors     *monitors // nil for a single query
 }
 
-// disk configures the watch over the disk usage of a place.
+// disk configures the watch of a place's disk usage.
 type disk struct {
 	limit     int64 // bytes; 0 for none
 	stateOnly bool  // the workspace is not measured
@@ -135,7 +135,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	if err != nil {
 		return err
 	}
-	defer dropHangups()()
+	defer ignoreHangups()()
 	out, err := c.Egress.open(ctx, sys, log)
 	if err != nil {
 		return err
@@ -161,9 +161,10 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 	})
 }
 
-// dropHangups receives and drops SIGHUP, which a terminal sends when it closes, and SIGPIPE, which comes when the reader of
-// the log is gone: both would end the runner. They are not ignored, because agents would inherit that.
-func dropHangups() (undo func()) {
+// ignoreHangups receives and drops SIGHUP, which a terminal sends when it closes, and SIGPIPE, which is sent when the
+// reader of the log is gone: each would end the runner. The signals are not set to be ignored, because agents would
+// inherit that.
+func ignoreHangups() (undo func()) {
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGHUP, syscall.SIGPIPE)
 	return func() { signal.Stop(dropped) }

@@ -16,7 +16,7 @@ type trees struct {
 	State     string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-// roots refuses what serve refuses.
+// roots returns the folders. It refuses the same folders as serve.
 func (t trees) roots() (snapshot.Roots, error) {
 	place, err := prepare(t.Workspace, t.State)
 	return snapshot.Roots{Workspace: place.Workspace, State: place.State}, err
@@ -39,8 +39,8 @@ func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	return snapshot.Take{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
 }
 
-// telling gives an error that the host branches on an exit code of its own.
-func telling(err error) error {
+// withExitCode wraps errors that the host distinguishes, each with its own exit code.
+func withExitCode(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return coded{err, wire.ExitDiskFull}

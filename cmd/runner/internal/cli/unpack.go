@@ -21,7 +21,7 @@ func (c *unpackCommand) Run(ctx context.Context, sys *System) error {
 	u := snapshot.Unpack{Workspace: c.Workspace, Dir: c.Dir, MaxEntries: c.MaxEntries, MaxBytes: c.MaxBytes}
 	done, err := u.Run(ctx, sys.Stdin)
 	if err != nil {
-		return telling(err)
+		return withExitCode(err)
 	}
 	return sys.say(map[string]any{"type": "archive_unpacked", "files": done.Files, "bytes": done.Bytes})
 }

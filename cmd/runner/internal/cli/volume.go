@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/volume"
 )
 
-// volumeCommand has what is done on the engine's machine for volumes of a fixed size.
+// volumeCommand groups the commands for volumes of a fixed size, which run on the engine's machine.
 type volumeCommand struct {
 	Make   volumeMakeCommand   `cmd:"" help:"Make the file systems of volumes, or find them, and attach them to loop devices."`
 	Attach volumeAttachCommand `cmd:"" help:"Attach the file systems of volumes to loop devices again."`
@@ -14,7 +14,7 @@ type volumeCommand struct {
 	Exceed volumeExceedCommand `cmd:"" help:"Write more into a folder than its limits; exit code 0 if that is refused."`
 }
 
-// volumeLimits are flags.
+// volumeLimits are the flags for the limits of a volume.
 type volumeLimits struct {
 	Bytes int64 `required:"" help:"Bytes that files may take."`
 	Files int64 `required:"" help:"How many files and folders there may be."`

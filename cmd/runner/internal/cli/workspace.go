@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// The exit codes of the file commands, beside 0 and exitFailed.
+// The exit codes of the file commands, other than 0 and exitFailed.
 const (
 	exitNotFound   = 3
 	exitOutside    = 4
 	exitPermission = 5
-	exitIrregular  = 6 // not a regular file, or no path at all
+	exitIrregular  = 6 // not a regular file, or an invalid path
 )
 
-// coded is an error with an exit code of its own.
+// coded is an error with its own exit code.
 type coded struct {
 	error
 	code int
@@ -28,13 +28,13 @@ type coded struct {
 
 func (c coded) Unwrap() error { return c.error }
 
-// at is the workspace of a file command.
-type at struct {
+// workspaceFlag is the workspace of a file command.
+type workspaceFlag struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 }
 
-// with opens the workspace for f, and gives f's error its exit code.
-func (a at) with(f func(*workspace.Workspace) error) error {
+// with opens the workspace, calls f, and wraps the error of f with its exit code.
+func (a workspaceFlag) with(f func(*workspace.Workspace) error) error {
 	w, err := workspace.Open(a.Workspace)
 	if err != nil {
 		return err
@@ -55,10 +55,10 @@ func (a at) with(f func(*workspace.Workspace) error) error {
 }
 
 type putCommand struct {
-	Path    string `arg:"" help:"Path in the workspace."`
-	At      at     `embed:""`
-	Mode    uint32 `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
-	Chunked bool   `help:"Read the content as chunks: a line with the number of bytes, then the bytes, and a line with 0 at the end. Without that end nothing is written."`
+	Path    string        `arg:"" help:"Path in the workspace."`
+	At      workspaceFlag `embed:""`
+	Mode    uint32        `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
+	Chunked bool          `help:"Read the content as chunks: a line with the number of bytes, then the bytes, and a line with 0 at the end. Without that end nothing is written."`
 }
 
 func (c *putCommand) Run(sys *System) error {
@@ -79,8 +79,8 @@ func (c *putCommand) Run(sys *System) error {
 }
 
 type getCommand struct {
-	Path string `arg:"" help:"Path in the workspace."`
-	At   at     `embed:""`
+	Path string        `arg:"" help:"Path in the workspace."`
+	At   workspaceFlag `embed:""`
 }
 
 func (c *getCommand) Run(sys *System) error {
@@ -98,8 +98,8 @@ func (c *getCommand) Run(sys *System) error {
 }
 
 type listCommand struct {
-	Dir string `arg:"" optional:"" help:"Folder in the workspace; all of it without one."`
-	At  at     `embed:""`
+	Dir string        `arg:"" optional:"" help:"Folder in the workspace; all of it without one."`
+	At  workspaceFlag `embed:""`
 }
 
 func (c *listCommand) Run(sys *System) error {
@@ -121,16 +121,16 @@ func (c *listCommand) Run(sys *System) error {
 }
 
 type removeCommand struct {
-	Path string `arg:"" help:"Path in the workspace, of a file or of a folder, which goes with all below it."`
-	At   at     `embed:""`
+	Path string        `arg:"" help:"Path in the workspace, of a file or of a folder, which goes with all below it."`
+	At   workspaceFlag `embed:""`
 }
 
 func (c *removeCommand) Run() error {
 	return c.At.with(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
 }
 
-// chunks reads content that says where it ends: a stream that breaks off before
-// that is an error, not a short file.
+// chunks reads content that marks its own end: if the stream breaks off before the mark, Read returns an error, so that
+// the file is not stored incomplete.
 type chunks struct {
 	in   *bufio.Reader
 	left int64

@@ -1,9 +1,9 @@
-// Package codex is the architecture codex: the Codex CLI, driven over its app
-// server (JSON-RPC without the jsonrpc key, one object a line). One process
-// takes turn after turn of one thread; when it is gone the next one resumes it.
+// Package codex is the adapter of the architecture codex. It drives the Codex CLI over the CLI's app server (JSON-RPC
+// without the key jsonrpc, one object a line). One process runs all turns of a thread; the next process resumes the
+// thread.
 //
-// What the CLI prints was recorded with version 0.169.0, see testdata/README.md;
-// docs/adr/0014-codex.md says why it is configured as it is.
+// The recordings are from version 0.169.0 of the CLI, see testdata/README.md. docs/adr/0014-codex.md gives the reasons
+// for the configuration.
 package codex
 
 import (
@@ -23,41 +23,41 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is its name.
+// Architecture is the name of the architecture.
 const Architecture = architecture.Codex
 
 // program is the CLI's name on the PATH.
 const program = "codex"
 
-// Tested is the version of the CLI that the recordings are of. Another one is
-// used all the same, and said.
+// Tested is the version of the CLI that the recordings are from. Other versions are used as well, with a warning in the
+// log.
 const Tested = "0.169.0"
 
-// openAI is where models are asked when OPENAI_BASE_URL names no other place.
+// openAI is the address of the model API when OPENAI_BASE_URL is empty.
 const openAI = "https://api.openai.com/v1"
 
-// promptDigest names the variable that stands for the prompts and the MCP servers
-// in the command: they are sent when the thread begins, and other ones need another process.
+// promptDigest is the variable with the hash of the prompts and MCP servers. They are sent when the thread begins: when
+// the hash changes, the supervisor starts another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
-// settings are given as arguments, which win over any config.toml, so that no
-// file of the workspace or of an earlier start can change them. Values are TOML.
+// settings are passed as arguments, which take precedence over every config.toml: no file of the workspace or of an
+// earlier start can change them. The values are TOML.
 var settings = []string{
 	`model_provider="spool"`,
 	`model_providers.spool.name="Spool"`,
 	`model_providers.spool.wire_api="responses"`,
-	// Waits double from 200 ms on: a model that is away fails the turn within seconds.
+	// The pauses double, beginning with 200 ms: if the model API is down, the turn fails within seconds.
 	`model_providers.spool.request_max_retries=2`,
 	`model_providers.spool.stream_max_retries=3`,
 	`features.unbounded_connection_retries=false`,
 	`sandbox_mode="danger-full-access"`,
-	// The policy denies the network, and the model's own search would pass by it.
+	// The policy denies the network, and the model's own search would bypass it.
 	`web_search="disabled"`,
 	`tools.update_plan.enabled=true`,
-	// Nobody is there to answer, and a goal begins turns that nobody asked for.
+	// No user answers, and a goal begins turns that no query asked for.
 	`features.goals=false`,
 	`features.sleep_tool=false`,
-	// Nothing but the model server is called.
+	// The CLI calls the model API and no other server.
 	`analytics.enabled=false`,
 	`otel.exporter="none"`,
 	`otel.metrics_exporter="none"`,
@@ -67,15 +67,15 @@ var settings = []string{
 	`features.remote_plugin=false`,
 	`features.skill_mcp_dependency_install=false`,
 	`features.image_generation=false`,
-	// It writes the shell's environment into a file.
+	// A shell snapshot would write the shell's environment to a file.
 	`features.shell_snapshot=false`,
 	`history.persistence="none"`,
 }
 
-// Adapter drives Codex.
+// Adapter drives the Codex CLI.
 type Adapter struct{}
 
-// Command starts the `codex` of the agent's PATH with its files in the state folder.
+// Command returns the command that starts `codex` from the agent's PATH with its files in the state folder.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := lookup(l)
 	if err != nil {
@@ -88,7 +88,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	configured := append(slices.Clone(settings),
 		"model_providers.spool.base_url="+quote(cmp.Or(l.Env["OPENAI_BASE_URL"], inherited(l, "OPENAI_BASE_URL"), openAI)),
 	)
-	// Named without being there it fails each turn, and there are servers that need none.
+	// If the variable is configured and not set, each turn fails. Some model servers need no key.
 	if cmp.Or(l.Env["OPENAI_API_KEY"], inherited(l, "OPENAI_API_KEY")) != "" {
 		configured = append(configured, `model_providers.spool.env_key="OPENAI_API_KEY"`)
 	}
@@ -111,8 +111,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_"), Files: definitionFiles(l)}, nil
 }
 
-// Open shakes hands and begins or resumes the thread, so that a query needs one
-// request only.
+// Open sends the handshake and begins or resumes the thread, so that a query takes a single request.
 func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l, in)
 	if l.Resume == "" {
@@ -124,19 +123,19 @@ func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	}
 	said, err := readTranscript(l.Place, s.resume)
 	if err != nil {
-		s.lost, s.resume = lost(l), ""
+		s.lost, s.resume = lostReason(l), ""
 	}
-	s.instructed = instructed(said, prompt(l))
+	s.instructed = hasInstructions(said, prompt(l))
 	s.open()
 	return s
 }
 
-// Transcript is the CLI's own record of a thread.
+// Transcript returns the path of the CLI's record of a thread.
 func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
-	// sessions/2026/11/21/rollout-2026-11-21T20-49-08-<id>.jsonl, in the machine's time.
+	// sessions/2026/11/21/rollout-2026-11-21T20-49-08-<id>.jsonl, in local time.
 	days, err := filepath.Glob(filepath.Join(escape(home(p)), "sessions", "*", "*", "*", "rollout-*-"+agentSession+".jsonl"))
 	if err != nil {
 		return "", fmt.Errorf("transcript of %s: %w", agentSession, err)
@@ -147,32 +146,32 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	return days[len(days)-1], nil
 }
 
-// homeName is the CLI's folder below the state folder.
+// homeName is the CLI's folder in the state folder.
 const homeName = "codex"
 
-// home is the CLI's folder.
+// home returns the path of the CLI's folder.
 func home(p agent.Place) string { return filepath.Join(p.State, homeName) }
 
-// readTranscript reads that of a thread.
+// readTranscript returns the transcript of a thread.
 func readTranscript(p agent.Place, thread string) ([]byte, error) {
 	path, err := Adapter{}.Transcript(p, thread)
 	if err != nil {
 		return nil, err
 	}
-	return os.ReadFile(path) //nolint:gosec // in the state folder, by an id that was looked at
+	return os.ReadFile(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
-// instructed tells whether the last instructions in a transcript are these: a
-// thread that is resumed keeps those that it began with.
-func instructed(said []byte, prompt string) bool {
+// hasInstructions reports whether prompt is the last instruction in a transcript: a resumed thread keeps the
+// instructions that it began with.
+func hasInstructions(said []byte, prompt string) bool {
 	at := bytes.LastIndex(said, []byte(instructionsTag))
 	return prompt == "" || at >= 0 && bytes.HasPrefix(said[at:], []byte(strings.Trim(quote(prompt), `"`)))
 }
 
-// instructionsTag begins the prompts, by which they are found again.
+// instructionsTag begins the prompts, so that they are found in a transcript.
 const instructionsTag = "<agent_instructions>"
 
-// prompt is what is added to the CLI's own instructions, "" for nothing.
+// prompt returns the text that is added to the CLI's own instructions, "" for none.
 func prompt(l agent.Launch) string {
 	parts := []string{l.SystemPrompt}
 	if l.MemoryFile != "" {
@@ -185,18 +184,18 @@ func prompt(l agent.Launch) string {
 	return instructionsTag + "\n" + strings.Join(parts, "\n\n") + "\n</agent_instructions>"
 }
 
-// quote makes a basic string of TOML, of which a string of JSON is one.
+// quote returns s as a basic string of TOML. JSON strings are such strings.
 func quote(s string) string {
 	var out strings.Builder
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(strings.ToValidUTF8(s, "\uFFFD")); err != nil {
-		return `""` // a string can be encoded
+		return `""` // strings always marshal
 	}
 	return strings.ReplaceAll(strings.TrimSpace(out.String()), "\x7f", `\u007f`)
 }
 
-// escape makes a path a pattern for itself.
+// escape returns a glob pattern that matches only path.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
@@ -210,7 +209,7 @@ func inherited(l agent.Launch, name string) string {
 	return ""
 }
 
-// lookup finds the CLI on the PATH that the agent will have.
+// lookup returns the path of the CLI on the agent's PATH.
 func lookup(l agent.Launch) (string, error) {
 	for _, dir := range filepath.SplitList(cmp.Or(l.Env["PATH"], inherited(l, "PATH"))) {
 		if !filepath.IsAbs(dir) {
@@ -227,8 +226,8 @@ func lookup(l agent.Launch) (string, error) {
 	}
 }
 
-// native is the program that npm's wrapper would run. Without the wrapper it
-// starts in half the time, and 40 MB of Node do not stay beside each warm agent.
+// native returns the program that npm's wrapper would run. Without the wrapper the CLI starts in half the time, and no
+// Node process of 40 MB stays for each warm agent.
 func native(wrapper string) string {
 	script, err := filepath.EvalSymlinks(wrapper)
 	if err != nil || filepath.Base(script) != "codex.js" {
@@ -245,7 +244,7 @@ func native(wrapper string) string {
 	return wrapper
 }
 
-// isUUID accepts the canonical form alone: the id becomes a part of a file's name.
+// isUUID reports whether s is a UUID in the canonical form. The id becomes a part of a file name.
 func isUUID(s string) bool {
 	if len(s) != 36 {
 		return false

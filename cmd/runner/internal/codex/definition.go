@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// mcpServer is a server in the words of the CLI's configuration.
+// mcpServer is an MCP server in the format of the CLI's configuration.
 type mcpServer struct {
 	Command string            `json:"command,omitempty"`
 	Args    []string          `json:"args,omitempty"`
@@ -23,11 +23,11 @@ type mcpServer struct {
 	Tools   []string          `json:"enabled_tools,omitempty"`
 }
 
-// startup is how long a server may take until its tools are known, in seconds.
+// startup is the number of seconds that a server may take until its tools are known.
 const startup = 20
 
-// threadConfig is the configuration that goes with the thread, nil for none. So
-// the servers' secrets are neither among the arguments nor in a file.
+// threadConfig returns the configuration that is sent with the thread, nil for none. So the secrets of servers are
+// neither in arguments nor in files.
 func threadConfig(l agent.Launch) map[string]any {
 	if len(l.MCPServers) == 0 {
 		return nil
@@ -43,7 +43,7 @@ func threadConfig(l agent.Launch) map[string]any {
 	return map[string]any{"mcp_servers": servers}
 }
 
-// handshakeDigest stands for what is sent when the thread begins, "" for nothing.
+// handshakeDigest returns a hash of what is sent when the thread begins, "" for nothing.
 func handshakeDigest(l agent.Launch) string {
 	p, config := prompt(l), threadConfig(l)
 	if p == "" && config == nil {
@@ -51,14 +51,14 @@ func handshakeDigest(l agent.Launch) string {
 	}
 	raw, err := json.Marshal([]any{p, config})
 	if err != nil {
-		raw = []byte(p) // texts can be encoded
+		raw = []byte(p) // strings always marshal
 	}
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
 }
 
-// definitionFiles are what the CLI reads of the agent from its home: sub-agents, which
-// it calls agent roles, and skills.
+// definitionFiles returns the files of the agent that the CLI reads from its home: skills, and sub-agents, which the
+// CLI calls agent roles.
 func definitionFiles(l agent.Launch) []agent.File {
 	var files []agent.File
 	for _, a := range l.Subagents {
@@ -74,8 +74,8 @@ func definitionFiles(l agent.Launch) []agent.File {
 	return files
 }
 
-// serves tells whether the agent has a tool of an MCP server.
-func serves(servers []runner.MCPServer, name, tool string) bool {
+// hasTool reports whether the agent has the tool of the MCP server.
+func hasTool(servers []runner.MCPServer, name, tool string) bool {
 	return slices.ContainsFunc(servers, func(s runner.MCPServer) bool {
 		return s.Name == name && (len(s.Tools) == 0 || slices.Contains(s.Tools, tool))
 	})

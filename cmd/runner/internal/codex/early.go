@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// maxEarly bounds what is kept of threads that nobody has told of, in notifications.
+// maxEarly is the largest number of notifications that are kept for unknown threads.
 const maxEarly = 10_000
 
 // early is a notification about a thread that is not known yet.
@@ -17,16 +17,16 @@ type early struct {
 	raw  []byte
 }
 
-// early keeps what the CLI tells of a sub-agent before it tells that there is
-// one: it orders what it says of one thread, not of two. So too of one that an earlier turn had. Without its turn the
-// sub-agent could not be stopped, nor would its commands be.
-func (s *session) early(l line, n notification, raw []byte) bool {
+// keepEarly keeps a notification about a sub-agent that the CLI has not announced yet, and reports whether it did. The
+// CLI orders the notifications of one thread, not of two threads. This also holds for a sub-agent of an earlier turn.
+// Without the turn's id neither the sub-agent nor its commands could be stopped.
+func (s *session) keepEarly(l line, n notification, raw []byte) bool {
 	_, stopping := s.stopping[n.ThreadID]
 	if !s.pending || n.ThreadID == "" || n.ThreadID == s.thread || stopping || s.turn.conversations[n.ThreadID] != nil || s.turn.kept >= maxEarly {
 		return false
 	}
-	// A turn's begin is the first of it; what comes without one is the end of something older.
-	if l.Method != "turn/started" && (s.turn.early[n.ThreadID] == nil || slices.Contains(silent, l.Method)) {
+	// turn/started is the first notification of a turn. Notifications without one belong to the end of an older turn.
+	if l.Method != "turn/started" && (s.turn.early[n.ThreadID] == nil || slices.Contains(ignoredMethods, l.Method)) {
 		return false
 	}
 	if s.turn.early == nil {
@@ -37,8 +37,8 @@ func (s *session) early(l line, n notification, raw []byte) bool {
 	return true
 }
 
-// catchUp takes what was kept of threads that are known by now.
-func (s *session) catchUp(t *agent.Turn) error {
+// handleEarly handles the kept notifications of threads that have become known.
+func (s *session) handleEarly(t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.early)) {
 		if s.turn.conversations[thread] == nil {
 			continue
@@ -46,7 +46,7 @@ func (s *session) catchUp(t *agent.Turn) error {
 		list := s.turn.early[thread]
 		delete(s.turn.early, thread)
 		for _, e := range list {
-			if err := s.notified(e.line, e.raw, t); err != nil {
+			if err := s.handleNotification(e.line, e.raw, t); err != nil {
 				return err
 			}
 		}
@@ -54,11 +54,11 @@ func (s *session) catchUp(t *agent.Turn) error {
 	return nil
 }
 
-// leftover logs what came of threads that the turn never told of.
-func (s *session) leftover(kept map[string][]early, t *agent.Turn) error {
+// logUnclaimed logs the kept notifications of threads that the turn never announced.
+func (s *session) logUnclaimed(kept map[string][]early, t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(kept)) {
 		for _, e := range kept[thread] {
-			if err := s.notified(e.line, e.raw, t); err != nil {
+			if err := s.handleNotification(e.line, e.raw, t); err != nil {
 				return err
 			}
 		}

@@ -14,7 +14,7 @@ import (
 func (now tokens) minus(before tokens) tokens {
 	sub := func(a, b uint64) uint64 {
 		if a < b {
-			return a // a sum that went down was begun anew
+			return a // the CLI began a new sum
 		}
 		return a - b
 	}
@@ -31,7 +31,7 @@ func (now tokens) plus(more tokens) tokens {
 	}
 }
 
-// usage counts what came from the cache apart, as events do.
+// usage converts the counts to those of events, which do not include cached tokens in the input.
 func (now tokens) usage() events.Usage {
 	small := func(n uint64) uint32 { return uint32(min(n, 1<<32-1)) } //nolint:gosec // bounded
 	fresh := now.Input - min(now.Input, now.Cached+now.CacheWrite)
@@ -41,7 +41,7 @@ func (now tokens) usage() events.Usage {
 	}
 }
 
-// turnCompleted ends a turn.
+// turnCompleted handles the end of a turn.
 func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 	switch {
 	case n.ThreadID != s.thread:
@@ -49,20 +49,20 @@ func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 		delete(s.stopping, n.ThreadID)
 		s.subagentDone(n.ThreadID, n.Turn, t)
 	case !s.pending || s.running() != "" && n.Turn.ID != s.running():
-		s.logf(t, "warn", "the agent ended a turn that nobody asked for")
+		s.logf(t, "warn", "the agent ended a turn that no query asked for")
 	default:
 		kept := s.turn.early
 		s.end(s.ended(n.Turn), t)
-		return s.leftover(kept, t)
+		return s.logUnclaimed(kept, t)
 	}
 	return nil
 }
 
-// end finishes what is open and the turn.
+// end finishes open blocks and the turn.
 func (s *session) end(e runner.Ended, t *agent.Turn) {
 	s.settle(e.Outcome == runner.Interrupted, t)
 	e.Usage = s.turn.usage.usage()
-	s.written(t)
+	s.reportTranscript(t)
 	t.End(e)
 	s.mu.Lock()
 	s.turnID, s.interrupted = "", false
@@ -70,10 +70,9 @@ func (s *session) end(e runner.Ended, t *agent.Turn) {
 	s.forget()
 }
 
-// settle finishes what the CLI leaves open. A sub-agent that still runs is
-// stopped, with its commands: after the turn nobody would record it. Commands of
-// the agent itself run on in the background, by the CLI's design, unless the
-// turn was interrupted.
+// settle finishes what the CLI leaves open. It stops sub-agents that still run, with their commands: after the turn
+// their events would not be recorded. Commands of the agent itself go on in the background, by the CLI's design, unless
+// the turn was interrupted.
 func (s *session) settle(interrupted bool, t *agent.Turn) {
 	commands := map[string][]string{}
 	for _, id := range slices.Sorted(maps.Keys(s.turn.items)) {
@@ -100,16 +99,16 @@ func (s *session) settle(interrupted bool, t *agent.Turn) {
 	}
 }
 
-// endCommands asks which processes the commands have. The CLI tells of those
-// alone whose turn is over.
+// endCommands requests the processes of the commands, so that they can be ended. The CLI lists only the commands whose
+// turn is over.
 func (s *session) endCommands(thread string, items []string) {
 	if len(items) > 0 {
-		s.ask("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, asked{thread: thread, items: items})
+		s.ask("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, pendingRequest{thread: thread, items: items})
 	}
 }
 
-// terminate ends the commands of an interrupted turn, whose processes the CLI names.
-func (s *session) terminate(was asked, result json.RawMessage) error {
+// terminate ends those commands of an interrupted turn whose processes the CLI listed.
+func (s *session) terminate(was pendingRequest, result json.RawMessage) error {
 	r, err := decode[struct {
 		Data []struct {
 			ItemID    string `json:"itemId"`
@@ -121,13 +120,13 @@ func (s *session) terminate(was asked, result json.RawMessage) error {
 	}
 	for _, p := range r.Data {
 		if slices.Contains(was.items, p.ItemID) {
-			s.ask("thread/backgroundTerminals/terminate", map[string]string{"threadId": was.thread, "processId": p.ProcessID}, asked{})
+			s.ask("thread/backgroundTerminals/terminate", map[string]string{"threadId": was.thread, "processId": p.ProcessID}, pendingRequest{})
 		}
 	}
 	return nil
 }
 
-// ended judges how the CLI says that a turn ended.
+// ended returns the outcome of a turn from the status that the CLI reports.
 func (s *session) ended(u turn) runner.Ended {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
@@ -145,7 +144,8 @@ func (s *session) ended(u turn) runner.Ended {
 	}
 }
 
-// modelCode classifies a failure by the status of the model's answer, else by the CLI's word for it.
+// modelCode returns the error code for a failure of the model API, by the HTTP status, or by the CLI's error word if
+// there is none.
 func modelCode(word string, status int) string {
 	switch {
 	case status == 401, status == 403, word == "unauthorized":
@@ -160,8 +160,8 @@ func modelCode(word string, status int) string {
 	return "MODEL_ERROR"
 }
 
-// inner takes the message out of an error of the model's API, which the CLI
-// passes on as it is when the status is 400.
+// inner extracts the message from an error of the model API. The CLI passes the error on unchanged when the status is
+// 400.
 func inner(message string) string {
 	var body struct {
 		Error struct {
@@ -174,8 +174,8 @@ func inner(message string) string {
 	return message
 }
 
-// written tells where the CLI keeps its record: when a turn has begun, and at every end.
-func (s *session) written(t *agent.Turn) {
+// reportTranscript records where the CLI keeps its transcript: when a turn has begun, and at every end.
+func (s *session) reportTranscript(t *agent.Turn) {
 	if s.thread != "" {
 		t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: s.thread, Path: s.path})
 	}

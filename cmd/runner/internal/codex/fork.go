@@ -10,22 +10,24 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// nested begins the ids of items that the tool `exec` made: their results are a part of its own, which comes later.
+// nested is the prefix of the ids of items that the tool `exec` made: their results are a part of that tool's result,
+// which comes later.
 const nested = "exec-"
 
-// anchor returns the anchor of the block that the end of an item is shown as: its turn and its id. A fork can cut after
-// a message and after the result of a call. After a thought alone it cannot: the model's service demands what follows it.
+// anchor returns the anchor of the block for a completed item: its turn and its id. A fork can cut after a message and
+// after the result of a call. It cannot cut after a thought alone: the model's service requires the item that follows
+// it.
 func (s *session) anchor(n notification, i item) string {
-	_, call := i.use()
+	_, call := i.toolCall()
 	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nested) {
 		return ""
 	}
 	return n.TurnID + "/" + i.ID
 }
 
-// fork copies the transcript of the thread to fork, cut after the anchor, under the id of the thread that goes on with
-// it. The CLI's own thread/fork cuts between turns only. Without a transcript, or without the anchor in it, no copy is
-// left: Open reports that the conversation is lost.
+// fork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
+// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, fork leaves no copy, and Open
+// reports that the conversation is lost.
 func fork(l agent.Launch) error {
 	if l.Fork.Provided {
 		return provided(l)
@@ -36,21 +38,21 @@ func fork(l agent.Launch) error {
 	}
 	c := cutter{from: l.Resume, to: transcript.ForkID(l)}
 	c.turn, c.item, _ = strings.Cut(l.Fork.Anchor, "/")
-	return copied(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.edit)
+	return tryCopy(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.edit)
 }
 
-// copied is transcript.Copy, whose failure shows by there being no copy.
-func copied(from, to, anchor string, edit transcript.Edit) error {
+// tryCopy is transcript.Copy, except that a missing transcript or anchor is not an error: the copy does not exist then.
+func tryCopy(from, to, anchor string, edit transcript.Edit) error {
 	if err := transcript.Copy(from, to, anchor, edit); err != nil {
 		if _, missing := os.Lstat(to); missing == nil {
-			return fmt.Errorf("the copy of an earlier attempt is left: %w", err)
+			return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
 		}
 	}
 	return nil
 }
 
-// lost returns why the thread of a launch cannot be gone on with.
-func lost(l agent.Launch) string {
+// lostReason returns why the thread of a launch cannot be resumed.
+func lostReason(l agent.Launch) string {
 	if l.Fork != nil && l.Fork.Anchor != "" {
 		return fmt.Sprintf("session %.100s of Codex has no transcript here with the item %.100q", l.Resume, l.Fork.Anchor)
 	}
@@ -64,7 +66,7 @@ type entry struct {
 		Type   string `json:"type"`
 		ID     string `json:"id"`
 		CallID string `json:"call_id"`
-		TurnID string `json:"turn_id"` // turn_context; of an event_msg
+		TurnID string `json:"turn_id"` // of turn_context and event_msg
 		Item   struct {
 			ID string `json:"id"`
 		} `json:"item"` // event_msg item_completed
@@ -77,15 +79,15 @@ type cutter struct {
 	turn, item string // of the anchor
 
 	now     string          // the turn that the lines belong to
-	open    map[string]bool // calls of the anchor's turn without an output
-	due     map[string]bool // of these, the ones that had ended at the anchor
-	late    map[string]bool // and the ones that ended after it
-	ended   bool            // the anchor's item has
-	written bool            // and so is what the model knows of it
+	open    map[string]bool // calls of the anchor's turn that have no output yet
+	due     map[string]bool // the open calls that had ended at the anchor
+	late    map[string]bool // the open calls that ended after the anchor
+	ended   bool            // the anchor's item has ended
+	written bool            // the model's entry for the anchor's item was written
 }
 
-// edit keeps what the agent knew at the anchor. An item's end comes before what the model is told of it, and the
-// outputs of parallel calls stand in the order of the calls, not of their ends.
+// edit keeps what the agent knew at the anchor. The end of an item comes before the entry that the model sees, and the
+// outputs of parallel calls have the order of the calls, not of their ends.
 func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	var e entry
 	if json.Unmarshal(raw, &e) != nil {
@@ -109,7 +111,7 @@ func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict)
 	return raw, transcript.Keep
 }
 
-// complete notes that an item has ended.
+// complete records that an item has ended.
 func (c *cutter) complete(item string) {
 	switch {
 	case c.open[item] && !c.ended:
@@ -120,7 +122,7 @@ func (c *cutter) complete(item string) {
 	c.ended = c.ended || item == c.item
 }
 
-// response judges an entry of the model's own conversation.
+// response returns the verdict for an entry of the model's own conversation.
 func (c *cutter) response(e entry) transcript.Verdict {
 	p := e.Payload
 	switch output := strings.HasSuffix(p.Type, "_output"); {
@@ -141,7 +143,7 @@ func (c *cutter) response(e entry) transcript.Verdict {
 	return transcript.Keep
 }
 
-// rename gives the first line the copy's id.
+// rename replaces the id in the first line by the copy's id.
 func (c *cutter) rename(raw transcript.Line) transcript.Line {
 	var meta, payload map[string]json.RawMessage
 	if json.Unmarshal(raw, &meta) != nil || json.Unmarshal(meta["payload"], &payload) != nil {
@@ -154,7 +156,7 @@ func (c *cutter) rename(raw transcript.Line) transcript.Line {
 	}
 	encoded, err := json.Marshal(payload)
 	if err != nil {
-		return raw // what was JSON before can be encoded
+		return raw // parsed JSON always marshals
 	}
 	meta["payload"] = encoded
 	if encoded, err = json.Marshal(meta); err != nil {

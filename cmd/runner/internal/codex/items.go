@@ -14,18 +14,18 @@ type work struct {
 	thread string
 	conv   string
 	item   item
-	block  string // the open one that text goes to, "" for none
-	half   bool   // the model is saying it
-	gap    bool   // a paragraph of thinking ended
-	denied string // why it may not be done
-	anchor string // of the block that its end is shown as
+	block  string // the open block that text is appended to, "" for none
+	half   bool   // the model is still writing it
+	gap    bool   // a paragraph of thinking has ended
+	denied string // why the policy denied it
+	anchor string // of the block that shows its end
 }
 
-// key names an item: ids are unique within a thread.
+// key returns the key of an item: ids are unique within a thread.
 func key(thread, item string) string { return thread + "/" + item }
 
-// ours tells whether a notification is about the turn that is recorded.
-func (s *session) ours(n notification) bool {
+// isCurrent reports whether a notification is about the turn that is recorded.
+func (s *session) isCurrent(n notification) bool {
 	if !s.pending {
 		return false
 	}
@@ -36,11 +36,11 @@ func (s *session) ours(n notification) bool {
 	return running == "" || n.TurnID == running
 }
 
-// late logs the end of what an earlier turn left at work, such as a server.
-func (s *session) late(n notification, i item, t *agent.Turn) {
+// logLate logs the end of an item that an earlier turn left running, such as a server.
+func (s *session) logLate(n notification, i item, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
-		output, _ := i.gave()
+		output, _ := i.callOutput()
 		s.logf(t, "info", "a command of an earlier turn has ended: %s\n%s", i.Command, output)
 	case "userMessage", "reasoning":
 	default:
@@ -48,40 +48,40 @@ func (s *session) late(n notification, i item, t *agent.Turn) {
 	}
 }
 
-// itemStarted opens what an item is shown as.
+// itemStarted opens the block that shows an item.
 func (s *session) itemStarted(n notification, t *agent.Turn) error {
 	i, err := decode[item](n.Item, "item")
 	if err != nil {
 		return err
 	}
-	if !s.ours(n) {
-		return nil // its end is logged
+	if !s.isCurrent(n) {
+		return nil // isCurrent is false: its end is logged
 	}
 	w := &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
 	switch i.Type {
 	case "userMessage":
-		return nil // told when it is complete
+		return nil // shown when it is complete
 	case "agentMessage":
 		w.half = true
 		w.block = t.Open(w.conv, events.Block{Kind: events.KindAssistantText, Model: s.model})
 	case "reasoning":
 		w.half = true
 	case "subAgentActivity":
-		s.activity(n.ThreadID, i, t)
+		s.handleActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
 		if i.Tool != "spawnAgent" {
-			s.call(w, t)
+			s.openCall(w, t)
 		}
 	default:
-		s.call(w, t)
+		s.openCall(w, t)
 	}
 	s.turn.items[key(n.ThreadID, i.ID)] = w
 	return nil
 }
 
-// call shows that a tool is used.
-func (s *session) call(w *work, t *agent.Turn) {
-	u, ok := w.item.use()
+// openCall opens the block of a tool call.
+func (s *session) openCall(w *work, t *agent.Turn) {
+	u, ok := w.item.toolCall()
 	if !ok {
 		return
 	}
@@ -89,12 +89,12 @@ func (s *session) call(w *work, t *agent.Turn) {
 	t.Whole(w.conv, u)
 }
 
-// use is a tool's call as a block; false for items that are no calls.
-func (i item) use() (events.Block, bool) {
+// toolCall returns the block of a tool call, and false for items that are not calls.
+func (i item) toolCall() (events.Block, bool) {
 	b := func(tool, display, description string, input any) (events.Block, bool) {
 		raw, err := json.Marshal(input)
 		if err != nil {
-			raw = nil // what was JSON before can be encoded
+			raw = nil // parsed JSON always marshals
 		}
 		return events.Block{ToolName: tool, DisplayName: display, Description: description, Input: raw}, true
 	}
@@ -121,7 +121,7 @@ func (i item) use() (events.Block, bool) {
 	return events.Block{}, false
 }
 
-// summary is a patch in a line: A for added, M for changed, D for deleted, R for moved.
+// summary returns a patch in one line: A for added, M for changed, D for deleted, R for moved files.
 func (i item) summary() string {
 	var out []string
 	for _, c := range i.Changes {
@@ -139,14 +139,14 @@ func (i item) summary() string {
 	return strings.Join(out, ", ")
 }
 
-// itemCompleted finishes what an item is shown as; what it says at the end is the truth.
+// itemCompleted finishes the block that shows an item. The completed item takes precedence over the deltas before it.
 func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	i, err := decode[item](n.Item, "item")
 	if err != nil {
 		return err
 	}
-	if !s.ours(n) {
-		s.late(n, i, t)
+	if !s.isCurrent(n) {
+		s.logLate(n, i, t)
 		return nil
 	}
 	at := key(n.ThreadID, i.ID)
@@ -155,7 +155,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 		w = &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
 		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
 			w.item = i
-			s.call(w, t)
+			s.openCall(w, t)
 		}
 	}
 	delete(s.turn.items, at)
@@ -169,13 +169,13 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 			t.Whole(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.texts(), "\n"))})
 		}
 	case "agentMessage":
-		s.said(w, t)
+		s.finishMessage(w, t)
 	case "reasoning":
-		thought(w, t)
+		finishThinking(w, t)
 	case "subAgentActivity":
-		s.activity(n.ThreadID, i, t)
+		s.handleActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
-		s.collaborated(n.ThreadID, w, t)
+		s.collaboration(n.ThreadID, w, t)
 	case "plan":
 		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
 	case "contextCompaction":
@@ -183,17 +183,17 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	case "enteredReviewMode", "exitedReviewMode":
 		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
 	default:
-		if _, ok := i.use(); !ok {
+		if _, ok := i.toolCall(); !ok {
 			s.logf(t, "info", "%s", n.Item)
 			return nil
 		}
-		s.result(w, t)
+		s.finishCall(w, t)
 	}
 	return nil
 }
 
-// said finishes a message.
-func (s *session) said(w *work, t *agent.Turn) {
+// finishMessage finishes a message.
+func (s *session) finishMessage(w *work, t *agent.Turn) {
 	if w.thread == s.thread {
 		s.turn.result = w.item.Text
 	} else if c := s.turn.conversations[w.thread]; c != nil {
@@ -206,8 +206,8 @@ func (s *session) said(w *work, t *agent.Turn) {
 	t.Complete(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
 }
 
-// thought finishes a thinking block; most have nothing to show.
-func thought(w *work, t *agent.Turn) {
+// finishThinking finishes a thinking block. Most thinking items have no text to show.
+func finishThinking(w *work, t *agent.Turn) {
 	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.texts(), "\n\n")
 	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
 	if content == "" {
@@ -225,11 +225,11 @@ func thought(w *work, t *agent.Turn) {
 	}
 }
 
-// result shows what a tool gave.
-func (s *session) result(w *work, t *agent.Turn) {
+// finishCall shows the result of a tool call.
+func (s *session) finishCall(w *work, t *agent.Turn) {
 	i := w.item
-	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.took(), Anchor: w.anchor}
-	r.Output, r.IsError = i.gave()
+	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.duration(), Anchor: w.anchor}
+	r.Output, r.IsError = i.callOutput()
 	if i.Status == "declined" {
 		r.Output = strings.TrimSuffix("Declined: "+w.denied, ": ")
 	}
@@ -238,7 +238,7 @@ func (s *session) result(w *work, t *agent.Turn) {
 		return
 	}
 	t.Complete(w.block, func(b *events.Block) {
-		// The text that came in pieces is kept when the end does not repeat it.
+		// The streamed output is kept if the completed item does not repeat it.
 		if i.Type == "mcpToolCall" || i.Output != nil || b.Output == "" {
 			b.Output = r.Output
 		} else {
@@ -248,8 +248,8 @@ func (s *session) result(w *work, t *agent.Turn) {
 	})
 }
 
-// gave is a call's output, and whether it failed.
-func (i item) gave() (output string, failed bool) {
+// callOutput returns the output of a call, and whether the call failed.
+func (i item) callOutput() (output string, failed bool) {
 	failed = i.Status == "failed" || i.Status == "declined"
 	switch i.Type {
 	case "commandExecution":
@@ -271,7 +271,7 @@ func (i item) gave() (output string, failed bool) {
 	return "", failed
 }
 
-// exit says how a command ended, unless it ended well.
+// exit appends to the output how a command ended, unless it ended with exit code 0.
 func exit(output string, code *int) string {
 	if code == nil || *code == 0 {
 		return ""
@@ -300,9 +300,9 @@ func (r *mcpResult) text() string {
 	return strings.Join(out, "\n")
 }
 
-// took is how long a call lasted, by the item's own times: its duration leaves
-// out what a command took before it was first looked at.
-func (i item) took() uint32 {
+// duration returns how long a call lasted in milliseconds, by the times of the item: its own duration leaves out the
+// time before the CLI first looked at the command.
+func (i item) duration() uint32 {
 	ms := i.DurationMs
 	if i.StartedAt > 0 && i.CompletedAt > 0 {
 		ms = max(ms, i.CompletedAt-i.StartedAt)
@@ -310,9 +310,9 @@ func (i item) took() uint32 {
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// unfinished shows that a call has no result: it was cut off, or it runs on.
+// unfinished shows that a call has no result because it was cut off, or still runs.
 func unfinished(w *work, interrupted bool, t *agent.Turn) {
-	if _, ok := w.item.use(); !ok {
+	if _, ok := w.item.toolCall(); !ok {
 		return
 	}
 	note := "[still at work when the turn ended]"

@@ -8,28 +8,28 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// silent are notifications that blocks and the turn's end tell better, or that
-// are about accounts, windows and lists that there are none of here.
-var silent = []string{
+// ignoredMethods are notifications whose content the blocks and the turn's end already show, or that concern accounts,
+// windows and lists, which the runner does not use.
+var ignoredMethods = []string{
 	"thread/started", "thread/status/changed", "thread/goal/cleared", "thread/name/updated", "thread/closed", "thread/settings/updated",
 	"turn/diff/updated", "serverRequest/resolved", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
 	"mcpServer/startupStatus/updated", "item/plan/delta", "item/fileChange/outputDelta", "item/fileChange/patchUpdated",
 	"item/commandExecution/terminalInteraction", "skills/changed", "thread/readState/changed", "thread/queue/changed", "rawResponseItem/completed", "rawResponse/completed",
 }
 
-// notified takes a notification.
-func (s *session) notified(l line, raw []byte, t *agent.Turn) error {
+// handleNotification decodes and handles a notification.
+func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
 	n, err := decode[notification](l.Params, l.Method)
 	if err != nil {
 		return err
 	}
-	if s.early(l, n, raw) {
+	if s.keepEarly(l, n, raw) {
 		return nil
 	}
 	if err := s.notify(l, n, raw, t); err != nil {
 		return err
 	}
-	return s.catchUp(t)
+	return s.handleEarly(t)
 }
 
 func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) error {
@@ -43,30 +43,30 @@ func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) erro
 	case "item/completed":
 		return s.itemCompleted(n, t)
 	case "item/agentMessage/delta":
-		s.grow(n, t, n.Delta)
+		s.appendText(n, t, n.Delta)
 	case "item/reasoning/summaryTextDelta", "item/reasoning/textDelta":
-		s.think(n, t)
+		s.appendThinking(n, t)
 	case "item/reasoning/summaryPartAdded":
 		if w := s.turn.items[key(n.ThreadID, n.ItemID)]; w != nil && n.SummaryIndex > 0 {
 			w.gap = true
 		}
 	case "item/commandExecution/outputDelta", "item/mcpToolCall/progress":
-		s.printed(n, t)
+		s.appendOutput(n, t)
 	case "turn/plan/updated":
-		if s.ours(n) {
-			s.planned(n, t)
+		if s.isCurrent(n) {
+			s.showPlan(n, t)
 		}
 	case "thread/tokenUsage/updated":
-		s.used(n, t)
+		s.countUsage(n, t)
 	case "error":
-		s.failing(n, t)
+		s.modelFailed(n, t)
 	case "model/rerouted":
 		s.logf(t, "warn", "the model is %s now", n.ToModel)
 		s.model = n.ToModel
 	case "warning", "guardianWarning", "configWarning", "deprecationNotice":
 		s.warned(n, t)
 	default:
-		if !slices.Contains(silent, l.Method) {
+		if !slices.Contains(ignoredMethods, l.Method) {
 			s.logf(t, "info", "%s", raw)
 		}
 	}
@@ -76,32 +76,32 @@ func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) erro
 func (s *session) warned(n notification, t *agent.Turn) {
 	level, message := "warn", strings.TrimSpace(strings.Join([]string{n.Message, n.Summary, n.Details}, " "))
 	if strings.Contains(message, "bubblewrap") {
-		level = "debug" // what it would contain commands with is not used
+		level = "debug" // the CLI's own command sandbox is not used
 	}
 	s.logf(t, level, "%s", message)
 }
 
-// turnStarted notes whose turn has begun.
+// turnStarted records the id of a turn that has begun.
 func (s *session) turnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
 			c.turn = n.Turn.ID
 		} else if !s.pending {
-			s.stop(n.ThreadID, n.Turn.ID) // of a turn that is over: nobody would record it
+			s.stop(n.ThreadID, n.Turn.ID) // its parent's turn is over: its events would not be recorded
 		}
 		return
 	}
 	if !s.pending {
-		// Nobody would record it.
-		s.logf(t, "warn", "the agent began a turn that nobody asked for")
+		// Its events would not be recorded.
+		s.logf(t, "warn", "the agent began a turn that no query asked for")
 		s.stop(n.ThreadID, n.Turn.ID)
 		return
 	}
-	s.taken(n.Turn.ID)
+	s.setTurnID(n.Turn.ID)
 }
 
-// grow adds to the text of an item.
-func (s *session) grow(n notification, t *agent.Turn, text string) {
+// appendText appends to the text of an item.
+func (s *session) appendText(n notification, t *agent.Turn, text string) {
 	w := s.turn.items[key(n.ThreadID, n.ItemID)]
 	if w == nil || w.block == "" || text == "" {
 		return
@@ -109,8 +109,8 @@ func (s *session) grow(n notification, t *agent.Turn, text string) {
 	t.Text(w.block, text)
 }
 
-// think adds to what the model thinks; a block is there from its first text on.
-func (s *session) think(n notification, t *agent.Turn) {
+// appendThinking appends to a thinking block, which it opens with the first text.
+func (s *session) appendThinking(n notification, t *agent.Turn) {
 	w := s.turn.items[key(n.ThreadID, n.ItemID)]
 	if w == nil || n.Delta == "" {
 		return
@@ -124,8 +124,8 @@ func (s *session) think(n notification, t *agent.Turn) {
 	t.Text(w.block, n.Delta)
 }
 
-// printed adds to the output of a tool, whose block is there from its first output on.
-func (s *session) printed(n notification, t *agent.Turn) {
+// appendOutput appends to the output of a tool, whose block it opens with the first output.
+func (s *session) appendOutput(n notification, t *agent.Turn) {
 	w := s.turn.items[key(n.ThreadID, n.ItemID)]
 	text := n.Delta
 	if n.Message != "" {
@@ -140,8 +140,8 @@ func (s *session) printed(n notification, t *agent.Turn) {
 	t.Text(w.block, text)
 }
 
-// planned shows the agent's list: one block a turn, that changes.
-func (s *session) planned(n notification, t *agent.Turn) {
+// showPlan shows the agent's plan: one block per turn, which is updated.
+func (s *session) showPlan(n notification, t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(n.Plan))
 	for _, p := range n.Plan {
 		status := p.Status
@@ -157,14 +157,14 @@ func (s *session) planned(n notification, t *agent.Turn) {
 	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
 }
 
-// used counts what the model took: the difference to what the thread had taken
-// before, or the last request's when that is not known.
-func (s *session) used(n notification, t *agent.Turn) {
+// countUsage counts the tokens that the model used: the difference to the thread's total before, or the last request's
+// tokens if that total is not known.
+func (s *session) countUsage(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
 	s.totals[n.ThreadID] = total
-	if !s.ours(n) || s.running() == "" {
-		return // told of a thread that was resumed
+	if !s.isCurrent(n) || s.running() == "" {
+		return // reported when a thread is resumed
 	}
 	now := n.TokenUsage.Last
 	if known {
@@ -177,8 +177,8 @@ func (s *session) used(n notification, t *agent.Turn) {
 	t.Emit(s.conversationOf(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
 }
 
-// failing takes a failure of the model. What it had half said will not go on.
-func (s *session) failing(n notification, t *agent.Turn) {
+// modelFailed handles a failure of the model. A half-written message does not go on.
+func (s *session) modelFailed(n notification, t *agent.Turn) {
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {
 			t.Complete(w.block, func(b *events.Block) { b.Status = events.StatusError })

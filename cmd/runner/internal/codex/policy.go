@@ -13,23 +13,23 @@ import (
 const (
 	ruleInside     = "workspace-path"     // allow: files inside the workspace
 	ruleOutside    = "outside-workspace"  // deny
-	ruleShell      = "sandboxed-shell"    // allow: what a command can reach is the sandbox's to limit
-	ruleServer     = "mcp-server"         // allow: a tool of an MCP server that the agent has
+	ruleShell      = "sandboxed-shell"    // allow: the sandbox limits what a command can reach
+	ruleServer     = "mcp-server"         // allow: a tool of one of the agent's MCP servers
 	ruleNetwork    = "network"            // deny
 	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
-	ruleNoQuery    = "no-query"           // deny: nobody would record it
+	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
 )
 
-// decision is how a question is answered.
+// decision is the answer to a permission request.
 type decision struct {
 	allow  bool
 	rule   string
 	reason string
 }
 
-// command decides on a command. The CLI asks for network access only within a
-// sandbox of its own, which it has not: then something is not as it was told.
+// decideCommand decides on a command. The CLI asks for network access only when it uses its own sandbox, which is
+// switched off here: a request for it means that the configuration was not applied.
 func decideCommand(q question) decision {
 	if len(q.Network) > 0 && string(q.Network) != "null" {
 		return decision{rule: ruleNetwork, reason: "The network is not open to this command by the workspace policy. Go on without it."}
@@ -37,7 +37,7 @@ func decideCommand(q question) decision {
 	return decision{allow: true, rule: ruleShell}
 }
 
-// decidePatch allows a change of files if every one of them is inside the workspace.
+// decidePatch allows a change of files if all of them are inside the workspace.
 func decidePatch(q question, changes []fileChange, root string) decision {
 	if len(changes) == 0 {
 		return decision{rule: ruleUnreadable, reason: "The request does not say which files are changed."}
@@ -61,13 +61,13 @@ func decidePatch(q question, changes []fileChange, root string) decision {
 	return decision{allow: true, rule: ruleInside}
 }
 
-// inside tells whether a path, as the CLI will use it, stays in the workspace whatever links there are.
+// inside reports whether a path, as the CLI will use it, is in the workspace, with all links resolved.
 func inside(root, path string) bool {
 	if path == "" {
 		return false
 	}
 	if filepath.IsAbs(path) {
-		// The names that the workspace has elsewhere would be other folders to the CLI.
+		// The other names of the workspace, such as /workspace, can be other folders for the CLI.
 		real, err := filepath.EvalSymlinks(root)
 		if err != nil || !under(root, path) && !under(real, path) {
 			return false
@@ -82,8 +82,8 @@ func under(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// question answers a question of the CLI, at once: there is nobody to wait for.
-func (s *session) question(l line, t *agent.Turn) error {
+// answerQuestion answers a question of the CLI at once: no user is there to wait for.
+func (s *session) answerQuestion(l line, t *agent.Turn) error {
 	q, err := decode[question](l.Params, l.Method)
 	if err != nil {
 		s.send(answer{ID: l.ID, Error: &rpcError{Code: -32602, Message: err.Error()}})
@@ -93,20 +93,20 @@ func (s *session) question(l line, t *agent.Turn) error {
 	reply := func(result any) { s.send(answer{ID: l.ID, Result: result}) }
 	switch l.Method {
 	case "item/commandExecution/requestApproval":
-		reply(verdict(s.decided("shell", q, w, decideCommand(q), t)))
+		reply(verdict(s.recordDecision("shell", q, w, decideCommand(q), t)))
 	case "item/fileChange/requestApproval":
 		var changes []fileChange
 		if w != nil {
 			changes = w.item.Changes
 		}
-		reply(verdict(s.decided("apply_patch", q, w, decidePatch(q, changes, s.launch.Workspace), t)))
+		reply(verdict(s.recordDecision("apply_patch", q, w, decidePatch(q, changes, s.launch.Workspace), t)))
 	case "item/permissions/requestApproval":
-		s.decided("permissions", q, w, decision{rule: ruleUnknown, reason: "The workspace policy grants no further permissions."}, t)
+		s.recordDecision("permissions", q, w, decision{rule: ruleUnknown, reason: "The workspace policy grants no further permissions."}, t)
 		reply(map[string]any{"permissions": map[string]any{}, "scope": "turn"})
 	case "mcpServer/elicitation/request":
-		reply(s.served(q, t))
+		reply(s.answerServerQuestion(q, t))
 	case "item/tool/requestUserInput":
-		s.logf(t, "warn", "the agent asked the user something, and nobody is there to answer")
+		s.logf(t, "warn", "the agent asked the user a question, which no one can answer")
 		reply(map[string]any{"answers": map[string]any{}})
 	default:
 		s.logf(t, "warn", "the agent asked for %q, which is not offered", l.Method)
@@ -115,30 +115,30 @@ func (s *session) question(l line, t *agent.Turn) error {
 	return nil
 }
 
-// served answers a question about an MCP server: of the CLI, whether a tool may be
-// called, or of the server itself, for somebody who is not there.
-func (s *session) served(q question, t *agent.Turn) map[string]any {
+// answerServerQuestion answers a question about an MCP server: either the CLI asks whether a tool may be called, or the
+// server asks the user, who is not there.
+func (s *session) answerServerQuestion(q question, t *agent.Turn) map[string]any {
 	tool := "mcp__" + q.ServerName
 	d := decision{rule: ruleUnknown, reason: "Nobody is there to answer the MCP server " + q.ServerName + "."}
 	if q.Meta.Kind == approvesTool {
 		tool += "__" + q.Meta.Tool
 		d.reason = "The workspace policy does not know the tool " + tool + " and so does not allow it."
-		if serves(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
+		if hasTool(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
 			d = decision{allow: true, rule: ruleServer}
 		}
 	}
-	w := s.calling(q)
+	w := s.findCall(q)
 	if w != nil {
 		q.ItemID = w.item.ID
 	}
-	if d = s.decided(tool, q, w, d, t); d.allow {
+	if d = s.recordDecision(tool, q, w, d, t); d.allow {
 		return map[string]any{"action": "accept", "content": map[string]any{}, "_meta": nil}
 	}
 	return map[string]any{"action": "decline", "content": nil, "_meta": nil}
 }
 
-// calling finds the call that such a question is about, which does not name it.
-func (s *session) calling(q question) *work {
+// findCall returns the call that such a question is about. The question does not name it.
+func (s *session) findCall(q question) *work {
 	for _, w := range s.turn.items {
 		if w.thread == q.ThreadID && w.item.Type == "mcpToolCall" && w.item.Server == q.ServerName && (q.Meta.Tool == "" || w.item.Tool == q.Meta.Tool) {
 			return w
@@ -154,8 +154,8 @@ func verdict(d decision) map[string]string {
 	return map[string]string{"decision": "decline"}
 }
 
-// decided records a decision.
-func (s *session) decided(tool string, q question, w *work, d decision, t *agent.Turn) decision {
+// recordDecision records a decision and returns it.
+func (s *session) recordDecision(tool string, q question, w *work, d decision, t *agent.Turn) decision {
 	if !s.pending {
 		d = decision{rule: ruleNoQuery, reason: "No query is being answered."}
 	}
@@ -170,13 +170,12 @@ func (s *session) decided(tool string, q question, w *work, d decision, t *agent
 	return d
 }
 
-// explain tells the agent why something was declined, for which an answer has
-// no room: by a note to the turn that runs. It comes when the call is over: one
-// that is at work would be left by the agent, to look at the note. A note that comes
-// too late for the turn goes with the next query.
+// explain sends the agent the reason of a denial as a note to the running turn, because an answer has no field for a
+// reason. It sends the note after the call has ended: the agent would leave a running call to read the note. A note
+// that comes too late for the turn is sent with the next query.
 func (s *session) explain(thread, turn, reason string) {
 	note := "<system-reminder>This was declined by policy, not by the user: " + reason + "</system-reminder>"
 	s.ask("turn/steer", map[string]any{
 		"threadId": thread, "expectedTurnId": turn, "input": []any{textPart(note)},
-	}, asked{thread: thread, note: note})
+	}, pendingRequest{thread: thread, note: note})
 }

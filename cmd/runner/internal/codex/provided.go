@@ -9,16 +9,16 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// provided copies the conversation of a transcript that came from outside, under the id of the thread that goes on with it. Its place among the
-// CLI's own files does not depend on the transcript.
+// provided copies the conversation of a transcript from outside under the id of the new thread. The path of the copy
+// among the CLI's files does not depend on the transcript.
 func provided(l agent.Launch) error {
 	id := transcript.ForkID(l)
 	to := filepath.Join(home(l.Place), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
 	a := &adopter{id: id, workspace: l.Workspace}
-	return copied(filepath.Join(l.State, agent.Provided), to, "", a.edit)
+	return tryCopy(filepath.Join(l.State, agent.Provided), to, "", a.edit)
 }
 
-// What a copy keeps of a transcript. The rest is the CLI's own: what it was permitted, where it worked, its settings and tools.
+// The parts of a transcript that a copy keeps. The CLI writes the rest anew: permissions, folders, settings and tools.
 var (
 	keptLines  = []string{"session_meta", "response_item", "event_msg", "compacted"}
 	keptEvents = []string{
@@ -28,7 +28,7 @@ var (
 	keptMeta = []string{"timestamp", "cli_version"}
 )
 
-// adopter makes a transcript of another machine one of a thread here.
+// adopter converts a transcript of another machine to one of a thread here.
 type adopter struct {
 	id, workspace string
 	begun         bool // the first line was kept
@@ -52,7 +52,7 @@ func (a *adopter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict
 	return transcript.JSON(line), transcript.Keep
 }
 
-// meta returns what the first line of the copy says of the thread.
+// meta returns the content of the copy's first line.
 func (a *adopter) meta(before map[string]json.RawMessage) json.RawMessage {
 	meta := map[string]json.RawMessage{}
 	for _, key := range keptMeta {

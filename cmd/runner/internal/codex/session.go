@@ -15,68 +15,68 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxUnsaid is how many events between turns are kept for the next one.
-const maxUnsaid = 64
+// maxQueued is the largest number of events between turns that are kept for the next turn.
+const maxQueued = 64
 
-// maxNotes is how many notes to the agent are kept for the next query.
+// maxNotes is the largest number of notes to the agent that are kept for the next query.
 const maxNotes = 16
 
-// session translates for one process.
+// session drives one process of the CLI.
 type session struct {
 	launch     agent.Launch
 	in         agent.Stdin
-	resume     string // the thread to go on with, "" for a new one
-	instructed bool   // and it knows the prompts already
+	resume     string // the thread to resume, "" for a new one
+	instructed bool   // the resumed thread has the prompts already
 
-	mu          sync.Mutex // guards what Interrupt shares with Line
-	asked       map[int]asked
+	mu          sync.Mutex // guards the fields below, which Interrupt shares with Line
+	unanswered  map[int]pendingRequest
 	requests    int
-	thread      string // its id, once it has begun
-	turnID      string // of the turn that runs, once it is known
-	interrupted bool   // the turn was asked to stop
-	heard       bool   // and the CLI was told so, and did not refuse
+	thread      string // id of the thread, once it has begun
+	turnID      string // id of the running turn, once it is known
+	interrupted bool   // the turn is to stop
+	heard       bool   // the CLI was asked to stop it, and did not refuse
 
-	// Of the process.
-	broken error  // why there is no thread, and will be none
-	lost   string // why the thread before cannot be gone on with, until it was reported
+	// State of the process.
+	broken error  // why the process has no thread and will get none
+	lost   string // why the earlier thread cannot be resumed, until that is reported
 	model  string
 	path   string            // of the transcript
-	told   bool              // that there is one
-	totals map[string]tokens // by thread, as last told
-	unsaid []events.Payload  // came between turns
+	told   bool              // the transcript was reported
+	totals map[string]tokens // by thread, as last reported
+	queued []events.Payload  // events between turns, for the next turn
 	notes  []string          // to the agent, that came too late for their turn
-	// Sub-agents that were stopped with their turn's end, by thread, and their commands.
+	// The commands of sub-agents that were stopped at the end of their turn, by thread.
 	stopping map[string][]string
 
-	// Of the turn.
-	query   *runner.Query // given, and not yet sent: there is no thread yet
-	pending bool          // a query was given and is not answered
+	// State of the turn.
+	query   *runner.Query // not sent yet, because the thread has not begun
+	pending bool          // a query runs
 	turn    turnState
 }
 
-// asked is a request of ours that is not answered.
-type asked struct {
+// pendingRequest is a request to the CLI that is not answered yet.
+type pendingRequest struct {
 	method string
-	thread string   // its thread, where the answer needs it
-	turn   string   // turn/interrupt: the turn's
+	thread string   // its thread, if the answer needs it
+	turn   string   // turn/interrupt: id of the turn
 	items  []string // thread/backgroundTerminals/list: the commands to end
-	note   string   // turn/steer: what the turn is told
+	note   string   // turn/steer: the text for the turn
 }
 
-// turnState is forgotten when the turn ends.
+// turnState is the state that is dropped when the turn ends.
 type turnState struct {
 	conversations map[string]*conversation // by thread
-	items         map[string]*work         // at work, by thread and item
+	items         map[string]*work         // not complete, by thread and item
 	todo          string                   // the open todo block
 	usage         tokens
-	result        string             // the agent's last words
-	why           *turnError         // the last failure that is not tried again
+	result        string             // the agent's last message
+	why           *turnError         // the last failure that the CLI does not retry
 	early         map[string][]early // by thread
-	kept          int                // of them, in all
+	kept          int                // number of early notifications in all threads
 }
 
 func newSession(l agent.Launch, in agent.Stdin) *session {
-	s := &session{launch: l, in: in, resume: l.Resume, asked: map[int]asked{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
+	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
 	s.forget()
 	return s
 }
@@ -86,22 +86,22 @@ func (s *session) forget() {
 	s.pending, s.query = false, nil
 }
 
-// open shakes hands and begins the thread, or resumes the one that is known.
+// open sends the handshake and begins the thread, or resumes the known one.
 func (s *session) open() {
 	s.ask("initialize", map[string]any{
 		"clientInfo":   map[string]string{"name": "spool", "title": "Spool", "version": "1"},
 		"capabilities": map[string]bool{"experimentalApi": true}, // thread/backgroundTerminals/…
-	}, asked{})
+	}, pendingRequest{})
 	s.send(request{Method: "initialized"})
 	s.begin()
 }
 
-// begin asks for the thread.
+// begin requests the thread.
 func (s *session) begin() {
 	params := map[string]any{
 		"cwd": s.launch.Workspace, "approvalPolicy": "untrusted", "approvalsReviewer": "user",
-		// A thread that may write makes its workspace a trusted one, whose settings,
-		// hooks and MCP servers are taken. Each turn says how it really is.
+		// If the thread may write, the CLI trusts the workspace and loads its settings, hooks and MCP servers. Each
+		// turn sets the real policy.
 		"sandbox": "read-only",
 	}
 	if s.launch.Model != "" {
@@ -114,30 +114,30 @@ func (s *session) begin() {
 		params["config"] = config
 	}
 	if s.resume == "" {
-		s.ask("thread/start", params, asked{})
+		s.ask("thread/start", params, pendingRequest{})
 		return
 	}
 	params["threadId"], params["excludeTurns"] = s.resume, true
-	s.ask("thread/resume", params, asked{})
+	s.ask("thread/resume", params, pendingRequest{})
 }
 
-// ask sends a request and remembers what it was.
-func (s *session) ask(method string, params any, a asked) {
+// ask sends a request and keeps it until its answer.
+func (s *session) ask(method string, params any, a pendingRequest) {
 	a.method = method
 	s.mu.Lock()
 	s.requests++
 	id := s.requests
-	s.asked[id] = a
+	s.unanswered[id] = a
 	s.mu.Unlock()
 	s.send(request{ID: id, Method: method, Params: params})
 }
 
-// send writes a value of our own making, which can be encoded.
+// send writes a value that always marshals.
 func (s *session) send(v any) {
 	_ = s.in.Send(v) //nolint:errcheck // see above
 }
 
-// Begin sends the query, or keeps it until there is a thread.
+// Begin sends the query, or keeps it until the thread has begun.
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
@@ -154,12 +154,12 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if s.lost != "" {
 		s.reportLost(t)
 	}
-	for _, p := range s.unsaid {
+	for _, p := range s.queued {
 		t.Emit(events.MainConversation, p)
 	}
-	s.unsaid = nil
+	s.queued = nil
 	if thread == "" {
-		return nil // its answer sends the query
+		return nil // threadStarted sends the query
 	}
 	return s.start()
 }
@@ -171,11 +171,11 @@ func (s *session) reportLost(t *agent.Turn) {
 	s.lost = ""
 }
 
-// outer says that commands are contained from outside: the CLI's own sandbox
-// needs rights that ours takes away.
-var outer = map[string]string{"type": "externalSandbox", "networkAccess": "enabled"}
+// externalSandbox tells the CLI that commands are isolated from outside: the CLI's own sandbox needs privileges that
+// the sandbox does not have.
+var externalSandbox = map[string]string{"type": "externalSandbox", "networkAccess": "enabled"}
 
-// start gives the query to the thread.
+// start sends the query to the thread.
 func (s *session) start() error {
 	parts, err := input(*s.query)
 	if err != nil {
@@ -186,16 +186,16 @@ func (s *session) start() error {
 	}
 	s.query, s.notes = nil, nil
 	s.turn.conversations[s.thread] = &conversation{id: events.MainConversation}
-	s.ask("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": outer}, asked{})
+	s.ask("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": externalSandbox}, pendingRequest{})
 	return nil
 }
 
-// imageTypes are what the model's API takes.
+// imageTypes are the media types that the model API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
 func textPart(s string) map[string]any { return map[string]any{"type": "text", "text": s} }
 
-// input is a query in the protocol's shape.
+// input returns the query in the format of the protocol.
 func input(q runner.Query) ([]any, error) {
 	var parts []any
 	text := func(s string) { parts = append(parts, textPart(s)) }
@@ -221,7 +221,7 @@ func input(q runner.Query) ([]any, error) {
 	return parts, nil
 }
 
-// Interrupt asks the CLI to stop the turn, as soon as it has begun.
+// Interrupt asks the CLI to stop the turn as soon as it has begun.
 func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
@@ -230,7 +230,7 @@ func (s *session) Interrupt() error {
 	return nil
 }
 
-// stopAgain asks to stop a turn that was asked for and is known, unless it was told already.
+// stopAgain sends the request to stop the turn, if it is due: the turn's id is known and the CLI was not asked yet.
 func (s *session) stopAgain() {
 	s.mu.Lock()
 	thread, turn := s.thread, s.turnID
@@ -245,7 +245,7 @@ func (s *session) stopAgain() {
 }
 
 func (s *session) stop(thread, turn string) {
-	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, asked{turn: turn})
+	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, pendingRequest{turn: turn})
 }
 
 func (s *session) stopped() bool {
@@ -254,14 +254,14 @@ func (s *session) stopped() bool {
 	return s.interrupted
 }
 
-// running is the thread's turn that is ours.
+// running returns the id of the running turn of this session, "" for none.
 func (s *session) running() (turn string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.turnID
 }
 
-// Line takes what the CLI prints.
+// Line handles a line that the CLI prints.
 func (s *session) Line(raw []byte, t *agent.Turn) error {
 	l, err := decode[line](raw, "line")
 	if err != nil {
@@ -269,44 +269,44 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	}
 	switch {
 	case l.Method != "" && len(l.ID) > 0:
-		return s.question(l, t)
+		return s.answerQuestion(l, t)
 	case l.Method != "":
-		return s.notified(l, raw, t)
+		return s.handleNotification(l, raw, t)
 	case len(l.ID) > 0:
-		return s.answered(l, t)
+		return s.handleAnswer(l, t)
 	}
 	s.logf(t, "info", "%s", raw)
 	return nil
 }
 
-// answered takes the answer to a request of ours.
-func (s *session) answered(l line, t *agent.Turn) error {
+// handleAnswer handles the answer to a request.
+func (s *session) handleAnswer(l line, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(l.ID))
 	s.mu.Lock()
-	was, ok := s.asked[id]
-	delete(s.asked, id)
+	was, ok := s.unanswered[id]
+	delete(s.unanswered, id)
 	s.mu.Unlock()
 	if err != nil || !ok {
-		return fmt.Errorf("an answer to a request that was not made: %s", l.ID)
+		return fmt.Errorf("answer to an unknown request: %s", l.ID)
 	}
 	if l.Error != nil {
-		s.refused(was, l.Error, t)
+		s.handleError(was, l.Error, t)
 		return nil
 	}
 	switch was.method {
 	case "initialize":
-		return s.greeted(l.Result, t)
+		return s.checkVersion(l.Result, t)
 	case "thread/start", "thread/resume":
-		return s.begun(was.method == "thread/resume", l.Result, t)
+		return s.threadStarted(was.method == "thread/resume", l.Result, t)
 	case "turn/start":
 		r, err := decode[notification](l.Result, "turn/start")
 		if err != nil {
 			return err
 		}
-		s.taken(r.Turn.ID)
+		s.setTurnID(r.Turn.ID)
 		if s.pending && !s.told {
 			s.told = true
-			s.written(t)
+			s.reportTranscript(t)
 		}
 	case "thread/backgroundTerminals/list":
 		return s.terminate(was, l.Result)
@@ -314,8 +314,8 @@ func (s *session) answered(l line, t *agent.Turn) error {
 	return nil
 }
 
-// greeted looks at the version: `spool/0.169.0 (…)`.
-func (s *session) greeted(result json.RawMessage, t *agent.Turn) error {
+// checkVersion logs a warning if the CLI's version is not Tested. The format is `spool/0.169.0 (…)`.
+func (s *session) checkVersion(result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		UserAgent string `json:"userAgent"`
 	}](result, "initialize")
@@ -330,8 +330,8 @@ func (s *session) greeted(result json.RawMessage, t *agent.Turn) error {
 	return nil
 }
 
-// begun takes the thread, and gives it the query that waits.
-func (s *session) begun(resumed bool, result json.RawMessage, t *agent.Turn) error {
+// threadStarted stores the thread's id, and sends the query that waits for it.
+func (s *session) threadStarted(resumed bool, result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		Thread thread `json:"thread"`
 		Model  string `json:"model"`
@@ -350,7 +350,7 @@ func (s *session) begun(resumed bool, result json.RawMessage, t *agent.Turn) err
 	if resumed && !s.instructed {
 		s.ask("thread/inject_items", map[string]any{"threadId": s.thread, "items": []any{map[string]any{
 			"type": "message", "role": "developer", "content": []any{map[string]string{"type": "input_text", "text": prompt(s.launch)}},
-		}}}, asked{})
+		}}}, pendingRequest{})
 	}
 	if s.query != nil {
 		return s.start()
@@ -358,8 +358,8 @@ func (s *session) begun(resumed bool, result json.RawMessage, t *agent.Turn) err
 	return nil
 }
 
-// taken notes the turn's id. It comes as an answer and as a notification, in no certain order.
-func (s *session) taken(turn string) {
+// setTurnID stores the turn's id, which comes as an answer and as a notification, in either order.
+func (s *session) setTurnID(turn string) {
 	s.mu.Lock()
 	if s.pending && turn != "" {
 		s.turnID = turn
@@ -368,19 +368,19 @@ func (s *session) taken(turn string) {
 	s.stopAgain()
 }
 
-// refused takes an error as an answer.
-func (s *session) refused(was asked, e *rpcError, t *agent.Turn) {
+// handleError handles an answer that is an error.
+func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	err := fmt.Errorf("%s was refused: %s (code %d)", was.method, e.Message, e.Code)
 	switch was.method {
 	case "thread/resume":
 		s.logf(t, "warn", "%v", err)
-		s.lost, s.resume = lost(s.launch), ""
+		s.lost, s.resume = lostReason(s.launch), ""
 		if s.pending {
 			s.reportLost(t)
 		}
 		s.begin()
 	case "turn/interrupt":
-		// It was not running yet, or not any more: turn/started asks again.
+		// The turn does not run yet, or has ended: turn/started asks again.
 		s.mu.Lock()
 		if was.turn == s.turnID {
 			s.heard = false
@@ -396,12 +396,12 @@ func (s *session) refused(was asked, e *rpcError, t *agent.Turn) {
 		s.logf(t, "warn", "%v", err)
 	case "turn/start":
 		s.end(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
-	default: // initialize, thread/start: no thread, and none to come
+	default: // initialize, thread/start: there will be no thread
 		s.fail(err, t)
 	}
 }
 
-// fail gives up on the process: its next query is for another one.
+// fail marks the process as unusable: the next query starts another process.
 func (s *session) fail(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
@@ -409,13 +409,13 @@ func (s *session) fail(err error, t *agent.Turn) {
 	}
 }
 
-// say records an event: now, or when the next turn begins.
+// say records an event now, or when the next turn begins.
 func (s *session) say(t *agent.Turn, p events.Payload) {
 	switch {
 	case s.pending:
 		t.Emit(events.MainConversation, p)
-	case len(s.unsaid) < maxUnsaid:
-		s.unsaid = append(s.unsaid, p)
+	case len(s.queued) < maxQueued:
+		s.queued = append(s.queued, p)
 	}
 }
 

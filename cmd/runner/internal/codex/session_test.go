@@ -202,7 +202,7 @@ func TestRefusedTurn(t *testing.T) {
 	}
 }
 
-// A turn that nobody asked for is stopped, and does not end one that was asked for.
+// A turn that no query asked for is stopped, and does not end one that was asked for.
 func TestForeignTurn(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1, about("turn/started", `,"turn":{"id":"u0"}`))
@@ -214,7 +214,7 @@ func TestForeignTurn(t *testing.T) {
 	if st.turn.Ended() != nil {
 		t.Fatalf("ended %+v", st.turn.Ended())
 	}
-	if e := st.prints(done).ended(); e.Outcome != runner.Completed || !strings.Contains(st.log(), "nobody asked for") {
+	if e := st.prints(done).ended(); e.Outcome != runner.Completed || !strings.Contains(st.log(), "no query asked for") {
 		t.Errorf("ended %+v, log %s", e, st.log())
 	}
 }

@@ -8,16 +8,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is a thread's: the agent's own, or a sub-agent's.
+// conversation is the conversation of a thread: of the agent itself or of a sub-agent.
 type conversation struct {
 	id       string
 	parent   string
 	block    string // the open block of a sub-agent
-	turn     string // a sub-agent's turn that runs
+	turn     string // the running turn of a sub-agent
 	lastText string
 }
 
-// conversationOf names the conversation that a thread's blocks belong to.
+// conversationOf returns the id of the conversation of a thread.
 func (s *session) conversationOf(thread string) string {
 	if thread == s.thread || thread == "" {
 		return events.MainConversation
@@ -25,30 +25,30 @@ func (s *session) conversationOf(thread string) string {
 	return thread
 }
 
-// activity follows a sub-agent as newer models have them; its blocks come in a thread of its own.
-func (s *session) activity(parent string, i item, t *agent.Turn) {
+// handleActivity handles an event of a sub-agent in the format of newer models, whose blocks come in a thread of their own.
+func (s *session) handleActivity(parent string, i item, t *agent.Turn) {
 	switch i.Kind {
 	case "started":
-		s.spawned(parent, i.AgentThread, i.ID, path.Base(i.AgentPath), i.Prompt, t)
+		s.openSubagent(parent, i.AgentThread, i.ID, path.Base(i.AgentPath), i.Prompt, t)
 	case "interacted":
-		s.known(parent, i.AgentThread)
+		s.addEarlier(parent, i.AgentThread)
 	}
-	// The end of its turn tells the rest.
+	// The end of its turn reports the rest.
 }
 
-// known takes up a sub-agent of an earlier turn, which has no block in this one.
-func (s *session) known(parent, thread string) {
+// addEarlier adds a sub-agent of an earlier turn, which has no block in this turn.
+func (s *session) addEarlier(parent, thread string) {
 	if thread != "" && s.turn.conversations[thread] == nil {
 		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationOf(parent)}
 	}
 }
 
-// collaborated follows what an agent does with sub-agents.
-func (s *session) collaborated(thread string, w *work, t *agent.Turn) {
+// collaboration handles a call with which an agent starts or controls sub-agents.
+func (s *session) collaboration(thread string, w *work, t *agent.Turn) {
 	i := w.item
 	if i.Tool == "spawnAgent" {
 		for _, r := range i.Receivers {
-			s.spawned(thread, r, i.ID, "", i.Prompt, t)
+			s.openSubagent(thread, r, i.ID, "", i.Prompt, t)
 		}
 		if i.Status == "failed" {
 			s.logf(t, "warn", "a sub-agent could not be started")
@@ -57,7 +57,7 @@ func (s *session) collaborated(thread string, w *work, t *agent.Turn) {
 	}
 	if i.Tool != "closeAgent" {
 		for _, r := range i.Receivers {
-			s.known(thread, r)
+			s.addEarlier(thread, r)
 		}
 	}
 	out := ""
@@ -65,12 +65,12 @@ func (s *session) collaborated(thread string, w *work, t *agent.Turn) {
 		out = string(i.AgentStates)
 	}
 	t.Whole(w.conv, events.Block{
-		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.took(),
+		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.duration(),
 	})
 }
 
-// spawned opens a sub-agent, once.
-func (s *session) spawned(parent, thread, call, name, prompt string, t *agent.Turn) {
+// openSubagent opens the block of a sub-agent, once.
+func (s *session) openSubagent(parent, thread, call, name, prompt string, t *agent.Turn) {
 	if thread == "" || s.turn.conversations[thread] != nil {
 		return
 	}
@@ -79,7 +79,7 @@ func (s *session) spawned(parent, thread, call, name, prompt string, t *agent.Tu
 	var input json.RawMessage
 	if prompt != "" {
 		raw, err := json.Marshal(map[string]string{"prompt": prompt})
-		if err == nil { // a text can be encoded
+		if err == nil { // strings always marshal
 			input = raw
 		}
 	}
@@ -89,7 +89,7 @@ func (s *session) spawned(parent, thread, call, name, prompt string, t *agent.Tu
 	})
 }
 
-// subagentDone finishes a sub-agent when its turn has ended.
+// subagentDone finishes a sub-agent whose turn has ended.
 func (s *session) subagentDone(thread string, ended turn, t *agent.Turn) {
 	c := s.turn.conversations[thread]
 	if c == nil {

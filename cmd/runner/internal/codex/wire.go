@@ -6,8 +6,7 @@ import (
 	"fmt"
 )
 
-// line is any line that the CLI prints: an answer to us (id alone), a question
-// (id and method) or a notification (method alone).
+// line is a line that the CLI prints: an answer (only id), a question (id and method) or a notification (only method).
 type line struct {
 	ID     json.RawMessage `json:"id"`
 	Method string          `json:"method"`
@@ -21,22 +20,21 @@ type rpcError struct {
 	Message string `json:"message"`
 }
 
-// request is what we ask; without an id it is a notification.
+// request is a request to the CLI, or a notification if it has no id.
 type request struct {
 	ID     int    `json:"id,omitempty"`
 	Method string `json:"method"`
 	Params any    `json:"params,omitempty"`
 }
 
-// answer is what we reply to a question.
+// answer is the reply to a question of the CLI.
 type answer struct {
 	ID     json.RawMessage `json:"id"`
 	Result any             `json:"result,omitempty"`
 	Error  *rpcError       `json:"error,omitempty"`
 }
 
-// notification has the parameters of all notifications that are understood;
-// the method tells which are there.
+// notification has the parameters of all notifications that are handled. The method determines which are present.
 type notification struct {
 	ThreadID string `json:"threadId"`
 	TurnID   string `json:"turnId"`
@@ -56,7 +54,7 @@ type notification struct {
 	ToModel      string          `json:"toModel"`      // model/rerouted
 }
 
-// turn of a thread.
+// turn is a turn of a thread.
 type turn struct {
 	ID     string     `json:"id"`
 	Status string     `json:"status"` // inProgress, completed, interrupted, failed
@@ -69,8 +67,8 @@ type turnError struct {
 	Additional string          `json:"additionalDetails"`
 }
 
-// info gives the CLI's word for an error and the status of the model's answer,
-// each if it is known: the word alone, or {"word":{"httpStatusCode":429}}.
+// info returns the CLI's word for an error and the HTTP status of the model API, each if known. The JSON is the word
+// alone, or {"word":{"httpStatusCode":429}}.
 func (e turnError) info() (word string, status int) {
 	if json.Unmarshal(e.Info, &word) == nil {
 		return word, 0
@@ -94,17 +92,17 @@ type planStep struct {
 
 type tokenUsage struct {
 	Total tokens `json:"total"` // of the thread
-	Last  tokens `json:"last"`  // of the request before
+	Last  tokens `json:"last"`  // of the last request
 }
 
 type tokens struct {
-	Input      uint64 `json:"inputTokens"` // with what was cached
+	Input      uint64 `json:"inputTokens"` // including cached tokens
 	Cached     uint64 `json:"cachedInputTokens"`
 	CacheWrite uint64 `json:"cacheWriteInputTokens"`
 	Output     uint64 `json:"outputTokens"`
 }
 
-// thread as thread/start, thread/resume and thread/started tell it.
+// thread is the thread in thread/start, thread/resume and thread/started.
 type thread struct {
 	ID     string `json:"id"`
 	Parent string `json:"parentThreadId"`
@@ -112,7 +110,7 @@ type thread struct {
 	Path   string `json:"path"`
 }
 
-// item is any item; Type tells which fields it has.
+// item is an item of any type. Type determines which fields are present.
 type item struct {
 	Type        string `json:"type"`
 	ID          string `json:"id"`
@@ -176,7 +174,7 @@ type mcpResult struct {
 	Structured json.RawMessage `json:"structuredContent"`
 }
 
-// texts are the parts of an item's content that are text.
+// texts returns the text parts of an item's content.
 func (i item) texts() []string {
 	var plain []string
 	if json.Unmarshal(i.Content, &plain) == nil {
@@ -196,7 +194,7 @@ func (i item) texts() []string {
 	return plain
 }
 
-// question has the parameters of all questions that are understood.
+// answerQuestion has the parameters of all questions that are handled.
 type question struct {
 	ThreadID   string          `json:"threadId"`
 	ItemID     string          `json:"itemId"`
@@ -211,10 +209,10 @@ type question struct {
 	} `json:"_meta"` // mcpServer/elicitation/request
 }
 
-// approvesTool is the kind of a question that is the CLI's own, about a call of an MCP server's tool.
+// approvesTool is the kind of a question of the CLI itself, whether a tool of an MCP server may be called.
 const approvesTool = "mcp_tool_call"
 
-// decode reads a part of a line; what says which.
+// decode parses a part of a line. what names the part in errors.
 func decode[T any](raw json.RawMessage, what string) (T, error) {
 	var v T
 	if len(bytes.TrimSpace(raw)) == 0 {

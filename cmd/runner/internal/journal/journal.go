@@ -1,5 +1,5 @@
-// Package journal keeps what agents did, numbered, in memory, until the
-// executor has stored it. It loses nothing: when it is full, whoever adds waits.
+// Package journal keeps the numbered lines about what agents did in memory until the executor has stored them. No line
+// is lost: while the journal is full, Append blocks.
 package journal
 
 import (
@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// DefaultLimit is how many bytes wait for their acknowledgement before agents are held up.
+// DefaultLimit is the number of bytes that may wait for their acknowledgement before Append blocks.
 const DefaultLimit = 64 << 20
 
-// lineOverhead is what a kept line takes beside its bytes, roughly.
+// lineOverhead is roughly the memory that a kept line takes in addition to its bytes.
 const lineOverhead = 64
 
-// Journal is one runner process's journal. Safe for concurrent use.
+// Journal is the journal of one runner process. It is safe for concurrent use.
 type Journal struct {
 	name  string
 	limit int
@@ -32,10 +32,10 @@ type Journal struct {
 	bytes   int
 	blocks  int
 	pace    pace
-	changed chan struct{} // closed and replaced when lines are added or forgotten
+	changed chan struct{} // closed and replaced when lines are added or removed
 }
 
-// New makes an empty journal with a name of its own. limit is in bytes, 0 for DefaultLimit.
+// New returns an empty journal with a new name. limit is in bytes, 0 for DefaultLimit.
 func New(now time.Time, entropy io.Reader, limit int) (*Journal, error) {
 	name, err := events.NewID(events.KindJournal, now, entropy)
 	if err != nil {
@@ -50,10 +50,10 @@ func New(now time.Time, entropy io.Reader, limit int) (*Journal, error) {
 	return &Journal{name: name, limit: limit, first: 1, changed: make(chan struct{})}, nil
 }
 
-// Name is jnl_….
+// Name returns the name, jnl_….
 func (j *Journal) Name() string { return j.name }
 
-// NewBlockID is unique within the journal.
+// NewBlockID returns an id that is unique within the journal.
 func (j *Journal) NewBlockID() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -61,7 +61,7 @@ func (j *Journal) NewBlockID() string {
 	return fmt.Sprintf("b%d", j.blocks)
 }
 
-// SetPace bounds how fast lines are kept from now on.
+// SetPace limits the rate of lines from now on.
 func (j *Journal) SetPace(p runner.Pace) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -77,8 +77,8 @@ func (j *Journal) Slowed() bool {
 	return slowed
 }
 
-// Append numbers the line and keeps it. While the journal is full, or filled faster than its pace, it waits, but
-// not longer than ctx: then the line is kept beyond the limit.
+// Append numbers the line and keeps it. It blocks while the journal is full, or is filled faster than its pace. When
+// ctx ends it keeps the line beyond the limit.
 func (j *Journal) Append(ctx context.Context, l runner.Line) {
 	j.Room(ctx)
 	j.mu.Lock()
@@ -91,7 +91,7 @@ func (j *Journal) Append(ctx context.Context, l runner.Line) {
 	j.wake()
 }
 
-// Room waits until the journal is not full and not filled faster than its pace, or ctx ends.
+// Room blocks until the journal is not full and not ahead of its pace, or ctx ends.
 func (j *Journal) Room(ctx context.Context) {
 	for ctx.Err() == nil {
 		j.mu.Lock()
@@ -113,9 +113,8 @@ func (j *Journal) Room(ctx context.Context) {
 	}
 }
 
-// After gives encoded lines with a greater number: all that are kept, or as many
-// as fit in about max bytes, at least one. With none it gives a channel that is
-// closed when that may have changed.
+// After returns the encoded lines with numbers greater than n: all of them, or as many as fit in about max bytes, at
+// least one. If there is none it returns a channel that is closed when that may have changed.
 func (j *Journal) After(n uint64, max int) (lines [][]byte, changed <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -136,7 +135,7 @@ func (j *Journal) After(n uint64, max int) (lines [][]byte, changed <-chan struc
 	return lines, nil
 }
 
-// Trim forgets the lines up to n, which are stored elsewhere.
+// Trim removes the lines up to number n, which are stored elsewhere.
 func (j *Journal) Trim(n uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -153,7 +152,7 @@ func (j *Journal) Trim(n uint64) {
 	j.wake()
 }
 
-// Bounds are the lowest number that is kept, last+1 if none is, and the last one given.
+// Bounds returns the lowest number of a kept line, or last+1 if none is kept, and the last number that was assigned.
 func (j *Journal) Bounds() (first, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -165,8 +164,8 @@ func (j *Journal) wake() {
 	j.changed = make(chan struct{})
 }
 
-// encode cannot fail: a line's data is JSON already (agent.Turn made it). Should
-// it ever not be, the line says so instead of being lost.
+// encode encodes a line. It cannot fail for data that is JSON, as agent.Turn makes it. If the data is not JSON, the
+// line holds the error, so that no line is lost.
 func encode(l runner.Line) []byte {
 	raw, err := marshal(l)
 	if err == nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// pace is how far the journal is filled ahead of runner.Pace. The zero value has no bound.
+// pace measures how far the journal is ahead of a runner.Pace. The zero value has no limit.
 type pace struct {
 	events, bytes bucket
 	slowed, told  bool
@@ -24,7 +24,7 @@ func (p *pace) wait(now time.Time) time.Duration {
 	return wait
 }
 
-// take counts a line. Text in flight is no event, and counts by its bytes alone.
+// take counts a line. Text in flight is not an event: only its bytes count.
 func (p *pace) take(t events.Type, bytes int) {
 	p.bytes.left -= float64(bytes)
 	if t != events.TextDelta {
@@ -32,11 +32,11 @@ func (p *pace) take(t events.Type, bytes int) {
 	}
 }
 
-// bucket is a bound of so much a second. What is taken may make left negative: then the next has to wait.
+// bucket is a token bucket. take may make left negative: the next caller then has to wait.
 type bucket struct {
-	rate float64 // a second; 0 for no bound
+	rate float64 // per second; 0 for no limit
 	left float64
-	at   time.Time // when left was right
+	at   time.Time // when left was computed
 }
 
 func newBucket(rate uint32, now time.Time) bucket {

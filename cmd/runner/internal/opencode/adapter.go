@@ -1,9 +1,8 @@
-// Package opencode is the architecture opencode: the OpenCode CLI, driven over
-// `opencode acp`, the Agent Client Protocol on its stdin and stdout (package
-// acp). One process takes turn after turn; when it is gone the next one goes on
-// with its session, which lies in a database below the state folder.
+// Package opencode is the adapter of the architecture opencode: the OpenCode CLI, driven over `opencode acp`, the Agent
+// Client Protocol on stdin and stdout (package acp). One process runs all turns; the next process resumes its session,
+// which is stored in a database below the state folder.
 //
-// What the CLI prints was recorded with version 1.18.33, see testdata/README.md.
+// The recordings are from version 1.18.33 of the CLI, see testdata/README.md.
 package opencode
 
 import (
@@ -21,24 +20,24 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is its name.
+// Architecture is the name of the architecture.
 const Architecture = architecture.OpenCode
 
-// Tested is the version of the CLI that the recordings are of. Another one is
-// used all the same, and said.
+// Tested is the version of the CLI that the recordings are from. Other versions are used as well, with a warning in the
+// log.
 const Tested = "1.18.33"
 
 // program is the CLI's name on the PATH.
 const program = "opencode"
 
-// Adapter drives OpenCode.
+// Adapter drives the OpenCode CLI.
 type Adapter struct {
 	Now func() time.Time // measures tools; nil for time.Now
 }
 
-// Command starts the `opencode` of the agent's PATH with its files in the state
-// folder. The few files that it has to find there are made here: they are named
-// after their content, so that the command stays a function of the launch.
+// Command returns the command that starts `opencode` from the agent's PATH with its files in the state folder. It also
+// creates the few files that the CLI needs there. They are named after their content, so that the command depends on
+// the launch only.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := acp.Find(l, program)
 	if err != nil {
@@ -65,11 +64,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"XDG_DATA_HOME": home(l.Place, "data"), "XDG_CONFIG_HOME": home(l.Place, "config"),
 		"XDG_CACHE_HOME": home(l.Place, "cache"), "XDG_STATE_HOME": home(l.Place, "state"),
 		"OPENCODE_CONFIG_CONTENT": config,
-		// What a workspace brings as its settings must not answer for the policy, nor start programs.
+		// Settings of the workspace must not override the policy or start programs.
 		"OPENCODE_DISABLE_PROJECT_CONFIG":  "1",
 		"OPENCODE_DISABLE_CLAUDE_CODE":     "1",
 		"OPENCODE_DISABLE_EXTERNAL_SKILLS": "1",
-		// Nothing is fetched but from the model: there is no network.
+		// There is no network except for the model API.
 		"OPENCODE_DISABLE_MODELS_FETCH":    "1",
 		"OPENCODE_DISABLE_AUTOUPDATE":      "1",
 		"OPENCODE_DISABLE_LSP_DOWNLOAD":    "1",
@@ -94,10 +93,10 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return importing(l, command)
 }
 
-// forkVariable names the variable by which plugin.js is asked for a fork.
+// forkVariable is the variable that asks plugin.js for a fork.
 const forkVariable = "SPOOL_AGENT_FORK"
 
-// missing names the remedy.
+// missing returns the error for a missing CLI, with the remedy.
 func missing(err error) error {
 	var refusal *runner.Error
 	if errors.As(err, &refusal) && refusal.Code == "AGENT_NOT_FOUND" {
@@ -109,15 +108,15 @@ func missing(err error) error {
 	return err
 }
 
-// Open begins the handshake.
+// Open sends the handshake.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return acp.Open(dialect(l, a.Now), l, in)
 }
 
-// sessionName is the form of the CLI's session ids.
+// sessionName matches the CLI's session ids.
 var sessionName = regexp.MustCompile(`^ses_[A-Za-z0-9]{1,64}$`)
 
-// Transcript fails: OpenCode has no file of one session.
+// Transcript always fails: OpenCode has no file for a single session.
 func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	if !sessionName.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want ses_ and letters and digits", agentSession)
@@ -125,11 +124,11 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 	return "", fmt.Errorf("OpenCode keeps all its sessions in one database, %s: it has no transcript of one", database(p))
 }
 
-// database is where the CLI keeps its sessions.
+// database returns the path of the database with the CLI's sessions.
 func database(p agent.Place) string { return filepath.Join(home(p, "data"), "opencode", "opencode.db") }
 
-// home is one of the folders that the CLI is given.
+// home returns one of the folders that the CLI uses, by kind.
 func home(p agent.Place, kind string) string { return filepath.Join(p.State, "opencode", kind) }
 
-// model is the name that the model's API knows.
+// model returns the name of the model for the model API.
 func model(l agent.Launch) string { return cmp.Or(l.Model, acp.Variable(l, "OPENAI_MODEL")) }

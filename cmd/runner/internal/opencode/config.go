@@ -14,12 +14,11 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// provider is the name under which the CLI knows the model's API.
+// provider is the CLI's name for the model API.
 const provider = "spool"
 
-// contextLimit and outputLimit are in tokens: from the first on the CLI sums a
-// conversation up, the second is what it asks for as the longest answer. It
-// knows neither of a model that is not in its own list.
+// contextLimit and outputLimit are in tokens: from contextLimit on the CLI compacts a conversation, and it asks for
+// answers of at most outputLimit. The CLI knows neither for a model that is not in its own list.
 const (
 	contextLimit = 128_000
 	outputLimit  = 32_000
@@ -27,10 +26,10 @@ const (
 
 type object = map[string]any
 
-// schema names the form of a configuration.
+// schema is the schema of a configuration.
 const schema = "https://opencode.ai/config.json"
 
-// configuration is the CLI's, as JSON. The key stays in its variable.
+// configuration returns the CLI's configuration as JSON. The key is only in its variable.
 func configuration(l agent.Launch, model string, f files) (string, error) {
 	url := "https://api.openai.com/v1"
 	if acp.Variable(l, "OPENAI_BASE_URL") != "" {
@@ -61,22 +60,22 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 			"options": object{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
 			"models":  models,
 		}},
-		"permission": askedOf(l),
+		"permission": agentRules(l),
 		"agent": object{
-			"general": object{"permission": fixedOf(l, nil, nil)},
-			"explore": object{"permission": fixedOf(l, nil, nil).add("edit", "deny").add("todowrite", "deny")},
-			// A title would be a call to the model that nobody asked for.
+			"general": object{"permission": subagentRules(l, nil, nil)},
+			"explore": object{"permission": subagentRules(l, nil, nil).add("edit", "deny").add("todowrite", "deny")},
+			// Generating a title would be an additional call to the model.
 			"title": object{"disable": true},
 		},
-		// What is denied is told to the model, which goes on without it.
+		// The model learns about a denial and continues without the tool.
 		"experimental": object{"continue_loop_on_deny": true},
 	})
 	return string(raw), err
 }
 
-// native are the folders of the skills that the CLI offers by a tool of its own. That
-// lists a skill's files by ripgrep, and would download it; without it the agent
-// has its skills by its instructions alone.
+// native returns the folders of the skills that the CLI offers with its own tool. That tool lists the files of a skill
+// with ripgrep, which the CLI would download if it is missing. Without ripgrep the agent has its skills from its
+// instructions only.
 func native(l agent.Launch) []string {
 	dirs := []string{}
 	if _, err := acp.Find(l, "rg"); err != nil {
@@ -98,22 +97,22 @@ func subagentModels(l agent.Launch) []string {
 	return names
 }
 
-// library is what the CLI installs from npm into its configuration folder when it starts.
+// library is the package that the CLI installs from npm into its configuration folder when it starts.
 const library = "@opencode-ai/plugin"
 
 //go:embed plugin.js
 var plugin []byte
 
-// files are paths of what the CLI has to find when it starts. It is too long for the environment.
+// files has the paths of the files that the CLI reads when it starts. They are too long for the environment.
 type files struct {
 	instructions []string
 	plugin       string
 }
 
-// writeFiles makes the files.
+// writeFiles creates the files.
 func writeFiles(l agent.Launch) (f files, err error) {
 	config := filepath.Join(home(l.Place, "config"), "opencode")
-	// An installed package, as the CLI sees it: there is no registry to ask.
+	// This looks like an installed package to the CLI, because no npm registry can be reached.
 	if err := os.MkdirAll(filepath.Join(config, "node_modules"), 0o700); err != nil {
 		return f, err
 	}
@@ -129,7 +128,7 @@ func writeFiles(l agent.Launch) (f files, err error) {
 	if f.plugin, err = named(l, "plugin", ".js", plugin); err != nil {
 		return f, err
 	}
-	f.instructions = []string{filepath.Join(l.Workspace, "AGENTS.md")} // the workspace's own, if it has one
+	f.instructions = []string{filepath.Join(l.Workspace, "AGENTS.md")} // the file of the workspace, if it exists
 	if say := acp.Instructions(l); say != "" {
 		path, err := named(l, "instructions", ".md", []byte(say))
 		if err != nil {
@@ -140,14 +139,14 @@ func writeFiles(l agent.Launch) (f files, err error) {
 	return f, nil
 }
 
-// named makes a file whose name changes with its content.
+// named creates a file whose name depends on its content.
 func named(l agent.Launch, name, ext string, content []byte) (string, error) {
 	sum := sha256.Sum256(content)
 	path := filepath.Join(l.State, "opencode", name+"-"+hex.EncodeToString(sum[:8])+ext)
 	return path, write(path, content)
 }
 
-// write makes a file in one step, unless it is there.
+// write creates a file atomically, unless it exists.
 func write(path string, content []byte) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -13,14 +13,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// definitionFile is the part of the CLI's configuration that is too long for a
-// variable, or secret: sub-agents, commands and MCP servers.
+// definitionFile is the part of the CLI's configuration that is secret or too long for a variable: sub-agents, commands
+// and MCP servers.
 const definitionFile = agent.Unkept + "/opencode.json"
 
-// toolName is a tool's name, and no pattern of several.
+// toolName matches the name of a single tool, not a pattern.
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// checkTools refuses names that the CLI would take for patterns.
+// checkTools refuses names that the CLI would read as patterns.
 func checkTools(l agent.Launch) error {
 	check := func(field string, names []string) error {
 		for i, name := range names {
@@ -41,10 +41,10 @@ func checkTools(l agent.Launch) error {
 	return check("query.tools.deny", l.Tools.Deny)
 }
 
-// editors are the tools that the CLI has one permission for.
+// editors are the tools that share one permission of the CLI.
 var editors = []string{"edit", "write", "multiedit", "patch", "apply_patch"}
 
-// permission is the CLI's name for the permission of a tool.
+// permission returns the CLI's name for the permission of a tool.
 func permission(tool string) string {
 	if slices.Contains(editors, tool) {
 		return "edit"
@@ -52,15 +52,15 @@ func permission(tool string) string {
 	return tool
 }
 
-// rules are permissions in order: the last one that fits a tool counts.
+// rules are permissions in order: the last rule that matches a tool applies.
 type rules []rule
 
 type rule struct {
 	permission string
-	action     any // allow, ask, deny, or these by what the tool is used on
+	action     any // allow, ask, deny, or rules by the tool's argument
 }
 
-// MarshalJSON keeps the order.
+// MarshalJSON keeps the order of the rules.
 func (rs rules) MarshalJSON() ([]byte, error) {
 	var out strings.Builder
 	for i, r := range rs {
@@ -77,14 +77,14 @@ func (rs rules) MarshalJSON() ([]byte, error) {
 	return []byte("{" + out.String() + "}"), nil
 }
 
-// add puts a rule at the end, in place of an earlier one for the same.
+// add appends a rule and removes an earlier one for the same permission.
 func (rs rules) add(permission string, action any) rules {
 	return append(slices.DeleteFunc(slices.Clone(rs), func(r rule) bool { return r.permission == permission }), rule{permission, action})
 }
 
-// askedOf are the rules of the agent itself: everything that it has is asked for,
-// so that the policy decides and records it. What it has not is not offered.
-func askedOf(l agent.Launch) rules {
+// agentRules returns the rules of the agent itself. The CLI asks for every tool that the agent has, so that the policy
+// decides and records it. Other tools are not offered.
+func agentRules(l agent.Launch) rules {
 	rs := rules{{"*", "ask"}}
 	if len(l.Tools.Allow) > 0 {
 		rs = rules{{"*", "deny"}, {"external_directory", "ask"}}
@@ -92,17 +92,17 @@ func askedOf(l agent.Launch) rules {
 			rs = rs.add(permission(t), "ask")
 		}
 	}
-	if len(native(l)) > 0 { // without which they could not be used
+	if len(native(l)) > 0 { // skills cannot be used without it
 		rs = rs.add("skill", "ask")
 	}
-	rs = served(rs, l, "ask")
+	rs = addServers(rs, l, "ask")
 	for _, t := range l.Tools.Deny {
 		if p := permission(t); p != "edit" || slices.Contains(l.Tools.Deny, "edit") && slices.Contains(l.Tools.Deny, "write") {
 			rs = rs.add(p, "deny")
 		}
 	}
 	rs = rs.add("doom_loop", "deny").add("question", "deny")
-	// Sub-agents other than these would ask in vain: the CLI does not tell of questions that a sub-agent has.
+	// Other sub-agents would ask in vain: the CLI does not pass on the questions of sub-agents.
 	task := rules{{"*", "deny"}}
 	if has(l, "task") {
 		task = append(task, rule{"general", "ask"}, rule{"explore", "ask"})
@@ -116,15 +116,15 @@ func askedOf(l agent.Launch) rules {
 	return rs.add("task", task)
 }
 
-// has tells whether the definition leaves a tool of the CLI's own to the agent.
+// has reports whether the definition allows one of the CLI's own tools.
 func has(l agent.Launch, tool string) bool {
 	return (len(l.Tools.Allow) == 0 || slices.Contains(l.Tools.Allow, tool)) && !slices.Contains(l.Tools.Deny, tool)
 }
 
-// served adds rules for the tools of MCP servers.
-func served(rs rules, l agent.Launch, action string) rules {
+// addServers adds rules for the tools of MCP servers.
+func addServers(rs rules, l agent.Launch, action string) rules {
 	for _, s := range l.MCPServers {
-		only := narrowed(s, l.Tools.Allow)
+		only := allowedTools(s, l.Tools.Allow)
 		if only == nil {
 			rs = rs.add(serverPrefix(s)+"*", action)
 			continue
@@ -137,14 +137,14 @@ func served(rs rules, l agent.Launch, action string) rules {
 	return rs
 }
 
-// notInNames is what the CLI writes as an underscore in the names of servers and their tools.
+// notInNames matches the characters that the CLI replaces by an underscore in the names of servers and their tools.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
 func serverPrefix(s runner.MCPServer) string { return notInNames.ReplaceAllString(s.Name, "_") + "_" }
 
-// narrowed are the whole names of the tools that the agent has of a server, nil for all:
-// those that the server is limited to, and of a server of which the definition allows some by name these alone.
-func narrowed(s runner.MCPServer, allow []string) []string {
+// allowedTools returns the full names of a server's tools that the agent has, nil for all: the tools to which the
+// server is limited, or those that the definition allows by name, if it names any tool of the server.
+func allowedTools(s runner.MCPServer, allow []string) []string {
 	var only []string
 	for _, t := range s.Tools {
 		only = append(only, serverPrefix(s)+notInNames.ReplaceAllString(t, "_"))
@@ -159,9 +159,9 @@ func narrowed(s runner.MCPServer, allow []string) []string {
 	return append([]string{}, slices.DeleteFunc(only, func(t string) bool { return !slices.Contains(named, t) })...)
 }
 
-// fixedOf are a sub-agent's rules: the policy `workspace`, as far as the CLI can
-// hold to it by itself, and its own tools and servers alone if it has lists of them.
-func fixedOf(l agent.Launch, tools, servers []string) rules {
+// subagentRules returns the rules of a sub-agent: the policy `workspace`, as far as the CLI can apply it itself, and
+// only the listed tools and servers if the sub-agent has such lists.
+func subagentRules(l agent.Launch, tools, servers []string) rules {
 	rs := rules{{"*", "deny"}}
 	if len(tools) == 0 {
 		for _, t := range []string{"read", "glob", "grep", "list", "bash", "edit", "todowrite"} {
@@ -169,7 +169,7 @@ func fixedOf(l agent.Launch, tools, servers []string) rules {
 				rs = rs.add(t, "allow")
 			}
 		}
-		rs = served(rs, l, "allow")
+		rs = addServers(rs, l, "allow")
 		for _, t := range l.Tools.Deny {
 			rs = rs.add(permission(t), "deny")
 		}
@@ -178,10 +178,10 @@ func fixedOf(l agent.Launch, tools, servers []string) rules {
 		rs = rs.add(permission(t), "allow")
 	}
 	if len(servers) > 0 {
-		rs = chosen(rs, l, tools, servers)
+		rs = addChosenServers(rs, l, tools, servers)
 	}
 	outside, edit := rules{{"*", "deny"}}, rules{{"*", "allow"}}
-	for _, s := range l.Skills { // they may be read; of what is edited the CLI asks by a relative path
+	for _, s := range l.Skills { // skills may be read; when it edits a file the CLI asks with a relative path
 		outside, edit = outside.add(s.Dir+"/*", "allow"), edit.add("*"+strings.TrimPrefix(s.Dir, "/")+"/*", "deny")
 	}
 	if i := slices.IndexFunc(rs, func(r rule) bool { return r.permission == "edit" && r.action == "allow" }); i >= 0 && len(l.Skills) > 0 {
@@ -190,17 +190,17 @@ func fixedOf(l agent.Launch, tools, servers []string) rules {
 	return rs.add("external_directory", outside)
 }
 
-// chosen adds rules for a sub-agent that names the MCP servers it has, and perhaps some of their tools.
-func chosen(rs rules, l agent.Launch, tools, servers []string) rules {
+// addChosenServers adds rules for a sub-agent that lists its MCP servers, and possibly some of their tools.
+func addChosenServers(rs rules, l agent.Launch, tools, servers []string) rules {
 	all := slices.Clone(l.MCPServers)
-	// One server's name may begin another's: the longer one has the last word.
+	// The name of a server may be a prefix of another's: the rule for the longer name comes last and applies.
 	slices.SortStableFunc(all, func(a, b runner.MCPServer) int { return len(a.Name) - len(b.Name) })
 	for _, s := range all {
 		action := "deny"
 		if slices.Contains(servers, s.Name) {
 			action = "allow"
 		}
-		has, named := narrowed(s, l.Tools.Allow), narrowed(runner.MCPServer{Name: s.Name}, tools)
+		has, named := allowedTools(s, l.Tools.Allow), allowedTools(runner.MCPServer{Name: s.Name}, tools)
 		if action == "deny" || has == nil && named == nil {
 			rs = rs.add(serverPrefix(s)+"*", action)
 			continue
@@ -223,14 +223,14 @@ func chosen(rs rules, l agent.Launch, tools, servers []string) rules {
 	return rs
 }
 
-// definition is the file's content, "" for nothing.
+// definition returns the content of the file, "" for none.
 func definition(l agent.Launch) (string, error) {
 	if len(l.Subagents)+len(l.Commands)+len(l.MCPServers) == 0 {
 		return "", nil
 	}
 	agents, commands, servers := object{}, object{}, object{}
 	for _, a := range l.Subagents {
-		o := object{"mode": "subagent", "description": a.Description, "prompt": a.Instructions, "permission": fixedOf(l, a.Tools, a.MCPServers)}
+		o := object{"mode": "subagent", "description": a.Description, "prompt": a.Instructions, "permission": subagentRules(l, a.Tools, a.MCPServers)}
 		if a.Model != "" {
 			o["model"] = provider + "/" + a.Model
 		}
@@ -258,11 +258,11 @@ func definition(l agent.Launch) (string, error) {
 		servers[s.Name] = o
 	}
 	raw, err := json.Marshal(object{"$schema": schema, "agent": agents, "command": commands, "mcp": servers})
-	// The CLI fills in {env:…} and {file:…} wherever they stand; here they are somebody's text.
+	// The CLI expands {env:…} and {file:…} everywhere; here they are plain text of the definition.
 	return strings.NewReplacer("{env:", `\u007benv:`, "{file:", `\u007bfile:`).Replace(string(raw)), err
 }
 
-// definitionFiles lay that down.
+// definitionFiles returns the files of the definition, and sets the variable that names the first.
 func definitionFiles(l agent.Launch, set map[string]string) ([]agent.File, error) {
 	content, err := definition(l)
 	if content == "" || err != nil {
@@ -272,7 +272,7 @@ func definitionFiles(l agent.Launch, set map[string]string) ([]agent.File, error
 	return []agent.File{{Path: definitionFile, Content: content}}, nil
 }
 
-// scoped refines what a call is by what the agent's definition says.
+// scoped returns a Dialect.Tool function that takes the agent's definition into account.
 func scoped(l agent.Launch) func(acp.Call) *acp.Tool {
 	return func(c acp.Call) *acp.Tool {
 		known := tool(c)
@@ -281,7 +281,7 @@ func scoped(l agent.Launch) func(acp.Call) *acp.Tool {
 			name = c.Name
 		}
 		for _, s := range l.MCPServers {
-			if only := narrowed(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Class == acp.ClassUnknown {
+			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Class == acp.ClassUnknown {
 				if known.Class = acp.ClassLeftOut; only == nil || slices.Contains(only, name) {
 					known.Class = acp.ClassServer
 				}

@@ -13,12 +13,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// dialect is what OpenCode does in its own way.
+// dialect returns the differences of OpenCode from the protocol.
 func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	name := model(l)
 	return acp.Dialect{
 		Now: now, Version: Tested, Model: provider + "/" + name, Shown: name,
-		// It sends what it is about to write to editors, offered or not, and writes it itself.
+		// It sends a file that it is about to write to the client, whether offered or not, and then writes the file
+		// itself.
 		AcceptWrites: true,
 		Forks:        true,
 		Anchors:      true,
@@ -29,7 +30,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	}
 }
 
-// classes are the CLI's tools. What is not among them is not allowed.
+// classes are the CLI's tools. Other tools are not allowed.
 var classes = map[string]acp.Tool{
 	"read": {Class: acp.ClassFile}, "write": {Class: acp.ClassFile}, "edit": {Class: acp.ClassFile},
 	"multiedit": {Class: acp.ClassFile}, "patch": {Class: acp.ClassFile}, "apply_patch": {Class: acp.ClassFile},
@@ -39,7 +40,7 @@ var classes = map[string]acp.Tool{
 	"webfetch": {Class: acp.ClassNetwork}, "websearch": {Class: acp.ClassNetwork}, "codesearch": {Class: acp.ClassNetwork},
 }
 
-// input is what is read of a call's arguments.
+// input has the arguments of a call that are used.
 type input struct {
 	Prompt string `json:"prompt"` // task
 	Agent  string `json:"subagent_type"`
@@ -51,7 +52,7 @@ type todo struct {
 	Status  string `json:"status"`
 }
 
-// result is what is read of a call's output.
+// result has the fields of a call's output that are used.
 type result struct {
 	Metadata struct {
 		Exit    *int   `json:"exit"`      // bash
@@ -60,11 +61,11 @@ type result struct {
 	Output string `json:"output"`
 }
 
-// tool says what a call is; what has another shape than expected says nothing.
+// tool classifies a call. Arguments of an unexpected shape are ignored.
 func tool(c acp.Call) *acp.Tool {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
-		name = "bash" // what a sub-agent ran is told with the command as its title
+		name = "bash" // a command of a sub-agent has the command as its title
 	}
 	known, ok := classes[name]
 	if !ok {
@@ -82,7 +83,7 @@ func tool(c acp.Call) *acp.Tool {
 	case "bash":
 		known.Failed = out.Metadata.Exit != nil && *out.Metadata.Exit != 0
 	case "task":
-		known.Subagent = &acp.Subagent{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: said(out.Output)}
+		known.Subagent = &acp.Subagent{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: answerOf(out.Output)}
 	case "todowrite":
 		for _, t := range in.Todos {
 			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
@@ -91,8 +92,8 @@ func tool(c acp.Call) *acp.Tool {
 	return &known
 }
 
-// said is a sub-agent's answer without the CLI's note to the model around it.
-func said(output string) string {
+// answerOf returns the answer of a sub-agent without the CLI's note to the model around it.
+func answerOf(output string) string {
 	_, rest, ok := strings.Cut(output, "<task_result>")
 	if !ok {
 		return output
@@ -101,8 +102,8 @@ func said(output string) string {
 	return strings.TrimSpace(text)
 }
 
-// told is what the plugin tells, see plugin.js.
-type told struct {
+// report is a notification of the plugin, see plugin.js.
+type report struct {
 	Kind    string  `json:"kind"` // retry, error, usage, over, forked
 	Session string  `json:"session"`
 	Name    string  `json:"name"`    // error
@@ -123,9 +124,9 @@ type told struct {
 	} `json:"tokens"`
 }
 
-// notice reads what the plugin tells.
+// notice decodes a notification of the plugin.
 func notice(method string, params json.RawMessage) *acp.Notice {
-	var e told
+	var e report
 	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {
 		return nil
 	}

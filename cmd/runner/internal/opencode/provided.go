@@ -14,11 +14,12 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// importFile is the path of the file that `opencode import` reads, below the state folder.
+// importFile is the file that `opencode import` reads, below the state folder.
 const importFile = agent.Unkept + "/opencode-import.json"
 
-// importing returns the command that first has the CLI import the conversation of a transcript that came from outside; plugin.js forks it then, as it forks
-// sessions of the CLI's own. An import that fails shows by there being no such session. A second import of the same file changes nothing.
+// importing returns the command that first makes the CLI import the conversation of a provided transcript. plugin.js
+// then forks that session, as it forks sessions of the CLI's own. If the import fails, the session does not exist. A
+// second import of the same file changes nothing.
 func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
 	shell, err := acp.Find(l, "sh")
 	if err != nil {
@@ -38,16 +39,16 @@ func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
 	if err != nil {
 		return c, fmt.Errorf("transcript for OpenCode: %w", err)
 	}
-	// What the import prints is none of the protocol's lines, and its plugins must not fork.
+	// The output of the import is not part of the protocol, and its plugins must not fork.
 	c.Args = []string{"-c", forkVariable + `= "$0" import --pure "$1" >&2 </dev/null; exec "$0" acp`, c.Path, filepath.Join(l.State, importFile)}
 	c.Path = shell
 	return c, nil
 }
 
-// members are those of a JSON object; values that are not looked at stay as they are.
+// members are the members of a JSON object. Values that are not used stay unchanged.
 type members = map[string]json.RawMessage
 
-// exported is the JSON that `opencode export` prints.
+// exported is the output of `opencode export`.
 type exported struct {
 	Info     members   `json:"info"`
 	Messages []message `json:"messages"`
@@ -58,8 +59,8 @@ type message struct {
 	Parts []members `json:"parts"`
 }
 
-// What a copy keeps of a session and of its messages. The rest is the CLI's own: rules of permission, shares, links to other sessions,
-// snapshots and patches of files that are not here, the other machine's folders.
+// The parts of a session and of its messages that a copy keeps. The CLI writes the rest anew: permission rules, shares,
+// links to other sessions, snapshots and patches of files that do not exist here, and the folders of the other machine.
 var (
 	keptSession = []string{"id", "slug", "title", "version", "time"}
 	keptMessage = []string{"id", "sessionID", "role", "time", "agent", "model", "parentID", "mode", "cost", "tokens", "modelID", "providerID", "finish", "error", "summary"}
@@ -78,10 +79,10 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 		return nil, err
 	}
 	if id := transcript.Text(t.Info["id"]); id != session {
-		return nil, fmt.Errorf("it is of session %.100q", id)
+		return nil, fmt.Errorf("it is the transcript of session %.100q", id)
 	}
 	t.Info = kept(t.Info, keptSession)
-	t.Info["projectID"], t.Info["directory"] = transcript.JSON("global"), transcript.JSON("/") // the import puts its own in their place
+	t.Info["projectID"], t.Info["directory"] = transcript.JSON("global"), transcript.JSON("/") // the import replaces them
 	for i := range t.Messages {
 		m := &t.Messages[i]
 		if m.Info = kept(m.Info, keptMessage); transcript.Text(m.Info["role"]) == "assistant" {
@@ -108,7 +109,8 @@ func kept(m members, names []string) members {
 	return out
 }
 
-// keptPart reports whether a part is a part of the conversation that stands for itself: a file is kept if its content is in the part.
+// keptPart reports whether a part belongs to the conversation and is self-contained: a file is kept if the part holds
+// its content.
 func keptPart(p members) bool {
 	kind := transcript.Text(p["type"])
 	if state := transcript.Members(p["state"]); state["attachments"] != nil {

@@ -1,4 +1,4 @@
-// Package profile keeps the agent's profile in the state folder, for the queries that follow.
+// Package profile stores the agent's profile in the state folder, for the following queries.
 package profile
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxSize bounds a profile in bytes.
+// maxSize is the largest size of a profile in bytes.
 const maxSize = 4 << 20
 
-// file is its name in the state folder.
+// file is the name of the profile in the state folder.
 const file = "profile.json"
 
-// Profile is what an agent is told beside the query. What a query states wins. It
-// lies in the state folder, and so in snapshots: secrets come with queries.
+// Profile has defaults for the following queries; a query's own fields take precedence. It is stored in the state
+// folder and therefore in snapshots, so it holds no secrets: those come with queries.
 type Profile struct {
 	SystemPrompt string `json:"systemPrompt,omitempty"`
 	MemoryFile   string `json:"memoryFile,omitempty"` // content of CLAUDE.md or AGENTS.md
@@ -37,7 +37,7 @@ type Profile struct {
 	MaxTurns   uint32                `json:"maxTurns,omitempty"`
 }
 
-// Fill gives a query what it does not state.
+// Fill sets the fields of a query that are empty.
 func (p Profile) Fill(q *runner.Query) {
 	q.Model, q.SystemPrompt, q.MemoryFile = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt), cmp.Or(q.MemoryFile, p.MemoryFile)
 	if len(q.Tools.Allow)+len(q.Tools.Deny) == 0 {
@@ -58,7 +58,7 @@ func (p Profile) Fill(q *runner.Query) {
 	q.MaxTurns = cmp.Or(q.MaxTurns, p.MaxTurns)
 }
 
-// Read decodes a profile; a field that is not known is refused by name.
+// Read decodes a profile. An unknown field is an error that names it.
 func Read(r io.Reader) (Profile, error) {
 	var p Profile
 	raw, err := io.ReadAll(io.LimitReader(r, maxSize+1))
@@ -79,7 +79,7 @@ func Read(r io.Reader) (Profile, error) {
 	return p, nil
 }
 
-// Save puts the profile in place of the one before.
+// Save replaces the profile.
 func Save(state string, p Profile) error {
 	raw, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -98,7 +98,7 @@ func Save(state string, p Profile) error {
 	return nil
 }
 
-// Load gives the profile, empty when there is none.
+// Load returns the profile, an empty one if there is none.
 func Load(state string) (Profile, error) {
 	f, err := os.Open(filepath.Join(state, file))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,6 @@
-// Package record waits for what an agent has yet to write into its own record of the conversation. Some agents end a turn before their
-// record holds its last line: a snapshot that is taken right after the turn would miss the line, and a fork, or a session that goes on in
-// another sandbox, would not know of it.
+// Package record waits for the end of an agent's own record of the conversation. Some agents end a turn before they
+// have written the last line of their record: a snapshot right after the turn would lack the line, and a fork, or a
+// session that continues in another sandbox, would not know it.
 package record
 
 import (
@@ -17,30 +17,31 @@ import (
 	"time"
 )
 
-// Name is the file in the state folder that says what is still to come. It is in no snapshot.
+// Name is the file in the state folder that describes what is still to be written. It is not part of snapshots.
 const Name = ".spool-record"
 
 const (
-	// within bounds how long Await waits.
+	// within is how long Await waits at most.
 	within = 2 * time.Second
 	pause  = 20 * time.Millisecond
-	// tail is how much of a record's end is searched.
+	// tail is the number of bytes at the end of a record that are searched.
 	tail = 1 << 20
-	// maxNote bounds the note, which lies where the agent can write.
+	// maxNote is the largest size of the note, which lies where the agent can write.
 	maxNote = 4 << 10
 )
 
 // note is the content of Name.
 type note struct {
-	Path string `json:"path"` // of the record, relative to the state folder
-	Text string `json:"text"` // that it has near its end once it is whole
+	Path string `json:"path"` // path of the record, relative to the state folder
+	Text string `json:"text"` // text that stands near the end of the complete record
 }
 
-// Expect notes that the record at an absolute path below the state folder is whole when text stands near its end.
+// Expect writes a note that the record at an absolute path below the state folder is complete when text stands near its
+// end.
 func Expect(state, path, text string) error {
 	rel, err := filepath.Rel(state, path)
 	if err != nil || !filepath.IsLocal(rel) {
-		return fmt.Errorf("record %s does not lie in %s", path, state)
+		return fmt.Errorf("record %s is not in %s", path, state)
 	}
 	raw, err := json.Marshal(note{rel, text})
 	if err != nil {
@@ -64,8 +65,9 @@ func Expect(state, path, text string) error {
 	return nil
 }
 
-// Await blocks until the record that Expect named is whole, for two seconds at most, and forgets the note. It reports false if the record
-// did not become whole. The note and the record lie in the agent's reach: what is no regular file below the state folder is not waited for.
+// Await blocks until the record of the note is complete, for two seconds at most, and removes the note. It reports
+// false if the record did not become complete. The agent can write the note and the record: anything other than a
+// regular file below the state folder is not waited for.
 func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 	noted, err := read(state, Name, maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,7 +100,7 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 	}
 }
 
-// forget removes the note, unless a later turn has replaced it meanwhile: the next snapshot waits for that one.
+// forget removes the note, unless a later turn has replaced it meanwhile: the next snapshot waits for the later one.
 func forget(state *os.Root, noted []byte) error {
 	now, err := read(state, Name, maxNote)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
@@ -107,7 +109,7 @@ func forget(state *os.Root, noted []byte) error {
 	return state.Remove(Name)
 }
 
-// read returns the end of a regular file. A pipe is not waited for.
+// read returns the end of a regular file. It does not block on a pipe.
 func read(state *os.Root, path string, most int64) ([]byte, error) {
 	f, err := state.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -1,15 +1,15 @@
 package redact
 
-// escapeCode is where a text is in an escape code of a terminal (ECMA-48), such as a change of colour. The zero value is
-// outside of any.
+// escapeCode is the state of a parser of terminal escape codes (ECMA-48), such as a change of colour. The zero value is
+// the state outside of a code.
 type escapeCode int
 
 const (
 	outside   escapeCode = iota
 	begun                // after ESC, or after an intermediate byte that follows it
-	parameter            // of a control sequence: ESC [
-	command              // of a control string, such as a link or a title: ESC ] and the like
-	ending               // of a control string, after the ESC of its ESC \
+	parameter            // in a control sequence: ESC [
+	command              // in a control string, such as a link or a title: ESC ] and similar
+	ending               // in a control string, after the ESC of its end ESC \
 )
 
 const (
@@ -17,7 +17,8 @@ const (
 	escape = 0x1b
 )
 
-// step takes the next byte and reports whether it belongs to an escape code. A byte that cannot go on with the code ends it.
+// step reads the next byte and reports whether it belongs to an escape code. A byte that cannot continue the code ends
+// it.
 func (e *escapeCode) step(b byte) bool {
 	if b == escape {
 		if *e == command {
@@ -51,7 +52,7 @@ func (e *escapeCode) step(b byte) bool {
 	return false
 }
 
-// second takes a byte after ESC.
+// second reads the byte after ESC.
 func (e *escapeCode) second(b byte) bool {
 	switch {
 	case b == '[':

@@ -12,11 +12,11 @@ import (
 	"unicode/utf16"
 )
 
-// minLine is from how many bytes on a line of a value of several lines is looked
-// for by itself: what is printed line by line never has the whole.
+// minLine is the shortest line in bytes of a multi-line value that is searched by itself: output that is read line by
+// line never holds the whole value.
 const minLine = 8
 
-// forms returns the texts by which a value is found: as it is, in upper and in lower case as a whole, and as encoders
+// forms returns the texts by which a value is searched: as it is, entirely in upper and in lower case, and as encoders
 // write it.
 func forms(value string) []string {
 	all := []string{value}
@@ -33,7 +33,7 @@ func forms(value string) []string {
 		for _, escaped := range escapes(v) {
 			all = append(all, escaped)
 			if escaped != v {
-				all = append(all, escapes(escaped)...) // JSON as a text in JSON
+				all = append(all, escapes(escaped)...) // JSON in a JSON string
 			}
 		}
 		all = append(all, percents(v)...)
@@ -49,8 +49,8 @@ func forms(value string) []string {
 	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < MinValue || strings.Contains(Marker, f) })
 }
 
-// escapes are the inner parts of the JSON strings that encoders make of a text:
-// with as few escapes as may be, safe for HTML, in ASCII alone, and with slashes escaped.
+// escapes returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as
+// possible, safe for HTML, in ASCII only, and with escaped slashes.
 func escapes(text string) []string {
 	out := []string{unquoted(text, false), unquoted(text, true), ascii(unquoted(text, false))}
 	for _, o := range slices.Clone(out) {
@@ -65,12 +65,12 @@ func unquoted(text string, html bool) string {
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(html)
 	if err := enc.Encode(text); err != nil {
-		return text // a string can be encoded
+		return text // strings always marshal
 	}
 	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimSuffix(out.String(), "\n"), `"`), `"`)
 }
 
-// ascii escapes what is beyond ASCII.
+// ascii escapes the characters that are not ASCII.
 func ascii(text string) string {
 	var out strings.Builder
 	for _, r := range text {
@@ -85,8 +85,8 @@ func ascii(text string) string {
 	return out.String()
 }
 
-// percents are the text in a URL: as a query has it, as a path has it, and as
-// JavaScript's encodeURIComponent does, in both cases of the digits.
+// percents returns the text as encoded in a URL: in a query, in a path, and by JavaScript's encodeURIComponent, with
+// hexadecimal digits in either case.
 func percents(text string) []string {
 	query := url.QueryEscape(text)
 	component := strings.NewReplacer("+", "%20", "%21", "!", "%27", "'", "%28", "(", "%29", ")", "%2A", "*").Replace(query)
@@ -97,7 +97,7 @@ func percents(text string) []string {
 	return out
 }
 
-// lowerDigits writes the digits after each percent sign in lower case.
+// lowerDigits converts the digits after each percent sign to lower case.
 func lowerDigits(escaped string) string {
 	b := []byte(escaped)
 	for i := 0; i+2 < len(b); i++ {
@@ -108,17 +108,17 @@ func lowerDigits(escaped string) string {
 	return string(b)
 }
 
-// aligned are the characters that a value leaves in the base 64 of a text around
-// it: those that its bytes alone decide, for each of the three places in a group
-// that it may begin at; and the same with the last one, where the text ends with it.
+// aligned returns the characters that a value leaves in the base64 encoding of a text that contains it, for each of the
+// three offsets in a group at which the value may begin: only those characters that depend on no other bytes. It also
+// returns them with the last character, for a text that ends with the value.
 func aligned(e *base64.Encoding, value string) []string {
 	var out []string
 	for before := range 3 {
 		encoded := e.EncodeToString(append(make([]byte, before), value...))
-		encoded = encoded[[]int{0, 2, 3}[before]:] // without what the bytes before have a part in
+		encoded = encoded[[]int{0, 2, 3}[before]:] // without the characters that depend on the bytes before
 		inner := encoded
 		if rest := (before + len(value)) % 3; rest != 0 {
-			inner = encoded[:len(encoded)-1] // without what the bytes after have a part in
+			inner = encoded[:len(encoded)-1] // without the character that depends on the bytes after
 			out = append(out, encoded, encoded+strings.Repeat("=", 3-rest))
 		}
 		out = append(out, inner)

@@ -5,9 +5,8 @@ import (
 	"encoding/json"
 )
 
-// JSON redacts the texts in a JSON value, names of fields too, and numbers. What
-// it gives is valid JSON if raw is; what is found across several texts takes the
-// whole value with it.
+// JSON redacts the strings in a JSON value, field names included, and the numbers. The result is valid JSON if raw is.
+// If a value is found across several strings, the whole JSON value is replaced.
 func (s *Set) JSON(raw json.RawMessage) json.RawMessage {
 	if s == nil {
 		return raw
@@ -27,7 +26,7 @@ func (s *Set) JSON(raw json.RawMessage) json.RawMessage {
 	return out
 }
 
-// token is where the token ends that begins at i: a string, a number, or a byte of anything else.
+// token returns the end of the token that begins at i: a string, a number, or a single byte of anything else.
 func token(raw []byte, i int) int {
 	switch c := raw[i]; {
 	case c == '"':
@@ -51,7 +50,7 @@ func (s *Set) token(raw []byte) []byte {
 	case raw[0] == '"':
 		var text string
 		if json.Unmarshal(raw, &text) != nil {
-			return raw // not JSON: the last look finds what there is
+			return raw // not JSON: the final search covers it
 		}
 		if clean := s.String(text); clean != text {
 			return []byte(`"` + unquoted(clean, false) + `"`)

@@ -2,18 +2,18 @@ package redact
 
 import "slices"
 
-// matcher is an Aho-Corasick automaton: after each byte its state is the longest
-// end of the text that begins a pattern.
+// matcher is an Aho-Corasick automaton. Its state after each byte is the longest suffix of the text that is a prefix of
+// a pattern.
 type matcher struct {
 	nodes []node
 	first [256]int32 // the root's edges; 0 for none
 }
 
 type node struct {
-	edges   []edge // of the root: none, see matcher.first
-	fail    int32  // the longest end of this state that is a state too
+	edges   []edge // none in the root, see matcher.first
+	fail    int32  // the longest proper suffix of this state that is a state
 	longest int32  // length in bytes of the longest pattern that ends here, 0 for none
-	open    int32  // length in bytes of the longest end of this state by which a pattern can go on
+	open    int32  // length in bytes of the longest suffix of this state that more bytes can make a pattern
 }
 
 type edge struct {
@@ -45,7 +45,7 @@ func newMatcher(patterns []string) *matcher {
 	return m
 }
 
-// link finds where each state goes on when a byte does not fit, shorter states first.
+// link sets the fail edge of each state, shorter states first.
 func (m *matcher) link() {
 	var queue []int32
 	for _, to := range m.first {
@@ -78,7 +78,7 @@ func (m *matcher) child(at int32, b byte) (int32, bool) {
 	return edges[i].to, true
 }
 
-// step is the state after one more byte.
+// step returns the state after one more byte.
 func (m *matcher) step(at int32, b byte) int32 {
 	for {
 		to, ok := m.child(at, b)

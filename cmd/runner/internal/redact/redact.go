@@ -1,7 +1,6 @@
-// Package redact takes values that nobody may see out of what an agent says, as
-// they are and in the forms in which programs write them, also where escape codes of
-// a terminal break them up. It takes time linear
-// in the text, whatever the number of values.
+// Package redact removes secret values from the output of agents, as they are and in the forms in which programs write
+// them, also if escape codes of a terminal interrupt them. The time is linear in the length of the text and does not
+// depend on the number of values.
 package redact
 
 import (
@@ -9,23 +8,23 @@ import (
 	"strings"
 )
 
-// Marker stands where something was found.
+// Marker replaces each value that is found.
 const Marker = "[redacted]"
 
-// MinValue is the length in bytes from which on a value, or a form of one, is looked for.
+// MinValue is the length in bytes below which a value, or a form of one, is not searched.
 const MinValue = 4
 
-// maxHeld is from how many bytes on a value is not found any more that escape codes break up.
+// maxHeld is the length in bytes above which a value that is interrupted by escape codes is not found.
 const maxHeld = 64 << 10
 
-// Set is a set of values. A nil one finds nothing. Safe for concurrent use.
+// Set is a set of values. A nil Set finds nothing. A Set is safe for concurrent use.
 type Set struct {
 	values  []string
 	matcher *matcher
 }
 
-// New makes a set; nil when there is nothing to look for. A value that is a part
-// of the Marker is left out: it would be found in every place where one was taken out.
+// New returns a set, nil if there is nothing to search. Values that are a part of the Marker are left out: they would
+// be found in every Marker.
 func New(values ...string) *Set {
 	var kept []string
 	for _, v := range values {
@@ -45,7 +44,7 @@ func New(values ...string) *Set {
 	return &Set{values: kept, matcher: newMatcher(all)}
 }
 
-// With is the set with more values: the same one if it has them all.
+// With returns the set with additional values, which is s itself if s has them all.
 func (s *Set) With(values []string) *Set {
 	if s == nil {
 		return New(values...)
@@ -56,7 +55,7 @@ func (s *Set) With(values []string) *Set {
 	return New(slices.Concat(s.values, values)...)
 }
 
-// String gives the text with a Marker for every run of bytes that belong to something that was found.
+// String returns the text with one Marker in place of every run of bytes that belong to values that were found.
 func (s *Set) String(text string) string {
 	if s == nil || !s.finds(text) {
 		return text
@@ -66,7 +65,7 @@ func (s *Set) String(text string) string {
 	return string(append(out, x.Close()...))
 }
 
-// finds tells whether there is something to take out.
+// finds reports whether the text has a value.
 func (s *Set) finds(text string) bool {
 	at, seen, code := int32(0), int32(0), outside
 	for i := range len(text) {
@@ -83,24 +82,24 @@ func (s *Set) finds(text string) bool {
 	return false
 }
 
-// Stream redacts a text that comes in pieces. What it gives is together what
-// String gives of the whole, wherever the text was split.
+// Stream redacts a text that comes in pieces. Its output is the same as that of String for the whole text, however the
+// text is split.
 type Stream struct {
 	m     *matcher // nil finds nothing
-	at    int32    // the matcher's state after all that came
-	seen  int32    // its state after all that came but escape codes
+	at    int32    // the matcher's state after all bytes so far
+	seen  int32    // the matcher's state after all bytes so far without escape codes
 	code  escapeCode
-	marks []int  // where the bytes begin in the text that are in held, without escape codes
-	held  []byte // what may still be a part of something
-	base  int    // where held begins in the text
-	spans []span // what was found and reaches into held or beyond, apart from each other
-	open  bool   // the byte before base was taken out: its Marker covers what touches it
+	marks []int  // positions in the text of the bytes in held that are not in escape codes
+	held  []byte // bytes that may be a part of a value
+	base  int    // position of held in the text
+	spans []span // parts that were found and reach into held, disjoint
+	open  bool   // the byte before base was redacted: its Marker also covers a part that touches it
 }
 
-// span is a part of the text, by its bytes' numbers.
+// span is a part of the text, by byte positions.
 type span struct{ from, to int }
 
-// Stream begins a text.
+// Stream returns a Stream for a new text.
 func (s *Set) Stream() *Stream {
 	if s == nil {
 		return &Stream{}
@@ -108,8 +107,8 @@ func (s *Set) Stream() *Stream {
 	return &Stream{m: s.matcher}
 }
 
-// Write takes the next piece and gives what is certain by now. What it holds back
-// is the longest end of the text that could be the beginning of something.
+// Write adds the next piece and returns the text that can no longer change. It holds back the longest suffix of the
+// text that could be the beginning of a value.
 func (x *Stream) Write(piece []byte) []byte {
 	if x.m == nil {
 		return piece
@@ -126,7 +125,8 @@ func (x *Stream) Write(piece []byte) []byte {
 	return x.release(min(end-int(x.m.nodes[x.at].open), x.opens(end)))
 }
 
-// look takes the byte that came last as a reader of the terminal sees it, who does not see escape codes.
+// look searches for values that escape codes interrupt: it takes the last byte as a reader of the terminal sees it,
+// without escape codes.
 func (x *Stream) look(b byte) {
 	if x.code.step(b) {
 		return
@@ -142,7 +142,8 @@ func (x *Stream) look(b byte) {
 	}
 }
 
-// opens returns where the longest end of the text without escape codes begins that could be the beginning of something.
+// opens returns the position of the longest suffix of the text without escape codes that could be the beginning of a
+// value.
 func (x *Stream) opens(end int) int {
 	open := int(x.m.nodes[x.seen].open)
 	if open == 0 {
@@ -151,14 +152,14 @@ func (x *Stream) opens(end int) int {
 	return x.marks[len(x.marks)-open]
 }
 
-// Close gives the rest.
+// Close returns the rest of the text.
 func (x *Stream) Close() []byte {
 	rest := x.release(x.base + len(x.held))
 	x.at, x.seen, x.code, x.open = 0, 0, outside, false
 	return rest
 }
 
-// found joins a span with those that it touches. Spans come in the order of their ends.
+// found merges a span with the spans that it touches. Spans come in the order of their ends.
 func (x *Stream) found(s span) {
 	for len(x.spans) > 0 && x.spans[len(x.spans)-1].to >= s.from {
 		s.from = min(s.from, x.spans[len(x.spans)-1].from)
@@ -167,7 +168,7 @@ func (x *Stream) found(s span) {
 	x.spans = append(x.spans, s)
 }
 
-// release gives what is held before a place in the text.
+// release returns the redacted text that is held before a position.
 func (x *Stream) release(to int) []byte {
 	var out []byte
 	start := x.base

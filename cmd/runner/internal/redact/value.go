@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Value gives a copy of a struct whose texts are redacted, to any depth. Texts of
-// a type of their own are enumerations and stay; so do the fields of the given names.
+// Value returns a copy of a struct whose strings are redacted, at any depth. Strings of a named type are enumerations
+// and stay; so do the fields with the given names.
 func Value[T any](s *Set, v T, keep ...string) T {
 	if s == nil {
 		return v
@@ -25,7 +25,7 @@ var (
 	textType = reflect.TypeFor[string]()
 )
 
-// copy gives a new value; what has no text in it is shared.
+// copy returns a redacted copy. Values without strings are shared.
 func (s *Set) copy(v reflect.Value, keep []string) reflect.Value {
 	out := reflect.New(v.Type()).Elem()
 	out.Set(v)

@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Attach joins a caller's streams to the socket of a runner that was not claimed: it sends the Attach line, then
+// Attach connects a caller's streams to the socket of a runner that was not claimed: it sends the Attach line, then
 // copies as Join does.
 func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
 	line := fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After)
 	return Join(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
 }
 
-// Join joins a caller's streams to the socket and copies both ways until either end closes: a caller that is gone
-// leaves nothing behind.
+// Join connects a caller's streams to the socket and copies in both directions until either end closes. It leaves no
+// goroutine behind when the caller is gone, except the one that reads in.
 func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
@@ -30,7 +30,7 @@ func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	gone := make(chan struct{})
 	go func() {
-		// It ends with the caller's stream or with the process: nothing waits for it.
+		// It ends with the caller's stream or with the process: Join does not wait for it.
 		_, _ = io.Copy(c, in) // a broken stream is an ended one
 		_ = c.Close()         // ends the other direction
 		close(gone)
@@ -43,7 +43,7 @@ func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error
 	select {
 	case err = <-copied:
 	case <-gone:
-		// A caller that is gone may have left its end of out open and full: then the copy never ends.
+		// If the caller is gone and its end of out is open and full, the copy never ends.
 		select {
 		case err = <-copied:
 		case <-time.After(farewell):

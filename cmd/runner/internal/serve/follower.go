@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// batch is how many bytes of lines are written at once.
+	// batch is the number of bytes of lines that are written at once.
 	batch = 256 << 10
-	// maxReplies is how many answers may wait for a follower that does not read;
-	// past it no further command of its is read.
+	// maxReplies is the number of replies that may wait for a follower that does not read. While as many wait, no
+	// further command of the follower is read.
 	maxReplies = 64
 )
 
@@ -30,7 +30,7 @@ type follower struct {
 	replies chan runner.Reply
 	ctx     context.Context // ends with the connection
 	cancel  context.CancelFunc
-	last    chan struct{} // closed when only what is journaled by now is to be sent
+	last    chan struct{} // closed when only the lines that are journaled by now are to be sent
 	once    sync.Once
 	sent    chan struct{} // closed when the writer has ended
 	work    sync.WaitGroup
@@ -53,7 +53,7 @@ func (f *follower) run(in *bufio.Reader) {
 	}()
 	f.read(in)
 	select {
-	case <-f.last: // the farewell goes on writing
+	case <-f.last: // finish is still writing
 	default:
 		f.cancel()
 		_ = f.conn.Close()
@@ -63,13 +63,13 @@ func (f *follower) run(in *bufio.Reader) {
 	f.work.Wait()
 }
 
-// replace ends a follower in favour of a newer one.
+// replace ends a follower because a newer one attached.
 func (f *follower) replace() {
 	f.cancel()
 	_ = f.conn.Close()
 }
 
-// finish has the last lines sent, within a bound.
+// finish sends the last lines, within a time limit.
 func (f *follower) finish(within time.Duration) {
 	f.once.Do(func() { close(f.last) })
 	timer := time.NewTimer(within)
@@ -120,15 +120,15 @@ func (f *follower) write() error {
 				return err
 			}
 		case <-last:
-			last = nil // once more round, then it is over
+			last = nil // one more pass, then it returns
 		case <-f.ctx.Done():
 			return nil
 		}
 	}
 }
 
-// advance gives the number of the last line sent. Numbers have no holes, but
-// what was acknowledged before this follower came may lie between.
+// advance returns the number of the last line sent. The journal's numbers have no gaps, but lines that were
+// acknowledged before this follower attached may be missing.
 func (f *follower) advance(after uint64, lines [][]byte) uint64 {
 	if len(lines) == 0 {
 		return after
@@ -143,7 +143,7 @@ func (f *follower) advance(after uint64, lines [][]byte) uint64 {
 	return l.N
 }
 
-// answer writes the replies that wait.
+// answer writes the waiting replies.
 func (f *follower) answer(out io.Writer) error {
 	for {
 		select {
@@ -157,7 +157,7 @@ func (f *follower) answer(out io.Writer) error {
 	}
 }
 
-// read obeys commands until the connection ends.
+// read executes commands until the connection ends.
 func (f *follower) read(in *bufio.Reader) {
 	for {
 		raw, err := readLine(in)
@@ -202,7 +202,7 @@ func (f *follower) obey(c runner.Command) {
 		st := sup.Status()
 		r.Status = &st
 	case runner.OpKill:
-		// It takes a while; acknowledgements must not wait behind it.
+		// It can take long; acknowledgements must not wait for it.
 		f.work.Go(func() {
 			sup.Kill(f.ctx)
 			st := sup.Status()
@@ -232,7 +232,7 @@ func (f *follower) obey(c runner.Command) {
 	f.reply(r)
 }
 
-// reply queues an answer. Id 0 wants none, unless something is wrong.
+// reply queues a reply. A command with id 0 gets a reply only if it failed.
 func (f *follower) reply(r runner.Reply) {
 	if r.ID == 0 && r.Error == nil {
 		return

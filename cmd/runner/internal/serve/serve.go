@@ -1,5 +1,5 @@
-// Package serve is the runner's Unix socket: followers attach to the journal,
-// send commands and go again; the supervisor never waits for them.
+// Package serve is the runner's Unix socket: followers attach to the journal, send commands and detach. The supervisor
+// never waits for them.
 package serve
 
 import (
@@ -23,27 +23,27 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Bounds of the server.
+// Limits of the server.
 const (
-	// firstLineWithin is how long a connection may take to say what it wants.
+	// firstLineWithin is how long a connection may take to send its first line.
 	firstLineWithin = 10 * time.Second
 	// farewell is how long a follower may take to read the last lines at shutdown.
 	farewell = 2 * time.Second
-	// acceptPause is how long the server rests when it cannot take a connection.
+	// acceptPause is the pause after a failed accept.
 	acceptPause = 100 * time.Millisecond
-	// lineBuffer is how many bytes of a connection are read at once.
+	// lineBuffer is the size of a connection's read buffer in bytes.
 	lineBuffer = 64 << 10
-	// maxSocketPath is what Unix sockets allow, in bytes.
+	// maxSocketPath is the longest path of a Unix socket, in bytes.
 	maxSocketPath = 107
 )
 
-// Config is what a server is made from.
+// Config configures a server.
 type Config struct {
 	Socket     string // path
 	Supervisor *supervisor.Supervisor
 	Journal    *journal.Journal
-	// Claimed is called before the runner takes a secret. It makes sure that the agent's processes, which
-	// come later, cannot read this one. nil does nothing.
+	// Claimed is called before the runner accepts a secret. It makes sure that the agent's processes, which start
+	// later, cannot read this process. nil does nothing.
 	Claimed func()
 	Log     *slog.Logger
 }
@@ -55,16 +55,16 @@ type Server struct {
 	shutdown context.CancelFunc // asks Run to end
 
 	mu        sync.Mutex
-	epoch     uint64 // the highest seen
-	secret    string // that followers prove; "" until the runner is claimed
-	attached  bool   // somebody has followed
+	epoch     uint64 // the highest so far
+	secret    string // the secret that followers prove to know; "" until the runner is claimed
+	attached  bool   // a follower was attached once
 	follower  *follower
 	conns     map[net.Conn]bool
 	dismissed bool           // no further connection is served
 	wg        sync.WaitGroup // the goroutines of conns; added to under mu and before dismissed only
 }
 
-// Listen takes the socket; a stale one is replaced, one that answers is an error.
+// Listen listens on the socket. It replaces a stale socket, and fails if another runner answers at it.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Socket) > maxSocketPath {
 		return nil, fmt.Errorf("socket path has %d bytes, a Unix socket allows %d: choose a shorter one", len(cfg.Socket), maxSocketPath)
@@ -88,8 +88,8 @@ func Listen(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, listener: l, conns: map[net.Conn]bool{}}, nil
 }
 
-// Run serves until ctx ends or a follower asks for shutdown; then the agent is
-// ended, and the follower gets a moment to read the last lines.
+// Run serves until ctx ends or a follower asks for shutdown. It then ends the agent, and gives the follower a short
+// time to read the last lines.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, s.shutdown = context.WithCancel(ctx)
 	defer s.shutdown()
@@ -109,7 +109,7 @@ func (s *Server) accept() error {
 			return nil
 		}
 		if err != nil {
-			// Out of descriptors, most likely: it passes, and the agent goes on meanwhile.
+			// Most likely the process is out of file descriptors, which is temporary; the agent continues meanwhile.
 			s.cfg.Log.Error("accept a connection", "err", err)
 			time.Sleep(acceptPause)
 			continue
@@ -143,7 +143,7 @@ func (s *Server) forget(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// dismiss closes every connection, the follower's after it has the last lines.
+// dismiss closes every connection, the follower's after the last lines were sent.
 func (s *Server) dismiss() {
 	s.mu.Lock()
 	f := s.follower
@@ -159,15 +159,15 @@ func (s *Server) dismiss() {
 	}
 }
 
-// first is a connection's first line: Attach, or a single command that needs no epoch and follows nothing.
+// first is the first line of a connection: Attach, or a single command that needs no epoch and does not follow.
 type first struct {
 	runner.Attach
 	runner.Claim
 }
 
-// handle serves a connection. The agent's processes can connect too, by way of others that have ended or that the
-// runner did not start. The number of the peer's process says nothing therefore. Once the runner is claimed it
-// obeys only a stream whose other end has proved the secret; anybody may ask for its status.
+// handle serves a connection. The agent's processes can connect too, also through processes that have ended or that the
+// runner did not start, so the peer's process id proves nothing. Once the runner is claimed it obeys only a stream
+// whose other end has proved that it knows the secret; the status is open to everyone.
 func (s *Server) handle(c *net.UnixConn) {
 	if err := c.SetDeadline(time.Now().Add(firstLineWithin)); err != nil {
 		return
@@ -227,7 +227,7 @@ func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved
 	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
 }
 
-// single answers one command of a caller that holds no epoch.
+// single executes one command of a caller without an epoch.
 func (s *Server) single(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
@@ -251,7 +251,7 @@ func (s *Server) single(c net.Conn, cmd runner.Claim, proved bool) {
 	}
 }
 
-// claim takes the secret of a runner that has none and that nobody has followed: no agent runs in its sandbox yet.
+// claim accepts the secret of a runner that has none and that was never followed: no agent runs in its sandbox yet.
 func (s *Server) claim(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +282,7 @@ func (s *Server) unprovedLocked(proved bool) *runner.Error {
 	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
-// admit makes f the follower, in place of the former, unless it is fenced off.
+// admit makes f the follower in place of the current one, unless f is fenced.
 func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,7 +300,7 @@ func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	return nil
 }
 
-// fence checks a command's epoch and remembers a higher one.
+// fence checks the epoch of a command and stores a higher one.
 func (s *Server) fence(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,7 +329,7 @@ func (s *Server) send(c net.Conn, m runner.Message) {
 	}
 }
 
-// encode gives a message as a line.
+// encode returns a message as a line.
 func encode(m runner.Message) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

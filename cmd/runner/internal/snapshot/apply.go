@@ -13,21 +13,21 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Apply is the runner's side of wire's restore.
+// Apply is the runner's side of a restore over the protocol of package wire.
 type Apply struct {
 	Roots Roots
 	Log   *slog.Logger
 }
 
-// Run lays down what the host sends. Folders on the way must be real ones: a
-// link or file in the place of one is replaced, and nothing is written through it.
+// Run creates the files that the host sends. The folders of a path must be real: a link or file in the place of a
+// folder is replaced, and nothing is written through it.
 func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	open, err := a.Roots.open()
 	if err != nil {
 		return err
 	}
 	defer open.close()
-	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]spot{}, index: index{}}
+	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: index{}}
 	defer p.close()
 	if err := p.in.Greet(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
@@ -45,39 +45,39 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	if err := p.index.save(open.state); err != nil {
-		a.Log.Warn("the index of files is not kept", "err", err)
+		a.Log.Warn("the index of files was not saved", "err", err)
 	}
 	w := wire.NewWriter(out)
 	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
 }
 
-// spot is where a block belongs.
-type spot struct {
+// blockPosition is the place of a block in a file.
+type blockPosition struct {
 	entry int
 	block int
 }
 
-// applying is a restore under way.
+// applying is a running restore.
 type applying struct {
 	ctx     context.Context
 	in      *wire.Reader
 	roots   opened
 	list    []wire.Entry
-	left    []int // of each entry: blocks to come
-	places  map[wire.Hash][]spot
-	pending int // files to come
+	left    []int // missing blocks of each entry
+	places  map[wire.Hash][]blockPosition
+	pending int // number of incomplete files
 	index   index
 	end     wire.End
 
-	dir     *os.Root // of the last file, dirPath its path
+	dir     *os.Root // folder of the last file, at dirPath
 	dirPath string
-	f       *os.File // the last file, of entry at
+	f       *os.File // the last file, the one of the entry at index at
 	at      int
 }
 
 func (p *applying) close() {
 	if p.f != nil {
-		_ = p.f.Close() // of a restore that failed
+		_ = p.f.Close() // only open if the restore failed
 	}
 	if p.dir != nil {
 		_ = p.dir.Close() // nothing is buffered
@@ -106,14 +106,14 @@ func (p *applying) entries() error {
 			return err
 		}
 		for b, h := range e.Blocks {
-			p.places[h] = append(p.places[h], spot{len(p.list), b})
+			p.places[h] = append(p.places[h], blockPosition{len(p.list), b})
 		}
 		p.left = append(p.left, len(e.Blocks))
 		p.list = append(p.list, e)
 	}
 }
 
-// within gives the root of a path, and the path below it.
+// within returns the root of a path, and the path below it.
 func (p *applying) within(path string) (*os.Root, string) {
 	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
 		return p.roots.state, rest
@@ -121,7 +121,7 @@ func (p *applying) within(path string) (*os.Root, string) {
 	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
 }
 
-// prepare makes folders, links and empty files, and room for the other files.
+// prepare makes folders, links and empty files, and reserves the other files.
 func (p *applying) prepare() error {
 	for i := range p.list {
 		if err := p.ctx.Err(); err != nil {
@@ -154,7 +154,7 @@ func (p *applying) prepare() error {
 	return nil
 }
 
-// folder opens the folder of a path; the last one stays open.
+// folder opens the folder of a path. The last one stays open.
 func (p *applying) folder(path string) (*os.Root, string, error) {
 	cut := strings.LastIndexByte(path, '/')
 	if p.dir != nil && p.dirPath == path[:cut] {
@@ -176,7 +176,7 @@ func (p *applying) folder(path string) (*os.Root, string, error) {
 	return dir, path[cut+1:], nil
 }
 
-// makeFolder makes a folder that can be written to for now, in place of what else has its name.
+// makeFolder makes a folder that is writable for now, and replaces anything else of that name.
 func makeFolder(dir *os.Root, name string) error {
 	info, err := dir.Lstat(name)
 	if err == nil && info.IsDir() {
@@ -191,7 +191,7 @@ func makeFolder(dir *os.Root, name string) error {
 	return dir.Mkdir(name, 0o700)
 }
 
-// clearPath removes what has a name.
+// clearPath removes anything of that name.
 func clearPath(dir *os.Root, name string) error {
 	err := dir.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -200,7 +200,7 @@ func clearPath(dir *os.Root, name string) error {
 	return dir.RemoveAll(name)
 }
 
-// blocks writes content as it comes, until the host says that this is all.
+// blocks writes blocks as they come, until the host sends the end.
 func (p *applying) blocks() error {
 	for {
 		if err := p.ctx.Err(); err != nil {
@@ -217,7 +217,7 @@ func (p *applying) blocks() error {
 			if !ok {
 				return fmt.Errorf("block %s belongs to no file", h)
 			}
-			delete(p.places, h) // each comes once
+			delete(p.places, h) // each block comes once
 			for _, s := range spots {
 				if err := p.write(s.entry, s.block, content); err != nil {
 					return fmt.Errorf("restore %q: %w", p.list[s.entry].Path, err)
@@ -225,7 +225,7 @@ func (p *applying) blocks() error {
 			}
 		case wire.FrameEnd:
 			if p.pending > 0 {
-				return fmt.Errorf("%d files have not come whole", p.pending)
+				return fmt.Errorf("%d files are incomplete", p.pending)
 			}
 			return nil
 		default:
@@ -234,11 +234,11 @@ func (p *applying) blocks() error {
 	}
 }
 
-// write puts a block into its file, makes that with its first, and finishes it with its last.
+// write writes a block into its file. It creates the file with the first block and finishes it with the last.
 func (p *applying) write(i, block int, content []byte) (err error) {
 	e := &p.list[i]
 	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
-		return fmt.Errorf("block %d has %d bytes in place of %d", block, len(content), e.BlockLen(block))
+		return fmt.Errorf("block %d has %d bytes, want %d", block, len(content), e.BlockLen(block))
 	}
 	dir, name, err := p.folder(e.Path)
 	if err != nil {
@@ -247,7 +247,7 @@ func (p *applying) write(i, block int, content []byte) (err error) {
 	if err := p.openFile(i, dir, name); err != nil {
 		return err
 	}
-	// What is zero stays a hole.
+	// A block of zeros stays a hole.
 	if !zero(content) {
 		if _, err := p.f.WriteAt(content, int64(block)*wire.BlockSize); err != nil {
 			return err
@@ -286,7 +286,7 @@ func (p *applying) openFile(i int, dir *os.Root, name string) (err error) {
 	return p.f.Truncate(e.Size)
 }
 
-// finish gives a file its mode and time.
+// finish sets the mode and time of a file.
 func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 	err := p.f.Chmod(fs.FileMode(e.Mode))
 	err = errors.Join(err, p.f.Close())
@@ -302,15 +302,15 @@ func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 	if err != nil {
 		return err
 	}
-	// The file system may keep times less finely than the snapshot has them.
+	// The file system may store times with less precision than the snapshot.
 	if s := statOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
 		p.index[e.Path] = known{s, e.Blocks}
 	}
 	return nil
 }
 
-// folders gives folders their modes and times, the deepest first: what is written
-// into one changes its time, and may need more than its mode.
+// folders sets the modes and times of folders, the deepest first: writing into a folder changes its time, and may need
+// a wider mode.
 func (p *applying) folders() error {
 	for i := len(p.list) - 1; i >= 0; i-- {
 		e := &p.list[i]

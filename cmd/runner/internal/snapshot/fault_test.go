@@ -405,11 +405,11 @@ func TestRestoreRefuses(t *testing.T) {
 		"no parent":      {[]wire.Entry{file("workspace/a/x")}, "1", "parent"},
 		"a NUL":          {[]wire.Entry{file("workspace/a\x00b")}, "1", "NUL"},
 		"another kind":   {[]wire.Entry{{Path: "workspace/a", Kind: "device"}}, "1", "kind"},
-		"no content":     {[]wire.Entry{file("workspace/a")}, "", "1 files have not come whole"},
+		"no content":     {[]wire.Entry{file("workspace/a")}, "", "1 files are incomplete"},
 		"alien content":  {[]wire.Entry{file("workspace/a")}, "2", "belongs to no file"},
 		"out of order":   {[]wire.Entry{file("workspace/b"), file("workspace/a")}, "1", "does not come after"},
 		"a setuid file":  {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Mode: 0o4755}}, "", "permission bits"},
-		"too many bytes": {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Size: 5, Blocks: []wire.Hash{one}}}, "1", "has 1 bytes in place of 5"},
+		"too many bytes": {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Size: 5, Blocks: []wire.Hash{one}}}, "1", "has 1 bytes, want 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

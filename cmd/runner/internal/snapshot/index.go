@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// indexName is the index's file in the state folder; it is in no snapshot.
+// indexName is the index's file in the state folder. It is not part of snapshots.
 const indexName = ".spool-index"
 
-// indexMagic begins an index; another version's is not read.
+// indexMagic begins an index. An index of another version is not read.
 const indexMagic = "spool-index-1\n"
 
-// stat is by what a file is taken to be the one whose content is known.
+// stat identifies a version of a file: if it is unchanged, so is the content.
 type stat struct {
 	size, mtime, ctime int64 // bytes, nanoseconds
 	inode              uint64
@@ -32,14 +32,14 @@ func statOf(info fs.FileInfo) stat {
 	return stat{info.Size(), info.ModTime().UnixNano(), ctime, inode}
 }
 
-// Windows in which a file may change and keep its times: the kernel's clock
-// ticks, and some file systems keep whole seconds.
+// The windows in which a file may change without a change of its times: the kernel's clock ticks, and some file systems
+// store whole seconds.
 const (
 	tick       = 100 * time.Millisecond
 	tickSecond = 2 * time.Second
 )
 
-// settled tells whether a change after the moment of reading shows in the times.
+// settled reports whether a change after the given time of reading would show in the times.
 func (s stat) settled(read time.Time) bool {
 	window := tick
 	if s.mtime%int64(time.Second) == 0 {
@@ -48,17 +48,17 @@ func (s stat) settled(read time.Time) bool {
 	return read.Sub(time.Unix(0, s.mtime)).Abs() > window
 }
 
-// known is a file's content as it was last read.
+// known is the content of a file when it was last read.
 type known struct {
 	stat   stat
 	blocks []wire.Hash
 }
 
-// index says what files hold that were read before. It lies where the agent can
-// write: a false one spoils the agent's own snapshots and nothing else.
+// index has the content of the files that were read before, by path. It lies where the agent can write: a forged index
+// only damages the agent's own snapshots.
 type index map[string]known
 
-// loadIndex reads the index; one that is absent or damaged is as good as none, and costs reading all files.
+// loadIndex reads the index. If it is absent or damaged, the only cost is that all files are read.
 func loadIndex(state *os.Root) (index, error) {
 	raw, err := state.ReadFile(indexName)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +69,7 @@ func loadIndex(state *os.Root) (index, error) {
 	}
 	body, ok := bytes.CutPrefix(raw, []byte(indexMagic))
 	if !ok || len(body) < sha256.Size {
-		return index{}, errors.New("it is no index of this version")
+		return index{}, errors.New("not an index of this version")
 	}
 	sum := sha256.Sum256(body[:len(body)-sha256.Size])
 	if !bytes.Equal(sum[:], body[len(body)-sha256.Size:]) {
@@ -113,7 +113,7 @@ func (x index) read(r *bytes.Reader) error {
 	return nil
 }
 
-// save replaces the index in one step.
+// save replaces the index atomically.
 func (x index) save(state *os.Root) (err error) {
 	const tmp = indexName + ".new"
 	if err := state.RemoveAll(tmp); err != nil {

@@ -9,22 +9,21 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// sharedLimits bound what a snapshot holds of a folder that is a person's. What
-// it does not hold is still in that folder.
+// sharedLimits limits what a snapshot holds of a person's folder. Files that it does not hold are still in that folder.
 var sharedLimits = struct {
 	files       int
 	bytes, file int64
 }{files: 20_000, bytes: 1 << 30, file: 64 << 20}
 
-// sharing is the walk through a folder that is a person's. A nil one lets everything pass.
+// sharing applies ignore rules and sharedLimits to the walk of a person's folder. A nil sharing admits everything.
 type sharing struct {
 	rules ignore.Tree
 	files int
 	bytes int64
-	over  bool // a limit was reached, and it was said
+	over  bool // a limit was reached and reported
 }
 
-// enter adds a folder's rules until leave is called.
+// enter adds the rules of a folder until leave is called.
 func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
 	if s == nil {
 		return func() {}, nil
@@ -38,7 +37,7 @@ func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
 	return func() { s.rules = before }, err
 }
 
-// ignores reports whether the folder's rules leave an entry out.
+// ignores reports whether the rules exclude an entry.
 func (s *sharing) ignores(path string, info fs.FileInfo) bool {
 	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
 }
@@ -59,5 +58,5 @@ func (s *sharing) admit(info fs.FileInfo) bool {
 	return true
 }
 
-// full reports whether the snapshot takes no more of the folder.
+// full reports whether no more of the folder fits into the snapshot.
 func (s *sharing) full() bool { return s != nil && s.over }

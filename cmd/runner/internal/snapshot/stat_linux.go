@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// identity is what of a file changes when its content or its place does, beside size and time.
+// identity returns the change time and inode of a file, one of which changes when its content or its path does.
 func identity(info fs.FileInfo) (ctime int64, inode uint64) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -1,5 +1,5 @@
-// Package snapshot is the sandbox's side of a workspace's snapshots: it tells
-// the host what changed, lays down what the host sends, and unpacks archives.
+// Package snapshot is the sandbox's side of a workspace's snapshots: it sends the host what changed, restores what the
+// host sends, and unpacks archives.
 package snapshot
 
 import (
@@ -21,31 +21,32 @@ import (
 
 var (
 	errUnreadable = errors.New("the file cannot be read")
-	errGrown      = errors.New("the file is larger than a snapshot takes")
-	// errUnread is a file whose content is not known without reading it.
+	errGrown      = errors.New("the file is larger than the limit of a snapshot")
+	// errUnread is returned for a file whose content is not known without reading it.
 	errUnread = errors.New("content has to be read")
 )
 
-// tries is how often a file that changes while it is read is read.
+// tries is how often a file is read if it changes while it is read.
 const tries = 3
 
 // Roots are the two trees of a snapshot.
 type Roots struct {
 	Workspace string
-	State     string // where the index lies, too
+	State     string // also the folder of the index
 }
 
-// Take is the runner's side of wire's snapshot.
+// Take is the runner's side of a snapshot over the protocol of package wire.
 type Take struct {
 	Roots   Roots
 	MaxFile int64 // bytes; 0 for wire.MaxFileSize
-	// Shared is a workspace that is a folder of a person's: rules of .gitignore and .spoolignore, and sharedLimits, hold.
+	// Shared is set for a workspace that is a person's folder: the rules of .gitignore and .spoolignore, and
+	// sharedLimits, apply.
 	Shared bool
 	Log    *slog.Logger
 }
 
-// Run answers the host until the snapshot is told. ctx ends the walk; what
-// blocks on in or out ends with them.
+// Run answers the host until the snapshot is sent. ctx ends the walk; blocked reads of in and writes to out end when
+// the caller closes them.
 func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	open, err := t.Roots.open()
 	if err != nil {
@@ -69,7 +70,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil || !whole:
-		t.Log.Warn("the agent's record may not hold the end of its last turn", "err", err)
+		t.Log.Warn("the agent's record may lack the end of its last turn", "err", err)
 	}
 	if err := s.look(); err != nil {
 		return err
@@ -81,7 +82,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return s.send()
 }
 
-// opened are both roots, open: nothing outside is reached through them.
+// opened holds both roots, open. No path outside of them can be reached through them.
 type opened struct{ workspace, state *os.Root }
 
 func (r Roots) open() (opened, error) {
@@ -104,7 +105,7 @@ func (o opened) close() {
 	_ = o.state.Close()
 }
 
-// taking is a snapshot that is being told.
+// taking is a running snapshot.
 type taking struct {
 	Take
 	ctx           context.Context
@@ -117,7 +118,7 @@ type taking struct {
 	read          uint64
 }
 
-// walk meets every entry of both trees.
+// walk calls w for every entry of both trees.
 func (s *taking) walk(w *walk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
 	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
@@ -129,7 +130,7 @@ func (s *taking) walk(w *walk) error {
 	return w.tree(s.roots.workspace, wire.Workspace, 0)
 }
 
-// look names the tree if no content has to be read for it.
+// look sends the tree's name if that is possible without reading any content.
 func (s *taking) look() error {
 	var found wire.Found
 	var skips []wire.Skip
@@ -166,7 +167,7 @@ func (s *taking) look() error {
 
 func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
-// known reads what the host has; more is false when it wants nothing.
+// known reads the hashes that the host has. more is false when the host wants nothing else.
 func (s *taking) known() (more bool, err error) {
 	s.host = map[wire.Hash]struct{}{}
 	for {
@@ -192,7 +193,7 @@ func (s *taking) known() (more bool, err error) {
 	}
 }
 
-// send tells every entry, with the content that the host has not.
+// send sends every entry, with the content that the host does not have.
 func (s *taking) send() error {
 	var end wire.End
 	tree := wire.NewTree()
@@ -219,16 +220,17 @@ func (s *taking) send() error {
 		return err
 	}
 	if !maps.EqualFunc(s.before, s.after, func(a, b known) bool { return a.stat == b.stat }) {
-		// Without it the next snapshot reads more, and is right all the same: so when the disk is full.
+		// Without the index, for example after a failure on a full disk, the next snapshot reads more files, and is
+		// still correct.
 		if err := s.after.save(s.roots.state); err != nil {
-			s.Log.Warn("the index of files is not kept", "err", err)
+			s.Log.Warn("the index of files was not saved", "err", err)
 		}
 	}
 	end.ID, end.Read = tree.ID(), s.read
 	return errors.Join(s.out.JSON(wire.FrameEnd, end), s.out.Flush())
 }
 
-// file tells a file's content, from the index if the host has all of it.
+// file sends the content of a file, from the index if the host has all of it.
 func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if k, ok := s.before[e.Path]; ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
 		e.Size, e.Blocks, s.after[e.Path] = info.Size(), k.blocks, k
@@ -250,7 +252,8 @@ func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 	}
 }
 
-// remembered tells what a file held before it was made unreadable, if it is still as large and as old.
+// remembered uses the index for a file that has become unreadable, if its size and time are unchanged, and reports
+// whether it could.
 func (s *taking) remembered(e *wire.Entry, info fs.FileInfo) bool {
 	k, now := s.before[e.Path], statOf(info)
 	k.stat.ctime = now.ctime
@@ -271,9 +274,8 @@ func (s *taking) hostHas(blocks []wire.Hash) bool {
 	return true
 }
 
-// content reads a file once, and tells of its blocks those that the host has
-// not. settled is false when the file changed meanwhile; of a file of one block
-// nothing was told then, unless this is the last try.
+// content reads a file once, and sends those of its blocks that the host does not have. settled is false if the file
+// changed meanwhile. In that case, for a file of one block, nothing is sent unless last is set.
 func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -296,7 +298,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 	}
 	e.Mode, e.ModTime, e.Size = uint32(first.Mode().Perm()), first.ModTime(), 0
 	e.Blocks = make([]wire.Hash, 0, wire.Blocks(first.Size()))
-	// No more than there was: a file that grows as fast as it is read would have no end.
+	// Read no more than the size at the start: a file that grows as fast as it is read would have no end.
 	for from := io.LimitReader(f, first.Size()); e.Size < first.Size(); {
 		if err := s.ctx.Err(); err != nil {
 			return false, err
@@ -338,7 +340,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 	return settled, nil
 }
 
-// block tells a block unless the host has it, or was told it before.
+// block sends a block unless the host has it, or got it before.
 func (s *taking) block(h wire.Hash, content []byte) error {
 	if _, ok := s.host[h]; ok {
 		return nil

@@ -15,26 +15,26 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Unpack lays archives down in a workspace.
+// Unpack unpacks archives in a workspace.
 type Unpack struct {
 	Workspace  string
-	Dir        string // relative to the workspace; made if it is not there
+	Dir        string // relative to the workspace; created if absent
 	MaxEntries int
-	MaxBytes   int64 // of all files, and of each
+	MaxBytes   int64 // limit for all files together
 }
 
-// Unpacked is what one archive had.
+// Unpacked counts what one archive had.
 type Unpacked struct {
 	Files uint32 `json:"files"`
 	Bytes int64  `json:"bytes"`
 }
 
-// ErrRefused is an archive with something that does not go into a workspace; the
-// error names the entry. What came before it stays.
+// ErrRefused is returned for an archive with an entry that must not go into a workspace. The error names the entry.
+// Entries before it stay.
 var ErrRefused = errors.New("refused")
 
-// Run unpacks a tar. Its files, folders and links replace what has their names,
-// but for folders, which stay with what is in them.
+// Run unpacks a tar. Its files, folders and links replace existing ones of the same name, except folders, which stay
+// with their content.
 func (u Unpack) Run(ctx context.Context, in io.Reader) (Unpacked, error) {
 	root, err := os.OpenRoot(u.Workspace)
 	if err != nil {
@@ -59,7 +59,7 @@ func (u Unpack) Run(ctx context.Context, in io.Reader) (Unpacked, error) {
 			return p.done, p.finish()
 		}
 		if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return p.done, fmt.Errorf("the archive is no whole tar, after %d entries: %w: %w", p.entries, ErrRefused, err)
+			return p.done, fmt.Errorf("the archive is not a complete tar, after %d entries: %w: %w", p.entries, ErrRefused, err)
 		}
 		if err != nil {
 			return p.done, fmt.Errorf("read the archive after %d entries: %w", p.entries, err)
@@ -75,8 +75,8 @@ type unpacking struct {
 	root    *os.Root
 	base    string
 	entries int
-	made    map[string]bool // files of this archive, which a hard link may name
-	dirs    []*tar.Header   // with Name as the path below the root
+	made    map[string]bool // files of this archive, to which a hard link may point
+	dirs    []*tar.Header   // Name is the path below the root
 	done    Unpacked
 }
 
@@ -84,7 +84,7 @@ func refuse(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, ErrRefused)...)
 }
 
-// local cleans a path that stays below where it begins.
+// local cleans a path. A path that leads out of its start is an error.
 func local(name string) (string, error) {
 	if name == "" {
 		return ".", nil
@@ -97,7 +97,7 @@ func local(name string) (string, error) {
 		return "", refuse("it leads out of the workspace")
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		if part == ".." { // it would depend on what the part before is
+		if part == ".." { // where it leads would depend on the part before it
 			return "", refuse("it has a part ..")
 		}
 	}
@@ -134,11 +134,10 @@ func (p *unpacking) entry(h *tar.Header, content io.Reader) error {
 	case tar.TypeLink:
 		return p.hardLink(name, h)
 	}
-	return refuse("it is neither file, folder nor link (tar type %q)", h.Typeflag)
+	return refuse("it is neither a file, a folder nor a link (tar type %q)", h.Typeflag)
 }
 
-// folders makes a folder and those it lies in. None may be a link: what is
-// written would land elsewhere than its name says.
+// folders makes a folder and its parents. None may be a link: files would be written to another place than their name.
 func (p *unpacking) folders(dir string) error {
 	for i := 0; i <= len(dir); i++ {
 		if i < len(dir) && dir[i] != '/' {
@@ -149,7 +148,7 @@ func (p *unpacking) folders(dir string) error {
 		case errors.Is(err, fs.ErrNotExist):
 			err = p.root.Mkdir(dir[:i], 0o755)
 		case err == nil && !info.IsDir():
-			err = refuse("%q is in its way, which is no folder", dir[:i])
+			err = refuse("%q is in its way and is not a folder", dir[:i])
 		}
 		if err != nil {
 			return err
@@ -173,7 +172,7 @@ func (p *unpacking) folder(name string, h *tar.Header) error {
 	return nil
 }
 
-// clear makes way for a file or link; a folder is not given up for one.
+// clear removes a file or link that is to be replaced. A folder is not removed.
 func (p *unpacking) clear(name string) error {
 	info, err := p.root.Lstat(name)
 	switch {
@@ -218,8 +217,8 @@ func (p *unpacking) file(name string, h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// link makes a symbolic link that stays inside. A .. after a name is refused: it
-// leads from where that name leads.
+// link makes a symbolic link that stays inside. A .. after a name is refused: where it leads depends on where the name
+// leads.
 func (p *unpacking) link(name string, h *tar.Header) error {
 	target := h.Linkname
 	if target == "" || len(target) > wire.MaxPath || strings.IndexByte(target, 0) >= 0 || path.IsAbs(target) {
@@ -233,7 +232,7 @@ func (p *unpacking) link(name string, h *tar.Header) error {
 		case part != "..":
 			named = true
 		case named || up == 0:
-			return refuse("its target %q leads out of the workspace, or may", target)
+			return refuse("its target %q leads, or may lead, out of the workspace", target)
 		default:
 			up--
 		}
@@ -252,7 +251,7 @@ func (p *unpacking) hardLink(name string, h *tar.Header) error {
 	}
 	target = path.Join(p.base, target)
 	if !p.made[target] || target == name {
-		return refuse("it is a hard link to %q, which is no file of the archive before it", h.Linkname)
+		return refuse("it is a hard link to %q, which is not an earlier file of the archive", h.Linkname)
 	}
 	if err := p.clear(name); err != nil {
 		return err
@@ -265,7 +264,7 @@ func (p *unpacking) hardLink(name string, h *tar.Header) error {
 	return nil
 }
 
-// finish gives folders their modes and times, the last first.
+// finish sets the modes and times of folders, the last first.
 func (p *unpacking) finish() error {
 	for i := len(p.dirs) - 1; i >= 0; i-- {
 		d := p.dirs[i]

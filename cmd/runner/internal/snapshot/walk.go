@@ -14,35 +14,35 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// maxDepth is in how many folders a file may lie; each is an open descriptor.
+// maxDepth is the largest number of nested folders. Each is an open file descriptor.
 const maxDepth = 256
 
-// errGone is a file that is not there any more, or is another: what a snapshot a moment later would not have.
+// errGone is returned for a file that was removed or replaced meanwhile: a later snapshot would not have it.
 var errGone = errors.New("the file is gone")
 
-// walk meets all entries of both trees in the order of wire.Compare.
+// walk visits all entries of both trees in the order of wire.Compare.
 type walk struct {
 	ctx     context.Context
 	maxFile int64
-	// file reads a regular file's content into the entry. errGone leaves it out.
+	// file reads a regular file's content into the entry. When it returns errGone, the file is left out.
 	file func(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error
 	add  func(e *wire.Entry) error
 	skip func(path string, why wire.Reason) error
 
-	sharing *sharing // of a workspace that is a person's folder; nil otherwise
+	sharing *sharing // for a workspace that is a person's folder; nil otherwise
 }
 
-// tree walks below root, whose entries' paths begin with prefix.
+// tree walks below root. The paths of its entries begin with prefix.
 func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	names, err := list(root)
-	if err != nil && depth == 0 { // an empty snapshot would not be one of this
+	if err != nil && depth == 0 { // an empty snapshot would be wrong
 		return fmt.Errorf("read %s: %w", prefix, err)
 	}
 	if err != nil {
 		return w.skip(prefix, wire.Unreadable)
 	}
 	leave, err := w.sharing.enter(root, prefix)
-	if err != nil { // without its rules, nothing of the folder is taken
+	if err != nil { // without its rules, no file of the folder is included
 		return w.skip(prefix, wire.Unreadable)
 	}
 	defer leave()
@@ -79,7 +79,7 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	return nil
 }
 
-// list gives a folder's names, sorted by bytes.
+// list returns the names in a folder, sorted by bytes.
 func list(root *os.Root) ([]string, error) {
 	f, err := root.Open(".")
 	if err != nil {
@@ -152,8 +152,8 @@ func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 	if err != nil {
 		return w.skip(e.Path, wire.Unreadable)
 	}
-	defer sub.Close() //nolint:errcheck // only looked at
-	// A link may have taken its place meanwhile.
+	defer sub.Close() //nolint:errcheck // only read
+	// A link may have replaced it meanwhile.
 	if now, err := sub.Lstat("."); err != nil || !os.SameFile(now, info) {
 		return nil
 	}

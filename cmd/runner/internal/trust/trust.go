@@ -1,6 +1,6 @@
-// Package trust has an agent's process, and what it starts, trust a certificate
-// authority beside those of the sandbox's image: the egress proxy's, which vouches
-// for hosts of which not all methods are allowed.
+// Package trust makes an agent's process, and the programs that it starts, trust a certificate authority in addition to
+// those of the sandbox's image: the authority of the egress proxy, which issues certificates for hosts whose allowlist
+// entry restricts methods.
 package trust
 
 import (
@@ -19,31 +19,30 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// name is the bundle's file, of which no snapshot has to know.
+// name is the file of the bundle. It is not part of snapshots.
 const name = agent.Unkept + "/authorities.pem"
 
 // begin starts a certificate in PEM.
 var begin = []byte("-----BEGIN CERTIFICATE-----")
 
-// maxBundle bounds what is read of one file, in bytes.
+// maxBundle is the largest number of bytes that are read of one file.
 const maxBundle = 4 << 20
 
-// variables name the bundle to OpenSSL and what is built on it, Go and Rust; to
-// Node.js, Python's requests, pip, curl, git, AWS's tools, cargo and Deno.
+// variables name the bundle to OpenSSL and programs based on it, Go and Rust, to Node.js, Python's requests, pip, curl,
+// git, AWS's tools, cargo and Deno.
 var variables = []string{
 	"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "DENO_CERT",
 }
 
-// systems are where distributions keep the authorities that they trust; the first that is there counts.
+// systems are the paths of the distributions' certificate bundles. The first that exists is used.
 var systems = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// Launch returns a launch whose process trusts an authority, and the file that the
-// process reads for it. The file holds the system's authorities, those of files that the
-// launch's own variables name, and the authority. The authority is one or more
-// certificates in PEM; any other text in it is an error.
+// Launch returns a launch whose process trusts an authority, and the file that the process reads for that. The file
+// holds the system's authorities, those of files that the launch's own variables name, and the authority. The authority
+// is one or more certificates in PEM; any other text in it is an error.
 func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) {
 	if err := check(authority); err != nil {
 		return l, agent.File{}, err
@@ -89,7 +88,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 func check(text string) error {
 	rest := []byte(strings.TrimSpace(text))
 	if len(rest) == 0 {
-		return errors.New("it holds no certificate in PEM")
+		return errors.New("no certificate in PEM")
 	}
 	for n := 1; len(rest) > 0; n++ {
 		block, after := pem.Decode(rest)
@@ -102,7 +101,7 @@ func check(text string) error {
 	return nil
 }
 
-// environment is what the process would have of the variables.
+// environment returns the values of the variables that the process would have.
 func environment(l agent.Launch) map[string]string {
 	out := map[string]string{}
 	for _, kv := range l.Environ {
@@ -115,7 +114,7 @@ func environment(l agent.Launch) map[string]string {
 	return out
 }
 
-// read gives the text of a file; one that a variable names and that is not there is none.
+// read returns the text of a file, "" if a variable names a file that does not exist.
 func read(path string) (string, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -124,7 +123,7 @@ func read(path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("certificate authorities: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // it is only read
+	defer f.Close() //nolint:errcheck // only read
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return "", err
 	}

@@ -1,10 +1,9 @@
-// Package volume makes file systems of a fixed size in files, and attaches the files
-// to loop devices, so that the engine can mount them as volumes of sandboxes. Its
-// functions run as root on the engine's machine, in a container that sees /dev and
-// the folder of the volume and that has one capability, CAP_MKNOD.
+// Package volume makes file systems of a fixed size in files, and attaches the files to loop devices, so that the
+// engine can mount them as volumes of sandboxes. Its functions run as root on the engine's machine, in a container that
+// sees /dev and the folder of the volume and that has one capability, CAP_MKNOD.
 //
-// A file lies in the folder of its volume: the engine removes both together. The
-// loop device then has a file without a name, by which Sweep recognises it.
+// The file lies in the folder of its volume: the engine removes both together. The loop device then has a file without
+// a name, by which Sweep recognises it.
 package volume
 
 import (
@@ -18,28 +17,28 @@ import (
 )
 
 const (
-	// Nodes is the folder of the device nodes, one for each volume. It is in /dev:
-	// when the machine starts again no node names a device of another volume.
+	// Nodes is the folder of the device nodes, one for each volume. It is in /dev, which is empty after a reboot: no
+	// node then names a device of another volume.
 	Nodes = "/dev/spool"
 	// imageFile is the file with the file system, in the volume's folder.
 	imageFile = "disk.img"
-	// mark begins the names of our loop devices.
+	// mark is the prefix of the names of Spool's loop devices.
 	mark = "spool:"
 
 	blockSize = 4096
 	inodeSize = 256
 	// journalBytes is the size of the journal of a file system that is not small.
 	journalBytes = 16 << 20
-	// spare is beside the limit, and one part in spareShare of it: metadata, and what
-	// lets the watch of the sandbox, which counts as people do, see the limit reached.
+	// spare is the constant part of the space beyond the limit, and 1/spareShare of the limit is the other part. It
+	// holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that the limit is reached.
 	spare      = 8 << 20
 	spareShare = 32
 )
 
-// Volume is a volume of the engine, with its folder there.
+// Volume is a volume of the engine, with its folder on the engine's machine.
 type Volume struct{ Name, Dir string }
 
-// UnmarshalText reads name=folder.
+// UnmarshalText parses name=folder.
 func (v *Volume) UnmarshalText(raw []byte) error {
 	name, dir, ok := strings.Cut(string(raw), "=")
 	if !ok || name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || !filepath.IsAbs(dir) {
@@ -49,9 +48,9 @@ func (v *Volume) UnmarshalText(raw []byte) error {
 	return nil
 }
 
-// Limits of a file system.
+// Limits are the limits of a file system.
 type Limits struct {
-	Bytes int64 // that files may take; the file system is a little larger
+	Bytes int64 // size of all files; the file system is a little larger
 	Files int64 // files and folders
 }
 
@@ -62,7 +61,7 @@ func (l Limits) check() error {
 	return nil
 }
 
-// size is that of the whole file system, in bytes.
+// size returns the size of the whole file system, in bytes.
 func (l Limits) size() int64 {
 	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spare
 	if l.journal() {
@@ -71,10 +70,10 @@ func (l Limits) size() int64 {
 	return (size + blockSize - 1) / blockSize * blockSize
 }
 
-// journal reports whether the file system has a journal: a small one has no room for it.
+// journal reports whether the file system has a journal: a small one has no space for it.
 func (l Limits) journal() bool { return l.Bytes >= 8*journalBytes }
 
-// options of mkfs.ext4. Nothing is reserved for root, and what is not used takes no space.
+// options returns options of mkfs.ext4. Nothing is reserved for root, and unused blocks take no space.
 func (l Limits) options() []string {
 	journal := []string{"-O", "^has_journal"}
 	if l.journal() {
@@ -86,8 +85,8 @@ func (l Limits) options() []string {
 	}, journal...)
 }
 
-// Exceed tries to write three times as much as the limits into a folder. It is an
-// error if that succeeds: nothing enforces the limits. Files may be 0 for no limit.
+// Exceed tries to write three times the limits into a folder. It returns an error if that succeeds, because then
+// nothing enforces the limits. Files may be 0 for no limit.
 func Exceed(dir string, l Limits) error {
 	path := filepath.Join(dir, "exceed")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
@@ -131,7 +130,7 @@ func orNone(err error) error {
 	return err
 }
 
-// zeros is an endless source.
+// zeros is an endless reader of zero bytes.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) {

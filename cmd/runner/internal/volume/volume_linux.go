@@ -16,15 +16,15 @@ import (
 
 const (
 	sysBlock = "/sys/block"
-	// loopMajor is the number of the loop driver.
+	// loopMajor is the major number of the loop driver.
 	loopMajor = 7
-	// attempts to get a free loop device, which others may take first.
+	// attempts is how often a free loop device is requested, because other programs may take it first.
 	attempts = 100
 )
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// Make makes the file systems of volumes, or finds them, and attaches them.
+// Make makes the file systems of volumes that have none, and attaches all of them.
 func Make(l Limits, volumes []Volume) error {
 	if err := l.check(); err != nil {
 		return err
@@ -42,8 +42,7 @@ func Make(l Limits, volumes []Volume) error {
 	})
 }
 
-// Attach attaches the file systems of volumes that have one, as they have to be
-// when the machine was started again.
+// Attach attaches the file systems of volumes that have one. That is necessary after a reboot.
 func Attach(volumes []Volume) error {
 	return locked(func() error {
 		for _, v := range volumes {
@@ -55,8 +54,8 @@ func Attach(volumes []Volume) error {
 	})
 }
 
-// Sweep detaches our loop devices whose file was removed, and removes device nodes
-// that name no device of ours. It returns the number of devices.
+// Sweep detaches Spool's loop devices whose file was removed, and removes device nodes that name no device of Spool's.
+// It returns the number of detached devices.
 func Sweep() (detached int, err error) {
 	err = locked(func() error {
 		devices, err := attached()
@@ -82,7 +81,7 @@ func Sweep() (detached int, err error) {
 	return detached, err
 }
 
-// locked runs f while no other container does.
+// locked calls f while no other container does.
 func locked(f func() error) error {
 	if err := os.MkdirAll(Nodes, 0o700); err != nil {
 		return err
@@ -91,7 +90,7 @@ func locked(f func() error) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close() //nolint:errcheck // which ends the lock
+	defer lock.Close() //nolint:errcheck // Close ends the lock
 	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
 	}
@@ -103,7 +102,7 @@ func locked(f func() error) error {
 
 func (v Volume) file() string { return filepath.Join(v.Dir, imageFile) }
 
-// format makes the file system under another name first: what has its name is whole.
+// format makes the file system under another name first: a file with the final name is complete.
 func (v Volume) format(l Limits) error {
 	if _, err := os.Stat(v.file()); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -122,25 +121,26 @@ func (v Volume) format(l Limits) error {
 	if err := run("mkfs.ext4", append(l.options(), part)...); err != nil {
 		return err
 	}
-	// Users would see it among their files, and may not read it.
+	// Users would see lost+found among their files, and cannot read it.
 	if err := run("debugfs", "-w", "-R", "rmdir lost+found", part); err != nil {
 		return err
 	}
 	return os.Rename(part, v.file())
 }
 
-// repair puts a file system right whose machine was switched off while it was mounted.
+// repair repairs a file system that was mounted when its machine was switched off.
 func (v Volume) repair() error {
 	if err := run("e2fsck", "-y", v.file()); err != nil {
 		return err
 	}
-	// The check may have made it again. One that holds files which lost their names stays, for people to look into.
-	_ = run("debugfs", "-w", "-R", "rmdir lost+found", v.file()) // an error where there is none, as there should be
+	// The check may have created lost+found again. If it holds files that lost their names, it stays for people to
+	// examine.
+	_ = run("debugfs", "-w", "-R", "rmdir lost+found", v.file()) // fails if it does not exist, which is the normal case
 	return nil
 }
 
-// run runs a program of the image. debugfs reports an error only by what it prints after a
-// line with its version; e2fsck ends with 1 when it has repaired what there was.
+// run runs a program of the image. debugfs reports an error only by its output after the line with its version; e2fsck
+// exits with 1 after a successful repair.
 func run(name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -170,7 +170,7 @@ func run(name string, args ...string) error {
 // device is a loop device with a file.
 type device struct {
 	number  int
-	name    string // that its maker gave
+	name    string // set by the program that attached the file
 	dev     uint64 // of the file
 	inode   uint64
 	deleted bool // the file has no name any more
@@ -178,7 +178,7 @@ type device struct {
 
 func (d device) path() string { return "/dev/loop" + strconv.Itoa(d.number) }
 
-// attached lists the loop devices with a file.
+// attached returns the loop devices that have a file.
 func attached() ([]device, error) {
 	list, err := filepath.Glob(sysBlock + "/loop*/loop/backing_file")
 	if err != nil {
@@ -192,7 +192,7 @@ func attached() ([]device, error) {
 		}
 		number, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(filepath.Dir(path))), "loop"))
 		if err != nil {
-			continue // no name of the loop driver's
+			continue // not the name of a loop device
 		}
 		d := device{number: number, deleted: strings.HasSuffix(strings.TrimSpace(string(backing)), " (deleted)")}
 		if err := d.look(); errors.Is(err, unix.ENXIO) {
@@ -205,7 +205,8 @@ func attached() ([]device, error) {
 	return out, nil
 }
 
-// open opens the device, whose node may not be there in the /dev of an engine that runs in a container.
+// open opens the device. If the engine runs in a container, the device node may be missing in its /dev; open then
+// creates it.
 func (d device) open(flags int) (*os.File, error) {
 	err := unix.Mknod(d.path(), unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(d.number)))) //nolint:gosec // a minor number
 	if err != nil && !errors.Is(err, fs.ErrExist) {
@@ -228,7 +229,7 @@ func (d *device) look() error {
 	return nil
 }
 
-// detach takes the file from the device, at its last close if it is mounted.
+// detach detaches the file from the device, or at the last close if it is mounted.
 func (d device) detach() error {
 	f, err := d.open(os.O_RDWR)
 	if err != nil {
@@ -241,7 +242,7 @@ func (d device) detach() error {
 	return nil
 }
 
-// attach makes sure that the volume's file has a loop device, and its node names that one.
+// attach makes sure that the volume's file has a loop device, and that the volume's node names that device.
 func (v Volume) attach() error {
 	f, err := os.OpenFile(v.file(), os.O_RDWR, 0)
 	if err != nil {
@@ -271,7 +272,7 @@ func (v Volume) attach() error {
 	return v.node(number)
 }
 
-// attachFree attaches a file to a free device of that name, and returns its number.
+// attachFree attaches a file to a free device under the given name, and returns the device's number.
 func attachFree(name string, f *os.File) (int, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -288,7 +289,7 @@ func attachFree(name string, f *os.File) (int, error) {
 			return number, err
 		}
 	}
-	return 0, errors.New("others take every loop device first")
+	return 0, errors.New("find a free loop device: other programs took each one first")
 }
 
 func (d device) configure(name string, file *os.File) error {
@@ -305,8 +306,7 @@ func (d device) configure(name string, file *os.File) error {
 	return nil
 }
 
-// node makes the volume's device node. Other nodes of that device are of volumes
-// whose device was detached.
+// node makes the volume's device node. Other nodes of that device belong to volumes whose device was detached.
 func (v Volume) node(number int) error {
 	if err := removeNodes(func(n int) bool { return n == number }); err != nil {
 		return err
@@ -318,7 +318,7 @@ func (v Volume) node(number int) error {
 	return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(number)))) //nolint:gosec // a minor number
 }
 
-// removeNodes removes the nodes of some devices.
+// removeNodes removes the nodes for which doomed returns true.
 func removeNodes(doomed func(number int) bool) error {
 	list, err := os.ReadDir(Nodes)
 	if err != nil {

@@ -4,13 +4,13 @@ package volume
 
 import "errors"
 
-// Make is for Linux.
+// Make is only supported on Linux.
 func Make(Limits, []Volume) error { return errors.ErrUnsupported }
 
-// Attach is for Linux.
+// Attach is only supported on Linux.
 func Attach([]Volume) error { return errors.ErrUnsupported }
 
-// Sweep is for Linux.
+// Sweep is only supported on Linux.
 func Sweep() (int, error) { return 0, errors.ErrUnsupported }
 
 func isFull(error) bool { return false }

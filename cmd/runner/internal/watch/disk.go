@@ -13,23 +13,23 @@ import (
 	"time"
 )
 
-// The times of the disk watch.
+// The intervals and thresholds of the disk watch.
 const (
-	// DefaultGlance is how often it is estimated, while something may write, how much is used.
-	DefaultGlance = 250 * time.Millisecond
-	// DefaultMeasure is the least time between two measurements that nothing but the time asks for.
+	// DefaultEstimate is the time between two estimates of the usage while something may write.
+	DefaultEstimate = 250 * time.Millisecond
+	// DefaultMeasure is the shortest time between two measurements that no estimate made necessary.
 	DefaultMeasure = 30 * time.Second
-	// measureShare bounds the time that measuring takes: one part in so many.
+	// measureShare limits the time that measuring takes to one part in measureShare.
 	measureShare = 5
-	// restful is how many times rarer it is estimated between turns.
-	restful = 4
-	// negligible is by how many bytes a file system's space changes without reason to look.
+	// restFactor is how many times longer the interval is between turns.
+	restFactor = 4
+	// negligible is the change of a file system's free space, in bytes, that does not cause a measurement.
 	negligible = 64 << 10
-	// maxTouched is how many growing files are looked at one by one.
+	// maxTouched is the number of growing files that are examined one by one.
 	maxTouched = 4096
 )
 
-// Activity is how likely it is that something writes.
+// Activity describes whether something may write.
 type Activity int
 
 // The activities.
@@ -39,17 +39,17 @@ const (
 	Working                 // a turn runs
 )
 
-// DiskConfig is what a disk watch is made from. Zero values mean the defaults.
+// DiskConfig configures a disk watch. Zero values mean the defaults.
 type DiskConfig struct {
-	Dirs     []string // absolute; what is below them counts, once
+	Dirs     []string // absolute; everything below them counts, once
 	Limit    int64    // bytes; 0 for none
 	Log      *slog.Logger
-	Glance   time.Duration
+	Estimate time.Duration
 	Measure  time.Duration
 	Activity func() Activity // nil for Working
-	// Exceeded is called when it was measured that the limit is reached. It must not wait.
+	// Exceeded is called when a measurement finds that the limit is reached. It must not block.
 	Exceeded func(message string)
-	// Processes are those whose open files count though they have no name any more. nil for none.
+	// Processes returns the processes whose open files count even if they have no name any more. nil means none.
 	Processes func() []int
 }
 
@@ -66,10 +66,10 @@ func (c *DiskConfig) validate() error {
 	if c.Limit < 0 {
 		return fmt.Errorf("disk limit: %d bytes, want a positive number, or 0 for none", c.Limit)
 	}
-	if c.Glance < 0 || c.Measure < 0 {
+	if c.Estimate < 0 || c.Measure < 0 {
 		return errors.New("disk watch: a time is negative")
 	}
-	c.Glance, c.Measure = cmp.Or(c.Glance, DefaultGlance), cmp.Or(c.Measure, DefaultMeasure)
+	c.Estimate, c.Measure = cmp.Or(c.Estimate, DefaultEstimate), cmp.Or(c.Measure, DefaultMeasure)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -85,27 +85,26 @@ func (c *DiskConfig) validate() error {
 	return nil
 }
 
-// Disk knows how much the workspace and the agent's records take on disk. A full
-// measurement is exact; between two it estimates, by the growth of files that the
-// watcher has seen change, and by the space that has gone from the file system,
-// which sees what the watcher does not: ignored files, and those without a name.
+// Disk measures how much disk space the workspace and the agent's records take. A measurement is exact. Between two
+// measurements Disk estimates the usage by the growth of files that the watcher has seen change, and by the free space
+// of the file system, which also covers what the watcher does not see: ignored files, and files without a name.
 type Disk struct {
 	cfg  DiskConfig
 	wake chan struct{}
 
-	measuring sync.Mutex // one measurement at a time; before mu
+	measuring sync.Mutex // one measurement at a time; locked before mu
 
 	mu       sync.Mutex
 	measured int64            // bytes, at the last measurement
 	used     int64            // bytes, as last estimated
 	at       time.Time        // of the last measurement
-	took     time.Duration    // by it
-	free     map[uint64]int64 // bytes, by file system, just before it
-	touched  map[string]int64 // growing files, absolute, with their bytes at that time
-	dirty    bool             // something may have changed since
+	took     time.Duration    // duration of the last measurement
+	free     map[uint64]int64 // bytes, by file system, just before the last measurement
+	touched  map[string]int64 // growing files, absolute, with their bytes at the last measurement
+	dirty    bool             // something may have changed since the last measurement
 }
 
-// NewDisk checks the configuration; Run does the work.
+// NewDisk returns a disk watch. The caller calls Run.
 func NewDisk(cfg DiskConfig) (*Disk, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -113,15 +112,15 @@ func NewDisk(cfg DiskConfig) (*Disk, error) {
 	return &Disk{cfg: cfg, wake: make(chan struct{}, 1), touched: map[string]int64{}}, nil
 }
 
-// Wake says that something may write from now on.
+// Wake reports that something may write from now on.
 func (d *Disk) Wake() {
 	select {
 	case d.wake <- struct{}{}:
-	default: // it wakes already
+	default: // a wake-up is pending already
 	}
 }
 
-// Touched says that a file changes which had so many bytes before.
+// Touched reports that a file changes which had the given number of bytes before.
 func (d *Disk) Touched(path string, before int64) {
 	d.mu.Lock()
 	first := !d.dirty
@@ -135,15 +134,14 @@ func (d *Disk) Touched(path string, before int64) {
 	}
 }
 
-// Used is how many bytes are used, as last seen.
+// Used returns the number of bytes in use by the last estimate or measurement.
 func (d *Disk) Used() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.used
 }
 
-// Over tells whether the limit is reached, and says so in a sentence. If it was
-// when last looked at, it is measured anew.
+// Over reports whether the limit is reached, with a message. It measures again if the limit was reached before.
 func (d *Disk) Over() (message string, over bool) {
 	if d.cfg.Limit == 0 || d.Used() < d.cfg.Limit {
 		return "", false
@@ -160,8 +158,7 @@ func (d *Disk) verdict() (string, bool) {
 	return fmt.Sprintf("the workspace and the agent's records take %d bytes on disk, the limit is %d", used, d.cfg.Limit), true
 }
 
-// Run measures once and then watches until ctx ends. While nothing runs and
-// nothing changes it sleeps.
+// Run measures once and then watches until ctx ends. It sleeps while nothing runs and nothing changes.
 func (d *Disk) Run(ctx context.Context) error {
 	d.measure()
 	timer := time.NewTimer(0)
@@ -173,7 +170,7 @@ func (d *Disk) Run(ctx context.Context) error {
 		case <-d.wake:
 		case <-timer.C:
 		}
-		d.glance(time.Now())
+		d.check(time.Now())
 		if wait := d.pause(); wait > 0 {
 			timer.Reset(wait)
 		} else {
@@ -182,7 +179,7 @@ func (d *Disk) Run(ctx context.Context) error {
 	}
 }
 
-// pause is how long until the next glance, 0 for until something happens.
+// pause returns the time until the next estimate, 0 to sleep until woken.
 func (d *Disk) pause() time.Duration {
 	activity := d.cfg.Activity()
 	d.mu.Lock()
@@ -190,16 +187,16 @@ func (d *Disk) pause() time.Duration {
 	switch {
 	case activity == Idle && !d.dirty:
 		return 0
-	case activity == Idle, d.cfg.Limit == 0: // nobody has to be stopped soon
-		return max(d.cfg.Glance, d.cfg.Measure-time.Since(d.at))
+	case activity == Idle, d.cfg.Limit == 0: // nothing has to be stopped soon
+		return max(d.cfg.Estimate, d.cfg.Measure-time.Since(d.at))
 	case activity == Resting && len(d.touched) == 0:
-		return restful * d.cfg.Glance
+		return restFactor * d.cfg.Estimate
 	}
-	return d.cfg.Glance
+	return d.cfg.Estimate
 }
 
-// glance estimates, and measures if the limit may be reached or the last time is long ago.
-func (d *Disk) glance(now time.Time) {
+// check estimates, and measures if the limit may be reached or the last measurement is old.
+func (d *Disk) check(now time.Time) {
 	atMost := d.estimate()
 	d.mu.Lock()
 	age, took, dirty := now.Sub(d.at), d.took, d.dirty
@@ -214,7 +211,7 @@ func (d *Disk) glance(now time.Time) {
 	}
 }
 
-// estimate gives the most that may be used now.
+// estimate returns an upper bound of the present usage.
 func (d *Disk) estimate() int64 {
 	free, idle := freeSpace(d.cfg.Dirs), d.cfg.Activity() == Idle
 	d.mu.Lock()
@@ -232,13 +229,13 @@ func (d *Disk) estimate() int64 {
 			gone += before - now
 		}
 	}
-	// Others may use the file system too: while nothing of ours runs it was them.
+	// Other programs may use the file system too: while no process of the sandbox runs, the change is theirs.
 	d.dirty = d.dirty || !idle && max(gone, -gone) > negligible
 	d.used = max(0, d.measured+grown)
 	return max(d.used, d.measured+gone)
 }
 
-// measure looks at everything.
+// measure examines every file.
 func (d *Disk) measure() {
 	d.measuring.Lock()
 	defer d.measuring.Unlock()
@@ -259,7 +256,7 @@ func (d *Disk) measure() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for path, was := range before {
-		// What has not grown since it was last looked at does so no more.
+		// A file that has not grown since it was last examined is not growing any more.
 		if now, ok := m.found[path]; !ok || now == was {
 			delete(d.touched, path)
 		} else {
@@ -269,7 +266,7 @@ func (d *Disk) measure() {
 	d.measured, d.used, d.free, d.at, d.took = m.bytes, m.bytes, free, time.Now(), time.Since(began)
 }
 
-// below tells whether a path lies in one of the folders.
+// below reports whether a path lies in one of the folders.
 func below(dirs []string, path string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }

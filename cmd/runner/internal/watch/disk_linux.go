@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look does not follow symlinks; false when there is nothing.
+// look returns the metadata of a file without following symbolic links, and false if there is none.
 func look(path string) (stat, bool) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -26,7 +26,7 @@ func convert(st unix.Stat_t) stat {
 	}
 }
 
-// freeSpace is what the folders' file systems have left, in bytes.
+// freeSpace returns the free bytes of the folders' file systems, by device.
 func freeSpace(dirs []string) map[uint64]int64 {
 	out := map[uint64]int64{}
 	for _, dir := range dirs {

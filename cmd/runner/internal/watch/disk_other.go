@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// look does not follow symlinks; false when there is nothing.
+// look returns the metadata of a file without following symbolic links, and false if there is none.
 func look(path string) (stat, bool) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -17,8 +17,8 @@ func look(path string) (stat, bool) {
 	return stat{inode: inode{number: number}, bytes: bytes, links: 2, folder: info.IsDir(), regular: info.Mode()&fs.ModeType == 0}, true
 }
 
-// freeSpace is not asked for here: only the watcher's word and the time have it measured.
+// freeSpace returns nil: only reports of the watcher and the time cause a measurement.
 func freeSpace([]string) map[uint64]int64 { return nil }
 
-// unnamed files are not found here.
+// unnamed does nothing: unnamed files are not found on this system.
 func (*meter) unnamed([]string, []int) {}

@@ -124,7 +124,7 @@ func TestLimitIsSaidUntilThereIsRoom(t *testing.T) {
 	dir := t.TempDir()
 	big := filepath.Join(dir, "big")
 	said := make(chan string, 100)
-	d, err := NewDisk(DiskConfig{Dirs: []string{dir}, Limit: 1 << 20, Glance: 5 * time.Millisecond, Exceeded: func(m string) { said <- m }})
+	d, err := NewDisk(DiskConfig{Dirs: []string{dir}, Limit: 1 << 20, Estimate: 5 * time.Millisecond, Exceeded: func(m string) { said <- m }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,9 +164,9 @@ func TestIdleDiskSleeps(t *testing.T) {
 	}{
 		"idle":                  {Idle, 1, false, 0},
 		"idle, changed":         {Idle, 1, true, DefaultMeasure},
-		"resting":               {Resting, 1, false, restful * DefaultGlance},
-		"resting, changed":      {Resting, 1, true, DefaultGlance},
-		"working":               {Working, 1, false, DefaultGlance},
+		"resting":               {Resting, 1, false, restFactor * DefaultEstimate},
+		"resting, changed":      {Resting, 1, true, DefaultEstimate},
+		"working":               {Working, 1, false, DefaultEstimate},
 		"working without limit": {Working, 0, true, DefaultMeasure},
 		"idle without limit":    {Idle, 0, false, 0},
 	} {
@@ -184,7 +184,7 @@ func TestWakesForWhatIsTouched(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var activity atomic.Int32 // Idle
-	d, err := NewDisk(DiskConfig{Dirs: []string{dir}, Glance: time.Millisecond, Measure: time.Millisecond, Activity: func() Activity { return Activity(activity.Load()) }})
+	d, err := NewDisk(DiskConfig{Dirs: []string{dir}, Estimate: time.Millisecond, Measure: time.Millisecond, Activity: func() Activity { return Activity(activity.Load()) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestDiskSettings(t *testing.T) {
 		"folder":   {},
 		"absolute": {Dirs: []string{"x"}},
 		"limit":    {Dirs: []string{"/x"}, Limit: -1},
-		"time":     {Dirs: []string{"/x"}, Glance: -1},
+		"time":     {Dirs: []string{"/x"}, Estimate: -1},
 	} {
 		if _, err := NewDisk(cfg); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)

@@ -7,10 +7,10 @@ import (
 	"syscall"
 )
 
-// blockSize is what stat counts in, whatever the file system has.
+// blockSize is the unit of stat's block count, for every file system.
 const blockSize = 512
 
-// identity is a file's number and the bytes that it has on disk.
+// identity returns the inode number of a file and its bytes on disk.
 func identity(info fs.FileInfo) (inode uint64, blocks int64) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return st.Ino, st.Blocks * blockSize

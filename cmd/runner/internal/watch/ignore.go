@@ -2,12 +2,12 @@ package watch
 
 import "github.com/spoolhq/spool/pkg/ignore"
 
-// IgnoreFile is the file of the workspace's root that says, in the syntax of
-// gitignore, what no events are made of.
+// IgnoreFile is the file in the workspace's root with rules, in the syntax of gitignore, for files that no events
+// report.
 const IgnoreFile = ignore.SpoolFile
 
-// maxIgnore bounds it in bytes.
+// maxIgnore is the largest size of the ignore file in bytes.
 const maxIgnore = ignore.MaxFile
 
-// ignoredAnyway comes before the rules of IgnoreFile, which may take them back.
-const ignoredAnyway = ignore.Defaults
+// defaultRules come before the rules of IgnoreFile, which may negate them.
+const defaultRules = ignore.Defaults

@@ -9,7 +9,7 @@ import (
 
 func TestIgnoredAnyway(t *testing.T) {
 	t.Parallel()
-	rules, err := ignore.Parse([]byte(ignoredAnyway))
+	rules, err := ignore.Parse([]byte(defaultRules))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 )
 
-// inode names a file whatever it is called.
+// inode identifies a file independently of its names.
 type inode struct{ device, number uint64 }
 
-// stat is what counts of a file.
+// stat is the metadata of a file that the meter counts.
 type stat struct {
 	inode
 	bytes   int64 // on disk
@@ -20,11 +20,11 @@ type stat struct {
 	regular bool
 }
 
-// meter adds up what files take on disk, those with several names once.
+// meter adds up the disk usage of files. A file with several names counts once.
 type meter struct {
 	log   *slog.Logger
-	seen  map[inode]bool   // files with several names
-	named map[string]int64 // of which it is to be told what they have
+	seen  map[inode]bool   // files with several names that were counted
+	named map[string]int64 // the files whose sizes go into found
 	found map[string]int64
 	bytes int64
 }

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mask is what is asked of a folder. Changes of names and rights alone are none of content.
+// mask has the events of a folder that are watched. Changes of names and permissions alone do not change content.
 const mask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
-// notifier is the kernel's inotify.
+// notifier reads the kernel's inotify events.
 type notifier struct {
 	fd   int
-	file *os.File // the same, for reads that Close calls back
+	file *os.File // the same, for reads that Close interrupts
 }
 
 func newNotifier() (*notifier, error) {
@@ -40,10 +40,10 @@ func (n *notifier) add(dir string) (int, error) {
 }
 
 func (n *notifier) remove(wd int) {
-	_, _ = unix.InotifyRmWatch(n.fd, uint32(wd)) //nolint:gosec // as the kernel gave it
+	_, _ = unix.InotifyRmWatch(n.fd, uint32(wd)) //nolint:gosec // from the kernel
 }
 
-// mark ends a watch that nothing else needs.
+// mark ends a watch that exists only for this purpose, and returns it.
 func (n *notifier) mark() (int, error) {
 	wd, err := unix.InotifyAddWatch(n.fd, "/", unix.IN_DELETE_SELF)
 	if err != nil {
@@ -53,7 +53,7 @@ func (n *notifier) mark() (int, error) {
 	return wd, nil
 }
 
-// exhausted tells whether an error means that the kernel gives no more watches.
+// exhausted reports whether an error means that the kernel has no more watches.
 func exhausted(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSYS)
 }
@@ -66,7 +66,7 @@ func (n *notifier) read(buf []byte) ([]change, error) {
 	var out []change
 	for buf = buf[:k]; len(buf) >= unix.SizeofInotifyEvent; {
 		var e unix.InotifyEvent
-		e.Wd = int32(binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Wd):])) //nolint:gosec // as it was written
+		e.Wd = int32(binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Wd):])) //nolint:gosec // same bits
 		e.Mask = binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Mask):])
 		e.Len = binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Len):])
 		end := unix.SizeofInotifyEvent + int(e.Len)

@@ -6,7 +6,7 @@ import "errors"
 
 var errNoNotifier = errors.New("this system has no inotify")
 
-// notifier does not exist here: the workspace is polled.
+// notifier is not implemented here: the workspace is polled.
 type notifier struct{}
 
 func newNotifier() (*notifier, error)           { return nil, errNoNotifier }

@@ -18,10 +18,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// binaryWithin is how many bytes of a file are looked at for a NUL.
+// binaryWithin is the number of bytes at the beginning of a file that are searched for a NUL.
 const binaryWithin = 8000
 
-// settle tells about files that have come to rest, or of all.
+// settle reports the files that no longer change, or all dirty files if all is set.
 func (w *Watcher) settle(ctx context.Context, now time.Time, all bool) {
 	due := slices.SortedFunc(maps.Values(w.dirty), func(a, b *suspect) int { return cmp.Compare(a.order, b.order) })
 	if len(due) > 0 {
@@ -44,29 +44,29 @@ func (w *Watcher) settle(ctx context.Context, now time.Time, all bool) {
 			tell = append(tell, w.complete(p))
 		}
 	}
-	if tell = append(tell, w.flood.says(now, all)...); len(tell) > 0 {
+	if tell = append(tell, w.flood.report(now, all)...); len(tell) > 0 {
 		w.cfg.Sink.Tell(ctx, tell...)
 	}
 	if newRules {
 		w.relearn()
-		if notes := w.flood.says(now, false); len(notes) > 0 {
+		if notes := w.flood.report(now, false); len(notes) > 0 {
 			w.cfg.Sink.Tell(ctx, notes...)
 		}
 	}
 }
 
-// pending tells whether settle has something to do soon.
+// pending reports whether settle has something to do soon.
 func (w *Watcher) pending() bool { return len(w.dirty) > 0 || w.flood.waiting() }
 
-// verdict compares a file with what was last reported of it, nil for no change.
+// verdict compares a file with what was last reported about it, and returns nil if nothing changed.
 func (w *Watcher) verdict(s *suspect, rel string) events.Payload {
-	info, err := os.Lstat(w.at(rel))
+	info, err := os.Lstat(w.absolute(rel))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		w.cfg.Log.Warn("look at a file of the workspace", "path", rel, "err", err)
 		return nil
 	}
 	name := strings.ToValidUTF8(rel, "\uFFFD")
-	if err != nil || !info.Mode().IsRegular() { // a symlink is none either
+	if err != nil || !info.Mode().IsRegular() { // a symbolic link is not a regular file
 		delete(s.in.files, s.name)
 		if !s.known {
 			return nil
@@ -85,12 +85,13 @@ func (w *Watcher) verdict(s *suspect, rel string) events.Payload {
 	return nil
 }
 
-// like leaves the place on disk out: it is often decided later.
+// like reports whether the files are equal except for their blocks on disk, which the file system often allocates
+// later.
 func (f file) like(g file) bool {
 	return f.size == g.size && f.modTime == g.modTime && f.inode == g.inode
 }
 
-// complete adds what has to be read from the file.
+// complete adds the fields for which the file has to be read.
 func (w *Watcher) complete(p events.Payload) events.Payload {
 	switch e := p.(type) {
 	case events.FileCreated:
@@ -103,9 +104,9 @@ func (w *Watcher) complete(p events.Payload) events.Payload {
 	return p
 }
 
-// binary tells whether a file has a NUL at its beginning. One that is gone, or cannot be read, has none.
+// binary reports whether a file has a NUL at its beginning. It reports false for a file that is gone or unreadable.
 func (w *Watcher) binary(rel string) bool {
-	f, err := os.OpenFile(w.at(rel), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(w.absolute(rel), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return false
 	}
@@ -118,7 +119,7 @@ func (w *Watcher) binary(rel string) bool {
 	return bytes.IndexByte(head[:n], 0) >= 0
 }
 
-// relearn begins anew with other rules, and reports nothing of what they change.
+// relearn begins again with other rules, and does not report what they change.
 func (w *Watcher) relearn() {
 	for wd := range w.watched {
 		w.notifier.remove(wd)
@@ -129,21 +130,21 @@ func (w *Watcher) relearn() {
 	w.learn()
 }
 
-// learn takes all that is there as known.
+// learn records all present files as known.
 func (w *Watcher) learn() {
 	w.learning = true
 	w.resync(w.root)
 	w.learning = false
 }
 
-// readBounded reads an ignore file.
+// readBounded reads an ignore file, up to its size limit.
 func readBounded(f *os.File) ([]byte, error) {
 	raw, err := io.ReadAll(io.LimitReader(f, maxIgnore+1))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
 	if len(raw) > maxIgnore {
-		return raw[:bytes.LastIndexByte(raw[:maxIgnore], '\n')+1], fmt.Errorf("has more than %d bytes; what comes after is left out", maxIgnore)
+		return raw[:bytes.LastIndexByte(raw[:maxIgnore], '\n')+1], fmt.Errorf("has more than %d bytes; the rest is ignored", maxIgnore)
 	}
 	return raw, nil
 }
@@ -152,19 +153,19 @@ func warning(message string) events.Payload {
 	return events.Log{Level: "warn", Stream: "runner", Message: message}
 }
 
-// flood bounds how much is told.
+// flood limits the number of reported events.
 type flood struct {
-	second    time.Time // when the present second began
-	inSecond  int       // told in it
-	inTurn    int       // told of this execution
+	second    time.Time // start of the current second
+	inSecond  int       // reported in the current second
+	inTurn    int       // reported for this execution
 	execution string
-	warned    bool // of this execution
-	full      bool // nothing more is told of this execution
+	warned    bool // for this execution
+	full      bool // nothing more is reported for this execution
 	counts    struct{ created, modified, deleted int }
 	notes     []events.Payload
 }
 
-// admit tells whether an event is told; else it is counted.
+// admit reports whether an event is to be reported; otherwise it counts the event.
 func (f *flood) admit(now time.Time, p events.Payload, perSecond, perTurn int) bool {
 	if now.Sub(f.second) >= time.Second {
 		f.second, f.inSecond = now, 0
@@ -189,18 +190,18 @@ func (f *flood) admit(now time.Time, p events.Payload, perSecond, perTurn int) b
 	return false
 }
 
-// note has something told at the next occasion.
+// note queues a payload for the next report.
 func (f *flood) note(p events.Payload) { f.notes = append(f.notes, p) }
 
-// counted is how many events were not told.
+// counted returns the number of events that were not reported.
 func (f *flood) counted() int { return f.counts.created + f.counts.modified + f.counts.deleted }
 
-// waiting tells whether something is to be said although nothing changes any more.
+// waiting reports whether flood has something to report although nothing changes any more.
 func (f *flood) waiting() bool { return len(f.notes) > 0 || f.counted() > 0 && !f.full }
 
-// says gives the notes, and the numbers once the flood is over: after a second
-// with room, or at a turn's end.
-func (f *flood) says(now time.Time, all bool) []events.Payload {
+// report returns the queued notes, and the counts once the flood is over: after a second in which all events were
+// admitted, or at the end of a turn.
+func (f *flood) report(now time.Time, all bool) []events.Payload {
 	if f.counted() > 0 && (all || !f.full && now.Sub(f.second) >= time.Second) {
 		f.note(warning(fmt.Sprintf("not listed: %d files created, %d modified, %d deleted", f.counts.created, f.counts.modified, f.counts.deleted)))
 		f.counts.created, f.counts.modified, f.counts.deleted = 0, 0, 0
@@ -210,7 +211,7 @@ func (f *flood) says(now time.Time, all bool) []events.Payload {
 	return out
 }
 
-// begins learns which execution runs.
+// begins sets the running execution.
 func (f *flood) begins(execution string) {
 	if execution != f.execution {
 		f.execution, f.inTurn, f.warned, f.full = execution, 0, false, false

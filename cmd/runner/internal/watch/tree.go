@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-// folder is a folder that is watched, and what was last known of its content.
+// folder is a watched folder with its last known content.
 type folder struct {
 	path    string // relative to the workspace, "" for itself
 	wd      int    // -1 without a watch
@@ -19,7 +19,7 @@ type folder struct {
 	folders map[string]*folder
 }
 
-// file is what was last known of a regular file.
+// file is the last known state of a regular file.
 type file struct {
 	size    int64
 	modTime int64 // ns
@@ -32,7 +32,7 @@ type suspect struct {
 	in          *folder
 	name        string
 	was         file // as last reported
-	known       bool // false: it was not there
+	known       bool // false: it did not exist
 	written     bool // a change of its content is certain
 	first, last time.Time
 	order       uint64
@@ -45,10 +45,12 @@ func join(dir, name string) string {
 	return dir + "/" + name
 }
 
-// at is the absolute path.
-func (w *Watcher) at(rel string) string { return filepath.Join(w.cfg.Dir, filepath.FromSlash(rel)) }
+// absolute returns the absolute path.
+func (w *Watcher) absolute(rel string) string {
+	return filepath.Join(w.cfg.Dir, filepath.FromSlash(rel))
+}
 
-// suspect notes that a file may have changed.
+// suspect records that a file may have changed.
 func (w *Watcher) suspect(f *folder, name string, written bool) {
 	now := time.Now()
 	rel := join(f.path, name)
@@ -64,8 +66,8 @@ func (w *Watcher) suspect(f *folder, name string, written bool) {
 	s.written = s.written || written
 }
 
-// forget stops watching a folder and all below it. Its files are looked for
-// where they were: those that are gone will be reported.
+// forget stops watching a folder and everything below it. Its files become suspects, so that removed files are
+// reported.
 func (w *Watcher) forget(f *folder) {
 	if f.wd >= 0 {
 		delete(w.watched, f.wd)
@@ -80,7 +82,7 @@ func (w *Watcher) forget(f *folder) {
 	}
 }
 
-// adopt begins to watch a folder, and suspects all files that it finds there.
+// adopt begins to watch a folder, and makes all files that it finds there suspects.
 func (w *Watcher) adopt(parent *folder, name string) {
 	f := &folder{path: join(parent.path, name), wd: -1}
 	if parent.folders == nil {
@@ -90,15 +92,15 @@ func (w *Watcher) adopt(parent *folder, name string) {
 	w.resync(f)
 }
 
-// resync compares a folder with what is known of it, with all below it. The
-// watch comes first: what is made while this looks is reported by the kernel.
+// resync compares a folder, and everything below it, with its last known state. It adds the watch first: the kernel
+// reports files that are created during the comparison.
 func (w *Watcher) resync(f *folder) {
 	w.listen(f)
-	entries, err := os.ReadDir(w.at(f.path))
+	entries, err := os.ReadDir(w.absolute(f.path))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		w.cfg.Log.Warn("look at a folder of the workspace", "folder", f.path, "err", err)
 		if len(entries) == 0 {
-			return // not to be taken for an empty one
+			return // it must not count as an empty folder
 		}
 	}
 	files, folders := make(map[string]bool, len(entries)), map[string]bool{}
@@ -131,8 +133,8 @@ func (w *Watcher) resync(f *folder) {
 	}
 }
 
-// compare suspects a file that is not as it was. The first look at the
-// workspace learns what there is.
+// compare makes an entry that has changed a suspect. During the first pass over the workspace it records the entry as
+// known.
 func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
 	info, err := e.Info()
 	if err != nil {
@@ -149,19 +151,19 @@ func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
 	w.suspect(f, name, false)
 }
 
-// listen has the kernel report what happens in a folder.
+// listen adds the kernel's watch of a folder.
 func (w *Watcher) listen(f *folder) {
 	if w.notifier == nil {
 		return
 	}
-	wd, err := w.notifier.add(w.at(f.path))
+	wd, err := w.notifier.add(w.absolute(f.path))
 	switch {
 	case err == nil:
 		if f.wd != wd {
 			delete(w.watched, f.wd)
 		}
 		if other := w.watched[wd]; other != nil && other != f {
-			other.wd = -1 // the same folder, at its former place
+			other.wd = -1 // the same folder, at its former path
 		}
 		f.wd = wd
 		w.watched[wd] = f
@@ -179,15 +181,15 @@ func (f *folder) put(name string, now file) {
 	f.files[name] = now
 }
 
-// describe is what makes a file another.
+// describe returns the state of a file that is compared.
 func describe(info fs.FileInfo) file {
 	inode, blocks := identity(info)
 	return file{size: info.Size(), modTime: info.ModTime().UnixNano(), inode: inode, blocks: blocks}
 }
 
-// readRules reads the ignore file anew.
+// readRules reads the ignore file again.
 func (w *Watcher) readRules() {
-	text := []byte(ignoredAnyway)
+	text := []byte(defaultRules)
 	f, err := os.Open(filepath.Join(w.cfg.Dir, IgnoreFile))
 	if err == nil {
 		own, err := readBounded(f)

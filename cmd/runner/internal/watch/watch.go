@@ -1,5 +1,4 @@
-// Package watch tells what happens to the files of the workspace: by inotify,
-// and where there is none by looking again and again.
+// Package watch reports changes of the workspace's files: with inotify, or by polling where inotify is not available.
 package watch
 
 import (
@@ -17,32 +16,32 @@ import (
 
 // The defaults.
 const (
-	// DefaultQuiet is for how long a file must not change before it is reported.
+	// DefaultQuiet is how long a file must not change before it is reported.
 	DefaultQuiet = 100 * time.Millisecond
-	// DefaultLatest is when a file that goes on changing is reported all the same.
+	// DefaultLatest is the time after which a file is reported even though it keeps changing.
 	DefaultLatest = time.Second
-	// DefaultPoll is the least time between two looks at a workspace that is polled.
+	// DefaultPoll is the shortest time between two passes over a polled workspace.
 	DefaultPoll = 2 * time.Second
-	// DefaultPerSecond is how many events are told within a second.
+	// DefaultPerSecond is the largest number of events that are reported within a second.
 	DefaultPerSecond = 500
-	// DefaultPerTurn is how many events are told of one execution, and between two.
+	// DefaultPerTurn is the largest number of events that are reported for one execution, and between two executions.
 	DefaultPerTurn = 5000
-	// pollShare bounds the time that polling takes: one part in so many.
+	// pollShare limits the time that polling takes to one part in pollShare.
 	pollShare = 20
-	// breath is the rest between two reads of the kernel's queue.
-	breath = 5 * time.Millisecond
-	// flushWithin bounds how long Flush waits.
+	// readPause is the pause between two reads of the kernel's queue.
+	readPause = 5 * time.Millisecond
+	// flushWithin is how long Flush waits at most.
 	flushWithin = 2 * time.Second
 )
 
-// Sink takes what the watcher has to tell.
+// Sink receives the watcher's reports.
 type Sink interface {
-	// Tell journals payloads, with the execution that runs if one does, and gives
-	// its id. It waits while the journal is full, until ctx ends; without payloads it does not.
+	// Tell journals payloads, with the id of the running execution if there is one, and returns that id. It blocks
+	// while the journal is full, until ctx ends. Without payloads it does not block.
 	Tell(ctx context.Context, payloads ...events.Payload) (execution string)
 }
 
-// Config is what a watcher is made from. Zero values mean the defaults.
+// Config configures a watcher. Zero values mean the defaults.
 type Config struct {
 	Dir       string // the workspace, absolute
 	Sink      Sink
@@ -52,9 +51,9 @@ type Config struct {
 	Poll      time.Duration
 	PerSecond int
 	PerTurn   int
-	Polling   bool // do without inotify
-	// Touched is told, soon after it began, that a file changes, with the bytes
-	// that it had on disk before. nil for nobody. It must not wait.
+	Polling   bool // do not use inotify
+	// Touched is called soon after a file begins to change, with the number of bytes that it had on disk before. It may
+	// be nil. It must not block.
 	Touched func(path string, before int64)
 
 	open func() (kernel, error) // nil for inotify
@@ -62,10 +61,10 @@ type Config struct {
 
 // kernel reports changes of folders.
 type kernel interface {
-	add(dir string) (int, error)       // the same folder again gives the same number
-	remove(wd int)                     // one that has ended by itself is no error
-	mark() (int, error)                // puts a change of kind ended behind all that happened before
-	read(buf []byte) ([]change, error) // waits; its error is that of a closed one
+	add(dir string) (int, error)       // returns the same number for the same folder
+	remove(wd int)                     // not an error if it has ended by itself
+	mark() (int, error)                // queues a change of kind ended after all earlier changes
+	read(buf []byte) ([]change, error) // blocks; fails when the kernel was closed
 	close() error
 }
 
@@ -74,7 +73,7 @@ func (c *Config) validate() error {
 		return fmt.Errorf("watch: %q is not an absolute path", c.Dir)
 	}
 	if c.Sink == nil {
-		return errors.New("watch: nobody is to be told")
+		return errors.New("watch: sink is missing")
 	}
 	if c.Quiet < 0 || c.Latest < 0 || c.Poll < 0 || c.PerSecond < 0 || c.PerTurn < 0 {
 		return errors.New("watch: a time or a number is negative")
@@ -96,23 +95,23 @@ func (c *Config) validate() error {
 // Watcher watches one workspace.
 type Watcher struct {
 	cfg     Config
-	flushes chan chan struct{} // asks for all that is known; closed when it was told
-	hurry   chan struct{}      // wakes the reader of the kernel's queue
+	flushes chan chan struct{} // requests a report of all earlier changes; the channel is closed when they were reported
+	hurry   chan struct{}      // ends the reader's pause
 
-	// What follows is owned by Run.
+	// The fields below are owned by Run.
 	rules    ignore.Rules
 	root     *folder
-	learning bool            // what is found is nothing new
-	watched  map[int]*folder // by watch
+	learning bool            // present files are recorded without a report
+	watched  map[int]*folder // by watch number
 	notifier kernel          // nil while the workspace is polled
 	dirty    map[string]*suspect
-	order    uint64                // of suspects
+	order    uint64                // number of the last suspect
 	marks    map[int]chan struct{} // flushes that wait for their mark in the queue
-	answers  []chan struct{}       // flushes whose mark has come
+	answers  []chan struct{}       // flushes whose mark has arrived
 	flood    flood
 }
 
-// New checks the configuration; Run does the work.
+// New returns a watcher. The caller calls Run.
 func New(cfg Config) (*Watcher, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -120,8 +119,8 @@ func New(cfg Config) (*Watcher, error) {
 	return &Watcher{cfg: cfg, flushes: make(chan chan struct{}), hurry: make(chan struct{}, 1), dirty: map[string]*suspect{}, watched: map[int]*folder{}, marks: map[int]chan struct{}{}}, nil
 }
 
-// Flush returns when everything that happened before the call has been told,
-// or when ctx ends, or after two seconds at most. It needs Run to run.
+// Flush blocks until everything that happened before the call was reported, or ctx ends, or two seconds have passed.
+// Run must be running.
 func (w *Watcher) Flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushWithin)
 	defer cancel()
@@ -129,7 +128,7 @@ func (w *Watcher) Flush(ctx context.Context) {
 	select {
 	case w.flushes <- done:
 	case <-ctx.Done():
-		w.cfg.Log.Debug("the watcher is busy: what it has to tell comes later")
+		w.cfg.Log.Debug("the watcher is busy: its reports come later")
 		return
 	}
 	select {
@@ -138,7 +137,7 @@ func (w *Watcher) Flush(ctx context.Context) {
 	}
 }
 
-// change is what the kernel reports.
+// change is one change that the kernel reports.
 type change struct {
 	wd     int
 	kind   kind
@@ -149,15 +148,15 @@ type change struct {
 type kind int
 
 const (
-	appeared   kind = iota // an entry, by its making or a move
-	vanished               // an entry, by its removal or a move
-	written                // a file's content
-	closed                 // a file that was open for writing
-	ended                  // a watch
-	overflowed             // the queue: what happened is not known
+	appeared   kind = iota // an entry was created, or moved here
+	vanished               // an entry was removed, or moved away
+	written                // a file's content changed
+	closed                 // a file that was open for writing was closed
+	ended                  // a watch ended
+	overflowed             // the queue overflowed: changes were lost
 )
 
-// Run watches until ctx ends. What is there at the beginning gives no events.
+// Run watches until ctx ends. Files that exist at the beginning are not reported.
 func (w *Watcher) Run(ctx context.Context) error {
 	changes, stop := w.begin(ctx)
 	defer func() { stop() }()
@@ -199,7 +198,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// begin looks at what is there and starts to listen.
+// begin reads the present files and starts to listen.
 func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()) {
 	w.root = &folder{wd: -1}
 	if !w.cfg.Polling {
@@ -222,7 +221,7 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 	go func() {
 		defer close(ended)
 		buf := make([]byte, 64<<10)
-		rest := time.NewTimer(breath)
+		rest := time.NewTimer(readPause)
 		defer rest.Stop()
 		for {
 			batch, err := n.read(buf)
@@ -234,8 +233,8 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 			case <-ctx.Done():
 				return
 			}
-			// The kernel joins what is alike: a rest makes less of a process that writes on and on.
-			rest.Reset(breath)
+			// The kernel merges equal changes: a pause reduces the changes of a process that writes all the time.
+			rest.Reset(readPause)
 			select {
 			case <-rest.C:
 			case <-w.hurry:
@@ -253,7 +252,7 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 	}
 }
 
-// fallBack goes over to polling and says why.
+// fallBack switches to polling and reports why.
 func (w *Watcher) fallBack(why error) {
 	w.notifier = nil
 	for wd, f := range w.watched {
@@ -265,13 +264,13 @@ func (w *Watcher) fallBack(why error) {
 	w.cfg.Log.Warn("the workspace is polled", "every", w.cfg.Poll, "err", why)
 }
 
-// take sorts out what the kernel reports.
+// take handles a batch of changes from the kernel.
 func (w *Watcher) take(batch []change) {
 	for _, c := range batch {
 		f := w.watched[c.wd]
 		switch {
 		case c.kind == overflowed:
-			w.cfg.Log.Info("more changes of files than the kernel keeps: looking at all of them")
+			w.cfg.Log.Info("the kernel's queue of changes overflowed: comparing all files")
 			w.look()
 		case c.kind == ended:
 			if done, ok := w.marks[c.wd]; ok {
@@ -281,7 +280,7 @@ func (w *Watcher) take(batch []change) {
 				f.wd = -1
 			}
 		case f == nil || c.name == "":
-			// Of a folder that is gone, or was moved: it is looked at anew.
+			// Its folder is gone or was moved, and is compared again.
 		case c.folder:
 			w.folderChanged(f, c)
 		default:
@@ -290,7 +289,7 @@ func (w *Watcher) take(batch []change) {
 	}
 }
 
-// look compares everything, as the kernel's reports are lost, flushes' marks among them.
+// look compares everything, because reports of the kernel were lost, among them the marks of flushes.
 func (w *Watcher) look() {
 	w.resync(w.root)
 	for wd, done := range w.marks {
@@ -317,14 +316,14 @@ func (w *Watcher) fileChanged(f *folder, c change) {
 	if w.rules.Ignores(rel, false) {
 		return
 	}
-	if old := f.folders[c.name]; old != nil && c.kind == appeared { // its going was not told
+	if old := f.folders[c.name]; old != nil && c.kind == appeared { // its removal was not reported
 		w.forget(old)
 		delete(f.folders, c.name)
 	}
 	w.suspect(f, c.name, c.kind == written)
 }
 
-// flush asks for a mark in the kernel's queue: once it comes, everything before it has.
+// flush puts a mark into the kernel's queue: when it arrives, all earlier changes have arrived.
 func (w *Watcher) flush(ctx context.Context, done chan struct{}) {
 	if w.notifier != nil {
 		wd, err := w.notifier.mark()
@@ -332,11 +331,11 @@ func (w *Watcher) flush(ctx context.Context, done chan struct{}) {
 			w.marks[wd] = done
 			select {
 			case w.hurry <- struct{}{}:
-			default: // it hurries already
+			default: // a wake-up is pending already
 			}
 			return
 		}
-		w.cfg.Log.Warn("the watcher cannot tell what has happened so far", "err", err)
+		w.cfg.Log.Warn("the watcher cannot flush its reports", "err", err)
 	} else {
 		w.resync(w.root)
 	}
@@ -344,7 +343,7 @@ func (w *Watcher) flush(ctx context.Context, done chan struct{}) {
 	close(done)
 }
 
-// release has a flush answered once the present batch is through.
+// release answers a flush after the current batch.
 func (w *Watcher) release(wd int, done chan struct{}) {
 	delete(w.marks, wd)
 	w.answers = append(w.answers, done)

@@ -117,7 +117,7 @@ func watch(t *testing.T, fill func(*scene), cfg Config) *scene {
 
 func (s *scene) flush() { s.t.Helper(); s.w.Flush(s.t.Context()) }
 
-func (s *scene) at(rel string) string { return filepath.Join(s.dir, rel) }
+func (s *scene) absolute(rel string) string { return filepath.Join(s.dir, rel) }
 
 func (s *scene) must(err error) {
 	s.t.Helper()
@@ -126,17 +126,20 @@ func (s *scene) must(err error) {
 	}
 }
 
-func (s *scene) mkdir(rel string) { s.t.Helper(); s.must(os.MkdirAll(s.at(rel), 0o755)) }
+func (s *scene) mkdir(rel string) { s.t.Helper(); s.must(os.MkdirAll(s.absolute(rel), 0o755)) }
 
 func (s *scene) write(rel, content string) {
 	s.t.Helper()
-	s.must(os.MkdirAll(filepath.Dir(s.at(rel)), 0o755))
-	s.must(os.WriteFile(s.at(rel), []byte(content), 0o644))
+	s.must(os.MkdirAll(filepath.Dir(s.absolute(rel)), 0o755))
+	s.must(os.WriteFile(s.absolute(rel), []byte(content), 0o644))
 }
 
-func (s *scene) move(from, to string) { s.t.Helper(); s.must(os.Rename(s.at(from), s.at(to))) }
+func (s *scene) move(from, to string) {
+	s.t.Helper()
+	s.must(os.Rename(s.absolute(from), s.absolute(to)))
+}
 
-func (s *scene) remove(rel string) { s.t.Helper(); s.must(os.RemoveAll(s.at(rel))) }
+func (s *scene) remove(rel string) { s.t.Helper(); s.must(os.RemoveAll(s.absolute(rel))) }
 
 // want compares what is told of all that happened so far.
 func (s *scene) want(want string) {
@@ -177,7 +180,7 @@ func TestFiles(t *testing.T) {
 		s.remove("x")
 		s.remove("old/a")
 		s.want("-old/a, -x/y/second, -x/y/z/deep.bin")
-		s.must(os.Chmod(s.at("new"), 0o600))
+		s.must(os.Chmod(s.absolute("new"), 0o600))
 		s.mkdir("folder/alone")
 		s.want("")
 		// What comes and goes at once leaves no trace; what is replaced has changed.
@@ -226,15 +229,15 @@ func TestSymlinksAreNotFollowed(t *testing.T) {
 		t.Helper()
 		s := watch(t, func(s *scene) { s.write("../out/f", "1"); s.write("in/f", "1"); s.write("will", "1") }, cfg)
 		for link, to := range map[string]string{"a": "../out", "b": "../out/f", "c": "in", "d": "nowhere", "e": "."} {
-			s.must(os.Symlink(to, s.at(link)))
+			s.must(os.Symlink(to, s.absolute(link)))
 		}
-		s.must(syscall.Mkfifo(s.at("pipe"), 0o600))
+		s.must(syscall.Mkfifo(s.absolute("pipe"), 0o600))
 		s.want("")
 		s.write("../out/f", "22")
 		s.write("in/f", "22")
 		s.want("~in/f 2")
 		s.remove("will")
-		s.must(os.Symlink("in/f", s.at("will")))
+		s.must(os.Symlink("in/f", s.absolute("will")))
 		s.want("-will")
 	})
 }
@@ -316,7 +319,7 @@ func TestAtRestItIsTold(t *testing.T) {
 func TestWhatNeverRestsIsToldToo(t *testing.T) {
 	t.Parallel()
 	s := watch(t, nil, Config{Quiet: never, Latest: 20 * time.Millisecond})
-	f, err := os.Create(s.at("f"))
+	f, err := os.Create(s.absolute("f"))
 	s.must(err)
 	defer f.Close()
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -406,7 +409,7 @@ func TestManyFilesAndAnOverflow(t *testing.T) {
 		Quiet: time.Millisecond, Latest: time.Millisecond, PerSecond: many * 3, PerTurn: many * 3, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	for i := range many {
-		dir := s.at(fmt.Sprintf("d%03d/e", i%200))
+		dir := s.absolute(fmt.Sprintf("d%03d/e", i%200))
 		if i < 200 {
 			s.must(os.MkdirAll(dir, 0o755))
 		}
@@ -419,8 +422,8 @@ func TestManyFilesAndAnOverflow(t *testing.T) {
 	}
 	s.drain(many, '-')
 	s.want("")
-	if !strings.Contains(log.String(), "more changes of files than the kernel keeps") {
-		t.Error("the queue did not run over")
+	if !strings.Contains(log.String(), "queue of changes overflowed") {
+		t.Error("the queue did not overflow")
 	}
 }
 
@@ -511,7 +514,7 @@ func TestSettings(t *testing.T) {
 	t.Parallel()
 	for says, cfg := range map[string]Config{
 		"absolute": {Dir: "x", Sink: &record{}},
-		"nobody":   {Dir: "/x"},
+		"missing":  {Dir: "/x"},
 		"negative": {Dir: "/x", Sink: &record{}, Quiet: -1},
 	} {
 		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), says) {

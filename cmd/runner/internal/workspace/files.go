@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Unfinished begins the names of files that are being written. They are left out of listings.
+// Unfinished is the prefix of the names of files that are being written. They are left out of listings.
 const Unfinished = ".spool-put-"
 
 // Entry is a line of a listing.
@@ -26,7 +26,7 @@ type Entry struct {
 	Dir     bool   `json:"dir"`
 }
 
-// fault is an error of a path: one sentence, and the kind that a caller branches on.
+// fault is an error about a path: a message, and the sentinel error that callers distinguish.
 type fault struct {
 	says string
 	kind error
@@ -35,8 +35,7 @@ type fault struct {
 func (f *fault) Error() string { return f.says }
 func (f *fault) Unwrap() error { return f.kind }
 
-// local cleans a path of a caller that knows the workspace as its root alone:
-// an absolute path is outside, whatever it begins with.
+// local cleans a path from a caller that sees the workspace as its root: any absolute path is outside.
 func local(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
@@ -48,7 +47,7 @@ func local(name string) (string, error) {
 	return clean, nil
 }
 
-// outcome gives an error of Root its meaning: sandbox.ErrNotFound, sandbox.ErrOutside or another.
+// outcome wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutside or another error.
 func outcome(name string, err error) error {
 	switch {
 	case err == nil:
@@ -67,7 +66,7 @@ func (w *Workspace) Get(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Not to wait for a writer, should it be a named pipe.
+	// Without O_NONBLOCK, opening a named pipe would wait for a writer.
 	f, err := w.root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, outcome(name, err)
@@ -82,7 +81,7 @@ func (w *Workspace) Get(name string) (*os.File, error) {
 	return f, nil
 }
 
-// List gives everything below a folder ("" for all) sorted by path, without following symlinks.
+// List returns everything below a folder ("" for all), sorted by path. It does not follow symbolic links.
 func (w *Workspace) List(dir string) ([]Entry, error) {
 	rel, err := local(cmp.Or(dir, "."))
 	if err != nil {
@@ -113,7 +112,7 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 	return out, nil
 }
 
-// Remove removes a file or a symlink, or a folder with all below it.
+// Remove removes a file or a symbolic link, or a folder with everything below it.
 func (w *Workspace) Remove(name string) error {
 	rel, err := local(name)
 	if err != nil {
@@ -128,8 +127,8 @@ func (w *Workspace) Remove(name string) error {
 	return outcome(name, w.root.RemoveAll(rel))
 }
 
-// Write is Put for a path that is relative to the workspace. A symlink that has
-// the file's name is replaced itself, wherever it leads.
+// Write is Put for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
+// wherever it leads.
 func (w *Workspace) Write(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
 	if rel, err = local(name); err != nil {
 		return "", 0, err

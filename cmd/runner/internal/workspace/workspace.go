@@ -1,5 +1,5 @@
-// Package workspace keeps paths inside the workspace, whatever is done with
-// "..", symbolic links and siblings whose names begin alike.
+// Package workspace keeps paths inside the workspace, with any combination of "..", symbolic links, and sibling folders
+// with a common prefix.
 package workspace
 
 import (
@@ -15,12 +15,12 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// names are what agents call the workspace, wherever it really is.
+// names are the paths by which agents refer to the workspace, whatever its real path is.
 var names = []string{"/mnt/workspace", "/workspace"}
 
-// Workspace is an open folder. Its paths are relative to it, or absolute ones
-// that begin with the folder's own path, /mnt/workspace or /workspace. A path
-// that leaves it gives an error that wraps sandbox.ErrOutside.
+// Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
+// /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error that wraps
+// sandbox.ErrOutside.
 type Workspace struct {
 	root     *os.Root
 	prefixes []string
@@ -46,11 +46,11 @@ func Open(dir string) (*Workspace, error) {
 // Close closes the folder.
 func (w *Workspace) Close() error { return w.root.Close() }
 
-// Root refuses at every call what the path tests here could not yet see, such
-// as a link made between test and use.
+// Root returns the os.Root. It refuses at every call what the checks of paths could not see, such as a link that was
+// made between check and use.
 func (w *Workspace) Root() *os.Root { return w.root }
 
-// Rel gives the path relative to the workspace, "." for the workspace itself.
+// Rel returns the path relative to the workspace, "." for the workspace itself.
 func (w *Workspace) Rel(path string) (string, error) {
 	if strings.ContainsRune(path, 0) {
 		return "", fmt.Errorf("path %q: has a NUL: %w", path, fs.ErrInvalid)
@@ -65,7 +65,7 @@ func (w *Workspace) Rel(path string) (string, error) {
 	if !filepath.IsLocal(rel) {
 		return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 	}
-	// The part that exists is followed through its links; what does not exist yet cannot lead out.
+	// Links in the existing part of the path are followed; a part that does not exist yet cannot lead out.
 	for at := rel; ; at = filepath.Dir(at) {
 		_, err := w.root.Stat(at)
 		switch {
@@ -83,8 +83,8 @@ func (w *Workspace) Rel(path string) (string, error) {
 	}
 }
 
-// cutPrefix takes off the folder's path. Its own path comes first: a workspace
-// that really lies below /workspace keeps its own paths.
+// cutPrefix removes the folder's path. The real path comes first: a workspace whose real path is below /workspace keeps
+// its own paths.
 func (w *Workspace) cutPrefix(abs string) (string, bool) {
 	for _, p := range w.prefixes {
 		if abs == p {
@@ -97,7 +97,7 @@ func (w *Workspace) cutPrefix(abs string) (string, bool) {
 	return "", false
 }
 
-// isEscape recognises os.Root's refusal, for which it exports no error.
+// isEscape reports whether err is the error of os.Root for a path that escapes. Package os does not export it.
 func isEscape(err error) bool {
 	var pe *fs.PathError
 	for errors.As(err, &pe) { // MkdirAll wraps one in another
@@ -108,10 +108,10 @@ func isEscape(err error) bool {
 	return false
 }
 
-// Outside tells whether an operation on Root failed because the path leaves the workspace.
+// Outside reports whether an operation on Root failed because the path leaves the workspace.
 func Outside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
 
-// Inside is Rel for a single question.
+// Inside returns the path relative to the workspace dir, as Workspace.Rel does.
 func Inside(dir, path string) (string, error) {
 	w, err := Open(dir)
 	if err != nil {
@@ -121,8 +121,8 @@ func Inside(dir, path string) (string, error) {
 	return w.Rel(path)
 }
 
-// Put writes a file, making folders as needed, and replaces it in one step: a
-// reader sees the old or the new content. It gives the path and the bytes written.
+// Put writes a file, creates its folders as needed, and replaces it atomically: a reader sees the old or the new
+// content. It returns the relative path and the number of bytes written.
 func (w *Workspace) Put(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
 	if rel, err = w.Rel(path); err != nil {
 		return "", 0, err
@@ -133,7 +133,7 @@ func (w *Workspace) Put(path string, content io.Reader, mode fs.FileMode) (rel s
 	return rel, n, nil
 }
 
-// place writes to a cleaned path; path is how the caller called it.
+// place writes to a cleaned path. path is the caller's spelling, for errors.
 func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
 	if rel == "." {
 		return 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)

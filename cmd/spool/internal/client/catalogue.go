@@ -2,126 +2,69 @@ package client
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"iter"
-	"net/http"
-	"net/url"
-	"time"
 
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Catalogue is a list of the catalogue, by its name in routes and answers.
-type Catalogue string
+// Catalogue is a list of definitions: the name of its service and of the service's entries. The services have equal
+// requests and responses but for the names of messages, so the messages of agents stand for all of them.
+type Catalogue struct{ service, entry string }
 
-// The lists.
-const (
-	Agents       Catalogue = "agents"
-	Instances    Catalogue = "instances"
-	Environments Catalogue = "environments"
+// The lists of definitions.
+var (
+	Agents       = Catalogue{"Agents", "Agent"}
+	Instances    = Catalogue{"Instances", "Instance"}
+	Environments = Catalogue{"Environments", "Environment"}
 )
 
-// Definition is a version of an entry of the catalogue.
-type Definition struct {
-	Ref       events.Reference `json:"ref"`  // with the digest
-	Tags      []string         `json:"tags"` // that name this version
-	Spec      json.RawMessage  `json:"spec"` // as it was applied
-	CreatedAt time.Time        `json:"createdAt"`
-}
+func (c Catalogue) method(verb string) string { return "/spool.v1." + c.service + "/" + verb + c.entry }
 
-// Apply asks for a version of an entry.
-type Apply struct {
-	Ref  events.Reference `json:"ref"` // without a version
-	Tags []string         `json:"tags,omitempty"`
-	Spec any              `json:"spec"`
-}
-
-// Applied is the version that holds after an Apply.
-type Applied struct {
-	Ref      events.Reference `json:"ref"`
-	Position string           `json:"position"`
-	Same     bool             `json:"same"` // it was there already
-}
-
-// Explain names what variables are to come from: references, or nothing.
-type Explain struct {
-	Agent        string   `json:"agent,omitempty"`
-	Instance     string   `json:"instance,omitempty"`
-	Environments []string `json:"environments,omitempty"`
-}
-
-// Explained is where a variable's value would come from.
-type Explained struct {
-	Name   string `json:"name"`
-	From   string `json:"from"`
-	Secret bool   `json:"secret"`
-	Value  string `json:"value,omitempty"` // never a secret's
-}
-
-// Apply makes a version. It is sent again, with the same Idempotency-Key, when the outcome is not known.
-func (c *Client) Apply(ctx context.Context, list Catalogue, a Apply) (Applied, error) {
-	var out Applied
-	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", string(list)}, body: a, key: rand.Text(), repeat: true}, &out)
-	return out, err
+// Apply creates a version of an entry. The spec is any value that is encoded as JSON.
+func (c *Client) Apply(ctx context.Context, list Catalogue, ref events.Reference, tags []string, spec any) (*spoolv1.ApplyResponse, error) {
+	text, err := encode(spec)
+	if err != nil {
+		return nil, err
+	}
+	request := &spoolv1.ApplyAgentRequest{Ref: &spoolv1.Reference{Scope: string(ref.Scope), Slug: ref.Slug}, Tags: tags, Spec: &spoolv1.Json{Text: string(text)}}
+	if ref.Org != "" {
+		request.Ref.Org = &ref.Org
+	}
+	response := &spoolv1.ApplyResponse{}
+	return response, rest{c}.Invoke(ctx, list.method("Apply"), request, response)
 }
 
 // Definitions yields the latest version of each entry.
-func (c *Client) Definitions(ctx context.Context, list Catalogue) iter.Seq2[Doc[Definition], error] {
-	return pages[Definition](ctx, c, string(list), url.Values{}, "api", string(list))
+func (c *Client) Definitions(ctx context.Context, list Catalogue) iter.Seq2[Doc[*spoolv1.Definition], error] {
+	switch list {
+	case Agents:
+		return List[*spoolv1.Definition](ctx, spoolv1.NewAgentsClient(rest{c}).ListAgents, &spoolv1.ListAgentsRequest{})
+	case Instances:
+		return List[*spoolv1.Definition](ctx, spoolv1.NewInstancesClient(rest{c}).ListInstances, &spoolv1.ListInstancesRequest{})
+	}
+	return List[*spoolv1.Definition](ctx, c.Environments.ListEnvironments, &spoolv1.ListEnvironmentsRequest{})
 }
 
-// Definition reads the version that a reference names.
-func (c *Client) Definition(ctx context.Context, list Catalogue, ref events.Reference) (Doc[Definition], error) {
-	q := entry(ref)
-	if ref.Version != "" {
-		q.Set("version", ref.Version)
-	}
-	var out Doc[Definition]
-	err := c.get(ctx, &out, q, "api", string(list), ref.Slug)
-	return out, err
+// Definition returns the version that a reference names.
+func (c *Client) Definition(ctx context.Context, list Catalogue, ref events.Reference) (doc Doc[*spoolv1.Definition], err error) {
+	request := &spoolv1.GetAgentRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version}
+	doc.Value = &spoolv1.Definition{}
+	err = rest{c}.Invoke(ctx, list.method("Get"), request, doc.Value, rawOption{raw: &doc.Raw})
+	return doc, err
 }
 
 // RemoveDefinition hides an entry.
-func (c *Client) RemoveDefinition(ctx context.Context, list Catalogue, ref events.Reference) (Doc[Accepted], error) {
-	var out Doc[Accepted]
-	err := c.do(ctx, call{method: http.MethodDelete, path: []string{"api", string(list), ref.Slug}, query: entry(ref), repeat: true}, &out)
-	return out, err
+func (c *Client) RemoveDefinition(ctx context.Context, list Catalogue, ref events.Reference) (doc Doc[*spoolv1.RemoveResponse], err error) {
+	request := &spoolv1.RemoveAgentRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org}
+	doc.Value = &spoolv1.RemoveResponse{}
+	err = rest{c}.Invoke(ctx, list.method("Remove"), request, doc.Value, rawOption{raw: &doc.Raw})
+	return doc, err
 }
 
-// entry is what names an entry beside its slug.
-func entry(ref events.Reference) url.Values {
-	q := url.Values{}
-	if ref.Scope != "" {
-		q.Set("scope", string(ref.Scope))
-	}
-	if ref.Org != "" {
-		q.Set("org", ref.Org)
-	}
-	return q
-}
-
-// ExplainedHost is an entry of what sandboxes could reach.
-type ExplainedHost struct {
-	Entry string `json:"entry"`
-	From  string `json:"from"`
-}
-
-// Explanation is what an execution would have.
-type Explanation struct {
-	Variables []Explained     `json:"variables"`
-	Egress    []ExplainedHost `json:"egress"`
-}
-
-// ExplainEnvironment tells where each variable and each allowed host would come from. What a server should
-// send as a secret's value, it does not give.
-func (c *Client) ExplainEnvironment(ctx context.Context, e Explain) (Explanation, error) {
-	var out Explanation
-	err := c.do(ctx, call{method: http.MethodPost, path: []string{"api", string(Environments), "explain"}, body: e, repeat: true}, &out)
-	for i := range out.Variables {
-		if out.Variables[i].Secret {
-			out.Variables[i].Value = ""
-		}
-	}
-	return out, err
+// Reference converts the reference of a response. The scope organization becomes "".
+func Reference(r *spoolv1.Reference) events.Reference {
+	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug()}.Bare()
+	ref.Version = r.GetVersion()
+	return ref
 }

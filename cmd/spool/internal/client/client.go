@@ -1,5 +1,5 @@
-// Package client talks to a gateway: REST for what is asked once, and a
-// WebSocket for a session's events, with exact resume.
+// Package client is the client of a gateway. It calls the methods of the API over REST with the generated messages of
+// spool.v1, transfers files, and follows and replays the events of sessions with exact resume.
 package client
 
 import (
@@ -17,44 +17,57 @@ import (
 	"strings"
 	"time"
 
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/certificate"
 )
 
 const (
 	defaultTimeout = 30 * time.Second
 	defaultGiveUp  = time.Minute
-	// retries is how often a request that changes nothing when it is repeated is sent again.
+	// retries is the maximum number of times that a repeatable request is sent again.
 	retries = 3
-	// maxWait bounds what a server may ask to wait between two tries.
+	// maxWait is the maximum wait between two attempts, whatever the server's Retry-After requests.
 	maxWait = 5 * time.Second
-	// maxAnswer bounds an answer in bytes: a page of events ends at 2 MiB, but one event may be larger.
-	maxAnswer = 64 << 20
+	// maxResponse is the maximum size of a response in bytes. A page of events ends at 2 MiB, but one event may be larger.
+	maxResponse = 64 << 20
 )
 
-// Config says where the gateway is. Only URL is required.
+// Config configures a client. Only URL is required.
 type Config struct {
-	URL     string        // http://host:port
-	Key     string        // API key; empty for a server without keys
-	CAFile  string        // PEM file of the authorities that an https server is checked against; empty for the system's
-	Timeout time.Duration // of one request; 0 means 30 s
-	GiveUp  time.Duration // how long Follow goes on trying to come back; 0 means 1 min
-	HTTP    *http.Client  // nil means one of its own
+	URL     string        // of the gateway: http://host:port or https://host:port
+	Key     string        // API key; "" for a server without keys
+	CAFile  string        // PEM file of the authorities that verify an https server; "" means the system's
+	Timeout time.Duration // time limit of one request; 0 means 30 s
+	GiveUp  time.Duration // how long Follow tries to reconnect; 0 means 1 min
+	HTTP    *http.Client  // nil means a client of its own
 }
 
-// Client talks to one gateway. It is safe for concurrent use.
+// Client is the client of one gateway. The fields are the generated clients of the services; Call and List call their
+// methods. A Client is safe for concurrent use.
 type Client struct {
+	Sessions     spoolv1.SessionsClient
+	Executions   spoolv1.ExecutionsClient
+	Environments spoolv1.EnvironmentsClient
+	Skills       spoolv1.SkillsClient
+	Keys         spoolv1.KeysClient
+	Limits       spoolv1.LimitsClient
+	Budgets      spoolv1.BudgetsClient
+	DeadLetters  spoolv1.DeadLettersClient
+	Audit        spoolv1.AuditClient
+	events       spoolv1.EventsClient
+
 	base *url.URL
 	cfg  Config
 }
 
-// New checks the config.
+// New returns a client. It sends nothing; the error is that of an invalid Config.
 func New(cfg Config) (*Client, error) {
 	base, err := url.Parse(strings.TrimRight(cfg.URL, "/"))
 	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
 		return nil, fmt.Errorf("url: %q is not an address such as http://127.0.0.1:7700", cfg.URL)
 	}
 	if strings.ContainsFunc(cfg.Key, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, errors.New("key: an API key has only printable ASCII characters: check SPOOL_API_KEY or --key")
+		return nil, errors.New("key: the API key contains characters other than printable ASCII: check SPOOL_API_KEY or --key")
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = defaultTimeout
@@ -73,96 +86,114 @@ func New(cfg Config) (*Client, error) {
 	if cfg.HTTP == nil {
 		cfg.HTTP = &http.Client{Transport: transport}
 	}
-	return &Client{base: base, cfg: cfg}, nil
+	c := &Client{base: base, cfg: cfg}
+	c.Sessions, c.Executions, c.events = spoolv1.NewSessionsClient(rest{c}), spoolv1.NewExecutionsClient(rest{c}), spoolv1.NewEventsClient(rest{c})
+	c.Environments, c.Skills, c.Keys = spoolv1.NewEnvironmentsClient(rest{c}), spoolv1.NewSkillsClient(rest{c}), spoolv1.NewKeysClient(rest{c})
+	c.Limits, c.Budgets = spoolv1.NewLimitsClient(rest{c}), spoolv1.NewBudgetsClient(rest{c})
+	c.DeadLetters, c.Audit = spoolv1.NewDeadLettersClient(rest{c}), spoolv1.NewAuditClient(rest{c})
+	return c, nil
 }
 
-// URL is the gateway's address.
+// URL returns the address of the gateway.
 func (c *Client) URL() string { return c.base.String() }
 
-// Close gives idle connections back.
+// Close closes idle connections.
 func (c *Client) Close() { c.cfg.HTTP.CloseIdleConnections() }
 
-// Doc is an object of the API: as it came, and decoded.
-type Doc[T any] struct {
-	Raw   json.RawMessage
-	Value T
+// Alive returns an error unless a gateway responds, ready or not. /health is not a method of spool.v1.
+func (c *Client) Alive(ctx context.Context) error {
+	_, err := c.do(ctx, call{method: http.MethodGet, path: []string{"health"}, repeatable: true})
+	return err
 }
 
-// UnmarshalJSON keeps both forms.
-func (d *Doc[T]) UnmarshalJSON(b []byte) error {
-	d.Raw = append(json.RawMessage(nil), b...)
-	return json.Unmarshal(b, &d.Value)
+// Readiness is the response of /readyz, which is not a method of spool.v1.
+type Readiness struct {
+	Ready  bool              `json:"ready"`
+	Checks map[string]string `json:"checks"` // by the name of a part: ok, or its error
 }
 
-// MarshalJSON gives back what came.
-func (d Doc[T]) MarshalJSON() ([]byte, error) { return d.Raw, nil }
+// Ready returns the readiness of the gateway. A gateway that is not ready is no error.
+func (c *Client) Ready(ctx context.Context) (Readiness, error) {
+	var r Readiness
+	resp, err := c.send(ctx, call{method: http.MethodGet, path: []string{"readyz"}})
+	if err != nil {
+		return r, err
+	}
+	if json.Unmarshal(resp.body, &r) != nil || r.Checks == nil {
+		return r, c.problem(resp.Response, resp.body)
+	}
+	return r, nil
+}
 
 // call is one request.
 type call struct {
-	method string
-	path   []string // segments below the base, not yet escaped
-	query  url.Values
-	body   any
-	key    string // Idempotency-Key
-	repeat bool   // sending it again changes nothing
+	method     string
+	path       []string // segments below the base, not yet escaped
+	query      url.Values
+	body       []byte // JSON; nil for none
+	key        string // Idempotency-Key; "" for none
+	repeatable bool   // may be sent again if its outcome is unknown
 }
 
-// do sends a call and decodes its answer into out. The error
-// is an *Error, an *UnreachableError or ctx's.
-func (c *Client) do(ctx context.Context, r call, out any) error {
-	var body []byte
-	if r.body != nil {
-		var err error
-		if body, err = encode(r.body); err != nil {
-			return fmt.Errorf("encode the request: %w", err)
-		}
-	}
-	for try := 0; ; try++ {
-		err := c.once(ctx, r, body, out)
-		wait, again := retryAfter(err, try)
-		if !r.repeat || try == retries || !again {
-			return err
+// do sends a call and returns the JSON of the response. It repeats a repeatable call after errors that may pass. The
+// error is an *Error, an *UnreachableError or that of ctx.
+func (c *Client) do(ctx context.Context, r call) (json.RawMessage, error) {
+	for attempt := 0; ; attempt++ {
+		raw, err := c.once(ctx, r)
+		wait, temporary := retryAfter(err, attempt)
+		if !r.repeatable || attempt == retries || !temporary {
+			return raw, err
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-time.After(wait):
 		}
 	}
 }
 
-// retryAfter tells whether an error may be gone at the next try, and when that should be.
-func retryAfter(err error, try int) (time.Duration, bool) {
-	wait := 100 * time.Millisecond << try
+// retryAfter reports whether the next attempt may succeed, and how long to wait before it.
+func retryAfter(err error, attempt int) (time.Duration, bool) {
+	wait := 100 * time.Millisecond << attempt
 	var problem *Error
 	var unreachable *UnreachableError
 	switch {
 	case errors.As(err, &problem) && problem.temporary():
 		return min(max(problem.RetryAfter, wait), maxWait), true
 	case errors.As(err, &unreachable):
-		// A server that refuses connections is not up, and a refused certificate stays; one that broke off may answer again.
+		// A refused connection means that no server runs, and an untrusted certificate does not change. A server that
+		// closed the connection may respond to the next attempt.
 		return wait, !IsRefused(err) && !isUntrusted(err)
 	}
 	return 0, false
 }
 
-// answer is a response that was read.
-type answer struct {
+// response is an HTTP response with its whole body.
+type response struct {
 	*http.Response
 	body []byte
 }
 
-// send sends a call once.
-func (c *Client) send(ctx context.Context, r call, body []byte) (answer, error) {
-	try, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
-	defer cancel()
+// request returns the HTTP request of a call.
+func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Request, error) {
 	u := c.base.JoinPath(escaped(r.path)...)
 	u.RawQuery = r.query.Encode()
-	req, err := http.NewRequestWithContext(try, r.method, u.String(), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, r.method, u.String(), body)
 	if err != nil {
-		return answer{}, fmt.Errorf("request: %w", err)
+		return nil, fmt.Errorf("request: %w", err)
 	}
 	req.Header = c.header()
+	return req, nil
+}
+
+// send sends a call once.
+func (c *Client) send(ctx context.Context, r call) (response, error) {
+	limited, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	req, err := c.request(limited, r, bytes.NewReader(r.body))
+	if err != nil {
+		return response{}, err
+	}
 	if r.body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -171,37 +202,44 @@ func (c *Client) send(ctx context.Context, r call, body []byte) (answer, error) 
 	}
 	resp, err := c.cfg.HTTP.Do(req)
 	if err != nil {
-		return answer{}, c.unreachable(ctx, err)
+		return response{}, c.unreachable(ctx, err)
 	}
-	defer func() { _ = resp.Body.Close() }() // it was read to its end, or the error is told
-	got, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	defer func() { _ = resp.Body.Close() }() // the body was read to its end, or its error is returned
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	if err != nil {
-		return answer{}, c.unreachable(ctx, err)
+		return response{}, c.unreachable(ctx, err)
 	}
-	if len(got) > maxAnswer {
-		return answer{}, fmt.Errorf("%s answered more than %d MiB", c.base, maxAnswer>>20)
+	if len(body) > maxResponse {
+		return response{}, fmt.Errorf("%s: the response is larger than %d MiB", c.base, maxResponse>>20)
 	}
-	return answer{resp, got}, nil
+	return response{resp, body}, nil
 }
 
-func (c *Client) once(ctx context.Context, r call, body []byte, out any) error {
-	resp, err := c.send(ctx, r, body)
+// once sends a call once and returns the JSON of the response.
+func (c *Client) once(ctx context.Context, r call) (json.RawMessage, error) {
+	resp, err := c.send(ctx, r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if resp.StatusCode >= 300 {
-		return c.problem(resp.Response, resp.body)
+		return nil, c.problem(resp.Response, resp.body)
 	}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/json" {
-		return &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (it answered %q): pass --url", c.base, resp.Header.Get("Content-Type"))}
+		return nil, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (Content-Type of the response: %q): pass --url", c.base, resp.Header.Get("Content-Type"))}
 	}
-	if err := json.Unmarshal(resp.body, out); err != nil {
-		return fmt.Errorf("%s answered what is not understood: %w", c.base, err)
-	}
-	return nil
+	var raw json.RawMessage
+	return raw, c.decoded(json.Unmarshal(resp.body, &raw))
 }
 
-// escaped makes path segments of ids, whatever they hold: nothing leaves its segment.
+// decoded adds the server to the error of decoding a response; nil stays nil.
+func (c *Client) decoded(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("decode the response of %s: %w", c.base, err)
+}
+
+// escaped escapes path segments, so that an id cannot leave its segment.
 func escaped(segments []string) []string {
 	out := make([]string, len(segments))
 	for i, s := range segments {
@@ -223,7 +261,7 @@ func (c *Client) header() http.Header {
 	return h
 }
 
-// unreachable says why no answer came; ctx is the caller's.
+// unreachable returns the error of a request without a response. ctx is the caller's.
 func (c *Client) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -235,11 +273,11 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	return &UnreachableError{URL: c.base.String(), Err: err}
 }
 
-// problem reads a refusal.
+// problem returns the error of a response that is not a success.
 func (c *Client) problem(resp *http.Response, body []byte) error {
 	e := &Error{}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/problem+json" || json.Unmarshal(body, e) != nil {
-		e = &Error{Detail: fmt.Sprintf("%s answered %q, which is not Spool's: pass --url", c.base, resp.Status)}
+		e = &Error{Detail: fmt.Sprintf("%s responded %q, but not as a Spool server does: pass --url", c.base, resp.Status)}
 	}
 	e.Status = resp.StatusCode
 	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
@@ -248,11 +286,21 @@ func (c *Client) problem(resp *http.Response, body []byte) error {
 	return e
 }
 
-// encode is JSON without HTML escapes.
+// filter returns a query with one parameter, or with none if the value is "".
+func filter(name, value string) url.Values {
+	if value == "" {
+		return url.Values{}
+	}
+	return url.Values{name: {value}}
+}
+
+// encode returns the JSON of v without HTML escapes.
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(v)
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("encode the request: %w", err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
 func answer(w http.ResponseWriter, status int, media, body string) {
@@ -22,7 +23,7 @@ func answer(w http.ResponseWriter, status int, media, body string) {
 
 const problemJSON = "application/problem+json"
 
-func TestURL(t *testing.T) {
+func TestNew_RefusesInvalidConfig(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "127.0.0.1:7700", "ftp://host", "http://", "http://a b/", "nonsense"} {
 		if _, err := client.New(client.Config{URL: bad}); err == nil || !strings.HasPrefix(err.Error(), "url: ") {
@@ -30,11 +31,11 @@ func TestURL(t *testing.T) {
 		}
 	}
 	if _, err := client.New(client.Config{URL: "http://host", Key: "a\nb"}); err == nil || !strings.HasPrefix(err.Error(), "key: ") {
-		t.Errorf("key with a line end: %v", err)
+		t.Errorf("key with a line feed: %v", err)
 	}
 }
 
-func TestPages(t *testing.T) {
+func TestList_ReadsAllPages(t *testing.T) {
 	t.Parallel()
 	c := connect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Query().Get("pageToken") {
@@ -44,16 +45,16 @@ func TestPages(t *testing.T) {
 			answer(w, 200, "application/json", `{"sessions":[{"sessionId":"ses_3"}],"nextPageToken":""}`)
 		}
 		if r.URL.Path != "/api/sessions" || r.URL.Query().Get("status") != "open" {
-			t.Errorf("asked for %s", r.URL)
+			t.Errorf("requested %s", r.URL)
 		}
 	}), client.Config{})
 	var ids []string
-	for s, err := range c.Sessions(t.Context(), client.Filter{State: "open"}) {
+	for s, err := range client.List[*spoolv1.Session](t.Context(), c.Sessions.ListSessions, &spoolv1.ListSessionsRequest{Status: "open"}) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids = append(ids, s.Value.ID)
-		if raw, err := json.Marshal(s); err != nil || s.Value.ID == "ses_1" && string(raw) != `{"sessionId":"ses_1","extra":1}` {
+		ids = append(ids, s.Value.SessionId)
+		if raw, err := json.Marshal(s); err != nil || s.Value.SessionId == "ses_1" && string(raw) != `{"sessionId":"ses_1","extra":1}` {
 			t.Errorf("printed as %s %v", raw, err)
 		}
 	}
@@ -62,8 +63,9 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// A query is sent again with the same key when its outcome is not known, and an interrupt never is.
-func TestRetry(t *testing.T) {
+// TestCall_RepeatsOnlyRepeatableMethods tests that a query is sent again with the same Idempotency-Key if its outcome is
+// unknown, and that an interrupt is sent only once.
+func TestCall_RepeatsOnlyRepeatableMethods(t *testing.T) {
 	t.Parallel()
 	var tries, interrupts atomic.Int32
 	keys := make(chan string, 10)
@@ -83,19 +85,19 @@ func TestRetry(t *testing.T) {
 			answer(w, 202, "application/json", `{"sessionId":"ses_1","executionId":"exe_1","position":"0-1"}`)
 		}
 	}), client.Config{})
-	got, err := c.StartExecution(t.Context(), client.Start{Content: "q"})
-	if err != nil || got.ExecutionID != "exe_1" {
+	got, err := c.Executions.StartExecution(t.Context(), &spoolv1.StartExecutionRequest{Content: "q"})
+	if err != nil || got.GetExecutionId() != "exe_1" {
 		t.Fatalf("got %+v %v", got, err)
 	}
 	if a, b, d := <-keys, <-keys, <-keys; a == "" || a != b || b != d {
 		t.Errorf("keys %q %q %q", a, b, d)
 	}
-	if _, err := c.Interrupt(t.Context(), "ses_1"); !client.IsCode(err, "UNAVAILABLE") || interrupts.Load() != 1 {
+	if _, err := c.Sessions.InterruptSession(t.Context(), &spoolv1.InterruptSessionRequest{SessionId: "ses_1"}); !client.IsCode(err, "UNAVAILABLE") || interrupts.Load() != 1 {
 		t.Errorf("interrupt: %v after %d tries", err, interrupts.Load())
 	}
 }
 
-func TestAnswersOfOthers(t *testing.T) {
+func TestCall_ReportsThatTheServerIsNotSpool(t *testing.T) {
 	t.Parallel()
 	for name, h := range map[string]http.HandlerFunc{
 		"a web page":     func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, "text/html", "<html>") },
@@ -105,7 +107,7 @@ func TestAnswersOfOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := connect(t, h, client.Config{})
-			_, err := c.Session(t.Context(), "ses_1")
+			_, err := c.Sessions.GetSession(t.Context(), &spoolv1.GetSessionRequest{SessionId: "ses_1"})
 			if err == nil || !strings.Contains(err.Error(), "pass --url") {
 				t.Errorf("got %v", err)
 			}
@@ -113,8 +115,8 @@ func TestAnswersOfOthers(t *testing.T) {
 	}
 }
 
-// Whatever an id holds, it stays in its segment of the path.
-func TestIDsInPaths(t *testing.T) {
+// TestCall_EscapesIDsInPaths tests that an id cannot leave its segment of the path.
+func TestCall_EscapesIDsInPaths(t *testing.T) {
 	t.Parallel()
 	var path atomic.Value
 	c := connect(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -122,20 +124,20 @@ func TestIDsInPaths(t *testing.T) {
 		answer(w, 200, "application/json", "{}")
 	}), client.Config{})
 	for id, want := range map[string]string{"..": "/api/sessions/%2E%2E", "a/../b?c": "/api/sessions/a%2F..%2Fb%3Fc"} {
-		if _, err := c.Session(t.Context(), id); err != nil || path.Load() != want {
-			t.Errorf("%q: asked for %v (%v)", id, path.Load(), err)
+		if _, err := c.Sessions.GetSession(t.Context(), &spoolv1.GetSessionRequest{SessionId: id}); err != nil || path.Load() != want {
+			t.Errorf("%q: requested %v (%v)", id, path.Load(), err)
 		}
 	}
 }
 
-func TestCancelled(t *testing.T) {
+func TestCall_ReturnsTheErrorOfTheContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	c := connect(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		cancel()
 		<-r.Context().Done()
 	}), client.Config{})
-	if _, err := c.Session(ctx, "ses_1"); !errors.Is(err, context.Canceled) {
+	if _, err := c.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: "ses_1"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }

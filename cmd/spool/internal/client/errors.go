@@ -20,15 +20,15 @@ const (
 	CodeUnauthenticated = "UNAUTHENTICATED"
 )
 
-// Error is what a gateway refuses, from problem+json or from a WebSocket's error message.
+// Error is an error that a gateway returned: a problem+json over HTTP, or an error message over WebSocket.
 type Error struct {
-	Status         int           `json:"-"` // of HTTP; 0 on a WebSocket
+	Status         int           `json:"-"` // HTTP status; 0 over WebSocket
 	Code           string        `json:"code"`
 	Field          string        `json:"field"`
 	Detail         string        `json:"detail"`
-	Tip            *uint32       `json:"tip"` // of the session, where a cursor cannot be served
+	Tip            *uint32       `json:"tip"` // seq of the session's last event, if the server cannot serve a cursor
 	IdempotencyKey string        `json:"idempotencyKey"`
-	RetryAfter     time.Duration `json:"-"`
+	RetryAfter     time.Duration `json:"-"` // 0 if the server did not send it
 }
 
 func (e *Error) Error() string {
@@ -45,7 +45,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// temporary tells whether the same request may succeed later.
+// temporary reports whether the same request may succeed later.
 func (e *Error) temporary() bool {
 	if e.Code == "" {
 		return slices.Contains([]int{502, 503, 504}, e.Status)
@@ -53,13 +53,13 @@ func (e *Error) temporary() bool {
 	return slices.Contains([]string{"UNAVAILABLE", "READ_MODEL_BEHIND", "SLOW_CLIENT", "INTERNAL", "QUEUE_FULL", "TOO_MANY_FILES"}, e.Code)
 }
 
-// IsCode tells whether err is a gateway's refusal with one of the codes.
+// IsCode reports whether err is an *Error with one of the codes.
 func IsCode(err error, codes ...string) bool {
 	var e *Error
 	return errors.As(err, &e) && slices.Contains(codes, e.Code)
 }
 
-// UnreachableError is a gateway that does not answer.
+// UnreachableError is returned if a gateway does not respond.
 type UnreachableError struct {
 	URL string
 	Err error
@@ -73,7 +73,7 @@ func (e *UnreachableError) Error() string {
 	return fmt.Sprintf("cannot reach %s: %s; %s", e.URL, reason(e.Err), remedy)
 }
 
-// isUntrusted reports whether err is a certificate that was refused.
+// isUntrusted reports whether err means that the server's certificate is not trusted.
 func isUntrusted(err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	return errors.As(err, &untrusted)
@@ -82,29 +82,29 @@ func isUntrusted(err error) bool {
 // Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// IsRefused tells whether err is a gateway that could not be connected to, so that nothing was sent.
+// IsRefused reports whether err means that no connection could be made, so that nothing was sent.
 func IsRefused(err error) bool {
 	var e *UnreachableError
 	var op *net.OpError
 	return errors.As(err, &e) && errors.As(e.Err, &op) && op.Op == "dial"
 }
 
-// reason is the cause in few words: the address stands beside it already.
+// reason returns a short form of the cause of an *UnreachableError, whose message already has the address.
 func reason(err error) string {
 	var dns *net.DNSError
 	var sys syscall.Errno
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return "it did not answer in time"
+		return "no response in time"
 	case errors.As(err, &dns):
-		return "there is no host " + dns.Name
+		return "unknown host " + dns.Name
 	case errors.As(err, &sys):
 		return sys.Error()
 	}
 	return err.Error()
 }
 
-// IsFinal reports whether err is a gateway's refusal that the same request meets again.
+// IsFinal reports whether err is an *Error that the same request would receive again.
 func IsFinal(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && !e.temporary()

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +14,15 @@ import (
 	"time"
 )
 
-// stall bounds how long a transfer may stand still.
-const stall = time.Minute
+// stallTimeout is the time without progress after which a transfer fails.
+const stallTimeout = time.Minute
 
-// typeTar is the media type of an archive.
+// typeTar is the media type of a tar.
 const typeTar = "application/x-tar"
 
-// File is an entry of a workspace's last snapshot.
+// Files and transcripts are sent as raw bytes over REST only, so spool.proto does not describe their routes.
+
+// File is an entry of a workspace.
 type File struct {
 	Path        string     `json:"path"`
 	Kind        string     `json:"kind"` // file, dir or symlink
@@ -30,27 +33,28 @@ type File struct {
 	ExecutionID string     `json:"executionId"`
 }
 
-// Listing is what lies below a folder.
+// Listing holds the entries below a folder.
 type Listing struct {
 	Snapshot string      `json:"snapshot"`
 	At       time.Time   `json:"at"`
 	Files    []Doc[File] `json:"files"`
 }
 
-// Put is the answer to a file that was stored.
+// Put is the response to an upload of files.
 type Put struct {
 	Position string `json:"position"`
 	SHA256   string `json:"sha256"`
 	Size     uint64 `json:"size"`
 }
 
-// AsOf says as of when files are wanted; the zero AsOf is as the last snapshot has them.
+// AsOf selects the state of the files to read. The zero AsOf means the last snapshot.
 type AsOf struct {
-	Live bool    // as they are in the sandbox now
-	At   *uint32 // as the last snapshot before this event has them; not with Live
+	Live bool    // the present state in the sandbox
+	At   *uint32 // the last snapshot before the event with this seq; not with Live
 }
 
-func (a AsOf) into(q url.Values) url.Values {
+// addTo adds the parameters to a query, which it returns.
+func (a AsOf) addTo(q url.Values) url.Values {
 	if a.Live {
 		q.Set("live", "1")
 	}
@@ -60,74 +64,75 @@ func (a AsOf) into(q url.Values) url.Values {
 	return q
 }
 
-// Files lists what lies below a folder of a session's workspace, "" for all of it.
-func (c *Client) Files(ctx context.Context, session, dir string, as AsOf) (Listing, error) {
-	var out Listing
-	q := as.into(filter("dir", dir))
-	err := c.get(ctx, &out, q, "api", "sessions", session, "files")
-	return out, err
+// Files lists the entries below a folder of a session's workspace; "" is the workspace.
+func (c *Client) Files(ctx context.Context, session, dir string, as AsOf) (listing Listing, err error) {
+	raw, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(session), query: as.addTo(filter("dir", dir)), repeatable: true})
+	if err != nil {
+		return listing, err
+	}
+	return listing, c.decoded(json.Unmarshal(raw, &listing))
 }
 
 // RemoveFile removes a file or a folder.
-func (c *Client) RemoveFile(ctx context.Context, session, path string) (Doc[Accepted], error) {
-	var out Doc[Accepted]
-	err := c.do(ctx, call{method: http.MethodDelete, path: filePath(session, path), repeat: true}, &out)
-	return out, err
+func (c *Client) RemoveFile(ctx context.Context, session, path string) (json.RawMessage, error) {
+	return c.do(ctx, call{method: http.MethodDelete, path: filePath(session, path), repeatable: true})
 }
 
-// filePath is the route of a file; its slashes stay.
+func filesPath(session string) []string { return []string{"api", "sessions", session, "files"} }
+
+// filePath returns the route of a file. Slashes in the file's path separate segments.
 func filePath(session, path string) []string {
-	return append([]string{"api", "sessions", session, "files"}, strings.Split(path, "/")...)
+	return append(filesPath(session), strings.Split(path, "/")...)
 }
 
-// GetFile opens a file; size is -1 where the server does not say.
+// GetFile opens a file. size is -1 if the server does not send it.
 func (c *Client) GetFile(ctx context.Context, session, path string, as AsOf) (content io.ReadCloser, size int64, err error) {
-	r := call{method: http.MethodGet, path: filePath(session, path), query: as.into(url.Values{})}
+	r := call{method: http.MethodGet, path: filePath(session, path), query: as.addTo(url.Values{})}
 	return c.download(ctx, r, "*/*")
 }
 
-// Tar opens an archive of all that lies below a folder; "" is all.
+// Tar opens a tar of the entries below a folder; "" is the workspace.
 func (c *Client) Tar(ctx context.Context, session, dir string, as AsOf) (io.ReadCloser, error) {
-	r, _, err := c.download(ctx, call{method: http.MethodGet, path: []string{"api", "sessions", session, "files"}, query: as.into(filter("dir", dir))}, typeTar)
+	r, _, err := c.download(ctx, call{method: http.MethodGet, path: filesPath(session), query: as.addTo(filter("dir", dir))}, typeTar)
 	return r, err
 }
 
-// PutFile sends a file. mode is in octal, "" for the server's; size is -1 if it is not known.
+// PutFile uploads a file. mode is in octal; "" means the server's default. size is -1 if it is unknown.
 func (c *Client) PutFile(ctx context.Context, session, path, mode string, content io.Reader, size int64) (Doc[Put], error) {
 	return upload[Put](ctx, c, call{method: http.MethodPut, path: filePath(session, path), query: filter("mode", mode)}, "application/octet-stream", content, size)
 }
 
-// PutTar sends an archive, which goes into a folder; "" is the workspace.
+// PutTar uploads a tar into a folder; "" is the workspace.
 func (c *Client) PutTar(ctx context.Context, session, dir string, content io.Reader) (Doc[Put], error) {
-	return upload[Put](ctx, c, call{method: http.MethodPut, path: []string{"api", "sessions", session, "files"}, query: filter("dir", dir)}, typeTar, content, -1)
+	return upload[Put](ctx, c, call{method: http.MethodPut, path: filesPath(session), query: filter("dir", dir)}, typeTar, content, -1)
 }
 
-// Transcript is a transcript that a session can begin with.
+// Transcript is an uploaded transcript with which a session can start.
 type Transcript struct {
-	Transcript     string `json:"transcript"` // the reference for a NewSession
+	Transcript     string `json:"transcript"` // the reference for CreateSessionRequest
 	Architecture   string `json:"architecture"`
 	AgentSessionID string `json:"agentSessionId"`
 	Messages       uint32 `json:"messages"`
 }
 
-// PutTranscript sends a transcript.
+// PutTranscript uploads a transcript of size bytes.
 func (c *Client) PutTranscript(ctx context.Context, content io.Reader, size int64) (Doc[Transcript], error) {
 	return upload[Transcript](ctx, c, call{method: http.MethodPost, path: []string{"api", "transcripts"}}, "application/octet-stream", content, size)
 }
 
-// transfer is a request whose body, or answer, is as long as it likes, and must keep moving.
+// transfer is a request whose body or response may take any time, as long as bytes arrive within stallTimeout.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 }
 
-var errStalled = errors.New("nothing moved for a minute")
+var errStalled = errors.New("no data was transferred for a minute")
 
 func newTransfer(ctx context.Context) *transfer {
 	t := &transfer{}
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
-	t.timer = time.AfterFunc(stall, func() { t.cancel(errStalled) })
+	t.timer = time.AfterFunc(stallTimeout, func() { t.cancel(errStalled) })
 	return t
 }
 
@@ -136,31 +141,20 @@ func (t *transfer) end() {
 	t.cancel(nil)
 }
 
-// moving is a reader that tells its transfer when something moves.
-type moving struct {
+// progressReader restarts the timer of its transfer with each read.
+type progressReader struct {
 	io.Reader
 	t *transfer
 }
 
-func (m moving) Read(p []byte) (int, error) {
-	n, err := m.Reader.Read(p)
-	m.t.timer.Reset(stall)
+// Read implements io.Reader.
+func (r progressReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.t.timer.Reset(stallTimeout)
 	return n, err
 }
 
-// request makes one of a transfer.
-func (c *Client) request(t *transfer, r call, body io.Reader) (*http.Request, error) {
-	u := c.base.JoinPath(escaped(r.path)...)
-	u.RawQuery = r.query.Encode()
-	req, err := http.NewRequestWithContext(t.ctx, r.method, u.String(), body)
-	if err != nil {
-		return nil, fmt.Errorf("request: %w", err)
-	}
-	req.Header = c.header()
-	return req, nil
-}
-
-// open sends a transfer's request and gives an answer that is no refusal.
+// open sends a transfer's request and returns the response, or the error that the server returned.
 func (c *Client) open(ctx context.Context, t *transfer, req *http.Request) (*http.Response, error) {
 	resp, err := c.cfg.HTTP.Do(req) //nolint:bodyclose // the caller closes it
 	if err != nil {
@@ -172,7 +166,7 @@ func (c *Client) open(ctx context.Context, t *transfer, req *http.Request) (*htt
 	if resp.StatusCode < 300 {
 		return resp, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return nil, c.unreachable(ctx, err)
 	}
@@ -181,7 +175,7 @@ func (c *Client) open(ctx context.Context, t *transfer, req *http.Request) (*htt
 
 func (c *Client) download(ctx context.Context, r call, accept string) (io.ReadCloser, int64, error) {
 	t := newTransfer(ctx)
-	req, err := c.request(t, r, nil)
+	req, err := c.request(t.ctx, r, nil)
 	if err != nil {
 		t.end()
 		return nil, 0, err
@@ -192,27 +186,26 @@ func (c *Client) download(ctx context.Context, r call, accept string) (io.ReadCl
 		t.end()
 		return nil, 0, err
 	}
-	// What is not served as an attachment is another program's page.
-	if how, _, err := mime.ParseMediaType(resp.Header.Get("Content-Disposition")); err != nil || how != "attachment" {
+	// Without this header the response is a page of another program.
+	if disposition, _, err := mime.ParseMediaType(resp.Header.Get("Content-Disposition")); err != nil || disposition != "attachment" {
 		t.end()
 		_ = resp.Body.Close()
-		return nil, 0, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (its answer is no attachment): pass --url", c.base)}
+		return nil, 0, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (the response is not an attachment): pass --url", c.base)}
 	}
-	return &downloaded{moving{resp.Body, t}, resp.Body, t, c, ctx}, resp.ContentLength, nil
+	return &download{progressReader{resp.Body, t}, resp.Body, c, ctx}, resp.ContentLength, nil
 }
 
-// downloaded is an answer on its way.
-type downloaded struct {
-	moving
+// download is the body of a response.
+type download struct {
+	progressReader
 	body io.Closer
-	t    *transfer
 	c    *Client
-	ctx  context.Context
+	ctx  context.Context // the caller's
 }
 
-// Read reads; a connection that broke is told as such.
-func (d *downloaded) Read(p []byte) (int, error) {
-	n, err := d.moving.Read(p)
+// Read implements io.Reader. A broken connection is an *UnreachableError.
+func (d *download) Read(p []byte) (int, error) {
+	n, err := d.progressReader.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		if cause := context.Cause(d.t.ctx); d.ctx.Err() == nil && cause != nil {
 			err = cause
@@ -223,15 +216,16 @@ func (d *downloaded) Read(p []byte) (int, error) {
 }
 
 // Close ends the transfer.
-func (d *downloaded) Close() error {
+func (d *download) Close() error {
 	d.t.end()
 	return d.body.Close()
 }
 
+// upload sends content of a media type. size is -1 if it is unknown.
 func upload[T any](ctx context.Context, c *Client, r call, media string, content io.Reader, size int64) (out Doc[T], err error) {
 	t := newTransfer(ctx)
 	defer t.end()
-	req, err := c.request(t, r, io.NopCloser(moving{content, t}))
+	req, err := c.request(t.ctx, r, io.NopCloser(progressReader{content, t}))
 	if err != nil {
 		return out, err
 	}
@@ -244,12 +238,9 @@ func upload[T any](ctx context.Context, c *Client, r call, media string, content
 	if err != nil {
 		return out, err
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return out, c.unreachable(ctx, err)
 	}
-	if err := out.UnmarshalJSON(body); err != nil {
-		return out, fmt.Errorf("%s answered what is not understood: %w", c.base, err)
-	}
-	return out, nil
+	return out, c.decoded(out.UnmarshalJSON(body))
 }

@@ -20,44 +20,46 @@ import (
 )
 
 const (
-	// firstWait is what a second attempt waits; each further one waits twice as long.
+	// firstWait is the wait before the second attempt; it doubles with each further attempt.
 	firstWait   = 100 * time.Millisecond
 	pingEvery   = 15 * time.Second
 	pingTimeout = 10 * time.Second
 	dialTimeout = 10 * time.Second
-	// answerTimeout bounds the wait for the answer to a join.
-	answerTimeout = 30 * time.Second
-	// holes is how often a stream may leave out the same event before that is reported.
-	holes = 5
+	// joinTimeout is the time limit for the response to a join.
+	joinTimeout = 30 * time.Second
+	// maxHoles is the number of connections in a row that may skip the same event before Follow returns an error.
+	maxHoles = 5
 )
 
-// Message is one thing that a followed session brings. One of the pointers, or Lost, is set.
+// The messages of the WebSocket are not part of spool.proto; services/gateway/internal/socket defines them.
+
+// Message is one item of a followed session. Exactly one of Event, Lag, Snapshot, Joined and Lost is set.
 type Message struct {
-	Event    *events.Wire    // a kept event, in order and once; or text in flight, of which nothing is repeated
+	Event    *events.Wire    // a stored event, in order and once; or a delta with new text only
 	Raw      json.RawMessage // the event as JSON
 	Lag      *Lag
 	Snapshot *Snapshot
 	Joined   bool  // the stream is joined, for the first time or again
-	Lost     error // the connection was lost, and is being made again
+	Lost     error // the connection was lost, and Follow reconnects
 }
 
-// Lag says that what the server reads is behind the log: what comes is late, nothing is lost.
+// Lag reports whether the server's read models are behind the log: events are late, but none are lost.
 type Lag struct {
 	Lagging bool   `json:"lagging"`
 	LagMs   uint32 `json:"lagMs"`
 }
 
-// Snapshot stands in place of events that cannot be served from the cursor.
+// Snapshot replaces events that the server cannot serve from the cursor.
 type Snapshot struct {
-	Cause  *Error // CURSOR_EXPIRED or CURSOR_AHEAD
-	Seq    uint32 // the events up to here are in the blocks
+	Cause  *Error // CURSOR_EXPIRED or CURSOR_AHEAD; nil if the server sent none
+	Seq    uint32 // seq of the last event that is folded into the blocks
 	Blocks []events.Block
 }
 
-// Follow yields a session's events with a greater seq than after, then waits for
-// more until ctx ends. A lost connection is made again at the cursor: each event
-// comes exactly once, and text in flight goes on where it stopped. It ends with an
-// error: ctx's, an *Error, or an *UnreachableError when the server stayed away.
+// Follow yields a session's events with a greater seq than after, then waits for more until ctx ends. After a lost
+// connection it reconnects at the cursor: it yields each event exactly once, and the text in flight without
+// repetition. It ends with an error: that of ctx, an *Error, or an *UnreachableError if the server did not respond
+// within Config.GiveUp.
 func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		f := &follower{client: c, session: session, cursor: after, texts: map[string]*blocks.Text{}, done: map[string]bool{}}
@@ -68,23 +70,23 @@ func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.
 	}
 }
 
-// follower is one Follow: what its consumer has, over any number of connections.
+// follower is one call of Follow. It holds what was yielded, over any number of connections.
 type follower struct {
 	client  *Client
 	session string
 	cursor  uint32                  // seq of the last event that was yielded
-	texts   map[string]*blocks.Text // of blocks that are open
-	done    map[string]bool         // blocks that are complete
+	texts   map[string]*blocks.Text // texts of open blocks
+	done    map[string]bool         // complete blocks
 	yield   func(Message) bool
-	stopped bool
-	yielded int // events and pieces of text
-	holes   int // connections in a row that went past an event, or gave a snapshot instead of one
+	stopped bool // the consumer stopped the iteration
+	yielded int  // number of events and deltas
+	holes   int  // number of connections in a row that skipped an event, or sent a snapshot instead of it
 }
 
-// errStopped ends a connection that the consumer no longer wants.
+// errStopped ends a connection after the consumer stopped the iteration.
 var errStopped = errors.New("stopped")
 
-// holeError is a stream that went past events that the consumer does not have.
+// holeError is returned for a stream that skipped events.
 type holeError struct{ cursor, got uint32 }
 
 func (e *holeError) Error() string {
@@ -105,7 +107,7 @@ func (f *follower) run(ctx context.Context) error {
 		if joined {
 			since, wait = time.Now(), firstWait
 		}
-		if f.yielded > before { // it was worth while: come back at once
+		if f.yielded > before { // the connection brought something: reconnect at once
 			wait = firstWait / 10
 		}
 		if time.Since(since) > f.client.cfg.GiveUp {
@@ -127,7 +129,7 @@ func (f *follower) run(ctx context.Context) error {
 	}
 }
 
-// final tells whether another connection would end the same way.
+// final reports whether another connection would end in the same way.
 func (f *follower) final(err error) bool {
 	var problem *Error
 	if errors.As(err, &problem) {
@@ -136,13 +138,13 @@ func (f *follower) final(err error) bool {
 	var hole *holeError
 	if errors.As(err, &hole) {
 		f.holes++
-		return f.holes >= holes
+		return f.holes >= maxHoles
 	}
 	return false
 }
 
-// connection joins once and reads until the connection ends, which is always by
-// an error, except after a snapshot: then it joins again behind it.
+// connection joins once and reads until the connection ends. The error is nil only after a snapshot, from whose end
+// the next connection continues.
 func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -150,8 +152,8 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = conn.CloseNow() }() // what the close says changes nothing
-	conn.SetReadLimit(maxAnswer)
+	defer func() { _ = conn.CloseNow() }() // the connection is no longer used
+	conn.SetReadLimit(maxResponse)
 	join, err := encode(map[string]any{"type": "session:join", "requestId": "1", "sessionId": f.session, "after": f.cursor})
 	if err != nil {
 		return false, err
@@ -164,8 +166,8 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 	defer cancel()
 	pinging.Go(func() { ping(ctx, conn) })
 
-	answer := time.AfterFunc(answerTimeout, cancel)
-	defer answer.Stop()
+	timeout := time.AfterFunc(joinTimeout, cancel)
+	defer timeout.Stop()
 	var refused *Error
 	for {
 		_, data, err := conn.Read(ctx)
@@ -173,16 +175,16 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 			if refused != nil {
 				return joined, refused
 			}
-			return joined, brokenOff(err)
+			return joined, closeReason(err)
 		}
-		var m incoming
+		var m serverMessage
 		if err := json.Unmarshal(data, &m); err != nil {
-			return joined, fmt.Errorf("a message that is not understood: %w", err)
+			return joined, fmt.Errorf("decode a message: %w", err)
 		}
 		switch m.Type {
 		case "session:joined":
 			joined = true
-			answer.Stop()
+			timeout.Stop()
 			if !f.yield(Message{Joined: true}) {
 				return joined, errStopped
 			}
@@ -202,20 +204,20 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 	}
 }
 
-// brokenOff says how a connection ended in few words.
-func brokenOff(err error) error {
+// closeReason returns a short form of the error that ended a connection.
+func closeReason(err error) error {
 	var closed websocket.CloseError
 	switch {
 	case errors.As(err, &closed) && closed.Reason != "":
 		return errors.New(closed.Reason)
 	case errors.Is(err, io.EOF), errors.As(err, &closed):
-		return errors.New("the server closed it")
+		return errors.New("the server closed the connection")
 	}
 	return errors.New(reason(err))
 }
 
-// incoming is any message of the gateway's.
-type incoming struct {
+// serverMessage holds the fields of all messages that the gateway sends.
+type serverMessage struct {
 	Type      string          `json:"type"`
 	Event     json.RawMessage `json:"event"`
 	Seq       uint32          `json:"seq"`
@@ -229,8 +231,8 @@ type incoming struct {
 	RequestID string          `json:"requestId"`
 }
 
-// take handles what comes on a joined stream.
-func (f *follower) take(m incoming) error {
+// take handles a message on a joined stream.
+func (f *follower) take(m serverMessage) error {
 	switch m.Type {
 	case "session:event":
 		return f.event(m.Event)
@@ -244,10 +246,11 @@ func (f *follower) take(m incoming) error {
 	return nil
 }
 
+// event yields an event that was not yielded before.
 func (f *follower) event(raw json.RawMessage) error {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
-		return fmt.Errorf("an event that is not understood: %w", err)
+		return fmt.Errorf("decode an event: %w", err)
 	}
 	if w.Type == events.TextDelta {
 		return f.delta(w, raw)
@@ -269,11 +272,12 @@ func (f *follower) event(raw json.RawMessage) error {
 	return nil
 }
 
-// delta yields what is new of a piece of text: after a reconnect an open block's text comes from its start.
+// delta yields the part of a delta that was not yielded before: after a reconnect the server sends the text of open
+// blocks from its start.
 func (f *follower) delta(w events.Wire, raw json.RawMessage) error {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
-		return fmt.Errorf("text that is not understood: %w", err)
+		return fmt.Errorf("decode a delta: %w", err)
 	}
 	if f.done[d.BlockID] {
 		return nil
@@ -306,9 +310,9 @@ func (f *follower) delta(w events.Wire, raw json.RawMessage) error {
 	return nil
 }
 
-// snapshot goes on from where the server can serve.
-func (f *follower) snapshot(cause *Error, m incoming) error {
-	if f.holes++; f.holes >= holes && cause != nil {
+// snapshot moves the cursor to a snapshot, and yields the snapshot.
+func (f *follower) snapshot(cause *Error, m serverMessage) error {
+	if f.holes++; f.holes >= maxHoles && cause != nil {
 		return cause
 	}
 	f.cursor = m.Seq
@@ -326,6 +330,7 @@ func (f *follower) snapshot(cause *Error, m incoming) error {
 	return nil
 }
 
+// dial opens a WebSocket. The error is an *Error if the gateway refused the connection.
 func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -346,7 +351,7 @@ func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
 	return nil, f.client.problem(resp, bytes.TrimSpace(body))
 }
 
-// ping finds out when the other side is gone without a word, and ends the connection then.
+// ping closes the connection when the server no longer responds to pings. It returns when ctx ends.
 func ping(ctx context.Context, conn *websocket.Conn) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -356,11 +361,11 @@ func ping(ctx context.Context, conn *websocket.Conn) {
 			return
 		case <-tick.C:
 		}
-		try, cancel := context.WithTimeout(ctx, pingTimeout)
-		err := conn.Ping(try)
+		limited, cancel := context.WithTimeout(ctx, pingTimeout)
+		err := conn.Ping(limited)
 		cancel()
 		if err != nil {
-			_ = conn.CloseNow() // the reader reports the end
+			_ = conn.CloseNow() // the reader returns the error
 			return
 		}
 	}

@@ -19,30 +19,33 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
 
-// A part of a replay that is held at once ends after as many events, or bytes.
+// A replay is read in parts, which are held in memory. A part ends after this number of events or bytes.
 const (
 	partEvents = 200
 	partBytes  = 4 << 20
 )
 
-// Replayed is one thing that a replay brings. One of the pointers is set.
+// Server-sent events are not part of spool.proto, although their data is the JSON of its messages.
+
+// Replayed is one item of a replay. Exactly one of Event, Started and Whole is set.
 type Replayed struct {
-	Event   *events.Wire    // a kept event, in order and once; or text in flight, of which nothing is repeated
+	Event   *events.Wire    // a stored event, in order and once; or a delta with new text only
 	Raw     json.RawMessage // the event as JSON
-	Started *pace.Started   // once, before all else
+	Started *pace.Started   // yielded once, first
 	Whole   *pace.Whole
 }
 
-// Replay yields the events of a session from one to another, nil for the session's last event now, and the text in flight
-// that is still kept, as fast as they are consumed. It reads a part at a time, so that a consumer may take any time. A
-// lost connection is made again where it broke off. It ends with an error: ctx's, an *Error or an *UnreachableError.
+// Replay yields the events of a session with the seqs from to to (nil: the session's last event at the start), and the
+// deltas that are still stored, as fast as they are consumed. It reads one part at a time, so that a consumer may take
+// any time, and continues after a lost connection. It ends with the last event, or with an error: that of ctx, an *Error
+// or an *UnreachableError.
 func (c *Client) Replay(ctx context.Context, session string, from uint32, to *uint32) iter.Seq2[Replayed, error] {
 	return func(yield func(Replayed, error) bool) {
 		r := &replayer{client: c, session: session, from: from, to: to, known: map[string]int{}}
 		for !r.ended {
 			part, err := r.part(ctx)
-			for _, one := range part {
-				if !yield(one, nil) {
+			for _, item := range part {
+				if !yield(item, nil) {
 					return
 				}
 			}
@@ -54,20 +57,20 @@ func (c *Client) Replay(ctx context.Context, session string, from uint32, to *ui
 	}
 }
 
-// replayer is one Replay: where it is, over any number of connections.
+// replayer is one call of Replay. It holds the position, over any number of connections.
 type replayer struct {
 	client  *Client
 	session string
-	from    uint32 // seq of the event that comes next
+	from    uint32 // seq of the next event
 	to      *uint32
 	begun   bool           // Started was yielded
-	known   map[string]int // bytes of the text of open blocks
+	known   map[string]int // number of bytes that were yielded of the texts of open blocks
 	ended   bool
 }
 
-// part reads the next part. A part that broke off is one if it has an event.
+// part returns the next part. A part that a lost connection ended early is returned if it has an event.
 func (r *replayer) part(ctx context.Context) ([]Replayed, error) {
-	for try := 0; ; try++ {
+	for attempt := 0; ; attempt++ {
 		before := r.from
 		list, err := r.read(ctx)
 		if ctx.Err() != nil {
@@ -76,9 +79,9 @@ func (r *replayer) part(ctx context.Context) ([]Replayed, error) {
 		if err == nil || r.from > before {
 			return list, nil
 		}
-		wait, again := retryAfter(err, try)
+		wait, temporary := retryAfter(err, attempt)
 		var broken *brokenError
-		if try == retries || !again && !errors.As(err, &broken) {
+		if attempt == retries || !temporary && !errors.As(err, &broken) {
 			return nil, err
 		}
 		select {
@@ -89,39 +92,41 @@ func (r *replayer) part(ctx context.Context) ([]Replayed, error) {
 	}
 }
 
-// brokenError is a replay that ended before its last event.
+// brokenError is returned if a connection ended before the last event of the replay.
 type brokenError struct{ err error }
 
-func (e *brokenError) Error() string { return "the server broke the replay off: " + reason(e.err) }
+func (e *brokenError) Error() string {
+	return "the connection ended before the end of the replay: " + reason(e.err)
+}
 
 func (e *brokenError) Unwrap() error { return e.err }
 
-// read makes one connection and reads until a part is whole or the replay ends.
+// read opens one connection and reads until the part or the replay is complete.
 func (r *replayer) read(ctx context.Context) (list []Replayed, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.client.cfg.Timeout)
-	defer cancel() // ends the connection, which may have more
+	defer cancel() // ends the connection, on which further events may follow
 	q := url.Values{"replay": {"1"}, "speed": {"max"}, "from": {strconv.FormatUint(uint64(r.from), 10)}}
 	if r.to != nil {
 		q.Set("to", strconv.FormatUint(uint64(*r.to), 10))
 	}
-	body, err := r.client.openStream(ctx, q, "api", "sessions", r.session, "events", "stream")
+	body, err := r.client.openStream(ctx, call{method: http.MethodGet, path: []string{"api", "sessions", r.session, "events", "stream"}, query: q})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }()
-	lines := bufio.NewReader(io.LimitReader(body, maxAnswer))
+	lines := bufio.NewReader(io.LimitReader(body, maxResponse))
 	for size, count := 0, 0; count < partEvents && size < partBytes && !r.ended; {
 		kind, data, err := serverSent(lines)
 		if err != nil {
 			return list, &brokenError{err}
 		}
-		one, err := r.take(kind, data)
+		item, err := r.take(kind, data)
 		if err != nil {
 			return list, err
 		}
-		if one != nil {
-			list = append(list, *one)
-			if size += len(data); one.Event != nil && one.Event.Type != events.TextDelta {
+		if item != nil {
+			list = append(list, *item)
+			if size += len(data); item.Event != nil && item.Event.Type != events.TextDelta {
 				count++
 			}
 		}
@@ -129,15 +134,12 @@ func (r *replayer) read(ctx context.Context) (list []Replayed, err error) {
 	return list, nil
 }
 
-// openStream asks for server-sent events.
-func (c *Client) openStream(ctx context.Context, q url.Values, path ...string) (io.ReadCloser, error) {
-	u := c.base.JoinPath(escaped(path)...)
-	u.RawQuery = q.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
+// openStream requests server-sent events.
+func (c *Client) openStream(ctx context.Context, r call) (io.ReadCloser, error) {
+	req, err := c.request(ctx, r, http.NoBody)
 	if err != nil {
-		return nil, fmt.Errorf("request: %w", err)
+		return nil, err
 	}
-	req.Header = c.header()
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := c.cfg.HTTP.Do(req)
 	if err != nil {
@@ -146,11 +148,11 @@ func (c *Client) openStream(ctx context.Context, q url.Values, path ...string) (
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); resp.StatusCode == http.StatusOK && err == nil && media == "text/event-stream" {
 		return resp.Body, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	return nil, errors.Join(c.problem(resp, body), err, resp.Body.Close())
 }
 
-// serverSent reads one server-sent event.
+// serverSent reads one server-sent event that has data.
 func serverSent(r *bufio.Reader) (kind string, data []byte, err error) {
 	for {
 		line, err := r.ReadBytes('\n')
@@ -179,11 +181,11 @@ func serverSent(r *bufio.Reader) (kind string, data []byte, err error) {
 	}
 }
 
-// take reads what came; nil for what brings nothing new.
+// take decodes a server-sent event. It returns nil for an event without anything new.
 func (r *replayer) take(kind string, data []byte) (*Replayed, error) {
 	read := func(into any) error {
 		if err := json.Unmarshal(data, into); err != nil {
-			return fmt.Errorf("a %s that is not understood: %w", kind, err)
+			return fmt.Errorf("decode a server-sent event of type %s: %w", kind, err)
 		}
 		return nil
 	}
@@ -215,6 +217,7 @@ func (r *replayer) take(kind string, data []byte) (*Replayed, error) {
 	return r.event(w, data)
 }
 
+// event checks that no event was skipped.
 func (r *replayer) event(w events.Wire, raw json.RawMessage) (*Replayed, error) {
 	if w.Type == events.TextDelta {
 		return r.text(w, raw)
@@ -229,11 +232,11 @@ func (r *replayer) event(w events.Wire, raw json.RawMessage) (*Replayed, error) 
 	return &Replayed{Event: &w, Raw: raw}, nil
 }
 
-// text drops what is known: each connection brings the text of open blocks from its start.
+// text returns a delta with new text, or nil: on each connection the server sends the text of open blocks from its start.
 func (r *replayer) text(w events.Wire, raw json.RawMessage) (*Replayed, error) {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
-		return nil, fmt.Errorf("text that is not understood: %w", err)
+		return nil, fmt.Errorf("decode a delta: %w", err)
 	}
 	if int(d.Offset)+len(d.Text) <= r.known[d.BlockID] {
 		return nil, nil

@@ -33,19 +33,14 @@ func (c *applyCommand) Run(a *app) error {
 	if err != nil {
 		return a.faults(err)
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	for i, d := range docs {
-		if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
-			return stopped(a, docs, i, refused(ctx, d, err))
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		for i, d := range docs {
+			if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
+				return stopped(a, docs, i, refused(ctx, d, err))
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // read returns the definitions in the order in which they are applied.
@@ -81,7 +76,7 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 		case d.Instance != nil:
 			out[i] = d.Instance
 		default:
-			spec, faults := d.Environment.Fill(a.lookupEnv, c.beside)
+			spec, faults := d.Environment.Fill(a.lookupEnv, c.readFile)
 			for _, f := range faults {
 				wrong = append(wrong, d.At(f.Field, f.Detail))
 			}
@@ -94,8 +89,8 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 	return out, nil
 }
 
-// beside reads a file that a definition names. Relative paths start at the definition's folder.
-func (c *applyCommand) beside(path string) ([]byte, error) {
+// readFile reads a file that a definition names. Relative paths start at the definition's folder.
+func (c *applyCommand) readFile(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) && c.File != "-" {
 		path = filepath.Join(filepath.Dir(c.File), path)
 	}
@@ -109,21 +104,24 @@ func (c *applyCommand) beside(path string) ([]byte, error) {
 
 // apply sends one definition and prints the result.
 func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
-	applied, err := cl.Apply(ctx, listOf(d.Kind), client.Apply{Ref: d.Ref, Tags: d.Tags, Spec: spec})
-	switch {
-	case err != nil:
+	applied, err := cl.Apply(ctx, listOf(d.Kind), d.Ref, d.Tags, spec)
+	if err != nil {
 		return err
-	case c.JSON:
+	}
+	ref := client.Reference(applied.Ref)
+	if c.JSON {
 		return a.json(struct {
-			Kind definition.Kind `json:"kind"`
-			client.Applied
-		}{d.Kind, applied})
+			Kind     definition.Kind  `json:"kind"`
+			Ref      events.Reference `json:"ref"`
+			Position string           `json:"position"`
+			Same     bool             `json:"same"`
+		}{d.Kind, ref, applied.Position, applied.Same})
 	}
 	done := "applied"
 	if applied.Same {
 		done = "unchanged"
 	}
-	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.Line(applied.Ref.String()))
+	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.Line(ref.String()))
 	return err
 }
 
@@ -140,13 +138,13 @@ func refused(ctx context.Context, d definition.Document, err error) error {
 	if field == "ref" {
 		field = "slug"
 	}
-	told := *problem
-	told.Field = ""
+	withoutField := *problem
+	withoutField.Field = ""
 	code := ExitFailed
 	if client.IsCode(err, "INVALID_REQUEST", "PAYLOAD_TOO_LARGE") {
 		code = ExitUsage
 	}
-	return &exitError{code, d.At(field, told.Error())}
+	return &exitError{code, d.At(field, withoutField.Error())}
 }
 
 // stopped prints which definitions were applied before definition i failed.

@@ -1,9 +1,12 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -13,18 +16,15 @@ type attachCommand struct {
 }
 
 // Run shows a session from its first event, and then live.
-func (c *attachCommand) Run(a *app) (err error) {
+func (c *attachCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	if _, err := cl.Session(ctx, c.Session); err != nil {
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return c.attach(ctx, a, cl) })
+}
+
+func (c *attachCommand) attach(ctx context.Context, a *app, cl *client.Client) (err error) {
+	if _, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session}); err != nil {
 		return err
 	}
 	w := &watcher{app: a, client: cl, session: c.Session, json: c.JSON}

@@ -2,10 +2,12 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
 type auditCommand struct {
@@ -25,19 +27,14 @@ func (c *auditCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	entries := cl.Audit(ctx, client.AuditFilter{Session: c.Session, Actor: c.Actor, Since: since})
-	return list(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e client.AuditEntry) []any {
-		return []any{
-			e.Time, cmp.Or(e.Actor.KeyName, e.Actor.KeyID, e.Actor.ID), e.Actor.User, e.Actor.Address,
-			strings.Join(e.Types, ","), cmp.Or(e.SessionID, e.About, e.Aspect), e.ExecutionID, e.Position,
-		}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		entries := client.List[*spoolv1.AuditEntry](ctx, cl.Audit.ListAudit, &spoolv1.ListAuditRequest{Session: c.Session, Actor: c.Actor, Since: since})
+		return list(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e *spoolv1.AuditEntry) []any {
+			return []any{
+				exactTime(e.Time), cmp.Or(e.Actor.GetKeyName(), e.Actor.GetKeyId(), e.Actor.GetId()), e.Actor.GetUser(), e.Actor.GetAddress(),
+				strings.Join(e.Types, ","), cmp.Or(e.GetSessionId(), e.GetAbout(), e.Aspect), e.GetExecutionId(), e.Position,
+			}
+		})
 	})
 }
 

@@ -2,11 +2,13 @@ package command
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -25,24 +27,23 @@ type budgetFlags struct {
 }
 
 // budget returns the budget of the flags, or nil if none is set.
-func (f budgetFlags) budget(prefix string) (*client.Budget, error) {
+func (f budgetFlags) budget(prefix string) (*spoolv1.Budget, error) {
 	if f.USD < 0 {
 		return nil, usage("%susd: value is less than 0", prefix)
 	}
 	if f.Time < 0 || f.Time > 0 && f.Time < time.Millisecond {
 		return nil, usage("%stime: %s is less than 1ms", prefix, f.Time)
 	}
-	b := client.Budget{Turns: f.Turns, Tokens: f.Tokens, CostUSD: f.USD, TimeMs: uint64(f.Time.Milliseconds())} //nolint:gosec // not negative
-	if b == (client.Budget{}) {
+	b := &spoolv1.Budget{Turns: f.Turns, Tokens: float64(f.Tokens), CostUsd: f.USD, TimeMs: float64(f.Time.Milliseconds())}
+	if proto.Size(b) == 0 {
 		return nil, nil
 	}
-	return &b, nil
+	return b, nil
 }
 
 type budgetsSet struct {
-	server
+	tenantServer
 	Period string `arg:"" help:"day or month (calendar, in UTC), or total."`
-	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 	budgetFlags
 }
 
@@ -58,70 +59,47 @@ func (c *budgetsSet) Run(a *app) error {
 	if b == nil {
 		return usage("the budget has no limit: set --usd, --tokens, --turns or --time, or remove the budget")
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	out, err := cl.SetBudget(ctx, c.Tenant, c.Period, *b)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(out)
-	}
-	fmt.Fprintln(a.Err, "set")
-	return nil
-}
-
-type budgetsLs struct {
-	server
-	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
-}
-
-// Run lists budgets.
-func (c *budgetsLs) Run(a *app) error {
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	all, err := cl.Budgets(ctx, c.Tenant)
-	if err != nil {
-		return err
-	}
-	items := func(yield func(client.Doc[client.TenantBudget], error) bool) {
-		for _, b := range all {
-			if !yield(b, nil) {
-				return
-			}
-		}
-	}
-	return list(a, c.JSON, 0, items, []any{"PERIOD", "SINCE", "DOLLARS", "TOKENS", "TURNS", "TIME", "USED UP"}, func(b client.TenantBudget) []any {
-		of := func(spent, limit string, bound bool) string {
-			if !bound {
-				return spent
-			}
-			return spent + " of " + limit
-		}
-		usd := func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }
-		ms := func(v uint64) string { return (time.Duration(v) * time.Millisecond).String() } //nolint:gosec // no budget is that long
-		l, s := b.Budget, b.Spent
-		return []any{
-			b.Period, b.From, of(usd(s.CostUSD), usd(l.CostUSD), l.CostUSD > 0), of(strconv.FormatUint(s.Tokens, 10), strconv.FormatUint(l.Tokens, 10), l.Tokens > 0),
-			of(strconv.Itoa(int(s.Turns)), strconv.Itoa(int(l.Turns)), l.Turns > 0), of(ms(s.TimeMs), ms(l.TimeMs), l.TimeMs > 0), b.Exceeded,
-		}
+	return c.change(a, "set", func(ctx context.Context, cl *client.Client) (any, error) {
+		return client.Call(ctx, cl.Budgets.SetBudget, &spoolv1.SetBudgetRequest{Period: c.Period, Tenant: c.Tenant, Budget: b})
 	})
 }
 
+type budgetsLs struct{ tenantServer }
+
+// Run lists budgets.
+func (c *budgetsLs) Run(a *app) error {
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		budgets := client.List[*spoolv1.TenantBudget](ctx, cl.Budgets.ListBudgets, &spoolv1.ListBudgetsRequest{Tenant: c.Tenant})
+		return list(a, c.JSON, 0, budgets, []any{"PERIOD", "SINCE", "DOLLARS", "TOKENS", "TURNS", "TIME", "USED UP"}, budgetRow)
+	})
+}
+
+// budgetRow returns the row of a budget: each usage, and the limit if there is one.
+func budgetRow(b *spoolv1.TenantBudget) []any {
+	column := func(value func(*spoolv1.Budget) float64, format func(float64) string) string {
+		spent, limit := value(b.Spent), value(b.Budget)
+		if limit > 0 {
+			return format(spent) + " of " + format(limit)
+		}
+		return format(spent)
+	}
+	duration := func(ms float64) string { return (time.Duration(ms) * time.Millisecond).String() }
+	return []any{
+		b.Period, b.From,
+		column((*spoolv1.Budget).GetCostUsd, func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }),
+		column((*spoolv1.Budget).GetTokens, wholeNumber),
+		column(func(b *spoolv1.Budget) float64 { return float64(b.GetTurns()) }, wholeNumber),
+		column((*spoolv1.Budget).GetTimeMs, duration),
+		b.Exceeded,
+	}
+}
+
+// wholeNumber formats a number that is whole, without an exponent.
+func wholeNumber(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
+
 type budgetsRm struct {
-	server
+	tenantServer
 	Periods []string `arg:"" name:"period" help:"day, month or total."`
-	Tenant  string   `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
 // Run removes budgets.
@@ -131,7 +109,7 @@ func (c *budgetsRm) Run(a *app) error {
 			return usage("%v", err)
 		}
 	}
-	return c.every(a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
-		return cl.RemoveBudget(ctx, c.Tenant, period)
+	return every(c.server, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
+		return client.Call(ctx, cl.Budgets.RemoveBudget, &spoolv1.RemoveBudgetRequest{Period: period, Tenant: c.Tenant})
 	})
 }

@@ -10,10 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type agentsCommand struct {
@@ -86,23 +91,19 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 	if c.Limit < 0 {
 		return usage("limit: %d is negative; 0 means all", c.Limit)
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	var unread []error
-	err = list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d client.Definition) []any {
-		var spec S
-		if err := json.Unmarshal(d.Spec, &spec); err != nil {
-			unread = append(unread, fmt.Errorf("%s: decode the spec: %w", d.Ref, err))
-		}
-		out := append([]any{d.Ref.Bare(), brief(d.Ref.Version)}, row(spec)...)
-		return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		var unread []error
+		err := list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d *spoolv1.Definition) []any {
+			ref := client.Reference(d.Ref)
+			var spec S
+			if err := json.Unmarshal([]byte(d.Spec.GetText()), &spec); err != nil {
+				unread = append(unread, fmt.Errorf("%s: decode the spec: %w", ref, err))
+			}
+			out := append([]any{ref.Bare(), brief(ref.Version)}, row(spec)...)
+			return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
+		})
+		return errors.Join(append(unread, err)...)
 	})
-	return errors.Join(append(unread, err)...)
 }
 
 // brief returns the beginning of a digest, which is enough to distinguish versions; `show` prints the whole digest.
@@ -171,29 +172,24 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 			return usage("%v", err)
 		}
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	doc, err := cl.Definition(ctx, listOf(kind), ref)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(doc)
-	}
-	v := doc.Value
-	d := definition.Document{Kind: kind, Ref: v.Ref.Bare(), Tags: slices.DeleteFunc(v.Tags, func(t string) bool { return t == events.Latest })}
-	if err := fill(&d, v.Spec); err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.Line(v.Ref.String()), v.CreatedAt.UTC().Format(time.RFC3339)); err != nil {
-		return err
-	}
-	return definition.Write(a.Out, d)
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		doc, err := cl.Definition(ctx, listOf(kind), ref)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(doc)
+		}
+		v, ref := doc.Value, client.Reference(doc.Value.Ref)
+		d := definition.Document{Kind: kind, Ref: ref.Bare(), Tags: slices.DeleteFunc(v.Tags, func(t string) bool { return t == events.Latest })}
+		if err := fill(&d, []byte(v.Spec.GetText())); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.Line(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
+			return err
+		}
+		return definition.Write(a.Out, d)
+	})
 }
 
 type catalogueRm struct {
@@ -226,33 +222,12 @@ func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 			return err
 		}
 		if refs[i].Version != "" {
-			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", clip(s), kind)
+			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", truncate.Text(s, 64), kind)
 		}
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	var failed []error
-	for _, ref := range refs {
-		answer, err := cl.RemoveDefinition(ctx, listOf(kind), ref)
-		switch {
-		case err != nil:
-			err = fmt.Errorf("%s: %w", ref, err)
-		case c.JSON:
-			err = a.json(answer)
-		default:
-			_, err = fmt.Fprintln(a.Out, "removed", kind, ref)
-		}
-		failed = append(failed, err)
-	}
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
-	}
-	return errors.Join(failed...)
+	return every(c.server, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+		return cl.RemoveDefinition(ctx, listOf(kind), ref)
+	})
 }
 
 type envsExplain struct {
@@ -267,41 +242,41 @@ func (c *envsExplain) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
 		return usage("agent: name an agent, an instance, or environments with --env")
 	}
-	ask := client.Explain{Agent: c.Agent, Instance: c.Instance, Environments: c.Env}
 	for _, r := range slices.Concat([][2]string{{"agent", c.Agent}, {"instance", c.Instance}}, pairs("env", c.Env)) {
 		if _, err := reference(r[0], r[1]); err != nil && (r[1] != "" || r[0] == "env") {
 			return err
 		}
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	got, err := cl.ExplainEnvironment(ctx, ask)
-	if err != nil {
-		return err
-	}
-	if !c.JSON {
-		return explained(a, got)
-	}
-	for _, v := range got.Variables {
-		if err := a.json(v); err != nil {
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		request := &spoolv1.ExplainEnvironmentRequest{Agent: c.Agent, Instance: c.Instance, Environments: c.Env}
+		doc, err := client.Call(ctx, cl.Environments.ExplainEnvironment, request)
+		if err != nil {
 			return err
 		}
-	}
-	for _, h := range got.Egress {
-		if err := a.json(h); err != nil {
-			return err
+		var lines []proto.Message
+		for _, v := range doc.Value.Variables {
+			if v.Secret || v.GetValue() == "" { // a server never sends the value of a secret; if it did, it is not printed
+				v.Value = nil
+			}
+			lines = append(lines, v)
 		}
-	}
-	return nil
+		if !c.JSON {
+			return explained(a, doc.Value)
+		}
+		for _, h := range doc.Value.Egress {
+			lines = append(lines, h)
+		}
+		for _, m := range lines {
+			if err := a.json(json.RawMessage(wirejson.Marshal(m))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // explained prints a table of variables and a table of hosts.
-func explained(a *app, e client.Explanation) error {
+func explained(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	table := newTable(a)
 	for i, v := range e.Variables {
 		if i == 0 {
@@ -311,7 +286,7 @@ func explained(a *app, e client.Explanation) error {
 		if v.Secret {
 			secret = "secret"
 		}
-		cells(table, []any{v.Name, v.From, secret, v.Value})
+		cells(table, []any{v.Name, v.From, secret, v.GetValue()})
 	}
 	if err := table.Flush(); err != nil || len(e.Egress) == 0 {
 		return err

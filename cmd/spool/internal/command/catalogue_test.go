@@ -181,10 +181,10 @@ func TestApplyFaults(t *testing.T) {
 	c := serveCatalogue(t, nil)
 	for name, x := range map[string]struct{ text, says string }{
 		"rules": {"kind: agent\nslug: a\nspec:\n  architecture: moon\n  instructions: short\n",
-			"stdin:4:17: spec.architecture: there is no architecture \"moon\"; there are claude-code (alias claude-sdk), codex, opencode, acp, spool\n" +
-				"stdin:5:17: spec.instructions: they have 5 characters; at least 10 are needed\nspool: nothing was applied: the file has 2 errors\n"},
+			"stdin:4:17: spec.architecture: unknown architecture \"moon\"; must be one of claude-code (alias claude-sdk), codex, opencode, acp, spool\n" +
+				"stdin:5:17: spec.instructions: has 5 characters; at least 10 are required\nspool: nothing was applied: the file has 2 errors\n"},
 		"a good one before": {"kind: instance\nslug: a\nspec: {agent: a}\n---\nkind: \"x\\e[2J\"\n", ""},
-		"nothing":           {"", "stdin:1:1: it is empty: a definition has kind, slug and spec\nspool: nothing was applied: the file has an error\n"},
+		"nothing":           {"", "stdin:1:1: is empty: a definition has kind, slug and spec\nspool: nothing was applied: the file has an error\n"},
 		"values": {"kind: environment\nslug: a\nspec:\n  variables:\n    A: {valueFrom: {env: NOPE}}\n    B:\n      valueFrom: {file: /nonsense/file}\n",
 			"stdin:5:20: spec.variables.A.valueFrom: variable NOPE is not set here\nstdin:7:18: spec.variables.B.valueFrom: open /nonsense/file: no such file or directory\nspool: nothing was applied: the file has 2 errors\n"},
 	} {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/certificate"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type certificatesCommand struct {
@@ -38,7 +39,7 @@ func (c *certificatesCommand) Run(a *app) error {
 			}
 		}
 		if folder == "" || len(s.names) == 0 {
-			return usage("issue: %q is not a folder with names, such as /certificates/nats=nats,10.0.0.1", clip(text))
+			return usage("issue: %q is not a folder with names, such as /certificates/nats=nats,10.0.0.1", truncate.Text(text, 64))
 		}
 		servers = append(servers, s)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Exit codes.
@@ -130,7 +131,7 @@ func Main(ctx context.Context, args []string, world IO) int {
 	}
 	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
-			fmt.Fprintf(world.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(clip(arg)))
+			fmt.Fprintf(world.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(truncate.Text(arg, 64)))
 			return ExitUsage
 		}
 	}
@@ -204,14 +205,6 @@ func (a *app) renderer() *terminal.Renderer { return a.rendererOn(a.Out, time.No
 // rendererOn returns a renderer for another writer than the output, with its own clock.
 func (a *app) rendererOn(out io.Writer, now func() time.Time) *terminal.Renderer {
 	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
-}
-
-// clip shortens a value that is quoted in an error.
-func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "…"
-	}
-	return s
 }
 
 func firstWord(s string) string {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
 type deadCommand struct {
@@ -24,19 +25,15 @@ func (c *deadLs) Run(a *app) error {
 	if c.Limit < 0 {
 		return usage("limit: %d is less than 0", c.Limit)
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	return list(a, c.JSON, c.Limit, cl.DeadLetters(ctx), []any{"ID", "TIME", "SUBJECT", "SESSION", "RETRY", "REASON"}, func(d client.DeadLetter) []any {
-		retry := "no"
-		if d.Retryable {
-			retry = "yes"
-		}
-		return []any{d.ID, d.Time, d.Subject, d.SessionID, retry, d.Reason}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		letters := client.List[*spoolv1.DeadLetter](ctx, cl.DeadLetters.ListDeadLetters, &spoolv1.ListDeadLettersRequest{})
+		return list(a, c.JSON, c.Limit, letters, []any{"ID", "TIME", "SUBJECT", "SESSION", "RETRY", "REASON"}, func(d *spoolv1.DeadLetter) []any {
+			retry := "no"
+			if d.Retryable {
+				retry = "yes"
+			}
+			return []any{d.Id, exactTime(d.Time), d.Subject, d.SessionId, retry, d.Reason}
+		})
 	})
 }
 
@@ -47,23 +44,19 @@ type deadShow struct {
 
 // Run shows a dead letter.
 func (c *deadShow) Run(a *app) error {
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		doc, err := client.Call(ctx, cl.DeadLetters.GetDeadLetter, &spoolv1.GetDeadLetterRequest{Id: c.ID})
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(doc)
+		}
+		d := doc.Value
+		_, err = fmt.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
+			exactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, d.GetMessage())
 		return err
-	}
-	defer cl.Close()
-	d, err := cl.DeadLetter(ctx, c.ID)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(d)
-	}
-	_, err = fmt.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
-		d.Value.Time, d.Value.Handler, d.Value.Delivered, d.Value.Subject, d.Value.SessionID, d.Value.Reason, d.Value.Message)
-	return err
+	})
 }
 
 type deadRetry struct {
@@ -73,8 +66,8 @@ type deadRetry struct {
 
 // Run retries dead letters.
 func (c *deadRetry) Run(a *app) error {
-	return c.every(a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.RetryDeadLetter(ctx, id)
+	return every(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return client.Call(ctx, cl.DeadLetters.RetryDeadLetter, &spoolv1.RetryDeadLetterRequest{Id: id})
 	})
 }
 
@@ -85,7 +78,7 @@ type deadDrop struct {
 
 // Run removes dead letters.
 func (c *deadDrop) Run(a *app) error {
-	return c.every(a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.DropDeadLetter(ctx, id)
+	return every(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return client.Call(ctx, cl.DeadLetters.DropDeadLetter, &spoolv1.DropDeadLetterRequest{Id: id})
 	})
 }

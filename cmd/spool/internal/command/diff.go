@@ -6,13 +6,17 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type diffCommand struct {
-	of
+	sessionServer
 	From string `arg:"" name:"from" help:"Seq of the first event, or another session's id."`
 	To   string `arg:"" name:"to" optional:"" help:"Seq of the second event."`
 
@@ -31,7 +35,7 @@ func (c *diffCommand) exit(equal bool) error {
 func (c *diffCommand) Run(a *app) error {
 	if c.To == "" {
 		if err := checkID("from", events.KindSession, c.From); err != nil {
-			return usage("to: name the seqs of two events, or the id of another session: %q is neither", clip(c.From))
+			return usage("to: name the seqs of two events, or the id of another session: %q is neither", truncate.Text(c.From, 64))
 		}
 		return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error { return c.sessions(ctx, a, cl) })
 	}
@@ -44,7 +48,7 @@ func (c *diffCommand) Run(a *app) error {
 		return err
 	}
 	return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error {
-		doc, err := cl.Diff(ctx, c.Session, from, to)
+		doc, err := client.Call(ctx, cl.Sessions.DiffSession, &spoolv1.DiffSessionRequest{SessionId: c.Session, From: from, To: to})
 		if err != nil {
 			return err
 		}
@@ -56,22 +60,28 @@ func (c *diffCommand) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		return c.exit(doc.Value.Equal())
+		return c.exit(isEmpty(doc.Value))
 	})
+}
+
+// isEmpty reports whether a diff shows no difference. Files that could not be compared count as a difference.
+func isEmpty(d *spoolv1.SessionDiff) bool {
+	usage := proto.Size(d.Reported) + proto.Size(d.Metered)
+	return len(d.Statuses) == 0 && d.BlockCount == 0 && usage == 0 && d.Files.GetFileCount() == 0 && !d.Files.GetSnapshotGone()
 }
 
 // seq parses the seq of an event.
 func seq(field, text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return 0, usage("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, clip(text))
+		return 0, usage("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, truncate.Text(text, 64))
 	}
 	return uint32(n), nil
 }
 
 // sessions compares two sessions.
 func (c *diffCommand) sessions(ctx context.Context, a *app, cl *client.Client) error {
-	doc, err := cl.Compare(ctx, c.Session, c.From)
+	doc, err := client.Call(ctx, cl.Sessions.CompareSessions, &spoolv1.CompareSessionsRequest{SessionId: c.Session, With: c.From})
 	if err != nil {
 		return err
 	}
@@ -84,27 +94,32 @@ func (c *diffCommand) sessions(ctx context.Context, a *app, cl *client.Client) e
 	d := doc.Value
 	fmt.Fprintln(a.Out, terminal.Line(d.Summary))
 	if !d.Equal {
-		fmt.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.Events)
+		fmt.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
 	}
 	for _, side := range []struct {
 		mark string
-		e    *events.Wire
+		e    *spoolv1.Event
 	}{{"-", d.Event}, {"+", d.WithEvent}} {
-		if side.e != nil {
-			fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, side.e.Seq, terminal.Line(string(side.e.Type)), summary(*side.e))
+		if side.e == nil {
+			continue
 		}
+		e, err := client.Stored[events.Wire](side.e)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, terminal.Line(string(e.Type)), summary(e))
 	}
 	return c.exit(d.Equal)
 }
 
-func showDiff(a *app, d client.Diff) error {
+func showDiff(a *app, d *spoolv1.SessionDiff) error {
 	fmt.Fprintf(a.Out, "event %d to event %d\n", d.From, d.To)
 	for _, s := range d.Statuses {
 		was := s.From
 		if was == "" {
 			was = "none"
 		}
-		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.Line(s.ID), terminal.Line(was), terminal.Line(s.To))
+		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.Line(s.Id), terminal.Line(was), terminal.Line(s.To))
 	}
 	fmt.Fprintf(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", usageTotal(d.Reported), usageTotal(d.Metered), d.BlockCount)
 	for _, b := range d.Blocks {
@@ -119,39 +134,39 @@ func showDiff(a *app, d client.Diff) error {
 	if n := int(d.BlockCount) - len(d.Blocks); n > 0 {
 		fmt.Fprintf(a.Out, "and %d more\n", n)
 	}
-	fmt.Fprintf(a.Out, "\n%s\n", terminal.Line(d.Files.Summary))
-	for _, f := range d.Files.Files {
+	fmt.Fprintf(a.Out, "\n%s\n", terminal.Line(d.Files.GetSummary()))
+	for _, f := range d.Files.GetFiles() {
 		showFile(a, f)
 	}
-	if n := int(d.Files.Count) - len(d.Files.Files); n > 0 {
+	if n := int(d.Files.GetFileCount()) - len(d.Files.GetFiles()); n > 0 {
 		fmt.Fprintf(a.Out, "and %d more files\n", n)
 	}
-	if d.Files.Cut {
+	if d.Files.GetCut() {
 		fmt.Fprintln(a.Out, "Some files are shown without text: there are too many, or they are too long. Compare a smaller range to see them.")
 	}
 	return nil
 }
 
-func showFile(a *app, f client.FileDiff) {
-	if f.Text != "" {
-		for _, line := range strings.Split(strings.TrimSuffix(f.Text, "\n"), "\n") {
+func showFile(a *app, f *spoolv1.FileDiff) {
+	if f.GetText() != "" {
+		for _, line := range strings.Split(strings.TrimSuffix(f.GetText(), "\n"), "\n") {
 			fmt.Fprintln(a.Out, terminal.Safe(line))
 		}
 		return
 	}
-	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.Line(f.Path), terminal.Line(f.Omitted), fileVersion(f.From), fileVersion(f.To))
+	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.Line(f.Path), terminal.Line(f.GetOmitted()), fileVersion(f.From), fileVersion(f.To))
 }
 
-func fileVersion(v *client.FileVersion) string {
+func fileVersion(v *spoolv1.FileVersion) string {
 	if v == nil {
 		return "none"
 	}
 	text := fmt.Sprintf("%s, mode %o", size(int64(v.Size)), v.Mode)
 	if v.Kind == "symlink" {
-		text = "a link to " + terminal.Line(v.Target)
+		text = "a link to " + terminal.Line(v.GetTarget())
 	}
-	if v.SHA256 != "" {
-		text += ", SHA-256 " + terminal.Line(v.SHA256)
+	if v.GetSha256() != "" {
+		text += ", SHA-256 " + terminal.Line(v.GetSha256())
 	}
 	return text
 }

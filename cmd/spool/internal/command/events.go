@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// summaryLen is the number of characters of an event's data that its line shows.
-const summaryLen = 120
+// summaryColumns is the maximum width of the summary of an event or a block in its line.
+const summaryColumns = 121
 
 type eventsCommand struct {
 	server
@@ -27,20 +27,20 @@ func (c *eventsCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
 	if c.Follow && c.Inherited {
 		return usage("inherited: inherited events do not grow: leave --follow out")
 	}
-	if c.Follow {
-		return c.follow(ctx, a, cl)
-	}
-	read := func(after uint32) (client.EventsPage, error) { return cl.Events(ctx, c.Session, after, 0) }
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		if c.Follow {
+			return c.follow(ctx, a, cl)
+		}
+		return c.read(ctx, a, cl)
+	})
+}
+
+// read prints the stored events.
+func (c *eventsCommand) read(ctx context.Context, a *app, cl *client.Client) error {
+	read := func(after uint32) (client.EventsPage, error) { return cl.Events(ctx, c.Session, after) }
 	if c.Inherited {
 		read = func(after uint32) (client.EventsPage, error) { return cl.History(ctx, c.Session, after) }
 	}
@@ -59,13 +59,14 @@ func (c *eventsCommand) Run(a *app) error {
 				return err
 			}
 		}
-		if page.Next >= page.Tip || page.Next <= after {
+		if page.Next >= page.End || page.Next <= after {
 			return nil
 		}
 		after = page.Next
 	}
 }
 
+// follow prints the stored events, and then further events until the session is deleted.
 func (c *eventsCommand) follow(ctx context.Context, a *app, cl *client.Client) error {
 	for m, err := range cl.Follow(ctx, c.Session, c.After) {
 		switch {
@@ -130,7 +131,7 @@ func summary(e events.Wire) string {
 	case events.BlockComplete:
 		s = blockSummary(d.Block)
 	}
-	return clipped(s)
+	return terminal.Fit(terminal.Line(s), summaryColumns)
 }
 
 func blockSummary(b events.Block) string {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -41,23 +42,23 @@ func (c *executionsLs) Run(a *app) error {
 			return usage("session: a session's executions are listed in their order, all or in one phase; leave the other flags out")
 		}
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	items := cl.Executions(ctx, c.filter(c.Phase))
-	if c.Session != "" {
-		items = inPhase(cl.SessionExecutions(ctx, c.Session), c.Phase)
-	}
-	return executionsTable(a, c.JSON, c.Limit, items)
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		items := client.List[*spoolv1.Execution](ctx, cl.Executions.ListExecutions, c.executions(c.Phase))
+		if c.Session != "" {
+			items = inPhase(sessionExecutions(ctx, cl, c.Session), c.Phase)
+		}
+		return executionsTable(a, c.JSON, c.Limit, items)
+	})
+}
+
+// sessionExecutions yields the executions of a session in their order.
+func sessionExecutions(ctx context.Context, cl *client.Client, session string) iter.Seq2[client.Doc[*spoolv1.Execution], error] {
+	return client.List[*spoolv1.Execution](ctx, cl.Executions.ListSessionExecutions, &spoolv1.ListSessionExecutionsRequest{SessionId: session})
 }
 
 // inPhase returns the executions in a phase, or all for "".
-func inPhase(items iter.Seq2[client.Doc[client.Execution], error], phase string) iter.Seq2[client.Doc[client.Execution], error] {
-	return func(yield func(client.Doc[client.Execution], error) bool) {
+func inPhase(items iter.Seq2[client.Doc[*spoolv1.Execution], error], phase string) iter.Seq2[client.Doc[*spoolv1.Execution], error] {
+	return func(yield func(client.Doc[*spoolv1.Execution], error) bool) {
 		for d, err := range items {
 			if err == nil && phase != "" && d.Value.Phase != phase {
 				continue
@@ -69,13 +70,17 @@ func inPhase(items iter.Seq2[client.Doc[client.Execution], error], phase string)
 	}
 }
 
-func executionsTable(a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[client.Execution], error]) error {
+func executionsTable(a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[*spoolv1.Execution], error]) error {
 	return list(a, asJSON, limit, items,
 		[]any{"EXECUTION", "SESSION", "PHASE", "TOOK", "TOKENS IN", "OUT", "QUEUED"},
-		func(x client.Execution) []any {
-			u := x.Usage
-			return []any{x.ID, x.SessionID, executionState(x), took(x), u.InputTokens + u.CacheReadTokens + u.CacheWriteTokens, u.OutputTokens, whenP(x.QueuedAt)}
+		func(x *spoolv1.Execution) []any {
+			return []any{x.ExecutionId, x.SessionId, executionState(x), took(x), inputTokens(x.Usage), x.Usage.GetOutputTokens(), when(x.QueuedAt)}
 		})
+}
+
+// inputTokens returns the number of input tokens, including those read from and written to a cache.
+func inputTokens(u *spoolv1.Usage) uint32 {
+	return u.GetInputTokens() + u.GetCacheReadTokens() + u.GetCacheWriteTokens()
 }
 
 type executionsShow struct {
@@ -88,14 +93,11 @@ func (c *executionsShow) Run(a *app) error {
 	if err := checkID("execution", events.KindExecution, c.Execution); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	doc, err := cl.Execution(ctx, c.Execution)
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return c.show(ctx, a, cl) })
+}
+
+func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) error {
+	doc, err := client.Call(ctx, cl.Executions.GetExecution, &spoolv1.GetExecutionRequest{ExecutionId: c.Execution})
 	if err != nil {
 		return err
 	}
@@ -103,11 +105,11 @@ func (c *executionsShow) Run(a *app) error {
 		return a.json(doc)
 	}
 	x := doc.Value
-	err = fields(a, []any{"execution", x.ID}, []any{"session", x.SessionID}, []any{"query", beginning(x.Query)},
-		[]any{"agent", x.Agent}, []any{"instance", x.Instance}, []any{"phase", executionState(x)}, []any{"message", x.Message},
-		[]any{"attempt", x.Attempt}, []any{"executor", x.Executor}, []any{"model", x.Model}, []any{"took", took(x)},
-		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.InputTokens, x.Usage.CacheReadTokens, x.Usage.CacheWriteTokens, x.Usage.OutputTokens)},
-		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUSD)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxUSD)}, []any{"queued", whenP(x.QueuedAt)}, []any{"ended", whenP(x.EndedAt)}, []any{"result", x.Result})
+	err = fields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", beginning(x.Query)},
+		[]any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", executionState(x)}, []any{"message", x.GetMessage()},
+		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", took(x)},
+		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.GetInputTokens(), x.Usage.GetCacheReadTokens(), x.Usage.GetCacheWriteTokens(), x.Usage.GetOutputTokens())},
+		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUsd)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", when(x.QueuedAt)}, []any{"ended", when(x.EndedAt)}, []any{"result", x.GetResult()})
 	if err != nil || len(x.Metered) == 0 {
 		return err
 	}
@@ -117,10 +119,9 @@ func (c *executionsShow) Run(a *app) error {
 	for _, m := range x.Metered {
 		cost := "no price"
 		if m.Prices != "" {
-			cost = fmt.Sprintf("$%.4f", m.CostUSD)
+			cost = fmt.Sprintf("$%.4f", m.CostUsd)
 		}
-		u := m.Usage
-		cells(table, []any{m.Provider, m.Model, m.Requests, m.Failed, u.InputTokens + u.CacheReadTokens + u.CacheWriteTokens, u.OutputTokens, cost})
+		cells(table, []any{m.Provider, m.Model, m.Requests, m.Failed, inputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
 	}
 	return table.Flush()
 }
@@ -133,7 +134,7 @@ type executionsCancel struct {
 // Run cancels executions.
 func (c *executionsCancel) Run(a *app) error {
 	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.CancelExecution(ctx, id)
+		return client.Call(ctx, cl.Executions.CancelExecution, &spoolv1.CancelExecutionRequest{ExecutionId: id})
 	})
 }
 
@@ -144,7 +145,9 @@ type executionsPause struct {
 
 // Run pauses executions.
 func (c *executionsPause) Run(a *app) error {
-	return c.control(a, "pause", "requested to pause", c.Executions)
+	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to pause", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return client.Call(ctx, cl.Executions.PauseExecution, &spoolv1.PauseExecutionRequest{ExecutionId: id})
+	})
 }
 
 type executionsResume struct {
@@ -154,7 +157,9 @@ type executionsResume struct {
 
 // Run resumes executions.
 func (c *executionsResume) Run(a *app) error {
-	return c.control(a, "resume", "requested to resume", c.Executions)
+	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to resume", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return client.Call(ctx, cl.Executions.ResumeExecution, &spoolv1.ResumeExecutionRequest{ExecutionId: id})
+	})
 }
 
 type executionsTerminate struct {
@@ -164,35 +169,26 @@ type executionsTerminate struct {
 
 // Run terminates executions and their sandboxes.
 func (c *executionsTerminate) Run(a *app) error {
-	return c.control(a, "terminate", "requested to terminate", c.Executions)
-}
-
-func (s server) control(a *app, what, done string, ids []string) error {
-	return s.each(a, events.KindExecution, "execution", ids, done, func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.Control(ctx, id, what)
+	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to terminate", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+		return client.Call(ctx, cl.Executions.TerminateExecution, &spoolv1.TerminateExecutionRequest{ExecutionId: id})
 	})
 }
 
-func executionState(x client.Execution) string {
+// executionState describes the phase of an execution and why it ended.
+func executionState(x *spoolv1.Execution) string {
 	switch {
-	case x.Code != "":
-		return x.Phase + " (" + x.Code + ")"
-	case x.Reason != "":
-		return x.Phase + " (" + x.Reason + ")"
+	case x.GetCode() != "":
+		return x.Phase + " (" + x.GetCode() + ")"
+	case x.GetReason() != "":
+		return x.Phase + " (" + x.GetReason() + ")"
 	}
 	return x.Phase
 }
 
-func took(x client.Execution) string {
+// took returns the duration of an execution that has ended, otherwise "".
+func took(x *spoolv1.Execution) string {
 	if x.DurationMs == 0 {
 		return ""
 	}
 	return (time.Duration(x.DurationMs) * time.Millisecond).String()
-}
-
-func whenP(t *time.Time) string {
-	if t == nil {
-		return ""
-	}
-	return when(*t)
 }

@@ -3,6 +3,7 @@ package command
 import (
 	"archive/tar"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +14,9 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type filesCommand struct {
@@ -25,8 +28,8 @@ type filesCommand struct {
 	Tar  filesTar  `cmd:"" help:"Get all files of the last snapshot as a tar."`
 }
 
-// of holds the arguments that name a session.
-type of struct {
+// sessionServer holds the flags of server, and a session.
+type sessionServer struct {
 	server
 	Session string `arg:"" help:"The session's id."`
 }
@@ -35,35 +38,24 @@ type of struct {
 func checkPath(field, p string, folder bool) error {
 	var wrong *command.Error
 	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
-		return usage("%s: %q: %s", field, clip(p), wrong.Detail)
+		return usage("%s: %q: %s", field, truncate.Text(p, 64), wrong.Detail)
 	}
 	return nil
 }
 
 // with checks the id and a path ("" for none), and calls do with a client.
-func (c of) with(a *app, field, p string, do func(context.Context, *client.Client) error) error {
+func (c sessionServer) with(a *app, field, p string, do func(context.Context, *client.Client) error) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
 	if err := checkPath(field, p, true); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	err = do(ctx, cl)
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return cause
-	}
-	return err
+	return c.connected(a, do)
 }
 
 type filesLs struct {
-	of
+	sessionServer
 	Dir  string  `arg:"" optional:"" help:"A folder; by default the whole workspace."`
 	Live bool    `xor:"as" help:"The files in the running sandbox, instead of the last snapshot."`
 	At   *uint32 `xor:"as" placeholder:"N" help:"The files in the last snapshot before event N."`
@@ -99,14 +91,18 @@ func (c *filesLs) Run(a *app) error {
 			if c.Live {
 				mode = "" // the listing of a sandbox has no modes
 			}
-			cells(table, []any{mode, bytes, whenP(f.ModTime), name})
+			modified := ""
+			if f.ModTime != nil {
+				modified = localTime(*f.ModTime)
+			}
+			cells(table, []any{mode, bytes, modified, name})
 		}
 		return table.Flush()
 	})
 }
 
 type filesGet struct {
-	of
+	sessionServer
 	Path  string  `arg:"" help:"Path in the workspace."`
 	To    string  `arg:"" optional:"" help:"Destination: a file, a folder, or - for standard output; by default a file of the same name in the current folder."`
 	Force bool    `help:"Overwrite an existing file."`
@@ -136,7 +132,7 @@ func (c *filesGet) Run(a *app) error {
 }
 
 // saved prints what was written.
-func (c of) saved(a *app, to string, n int64, err error) error {
+func (c sessionServer) saved(a *app, to string, n int64, err error) error {
 	switch {
 	case err != nil:
 		return err
@@ -167,7 +163,7 @@ func save(to string, r io.Reader, force bool) (n int64, err error) {
 }
 
 type filesTar struct {
-	of
+	sessionServer
 	Dir    string  `arg:"" optional:"" help:"A folder; by default the whole workspace."`
 	Output string  `short:"o" placeholder:"FILE" help:"Output file; by default standard output."`
 	Force  bool    `help:"Overwrite an existing file."`
@@ -195,7 +191,7 @@ func (c *filesTar) Run(a *app) error {
 }
 
 type filesPut struct {
-	of
+	sessionServer
 	From string `arg:"" help:"A file or a folder of this machine, or - for standard input."`
 	Path string `arg:"" optional:"" help:"Path in the workspace; by default the same name. The content of a folder goes into this folder."`
 	Tar  bool   `help:"The input is a tar, whose files go into the folder Path."`
@@ -289,7 +285,7 @@ func (c *filesPut) folder(a *app, to string) error {
 }
 
 type filesRm struct {
-	of
+	sessionServer
 	Paths []string `arg:"" name:"path" help:"Paths in the workspace."`
 }
 
@@ -323,8 +319,8 @@ func (c *filesRm) Run(a *app) error {
 const maxAlong = 11 << 20
 
 // gather reads the files of --file. A path that leaves the current folder keeps only its last element.
-func gather(names []string) ([]client.WorkspaceFile, error) {
-	var out []client.WorkspaceFile
+func gather(names []string) ([]*spoolv1.WorkspaceFile, error) {
+	var out []*spoolv1.WorkspaceFile
 	total := 0
 	add := func(name, to string, mode fs.FileMode) error {
 		f, err := os.Open(name)
@@ -338,7 +334,8 @@ func gather(names []string) ([]client.WorkspaceFile, error) {
 		if total += len(content); total > maxAlong {
 			return usage("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxAlong), name)
 		}
-		out = append(out, client.WorkspaceFile{Path: to, Content: content, Mode: uint32(mode.Perm())})
+		encoded := base64.StdEncoding.EncodeToString(content)
+		out = append(out, &spoolv1.WorkspaceFile{Path: to, ContentBase64: &encoded, Mode: uint32(mode.Perm())})
 		return nil
 	}
 	for _, name := range names {

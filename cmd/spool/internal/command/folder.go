@@ -18,6 +18,7 @@ import (
 	"unicode"
 
 	"github.com/spoolhq/spool/pkg/ignore"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // folderLimits limit the upload of a folder.
@@ -192,7 +193,7 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 			return unreadable(p, err)
 		}
 		if !staysInside(p, target) {
-			return usage("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, clip(target), ignore.SpoolFile)
+			return usage("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
 		}
 		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
 	default:

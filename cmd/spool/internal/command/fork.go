@@ -1,11 +1,13 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -28,40 +30,39 @@ func (c *forkCommand) Run(a *app) error {
 	if c.Metadata != "" && !json.Valid([]byte(c.Metadata)) {
 		return usage("metadata: not valid JSON")
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
+	request := &spoolv1.ForkSessionRequest{SessionId: c.Session, At: c.At, Agent: c.Agent}
+	if c.Metadata != "" {
+		request.Metadata = &spoolv1.Json{Text: c.Metadata}
 	}
-	defer cl.Close()
-	doc, err := cl.Fork(ctx, c.Session, client.Fork{At: c.At, Agent: c.Agent, Metadata: json.RawMessage(c.Metadata)})
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(doc)
-	}
-	if _, err := fmt.Fprintln(a.Out, doc.Value.SessionID); err != nil {
-		return err
-	}
-	fmt.Fprintf(a.Err, "spool: %s\n", forkedFrom(doc.Value.Parent))
-	return nil
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		doc, err := client.Call(ctx, cl.Sessions.ForkSession, request)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(doc)
+		}
+		if _, err := fmt.Fprintln(a.Out, doc.Value.SessionId); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.Err, "spool: %s\n", forkedFrom(doc.Value.Parent))
+		return nil
+	})
 }
 
 // forkedFrom describes the start of a fork.
-func forkedFrom(p client.Parent) string {
-	s := fmt.Sprintf("%s at event %d", p.SessionID, p.Effective)
-	if p.Effective != p.Asked {
-		s += fmt.Sprintf(" (requested %d: %s)", p.Asked, terminal.Line(p.Reason))
+func forkedFrom(p *spoolv1.ParentSession) string {
+	s := fmt.Sprintf("%s at event %d", p.GetSessionId(), p.GetEffective())
+	if p.GetEffective() != p.GetAsked() {
+		s += fmt.Sprintf(" (requested %d: %s)", p.GetAsked(), terminal.Line(p.GetReason()))
 	}
 	switch {
-	case p.Snapshot == "":
+	case p.GetSnapshot() == "":
 		s += ", with an empty workspace"
-	case p.SnapshotSeq == 0:
+	case p.GetSnapshotSeq() == 0:
 		s += ", with the files it started with"
 	default:
-		s += fmt.Sprintf(", with the files of event %d", p.SnapshotSeq)
+		s += fmt.Sprintf(", with the files of event %d", p.GetSnapshotSeq())
 	}
 	return s
 }

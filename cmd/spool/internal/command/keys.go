@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -30,29 +31,22 @@ func (c *keysCreate) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		request := &spoolv1.CreateKeyRequest{Name: c.Name, Tenant: c.Tenant, Role: c.Role, Agents: c.Agents, Expires: c.Expires}
+		doc, err := client.Call(ctx, cl.Keys.CreateKey, request)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.json(doc)
+		}
+		fmt.Fprintf(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
+		_, err = fmt.Fprintln(a.Out, doc.Value.Key)
 		return err
-	}
-	defer cl.Close()
-	doc, err := cl.CreateKey(ctx, client.KeyRequest{Name: c.Name, Tenant: c.Tenant, Role: c.Role, Agents: c.Agents, Expires: c.Expires})
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(doc)
-	}
-	fmt.Fprintf(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.ID, doc.Value.Tenant)
-	_, err = fmt.Fprintln(a.Out, doc.Value.Key)
-	return err
+	})
 }
 
-type keysLs struct {
-	server
-	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
-}
+type keysLs struct{ tenantServer }
 
 // checkTenant returns a usage error if a flag is neither a valid tenant nor empty.
 func checkTenant(tenant string) error {
@@ -70,33 +64,17 @@ func (c *keysLs) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	keys, err := cl.Keys(ctx, c.Tenant)
-	if err != nil {
-		return err
-	}
-	items := func(yield func(client.Doc[client.Key], error) bool) {
-		for _, k := range keys {
-			if !yield(k, nil) {
-				return
-			}
-		}
-	}
-	return list(a, c.JSON, 0, items, []any{"KEY", "NAME", "PREFIX", "ROLE", "AGENTS", "CREATED", "EXPIRES", "REVOKED", "MADE BY"}, func(k client.Key) []any {
-		return []any{k.ID, k.Name, k.Prefix, k.Role, strings.Join(k.Agents, ","), when(k.CreatedAt), whenP(k.ExpiresAt), whenP(k.RevokedAt), k.CreatedBy}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		keys := client.List[*spoolv1.Key](ctx, cl.Keys.ListKeys, &spoolv1.ListKeysRequest{Tenant: c.Tenant})
+		return list(a, c.JSON, 0, keys, []any{"KEY", "NAME", "PREFIX", "ROLE", "AGENTS", "CREATED", "EXPIRES", "REVOKED", "MADE BY"}, func(k *spoolv1.Key) []any {
+			return []any{k.KeyId, k.Name, k.Prefix, k.Role, strings.Join(k.Agents, ","), when(k.CreatedAt), when(k.ExpiresAt), when(k.RevokedAt), k.GetCreatedBy()}
+		})
 	})
 }
 
 type keysRevoke struct {
-	server
-	Keys   []string `arg:"" name:"key" help:"Ids of the keys."`
-	Tenant string   `placeholder:"T" help:"The tenant; by default the caller's."`
+	tenantServer
+	Keys []string `arg:"" name:"key" help:"Ids of the keys."`
 }
 
 // Run revokes keys.
@@ -105,6 +83,6 @@ func (c *keysRevoke) Run(a *app) error {
 		return err
 	}
 	return c.each(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.RevokeKey(ctx, c.Tenant, id)
+		return client.Call(ctx, cl.Keys.RevokeKey, &spoolv1.RevokeKeyRequest{KeyId: id, Tenant: c.Tenant})
 	})
 }

@@ -1,10 +1,13 @@
 package command
 
 import (
-	"fmt"
+	"context"
 	"strconv"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
 type limitsCommand struct {
@@ -14,8 +17,7 @@ type limitsCommand struct {
 }
 
 type limitsSet struct {
-	server
-	Tenant            string  `placeholder:"T" help:"The tenant; by default the caller's."`
+	tenantServer
 	Slots             uint32  `placeholder:"N" help:"Concurrent turns, over all executors."`
 	Sandboxes         uint32  `placeholder:"N" help:"Concurrent sandboxes on one engine."`
 	Sessions          uint32  `placeholder:"N" help:"Sessions that are not deleted."`
@@ -30,114 +32,63 @@ type limitsSet struct {
 
 // Run sets limits.
 func (c *limitsSet) Run(a *app) error {
-	l := client.TenantLimits{
+	l := &spoolv1.TenantLimits{
 		Slots: c.Slots, Sandboxes: c.Sandboxes, Sessions: c.Sessions, Streams: c.Streams, RequestsPerSecond: c.RequestsPerSecond, RequestBurst: c.RequestBurst,
-		Keys: c.Keys, EventsPerDay: c.EventsPerDay, EventBytesPerDay: c.EventBytesPerDay, StorageBytes: c.StorageBytes,
+		Keys: c.Keys, EventsPerDay: float64(c.EventsPerDay), EventBytesPerDay: float64(c.EventBytesPerDay), StorageBytes: float64(c.StorageBytes),
 	}
-	if l == (client.TenantLimits{}) {
+	if proto.Size(l) == 0 {
 		return usage("set at least one limit, or remove the limits with spool limits rm")
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	out, err := cl.SetLimits(ctx, c.Tenant, l)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(out)
-	}
-	fmt.Fprintln(a.Err, "set")
-	return nil
+	return c.change(a, "set", func(ctx context.Context, cl *client.Client) (any, error) {
+		return client.Call(ctx, cl.Limits.SetLimits, &spoolv1.SetLimitsRequest{Tenant: c.Tenant, Limits: l})
+	})
 }
 
-type limitsLs struct {
-	server
-	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
-}
+type limitsLs struct{ tenantServer }
 
 // Run lists limits.
 func (c *limitsLs) Run(a *app) error {
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	out, err := cl.Limits(ctx, c.Tenant)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(out)
-	}
-	rows := func(yield func(client.Doc[limitRow], error) bool) {
-		for _, r := range limitRows(out.Value.Limits, out.Value.Used) {
-			if !yield(client.Doc[limitRow]{Value: r}, nil) {
-				return
-			}
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		doc, err := client.Call(ctx, cl.Limits.GetLimits, &spoolv1.GetLimitsRequest{Tenant: c.Tenant})
+		if err != nil {
+			return err
 		}
-	}
-	return list(a, false, 0, rows, []any{"LIMIT", "OWN", "USED"}, func(r limitRow) []any { return []any{r.name, r.own, r.used} })
+		if c.JSON {
+			return a.json(doc)
+		}
+		return fields(a, limitRows(doc.Value.GetLimits(), doc.Value.GetUsed())...)
+	})
 }
 
-// limitRow is a line of spool limits ls.
-type limitRow struct{ name, own, used string }
-
-// limitRows returns one row per limit. A limit of 0 means the server's setting. Limits without a counter on the
-// server have no usage.
-func limitRows(own, used client.TenantLimits) []limitRow {
-	n := func(v uint64) string {
+// limitRows returns a header and one row per limit. A limit of 0 means the server's setting. Limits without a counter
+// on the server have no usage.
+func limitRows(own, used *spoolv1.TenantLimits) [][]any {
+	limit := func(v float64) string {
 		if v == 0 {
 			return "-"
 		}
-		return strconv.FormatUint(v, 10)
+		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
-	rate := "-"
-	if own.RequestsPerSecond > 0 {
-		rate = strconv.FormatFloat(own.RequestsPerSecond, 'f', -1, 64)
-	}
-	count := func(v uint64) string { return strconv.FormatUint(v, 10) }
-	return []limitRow{
-		{"slots", n(uint64(own.Slots)), count(uint64(used.Slots))},
-		{"sandboxes", n(uint64(own.Sandboxes)), count(uint64(used.Sandboxes))},
-		{"sessions", n(uint64(own.Sessions)), count(uint64(used.Sessions))},
-		{"keys", n(uint64(own.Keys)), count(uint64(used.Keys))},
-		{"events-per-day", n(own.EventsPerDay), count(used.EventsPerDay)},
-		{"event-bytes-per-day", n(own.EventBytesPerDay), count(used.EventBytesPerDay)},
-		{"storage-bytes", n(own.StorageBytes), count(used.StorageBytes)},
-		{"streams", n(uint64(own.Streams)), "-"},
-		{"requests-per-second", rate, "-"},
-		{"request-burst", n(uint64(own.RequestBurst)), "-"},
+	return [][]any{
+		{"LIMIT", "OWN", "USED"},
+		{"slots", limit(float64(own.GetSlots())), used.GetSlots()},
+		{"sandboxes", limit(float64(own.GetSandboxes())), used.GetSandboxes()},
+		{"sessions", limit(float64(own.GetSessions())), used.GetSessions()},
+		{"keys", limit(float64(own.GetKeys())), used.GetKeys()},
+		{"events-per-day", limit(own.GetEventsPerDay()), wholeNumber(used.GetEventsPerDay())},
+		{"event-bytes-per-day", limit(own.GetEventBytesPerDay()), wholeNumber(used.GetEventBytesPerDay())},
+		{"storage-bytes", limit(own.GetStorageBytes()), wholeNumber(used.GetStorageBytes())},
+		{"streams", limit(float64(own.GetStreams())), "-"},
+		{"requests-per-second", limit(own.GetRequestsPerSecond()), "-"},
+		{"request-burst", limit(float64(own.GetRequestBurst())), "-"},
 	}
 }
 
-type limitsRm struct {
-	server
-	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
-}
+type limitsRm struct{ tenantServer }
 
 // Run removes limits.
 func (c *limitsRm) Run(a *app) error {
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	out, err := cl.RemoveLimits(ctx, c.Tenant)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(out)
-	}
-	fmt.Fprintln(a.Err, "removed")
-	return nil
+	return c.change(a, "removed", func(ctx context.Context, cl *client.Client) (any, error) {
+		return client.Call(ctx, cl.Limits.RemoveLimits, &spoolv1.RemoveLimitsRequest{Tenant: c.Tenant})
+	})
 }

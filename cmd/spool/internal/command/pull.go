@@ -9,10 +9,11 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
 type filesPull struct {
-	of
+	sessionServer
 	Dir    string `arg:"" optional:"" help:"Folder that receives the changes; by default the folder that spool run --workspace uploaded."`
 	DryRun bool   `help:"Only show the changes."`
 	Yes    bool   `short:"y" help:"Apply the changes without a question, except conflicts."`
@@ -22,15 +23,15 @@ type filesPull struct {
 // Run copies the changes of a session's workspace back into a local folder.
 func (c *filesPull) Run(a *app) error {
 	return c.with(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
-		s, err := cl.Session(ctx, c.Session)
+		s, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session})
 		if err != nil {
 			return err
 		}
-		if p := s.Value.Options.HostPath; p != "" {
+		if p := s.GetSessionOptions().GetHostPath(); p != "" {
 			return usage("session: the agent works in %s itself: there is nothing to copy back", p)
 		}
 		p := &pullRun{app: a, cmd: c, client: cl}
-		return p.run(ctx, s.Value)
+		return p.run(ctx, s)
 	})
 }
 
@@ -50,7 +51,7 @@ type pullRun struct {
 	changes    []*change
 }
 
-func (p *pullRun) run(ctx context.Context, s client.Session) (err error) {
+func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 	if err := p.readRecord(); err != nil {
 		return err
 	}

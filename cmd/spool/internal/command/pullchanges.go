@@ -15,6 +15,7 @@ import (
 	"unicode"
 
 	"github.com/spoolhq/spool/pkg/ignore"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // What a pull does with a path.
@@ -140,7 +141,7 @@ func refusal(name string, remote *entry) string {
 	case checkPath("path", name, false) != nil:
 		return "the name is not a valid path of a workspace"
 	case remote.Kind == kindSymlink && !staysInside(name, remote.Target):
-		return fmt.Sprintf("it is a link to %q, outside the folder", clip(remote.Target))
+		return fmt.Sprintf("it is a link to %q, outside the folder", truncate.Text(remote.Target, 64))
 	}
 	return ""
 }

@@ -17,7 +17,9 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // readRecord reads the record of the upload and determines the local folder.
@@ -55,11 +57,11 @@ const snapshotWithin = 2 * time.Minute
 
 // requestSnapshot requests a snapshot and waits for it. Without a sandbox, the last snapshot is already the newest
 // state.
-func (p *pullRun) requestSnapshot(ctx context.Context, s client.Session) error {
-	if s.Box == nil || s.Box.State != "ready" {
+func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error {
+	if s.GetCurrentSandbox().GetState() != "ready" {
 		return nil
 	}
-	if _, err := p.client.Sync(ctx, p.cmd.Session); err != nil {
+	if _, err := p.client.Sessions.SyncSession(ctx, &spoolv1.SyncSessionRequest{SessionId: p.cmd.Session}); err != nil {
 		return err
 	}
 	wait, cancel := context.WithTimeout(ctx, snapshotWithin)
@@ -136,7 +138,7 @@ func (p *pullRun) download(ctx context.Context) error {
 				return err
 			}
 		default:
-			return fmt.Errorf("read the session's files: %q has type %q", clip(name), h.Typeflag)
+			return fmt.Errorf("read the session's files: %q has type %q", truncate.Text(name, 64), h.Typeflag)
 		}
 		p.remote[name] = e
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type skillsPush struct {
@@ -33,7 +34,7 @@ type skillsPush struct {
 func (c *skillsPush) Run(a *app) error {
 	for _, t := range c.Tag {
 		if !events.IsTag(t) {
-			return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(t))
+			return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(t, 64))
 		}
 	}
 	ref := events.Reference{Scope: events.Scope(c.Scope), Org: c.Org, Slug: "x"}
@@ -85,7 +86,7 @@ func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip
 	case doc.Value.Same:
 		done = "already pushed:"
 	}
-	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(doc.Value.Ref.String()), found.Files, size(info.Size()))
+	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(client.Reference(doc.Value.Ref).String()), found.Files, size(info.Size()))
 	return err
 }
 
@@ -128,9 +129,9 @@ func parseSource(from string) (source, error) {
 	}
 	switch {
 	case strings.HasPrefix(s.url, "-"), strings.HasPrefix(s.ref, "-"):
-		return s, usage("from: %q: URL and REF must not start with a hyphen", clip(from))
+		return s, usage("from: %q: URL and REF must not start with a hyphen", truncate.Text(from, 64))
 	case s.folder != "" && !filepath.IsLocal(filepath.FromSlash(s.folder)):
-		return s, usage("from: folder %q is outside the repository", clip(s.folder))
+		return s, usage("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
 	}
 	if s.ref == "" {
 		s.ref = "HEAD"
@@ -166,10 +167,10 @@ func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
 	}
 	folder, err := filepath.EvalSymlinks(filepath.Join(dir, filepath.FromSlash(s.folder)))
 	if err != nil {
-		return nil, usage("from: %s has no folder %q", s.url, clip(s.folder))
+		return nil, usage("from: %s has no folder %q", s.url, truncate.Text(s.folder, 64))
 	}
 	if rel, err := filepath.Rel(root, folder); err != nil || !filepath.IsLocal(rel) {
-		return nil, usage("from: folder %q is outside the repository", clip(s.folder))
+		return nil, usage("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
 	}
 	return c.pack(folder)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
@@ -30,24 +31,19 @@ func (c *replayCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	if c.Execution != "" {
-		x, err := cl.Execution(ctx, c.Execution)
-		if err != nil {
-			return err
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		if c.Execution != "" {
+			x, err := cl.Executions.GetExecution(ctx, &spoolv1.GetExecutionRequest{ExecutionId: c.Execution})
+			if err != nil {
+				return err
+			}
+			if x.SessionId != c.Session {
+				return fmt.Errorf("execution: %s belongs to session %s", c.Execution, x.SessionId)
+			}
 		}
-		if x.Value.SessionID != c.Session {
-			return fmt.Errorf("execution: %s belongs to session %s", c.Execution, x.Value.SessionID)
-		}
-	}
-	p := &player{app: a, only: c.Execution, json: c.JSON, speed: speed, pacer: pace.Pacer{Speed: speed}, calls: map[string]bool{}}
-	return p.play(ctx, cl, c.Session, c.From, c.To)
+		p := &player{app: a, only: c.Execution, json: c.JSON, speed: speed, pacer: pace.Pacer{Speed: speed}, calls: map[string]bool{}}
+		return p.play(ctx, cl, c.Session, c.From, c.To)
+	})
 }
 
 func (c *replayCommand) check() (pace.Speed, error) {

@@ -1,20 +1,12 @@
 package command
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
-	"time"
 	"unicode/utf8"
 
-	"github.com/spoolhq/spool/cmd/spool/internal/client"
-	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
@@ -84,9 +76,9 @@ func (c *runCommand) Run(a *app) error {
 
 // variables returns the variables of this query only. The value of a secret is never an argument, because other
 // processes can read arguments.
-func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
-	out := map[string]client.Variable{}
-	put := func(flag, name string, v client.Variable) error {
+func (c *runCommand) variables(a *app) (map[string]*spoolv1.RunVariable, error) {
+	out := map[string]*spoolv1.RunVariable{}
+	put := func(flag, name string, v *spoolv1.RunVariable) error {
 		if err := layers.CheckName(name); err != nil {
 			return usage("%s: %v", flag, err)
 		}
@@ -101,7 +93,7 @@ func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 		if !ok {
 			return nil, usage("var: %.100q is not NAME=VALUE", s)
 		}
-		if err := put("var", name, client.Variable{Value: value}); err != nil {
+		if err := put("var", name, &spoolv1.RunVariable{Value: value}); err != nil {
 			return nil, err
 		}
 	}
@@ -113,7 +105,7 @@ func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 		if !ok || value == "" {
 			return nil, usage("secret: environment variable %.100q is not set: export it, and pass only its name", name)
 		}
-		if err := put("secret", name, client.Variable{Value: value, Secret: true}); err != nil {
+		if err := put("secret", name, &spoolv1.RunVariable{Value: value, Secret: true}); err != nil {
 			return nil, err
 		}
 	}
@@ -124,7 +116,7 @@ func (c *runCommand) variables(a *app) (map[string]client.Variable, error) {
 }
 
 // options returns the options of the new session, or nil if none is set.
-func (c *runCommand) options() (*client.SessionOptions, error) {
+func (c *runCommand) options() (*spoolv1.SessionOptions, error) {
 	command, err := words(c.Command)
 	if err != nil {
 		return nil, usage("command: %v", err)
@@ -139,11 +131,11 @@ func (c *runCommand) options() (*client.SessionOptions, error) {
 	if c.Image == "" && c.ModelProvider == "" && c.ModelPreset == "" && command == nil && c.Egress == nil && budget == nil {
 		return nil, nil
 	}
-	var settings *client.ModelSettings
+	var settings *spoolv1.ModelSettings
 	if c.ModelPreset != "" {
-		settings = &client.ModelSettings{Preset: c.ModelPreset}
+		settings = &spoolv1.ModelSettings{Preset: c.ModelPreset}
 	}
-	return &client.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
+	return &spoolv1.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
 }
 
 // query returns the text of the query.
@@ -168,357 +160,4 @@ func (c *runCommand) query(a *app) (string, error) {
 		return "", usage("query: not valid UTF-8")
 	}
 	return q, nil
-}
-
-// running is one execution of spool run.
-type running struct {
-	app     *app
-	cmd     *runCommand
-	query   string
-	options *client.SessionOptions
-	files   []client.WorkspaceFile
-	watcher *watcher
-
-	transcript string // reference of the uploaded transcript; "" for none
-
-	folder    string // absolute path of the folder in which a new session works; "" for none
-	made      string // the session that was created for the folder
-	variables map[string]client.Variable
-	client    atomic.Pointer[client.Client]
-	here      bool        // the server is a stack on the data folder that another process runs
-	stack     Stack       // nil if a server was already running
-	posting   atomic.Bool // the query is being stored, with unknown outcome
-	began     atomic.Bool // an executor may have received the query
-}
-
-func (r *running) run() (err error) {
-	ctx, cancel := context.WithCancelCause(r.app.ctx)
-	defer cancel(nil)
-	posted := make(chan client.Accepted, 1) // after a message arrives, client is set
-	var signals sync.WaitGroup
-	defer signals.Wait()
-	defer cancel(nil)
-	shown := r.watcher.show(ctx)
-	defer func() { err = errors.Join(err, shown()) }()
-	signals.Go(func() { r.controls(ctx, cancel, posted) })
-
-	defer func() {
-		cancel(nil)
-		signals.Wait() // from here on leave receives the signals
-		if r.stack != nil {
-			err = errors.Join(err, r.leave())
-		}
-		if c := r.client.Load(); c != nil {
-			c.Close()
-		}
-	}()
-	if err := r.reach(ctx, cancel); err != nil {
-		return err
-	}
-	if err := r.provide(ctx); err != nil {
-		return err
-	}
-	r.posting.Store(true)
-	accepted, tip, err := r.post(ctx)
-	if r.orphaned(err) && client.IsRefused(err) { // the stack ended just now, and nothing was sent
-		if err := r.reach(ctx, cancel); err != nil {
-			return err
-		}
-		accepted, tip, err = r.post(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	posted <- accepted
-	if r.cmd.Detach {
-		return r.detached(accepted)
-	}
-	r.watcher.session, r.watcher.only = accepted.SessionID, accepted.ExecutionID
-	r.watcher.began = func() { r.began.Store(true) }
-	if r.watcher.shown != nil {
-		r.watcher.shown.Hint("Ctrl-C stops the turn")
-	}
-	end, err := r.watcher.watch(ctx, tip)
-	for r.orphaned(err) {
-		// The stack of another run ended with it. The query is in the log: a stack of this run continues it.
-		if err = r.reach(ctx, cancel); err == nil {
-			end, err = r.watcher.watch(ctx, r.watcher.cursor)
-		}
-	}
-	if err := errors.Join(err, shown()); err != nil {
-		if errors.Is(err, errInterrupted) {
-			fmt.Fprintf(r.app.Err, "spool: detached while the query was still running; follow it with `spool attach %s`\n", accepted.SessionID)
-		}
-		return err
-	}
-	return r.ended(end, accepted)
-}
-
-// ended returns the exit code for the end of the execution. On a terminal the end was already shown.
-func (r *running) ended(end events.Payload, accepted client.Accepted) error {
-	if !r.cmd.JSON && r.cmd.Session == "" {
-		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionID, accepted.SessionID)
-	}
-	switch d := end.(type) {
-	case events.ExecutionFailed:
-		if r.app.OutTTY && !r.cmd.JSON {
-			return &exitError{code: ExitFailed}
-		}
-		return fmt.Errorf("the query failed: %s (%s)", d.Message, d.Code)
-	case events.ExecutionCancelled, events.ExecutionWithdrawn:
-		return &exitError{code: ExitCancelled}
-	}
-	return nil
-}
-
-// reach connects to a server, or starts a stack.
-func (r *running) reach(ctx context.Context, cancel context.CancelCauseFunc) error {
-	c, err := r.server(ctx, cancel)
-	if err != nil {
-		return err
-	}
-	if old := r.client.Swap(c); old != nil {
-		old.Close()
-	}
-	r.watcher.client = c
-	return nil
-}
-
-// orphaned tells whether a stack that this run had joined has ended.
-func (r *running) orphaned(err error) bool {
-	var gone *client.UnreachableError
-	return r.here && errors.As(err, &gone)
-}
-
-func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
-	c, r.here, err = r.cmd.find(ctx, r.app)
-	if c != nil || r.cmd.URL != "" || ctx.Err() != nil {
-		return c, err
-	}
-	if r.cmd.Detach {
-		return nil, fmt.Errorf("detach: %w (with --detach the query needs a server that stays)", err)
-	}
-	dir, err := dataDir(r.app, r.cmd.Data)
-	if err != nil {
-		return nil, err
-	}
-	if r.watcher.shown != nil {
-		r.watcher.shown.State("starting Spool on " + dir)
-		defer r.watcher.shown.State("")
-	}
-	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
-	if errors.Is(err, ErrBusy) { // another run was faster: join its stack
-		return r.join(ctx)
-	}
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return nil, cause
-		}
-		return nil, err
-	}
-	go func() {
-		<-r.stack.Done()
-		cancel(fmt.Errorf("the stack that was started for this run ended: %w", errors.Join(r.stack.Err(), errStackEnded)))
-	}()
-	return client.New(client.Config{URL: r.stack.URL(), Key: r.cmd.Key})
-}
-
-// errStackEnded is returned if the embedded stack ends before the run.
-var errStackEnded = errors.New("run the command again to continue where it stopped")
-
-// join waits until the stack that another process is starting responds.
-func (r *running) join(ctx context.Context) (*client.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
-		c, here, err := r.cmd.find(ctx, r.app)
-		if c != nil {
-			r.here = here
-			return c, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w, but it does not respond: %w", ErrBusy, err)
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
-}
-
-// provide uploads the transcript with which the new session starts. The file itself is not changed.
-func (r *running) provide(ctx context.Context) error {
-	name := r.cmd.Transcript
-	if name == "" {
-		return nil
-	}
-	f, err := os.Open(name) //nolint:gosec // a file that the user named
-	if err != nil {
-		return usage("transcript: %v", err)
-	}
-	defer f.Close() //nolint:errcheck // only read
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return usage("transcript: %v", err)
-	case !info.Mode().IsRegular():
-		return usage("transcript: %s is not a regular file", name)
-	}
-	doc, err := r.client.Load().PutTranscript(ctx, f, info.Size())
-	if err != nil {
-		return err
-	}
-	r.transcript = doc.Value.Transcript
-	r.note(fmt.Sprintf("the agent continues a conversation of %s with %d messages", terminal.Line(doc.Value.Architecture), doc.Value.Messages))
-	return nil
-}
-
-// post stores the query. Its events follow seq tip.
-func (r *running) post(ctx context.Context) (accepted client.Accepted, tip uint32, err error) {
-	c := r.client.Load()
-	switch {
-	case r.folder != "":
-		if r.made == "" {
-			r.made, err = r.create(ctx)
-		}
-		if err == nil {
-			accepted, err = c.PostMessage(ctx, r.made, client.Query{Content: r.query, Files: r.files, Environment: r.variables})
-			if client.IsFinal(err) {
-				err = r.undo(ctx, r.made, err)
-				r.made = ""
-			}
-		}
-	case r.cmd.Session == "":
-		accepted, err = c.StartExecution(ctx, r.start())
-	default:
-		var s client.Doc[client.Session]
-		if s, err = c.Session(ctx, r.cmd.Session); err == nil {
-			tip = s.Value.Tip
-			accepted, err = c.PostMessage(ctx, r.cmd.Session, client.Query{Content: r.query, Files: r.files, Environment: r.variables})
-		}
-	}
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause
-	}
-	return accepted, tip, err
-}
-
-// start returns the request for a new session with the query as its first message.
-func (r *running) start() client.Start {
-	return client.Start{
-		NewSession: client.NewSession{
-			Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env,
-			Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, Options: r.options, Transcript: r.transcript,
-		},
-		Environment: r.variables, Content: r.query, Files: r.files,
-	}
-}
-
-func (r *running) detached(accepted client.Accepted) error {
-	if r.cmd.JSON {
-		return r.app.json(accepted)
-	}
-	if r.watcher.shown != nil {
-		if err := r.watcher.shown.Close(); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintf(r.app.Out, "session %s\nexecution %s\nfollow it with: spool attach %s\n", accepted.SessionID, accepted.ExecutionID, accepted.SessionID)
-	return err
-}
-
-// controls turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
-// third ends this program without waiting. A termination signal requests a cancellation at once.
-func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan client.Accepted) {
-	var accepted client.Accepted
-	asked := 0
-	for {
-		var sig os.Signal
-		select {
-		case <-ctx.Done():
-			return
-		case accepted = <-posted:
-			if asked == 0 {
-				continue
-			}
-		case sig = <-r.app.Signals:
-			asked++
-			if sig == syscall.SIGTERM {
-				asked = max(asked, 2)
-			}
-		}
-		known := accepted.ExecutionID != ""
-		switch {
-		case asked >= 3 || !known && (asked >= 2 || !r.posting.Load()):
-			cancel(errInterrupted)
-			return
-		case known:
-			r.control(ctx, accepted, asked)
-		}
-	}
-}
-
-// control asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
-// running one.
-func (r *running) control(ctx context.Context, accepted client.Accepted, asked int) {
-	ctx, done := context.WithTimeout(ctx, 10*time.Second)
-	defer done()
-	var err error
-	if asked == 1 && r.began.Load() {
-		r.note("stopping; press Ctrl-C again to cancel")
-		_, err = r.client.Load().Interrupt(ctx, accepted.SessionID)
-	} else {
-		r.note("cancelling; press Ctrl-C again to exit without waiting")
-		_, err = r.client.Load().CancelExecution(ctx, accepted.ExecutionID)
-	}
-	if err != nil && ctx.Err() == nil {
-		r.note("the request failed: " + err.Error())
-	}
-}
-
-func (r *running) note(text string) {
-	if r.watcher.shown != nil && r.app.OutTTY {
-		r.watcher.shown.Note(text)
-		return
-	}
-	fmt.Fprintln(r.app.Err, "spool: "+text)
-}
-
-// leave stops the stack of this run after the queries of other runs that joined it have ended.
-func (r *running) leave() error {
-	if r.client.Load() != nil && r.app.ctx.Err() == nil {
-		r.wait()
-	}
-	return r.stack.Close()
-}
-
-// wait returns when no query is running, or at a signal.
-func (r *running) wait() {
-	ctx, cancel := r.app.interruptible()
-	defer cancel()
-	for said := false; ; said = true {
-		busy := 0
-		for _, phase := range []string{"queued", "starting", "running"} {
-			for _, err := range r.client.Load().Executions(ctx, client.Filter{State: phase}) {
-				if err != nil {
-					if ctx.Err() == nil {
-						fmt.Fprintln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
-					}
-					return
-				}
-				busy++
-			}
-		}
-		if busy == 0 {
-			return
-		}
-		if !said {
-			fmt.Fprintf(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.stack.Done():
-			return
-		case <-time.After(500 * time.Millisecond):
-		}
-	}
 }

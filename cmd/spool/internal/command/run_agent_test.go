@@ -22,11 +22,11 @@ func TestRunByAgent(t *testing.T) {
 	const variables = `"environment":{"A":{"value":"1=2"},"TOKEN":{"value":"some-secret","secret":true}}`
 	f := serve(t, accepted, dispatched, events.ExecutionCompleted{})
 	got := spool(t, w(), "run", "--url", f.URL, "--agent", "acme/reviewer@stable", "--env", "a", "--env", "b", "--var", "A=1=2", "--secret", "TOKEN", "q")
-	if want := `{"agent":"acme/reviewer@stable","environments":["a","b"],"content":"q",` + variables + `}`; got.code != ExitDone || f.bodies[0] != want {
+	if want := `{"agent":"acme/reviewer@stable","content":"q","environments":["a","b"],` + variables + `}`; got.code != ExitDone || f.bodies[0] != want {
 		t.Errorf("%+v, posted %s", got, f.bodies[0])
 	}
 	f = serve(t, accepted, dispatched, events.ExecutionCompleted{})
-	if got := spool(t, w(), "run", "--url", f.URL, "--instance", "night", "q"); got.code != ExitDone || f.bodies[0] != `{"instance":"night","content":"q"}` {
+	if got := spool(t, w(), "run", "--url", f.URL, "--instance", "night", "q"); got.code != ExitDone || f.bodies[0] != `{"content":"q","instance":"night"}` {
 		t.Errorf("%+v, posted %s", got, f.bodies[0])
 	}
 	f = serve(t, accepted, dispatched, events.ExecutionCompleted{})

@@ -11,8 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/hostpath"
 )
@@ -78,27 +81,23 @@ func (r *running) create(ctx context.Context) (session string, err error) {
 }
 
 func (r *running) createInPlace(ctx context.Context) (string, error) {
-	start := r.start()
-	o := client.SessionOptions{}
-	if start.Options != nil {
-		o = *start.Options
-	}
-	var err error
-	if o.HostPathIdentity, err = hostpath.Identity(r.folder); err != nil {
+	identity, err := hostpath.Identity(r.folder)
+	if err != nil {
 		return "", usage("workspace: %v", err)
 	}
-	o.HostPath = r.folder
-	start.Options = &o
-	made, err := r.client.Load().CreateSession(ctx, start.NewSession)
+	request := r.newSession()
+	request.SessionOptions = &spoolv1.SessionOptions{HostPath: &r.folder, HostPathIdentity: &identity}
+	proto.Merge(request.SessionOptions, r.options)
+	made, err := r.client.Load().Sessions.CreateSession(ctx, request)
 	if err != nil {
 		return "", err
 	}
 	if len(r.files) > 0 {
-		return "", r.undo(ctx, made.SessionID, usage("file: the agent works in %s itself, where --file would overwrite your files: copy them there yourself, or add --copy", r.folder))
+		return "", r.undo(ctx, made.SessionId, usage("file: the agent works in %s itself, where --file would overwrite your files: copy them there yourself, or add --copy", r.folder))
 	}
 	r.note(fmt.Sprintf("the agent works in %s itself: it changes the files there, and nothing is isolated (--copy works on a copy)", terminal.Line(r.folder)))
-	r.warnOfOthers(ctx, made.SessionID)
-	return made.SessionID, nil
+	r.warnOfOthers(ctx, made.SessionId)
+	return made.SessionId, nil
 }
 
 // maxSessionsSeen is the maximum number of sessions that are searched for others in the same folder.
@@ -107,7 +106,7 @@ const maxSessionsSeen = 200
 // warnOfOthers prints which sessions work in the same folder, or in one above or below it.
 func (r *running) warnOfOthers(ctx context.Context, own string) {
 	seen := 0
-	for s, err := range r.client.Load().Sessions(ctx, client.Filter{State: "open"}) {
+	for s, err := range client.List[*spoolv1.Session](ctx, r.client.Load().Sessions.ListSessions, &spoolv1.ListSessionsRequest{Status: "open"}) {
 		if err != nil {
 			r.note("cannot determine whether other sessions work in this folder: " + terminal.Line(err.Error()))
 			return
@@ -115,11 +114,12 @@ func (r *running) warnOfOthers(ctx context.Context, own string) {
 		if seen++; seen > maxSessionsSeen {
 			return
 		}
-		v := s.Value
-		if v.ID == own || v.Options.HostPath == "" || !overlap(v.Options.HostPath, r.folder) || v.Active == "" && (v.Box == nil || v.Idle) {
+		v, folder := s.Value, s.Value.GetSessionOptions().GetHostPath()
+		unused := v.GetActiveExecutionId() == "" && (v.CurrentSandbox == nil || v.Idle)
+		if v.SessionId == own || folder == "" || !overlap(folder, r.folder) || unused {
 			continue
 		}
-		r.note(fmt.Sprintf("session %s also works in %s: the sessions can overwrite each other's changes", v.ID, terminal.Line(v.Options.HostPath)))
+		r.note(fmt.Sprintf("session %s also works in %s: the sessions can overwrite each other's changes", v.SessionId, terminal.Line(folder)))
 	}
 }
 
@@ -147,25 +147,25 @@ func (r *running) createCopy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	made, err := r.client.Load().CreateSession(ctx, r.start().NewSession)
+	made, err := r.client.Load().Sessions.CreateSession(ctx, r.newSession())
 	if err != nil {
 		return "", err
 	}
-	if err = r.upload(ctx, root, made.SessionID, list); err == nil {
-		err = r.remember(made.SessionID, list)
+	if err = r.upload(ctx, root, made.SessionId, list); err == nil {
+		err = r.remember(made.SessionId, list)
 	}
 	if err != nil {
-		return "", r.undo(ctx, made.SessionID, err)
+		return "", r.undo(ctx, made.SessionId, err)
 	}
-	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.Line(r.folder), count(list), size(total(list)), made.SessionID))
-	return made.SessionID, nil
+	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.Line(r.folder), count(list), size(total(list)), made.SessionId))
+	return made.SessionId, nil
 }
 
 // undo deletes a session in which nothing has run, because of err, and returns err.
 func (r *running) undo(ctx context.Context, session string, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if _, derr := r.client.Load().DeleteSession(ctx, session); derr != nil {
+	if _, derr := r.client.Load().Sessions.DeleteSession(ctx, &spoolv1.DeleteSessionRequest{SessionId: session}); derr != nil {
 		return errors.Join(err, fmt.Errorf("session %s was created and could not be deleted: %w", session, derr))
 	}
 	return err

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -31,6 +32,44 @@ type server struct {
 func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
 	c, _, err := s.find(ctx, a)
 	return c, err
+}
+
+// connected calls do with a client and a context that ends at the first signal. If the signal ended do, connected
+// returns errInterrupted.
+func (s server) connected(a *app, do func(context.Context, *client.Client) error) error {
+	ctx, cancel := a.interruptible()
+	defer cancel()
+	cl, err := s.connect(ctx, a)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	err = do(ctx, cl)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+// change calls a method that changes something, and prints done on standard error, or the response with --json.
+func (s server) change(a *app, done string, do func(context.Context, *client.Client) (any, error)) error {
+	return s.connected(a, func(ctx context.Context, cl *client.Client) error {
+		response, err := do(ctx, cl)
+		switch {
+		case err != nil:
+			return err
+		case s.JSON:
+			return a.json(response)
+		}
+		fmt.Fprintln(a.Err, done)
+		return nil
+	})
+}
+
+// tenantServer holds the flags of commands about a tenant.
+type tenantServer struct {
+	server
+	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
 // find returns a client of the server. here reports whether the server is a stack on the data folder, which may end

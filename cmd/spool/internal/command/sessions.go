@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"iter"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -44,30 +44,41 @@ type filterFlags struct {
 	Order         string `enum:",asc,desc" default:"" help:"desc (newest first, the default) or asc."`
 }
 
-// filter returns the flags as a filter of the client.
-func (f filterFlags) filter(state string) client.Filter {
-	out := client.Filter{
-		State: state, Agent: f.Agent, Architecture: f.Architecture, CreatedAfter: f.CreatedAfter, CreatedBefore: f.CreatedBefore,
-		UpdatedAfter: f.UpdatedAfter, UpdatedBefore: f.UpdatedBefore, Text: f.Text, Sort: f.Sort, Order: f.Order,
+// metadata returns the key and the value of --metadata. The value is nil if the flag has none.
+func (f filterFlags) metadata() (key string, value *string) {
+	key, v, given := strings.Cut(f.Metadata, "=")
+	if given {
+		value = &v
 	}
-	key, value, given := strings.Cut(f.Metadata, "=")
-	if out.MetadataKey = key; given {
-		out.MetadataValue = &value
+	return key, value
+}
+
+// sessions returns a request for a list of sessions.
+func (f filterFlags) sessions(status, parent string) *spoolv1.ListSessionsRequest {
+	key, value := f.metadata()
+	return &spoolv1.ListSessionsRequest{
+		Status: status, Parent: parent, Agent: f.Agent, Architecture: f.Architecture, MetadataKey: key, MetadataValue: value, CreatedAfter: f.CreatedAfter,
+		CreatedBefore: f.CreatedBefore, UpdatedAfter: f.UpdatedAfter, UpdatedBefore: f.UpdatedBefore, Text: f.Text, Sort: f.Sort, Order: f.Order,
 	}
-	return out
+}
+
+// executions returns a request for a list of executions.
+func (f filterFlags) executions(phase string) *spoolv1.ListExecutionsRequest {
+	key, value := f.metadata()
+	return &spoolv1.ListExecutionsRequest{
+		Phase: phase, Agent: f.Agent, Architecture: f.Architecture, MetadataKey: key, MetadataValue: value, CreatedAfter: f.CreatedAfter,
+		CreatedBefore: f.CreatedBefore, UpdatedAfter: f.UpdatedAfter, UpdatedBefore: f.UpdatedBefore, Text: f.Text, Sort: f.Sort, Order: f.Order,
+	}
 }
 
 // given reports whether any of the flags is set.
 func (f filterFlags) given() bool { return f != filterFlags{} }
 
+// titleColumns is the maximum width of a title in a list.
+const titleColumns = 41
+
 // beginning returns the part of s that fits into a line of a list.
-func beginning(s string) string {
-	const most = 40
-	if r := []rune(terminal.Line(s)); len(r) > most {
-		return string(r[:most]) + "…"
-	}
-	return terminal.Line(s)
-}
+func beginning(s string) string { return terminal.Fit(terminal.Line(s), titleColumns) }
 
 // Run lists sessions.
 func (c *sessionsLs) Run(a *app) error {
@@ -79,20 +90,14 @@ func (c *sessionsLs) Run(a *app) error {
 			return err
 		}
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	filter := c.filter(c.Status)
-	filter.Parent = c.Parent
-	return list(a, c.JSON, c.Limit, cl.Sessions(ctx, filter),
-		[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
-		func(s client.Session) []any {
-			return []any{s.ID, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), beginning(s.Title)}
-		})
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+		sessions := client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, c.sessions(c.Status, c.Parent))
+		return list(a, c.JSON, c.Limit, sessions,
+			[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
+			func(s *spoolv1.Session) []any {
+				return []any{s.SessionId, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), beginning(s.Title)}
+			})
+	})
 }
 
 type sessionsShow struct {
@@ -105,14 +110,11 @@ func (c *sessionsShow) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := c.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	doc, err := cl.Session(ctx, c.Session)
+	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return c.show(ctx, a, cl) })
+}
+
+func (c *sessionsShow) show(ctx context.Context, a *app, cl *client.Client) error {
+	doc, err := client.Call(ctx, cl.Sessions.GetSession, &spoolv1.GetSessionRequest{SessionId: c.Session})
 	if err != nil {
 		return err
 	}
@@ -120,34 +122,34 @@ func (c *sessionsShow) Run(a *app) error {
 		return a.json(doc)
 	}
 	s := doc.Value
-	model := s.Options.Model
-	if p := s.Options.ModelProvider; p != "" {
+	model := s.GetSessionOptions().GetModel()
+	if p := s.GetSessionOptions().GetModelProvider(); p != "" {
 		model = strings.TrimSpace(model + " by " + p)
 	}
-	err = fields(a, []any{"session", s.ID}, []any{"status", sessionState(s)}, []any{"title", beginning(s.Title)},
-		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.Instance},
+	err = fields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", beginning(s.Title)},
+		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.GetInstance()},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
-		[]any{"running in", sandboxState(s)}, []any{"sandbox time", sandboxTime(s.SandboxMs, s.SandboxUSD)}, []any{"snapshot", snapshotState(s)},
+		[]any{"running in", sandboxState(s)}, []any{"sandbox time", sandboxTime(s.SandboxMs, s.SandboxCostUsd)}, []any{"snapshot", snapshotState(s)},
 		[]any{"forked from", parentState(s)}, []any{"forks", s.Forks})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(a.Out)
-	if err := executionsTable(a, false, 0, cl.SessionExecutions(ctx, c.Session)); err != nil || s.Forks == 0 {
+	if err := executionsTable(a, false, 0, sessionExecutions(ctx, cl, c.Session)); err != nil || s.Forks == 0 {
 		return err
 	}
 	fmt.Fprintln(a.Out)
-	return forksTable(a, s, cl.Sessions(ctx, client.Filter{Parent: s.ID}))
+	return forksTable(a, s, client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, &spoolv1.ListSessionsRequest{Parent: s.SessionId}))
 }
 
 // maxForks is the maximum number of forks that are shown with a session.
 const maxForks = 20
 
 // forksTable shows the newest forks of a session.
-func forksTable(a *app, s client.Session, forks iter.Seq2[client.Doc[client.Session], error]) error {
+func forksTable(a *app, s *spoolv1.Session, forks iter.Seq2[client.Doc[*spoolv1.Session], error]) error {
 	if s.Forks > maxForks {
-		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxForks, s.Forks, s.ID)
+		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxForks, s.Forks, s.SessionId)
 	}
 	table := newTable(a)
 	cells(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
@@ -161,7 +163,7 @@ func forksTable(a *app, s client.Session, forks iter.Seq2[client.Doc[client.Sess
 		if f.Parent != nil {
 			at = fmt.Sprint(f.Parent.Effective)
 		}
-		cells(table, []any{f.ID, at, sessionState(f), when(f.CreatedAt), beginning(f.Title)})
+		cells(table, []any{f.SessionId, at, sessionState(f), when(f.CreatedAt), beginning(f.Title)})
 		if n++; n == maxForks {
 			break
 		}
@@ -169,11 +171,11 @@ func forksTable(a *app, s client.Session, forks iter.Seq2[client.Doc[client.Sess
 	return table.Flush()
 }
 
-func parentState(s client.Session) string {
+func parentState(s *spoolv1.Session) string {
 	if s.Parent == nil {
 		return ""
 	}
-	return forkedFrom(*s.Parent)
+	return forkedFrom(s.Parent)
 }
 
 // sandboxTime returns the running time of metered sandboxes, or "" if there is none.
@@ -196,7 +198,7 @@ type sessionsRm struct {
 // Run deletes sessions.
 func (c *sessionsRm) Run(a *app) error {
 	return c.each(a, events.KindSession, "session", c.Sessions, "deleted", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.DeleteSession(ctx, id)
+		return client.Call(ctx, cl.Sessions.DeleteSession, &spoolv1.DeleteSessionRequest{SessionId: id})
 	})
 }
 
@@ -208,7 +210,7 @@ type sessionsSync struct {
 // Run requests snapshots.
 func (c *sessionsSync) Run(a *app) error {
 	return c.each(a, events.KindSession, "session", c.Sessions, "requested a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.Sync(ctx, id)
+		return client.Call(ctx, cl.Sessions.SyncSession, &spoolv1.SyncSessionRequest{SessionId: id})
 	})
 }
 
@@ -220,105 +222,46 @@ type sessionsTerminate struct {
 // Run terminates sandboxes.
 func (c *sessionsTerminate) Run(a *app) error {
 	return c.each(a, events.KindSession, "session", c.Sessions, "asked to end the sandbox of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
-		return cl.TerminateEnvironment(ctx, id)
+		return client.Call(ctx, cl.Sessions.TerminateEnvironment, &spoolv1.TerminateEnvironmentRequest{SessionId: id})
 	})
 }
 
-// sandboxState tells of the present sandbox, or the last one.
-func sandboxState(s client.Session) string {
-	if s.Box == nil {
+// sandboxState describes the present sandbox, or the last one; "" if there was none.
+func sandboxState(s *spoolv1.Session) string {
+	sandbox := s.GetCurrentSandbox()
+	if sandbox == nil {
 		return ""
 	}
-	text := s.Box.ID + ", " + s.Box.State
-	if s.Box.Health != "" {
-		text += ", " + s.Box.Health
+	text := sandbox.SandboxId + ", " + sandbox.State
+	if sandbox.GetHealth() != "" {
+		text += ", " + sandbox.GetHealth()
 	}
-	if s.Box.Reason != "" {
-		text += " (" + s.Box.Reason + ")"
+	if sandbox.GetReason() != "" {
+		text += " (" + sandbox.GetReason() + ")"
 	}
-	if s.Box.Image != "" {
-		text += ", image " + s.Box.Image
+	if sandbox.GetImage() != "" {
+		text += ", image " + sandbox.GetImage()
 	}
 	return text
 }
 
-func snapshotState(s client.Session) string {
-	if s.Snapshot == "" {
+// snapshotState describes the last snapshot; "" if there is none.
+func snapshotState(s *spoolv1.Session) string {
+	if s.GetSnapshot() == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s, %d files, %s", whenP(s.SnapshotAt), s.Files, size(int64(s.Bytes)))
+	return fmt.Sprintf("%s, %d files, %s", when(s.SnapshotAt), s.WorkspaceFiles, size(int64(s.WorkspaceBytes)))
 }
 
-func sessionState(s client.Session) string {
+// sessionState describes the status of a session and of its executions.
+func sessionState(s *spoolv1.Session) string {
 	switch {
-	case s.Active != "" && s.Queued > 0:
+	case s.GetActiveExecutionId() != "" && s.Queued > 0:
 		return fmt.Sprintf("%s, running, %d queued", s.Status, s.Queued)
-	case s.Active != "":
+	case s.GetActiveExecutionId() != "":
 		return s.Status + ", running"
 	case s.Idle:
 		return s.Status + ", idle"
 	}
 	return s.Status
-}
-
-// list prints items as a table, or as one object a line; limit 0 means all.
-func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], error], head []any, row func(T) []any) error {
-	table := newTable(a)
-	n := 0
-	for d, err := range items {
-		if err != nil {
-			return err
-		}
-		if limit > 0 && n == limit {
-			if !asJSON {
-				defer fmt.Fprintf(a.Err, "only the first %d are shown; --limit 0 shows all\n", limit)
-			}
-			break
-		}
-		if asJSON {
-			if err := a.json(d); err != nil {
-				return err
-			}
-		} else {
-			if n == 0 {
-				cells(table, head)
-			}
-			cells(table, row(d.Value))
-		}
-		n++
-	}
-	return table.Flush()
-}
-
-func newTable(a *app) *tabwriter.Writer { return tabwriter.NewWriter(a.Out, 0, 8, 2, ' ', 0) }
-
-// cells writes a row; what is in it may come from anyone.
-func cells(w *tabwriter.Writer, row []any) {
-	for i, c := range row {
-		if i > 0 {
-			fmt.Fprint(w, "\t")
-		}
-		text := terminal.Line(fmt.Sprint(c))
-		if text == "" {
-			text = "-"
-		}
-		fmt.Fprint(w, text)
-	}
-	fmt.Fprintln(w)
-}
-
-// fields prints names and values.
-func fields(a *app, rows ...[]any) error {
-	table := newTable(a)
-	for _, r := range rows {
-		cells(table, r)
-	}
-	return table.Flush()
-}
-
-func when(t time.Time) string {
-	if t.IsZero() {
-		return ""
-	}
-	return t.Local().Format("2006-01-02 15:04:05")
 }

@@ -12,8 +12,10 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/skill"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 type skillsCommand struct {
@@ -40,22 +42,6 @@ func (c skillServer) with(a *app, do func(context.Context, *client.Client, event
 	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
 }
 
-// connected calls do with a client.
-func (s server) connected(a *app, do func(context.Context, *client.Client) error) error {
-	ctx, cancel := a.interruptible()
-	defer cancel()
-	cl, err := s.connect(ctx, a)
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
-	err = do(ctx, cl)
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return cause
-	}
-	return err
-}
-
 type skillsLs struct {
 	server
 	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
@@ -68,20 +54,19 @@ func (c *skillsLs) Run(a *app) error {
 	}
 	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
 		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
-		return list(a, c.JSON, c.Limit, cl.Skills(ctx), head, func(s client.Skill) []any {
-			return []any{s.Ref.Bare(), brief(s.Ref.Version), s.Files, bytesOf(s.UnpackedBytes), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
+		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
+			ref := client.Reference(s.Ref)
+			return []any{ref.Bare(), brief(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
 		})
 	})
 }
-
-func bytesOf(n uint64) string { return size(int64(min(n, 1<<62))) } //nolint:gosec // bounded
 
 type skillsShow struct{ skillServer }
 
 // Run shows a skill.
 func (c *skillsShow) Run(a *app) error {
 	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
-		doc, err := cl.Skill(ctx, ref)
+		doc, err := getSkill(ctx, cl, ref)
 		if err != nil {
 			return err
 		}
@@ -89,14 +74,19 @@ func (c *skillsShow) Run(a *app) error {
 			return a.json(doc)
 		}
 		s := doc.Value
-		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.Line(s.Ref.String()), s.Files, bytesOf(s.UnpackedBytes), terminal.Line(strings.Join(s.Tags, " ")))
-		text := s.Document
+		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.Line(client.Reference(s.Ref).String()), s.Files, size(int64(s.UnpackedBytes)), terminal.Line(strings.Join(s.Tags, " ")))
+		text := s.GetDocument()
 		if a.OutTTY {
 			text = terminal.Safe(text)
 		}
 		_, err = io.WriteString(a.Out, text)
 		return err
 	})
+}
+
+// getSkill returns the version that a reference names.
+func getSkill(ctx context.Context, cl *client.Client, ref events.Reference) (client.Doc[*spoolv1.Skill], error) {
+	return client.Call(ctx, cl.Skills.GetSkill, &spoolv1.GetSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 }
 
 type skillsTag struct {
@@ -107,17 +97,18 @@ type skillsTag struct {
 // Run moves a tag.
 func (c *skillsTag) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
-		return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", clip(c.Tag))
+		return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))
 	}
 	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
-		doc, err := cl.TagSkill(ctx, ref, c.Tag)
+		request := &spoolv1.TagSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version, Tag: c.Tag}
+		doc, err := client.Call(ctx, cl.Skills.TagSkill, request)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
 			return a.json(doc)
 		}
-		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.Line(doc.Value.Ref.String()))
+		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.Line(client.Reference(doc.Value.Ref).String()))
 		return err
 	})
 }
@@ -137,21 +128,8 @@ func (c *skillsRm) Run(a *app) error {
 		}
 		refs = append(refs, ref)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
-		var failed []error
-		for _, ref := range refs {
-			doc, err := cl.RemoveSkill(ctx, ref)
-			switch {
-			case err != nil:
-				err = fmt.Errorf("%s: %w", ref, err)
-			case c.JSON:
-				err = a.json(doc)
-			default:
-				_, err = fmt.Fprintln(a.Out, "removed", ref)
-			}
-			failed = append(failed, err)
-		}
-		return errors.Join(failed...)
+	return every(c.server, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+		return client.Call(ctx, cl.Skills.RemoveSkill, &spoolv1.RemoveSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 	})
 }
 
@@ -171,13 +149,13 @@ func (c *skillsPull) Run(a *app) error {
 			return usage("output: %s already exists; name another folder with -o", to)
 		}
 		// A tag may move meanwhile; a digest does not.
-		doc, err := cl.Skill(ctx, ref)
+		doc, err := getSkill(ctx, cl, ref)
 		if err != nil {
 			return err
 		}
-		version := doc.Value.Ref.Version
+		version := doc.Value.GetRef().GetVersion()
 		if !events.IsDigest(version) {
-			return fmt.Errorf("%s: the server returned version %q, which is not a digest", ref, clip(version))
+			return fmt.Errorf("%s: the server returned version %q, which is not a digest", ref, truncate.Text(version, 64))
 		}
 		ref.Version = version
 		if err := pull(ctx, cl, ref, to); err != nil {

@@ -76,7 +76,7 @@ func (s *shelf) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/skills" && r.URL.Query().Get("pageToken") == "":
 		answer(http.StatusOK, `{"skills":[{`+s.version()+`}],"nextPageToken":"more"}`)
 	case r.URL.Path == "/api/skills":
-		answer(http.StatusOK, `{"skills":[{"ref":"platform/xls","name":"xls"}]}`)
+		answer(http.StatusOK, `{"skills":[{"ref":{"scope":"platform","slug":"xls"},"name":"xls"}]}`)
 	default:
 		doc, _ := json.Marshal(skilltest.Good + "\x1b[2J")
 		answer(http.StatusOK, `{`+s.version()+`,"document":`+string(doc)+`}`)

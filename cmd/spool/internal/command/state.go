@@ -7,11 +7,12 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
 type stateCommand struct {
-	of
+	sessionServer
 	At *uint32 `placeholder:"N" help:"Seq of the event; by default the last one."`
 }
 
@@ -29,37 +30,38 @@ func (c *stateCommand) Run(a *app) error {
 	})
 }
 
-func showState(a *app, s client.State) error {
+func showState(a *app, s *spoolv1.SessionState) error {
+	session := s.GetSession()
 	rows := [][]any{
-		{"session", s.Session.ID}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(s.Session)}, {"title", beginning(s.Session.Title)},
-		{"agent", s.Session.Agent + " " + s.Session.AgentVersion}, {"architecture", s.Session.Architecture}, {"running in", sandboxState(s.Session)},
+		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", beginning(session.GetTitle())},
+		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", sandboxState(session)},
 		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
-		{"sandbox time", sandboxTime(s.Session.SandboxMs, s.Session.SandboxUSD)},
+		{"sandbox time", sandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},
 	}
 	if r := s.Resolved; r != nil {
-		rows = append(rows, []any{"resolved agent", strings.TrimSpace(r.Agent + " " + r.Instance)}, []any{"environments", strings.Join(r.Environments, ", ")},
-			[]any{"skills", strings.Join(r.Skills, ", ")}, []any{"MCP servers", strings.Join(r.MCPServers, ", ")})
+		rows = append(rows, []any{"resolved agent", strings.TrimSpace(r.GetAgent() + " " + r.GetInstance())}, []any{"environments", strings.Join(r.Environments, ", ")},
+			[]any{"skills", strings.Join(r.Skills, ", ")}, []any{"MCP servers", strings.Join(r.McpServers, ", ")})
 	}
 	for _, list := range s.Todos {
 		for _, item := range list.Items {
-			rows = append(rows, []any{"todo of " + list.ConversationID, item.Status + ": " + item.Content})
+			rows = append(rows, []any{"todo of " + list.ConversationId, item.Status + ": " + item.Content})
 		}
 	}
 	for _, conversation := range s.Conversations {
-		rows = append(rows, []any{"conversation", strings.TrimSpace(conversation.ID + " " + conversation.Name + ", " + conversation.Status)})
+		rows = append(rows, []any{"conversation", strings.TrimSpace(conversation.ConversationId + " " + conversation.GetName() + ", " + conversation.Status)})
 	}
 	for _, x := range s.Executions {
-		rows = append(rows, []any{"execution", x.ID + ", " + x.Phase})
+		rows = append(rows, []any{"execution", x.ExecutionId + ", " + x.Phase})
 	}
-	if err := fields(a, append(rows, []any{"files", s.Files.Summary})...); err != nil {
+	if err := fields(a, append(rows, []any{"files", s.Files.GetSummary()})...); err != nil {
 		return err
 	}
-	for _, f := range s.Files.Changes {
+	for _, f := range s.Files.GetChanges() {
 		if _, err := fmt.Fprintf(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, terminal.Line(f.Type), terminal.Line(f.Path), size(int64(f.Size))); err != nil {
 			return err
 		}
 	}
-	if n := int(s.Files.ChangeCount) - len(s.Files.Changes); n > 0 {
+	if n := int(s.Files.GetChangeCount()) - len(s.Files.GetChanges()); n > 0 {
 		fmt.Fprintf(a.Out, "  and %d more\n", n)
 	}
 	fmt.Fprintf(a.Out, "\n%d blocks\n", s.BlockCount)
@@ -67,9 +69,9 @@ func showState(a *app, s client.State) error {
 		if err := blockLine(a, "", b); err != nil {
 			return err
 		}
-		for _, text := range s.Incomplete {
-			if text.BlockID == b.ID {
-				fmt.Fprintf(a.Out, "          only the first %d bytes of its text at that time are still stored\n", text.Shown)
+		for _, text := range s.IncompleteText {
+			if text.BlockId == b.Id {
+				fmt.Fprintf(a.Out, "          only the first %d bytes of its text at that time are still stored\n", text.ShownBytes)
 			}
 		}
 	}
@@ -77,24 +79,19 @@ func showState(a *app, s client.State) error {
 }
 
 // blockLine prints a summary of a block after a mark.
-func blockLine(a *app, mark string, b events.Block) error {
-	_, err := fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), clipped(blockSummary(b)))
+func blockLine(a *app, mark string, block *spoolv1.Block) error {
+	b, err := client.Stored[events.Block](block)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), terminal.Fit(terminal.Line(blockSummary(b)), summaryColumns))
 	return err
 }
 
-// clipped shortens text to fit into a line of a list.
-func clipped(s string) string {
-	s = terminal.Line(s)
-	if r := []rune(s); len(r) > summaryLen {
-		return string(r[:summaryLen]) + "…"
-	}
-	return s
-}
-
-func usageTotal(t client.Total) string {
-	text := fmt.Sprintf("%.0f tokens in, %.0f out, $%.4f", t.InputTokens+t.CacheReadTokens+t.CacheWriteTokens, t.OutputTokens, t.CostUSD)
-	if t.Requests > 0 {
-		text += fmt.Sprintf(", %.0f requests, %.0f failed", t.Requests, t.Failed)
+func usageTotal(t *spoolv1.UsageTotal) string {
+	text := fmt.Sprintf("%.0f tokens in, %.0f out, $%.4f", t.GetInputTokens()+t.GetCacheReadTokens()+t.GetCacheWriteTokens(), t.GetOutputTokens(), t.GetCostUsd())
+	if t.GetRequests() > 0 {
+		text += fmt.Sprintf(", %.0f requests, %.0f failed", t.GetRequests(), t.GetFailed())
 	}
 	return text
 }

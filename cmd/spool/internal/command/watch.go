@@ -9,6 +9,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -171,17 +172,21 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 	if w.only == "" {
 		return nil, nil
 	}
-	x, err := w.client.Execution(w.app.ctx, w.only)
+	x, err := w.client.Executions.GetExecution(w.app.ctx, &spoolv1.GetExecutionRequest{ExecutionId: w.only})
 	if err != nil {
 		return nil, err
 	}
-	switch x.Value.Phase {
+	switch x.Phase {
 	case "completed":
-		return events.ExecutionCompleted{DurationMs: x.Value.DurationMs, Usage: x.Value.Usage}, nil
+		u := events.Usage{
+			InputTokens: x.Usage.GetInputTokens(), OutputTokens: x.Usage.GetOutputTokens(),
+			CacheReadTokens: x.Usage.GetCacheReadTokens(), CacheWriteTokens: x.Usage.GetCacheWriteTokens(),
+		}
+		return events.ExecutionCompleted{DurationMs: x.DurationMs, Usage: u}, nil
 	case "failed":
-		return events.ExecutionFailed{Code: x.Value.Code, Message: x.Value.Message}, nil
+		return events.ExecutionFailed{Code: x.GetCode(), Message: x.GetMessage()}, nil
 	case "cancelled":
-		return events.ExecutionCancelled{Reason: x.Value.Reason}, nil
+		return events.ExecutionCancelled{Reason: x.GetReason()}, nil
 	}
 	return nil, nil
 }

@@ -2,9 +2,12 @@ package operations
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 func composeFile(t *testing.T) []byte {
@@ -122,5 +125,66 @@ services:
 	}
 	if _, err := Compose([]byte(strings.Replace(source, "# End of", "# Not the end of", 1))); err == nil {
 		t.Error("a block without an end is taken")
+	}
+}
+
+// defaults returns the defaults of the settings of all services and commands, by variable and default.
+func defaults(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	commands, err := commandsOf(command.Grammar())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []Setting
+	for _, c := range commands {
+		list = append(list, c.Settings...)
+	}
+	for _, p := range programs() {
+		own, err := settingsOf(p.cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, own...)
+	}
+	out := map[string]map[string]bool{}
+	for _, s := range list {
+		if out[s.Variable] == nil {
+			out[s.Variable] = map[string]bool{}
+		}
+		out[s.Variable][s.Default] = true
+	}
+	return out
+}
+
+// The lines of compose.yaml that are not generated, and the table of deploy/README.md, state the defaults of the
+// settings, except where the installation needs another one.
+func TestHandWrittenDefaults_AreThoseOfTheSettings(t *testing.T) {
+	t.Parallel()
+	other := []string{
+		"SPOOL_EGRESS_DRAIN",   // less than stop_grace_period
+		"SPOOL_STOP_SANDBOXES", // their volumes go with the containers
+	}
+	known := defaults(t)
+	readme, err := os.ReadFile("../../../../deploy/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for name, found := range map[string][][]string{
+		"compose.yaml": regexp.MustCompile(`(?m): \$\{([A-Z_]+):-([^}$]*)\}`).FindAllStringSubmatch(string(withoutGenerated(composeFile(t))), -1),
+		"README.md":    regexp.MustCompile(`(?m)^\| (SPOOL_[A-Z_]+) \| ([a-z0-9-]+) \|`).FindAllStringSubmatch(string(readme), -1),
+	} {
+		for _, m := range found {
+			if known[m[1]] == nil || m[2] == "required" || slices.Contains(other, m[1]) {
+				continue
+			}
+			compared++
+			if !known[m[1]][m[2]] {
+				t.Errorf("%s: the default of %s is %q, of the setting %v", name, m[1], m[2], known[m[1]])
+			}
+		}
+	}
+	if compared == 0 {
+		t.Error("no default was found")
 	}
 }

@@ -158,7 +158,7 @@ func (r *Renderer) toolUse(b *events.Block) {
 		r.screen.text(normal, " "+in)
 	}
 	if b.Description != "" {
-		r.screen.text(dim, "  "+clip(Line(b.Description), inputColumns))
+		r.screen.text(dim, "  "+Fit(Line(b.Description), inputColumns))
 	}
 	if b.Status == events.StatusError {
 		r.screen.text(red, " (aborted)")
@@ -198,7 +198,7 @@ func (r *Renderer) clipped(st style, output string) {
 	was := r.screen.prefix
 	r.screen.prefix = append(append([]cell(nil), was...), styled(normal, "  ")...)
 	for _, l := range lines {
-		r.screen.text(st, clip(l, shownColumns))
+		r.screen.text(st, Fit(l, shownColumns))
 		r.screen.end()
 	}
 	if left > 0 {
@@ -262,7 +262,7 @@ func (r *Renderer) notice(e events.Event) {
 		}
 	case events.Log:
 		if d.Level == "warn" || d.Level == "error" {
-			r.note(dim, d.Stream+": "+clip(Line(d.Message), shownColumns))
+			r.note(dim, d.Stream+": "+Fit(Line(d.Message), shownColumns))
 		}
 	case events.Error:
 		r.note(red, "✗ "+problem(d.Code, d.Message))
@@ -346,7 +346,7 @@ func short(b *events.Block) string {
 			var s string
 			if json.Unmarshal(fields[name], &s) == nil && s != "" {
 				first, more, _ := strings.Cut(strings.TrimSpace(s), "\n")
-				first = clip(Line(first), inputColumns)
+				first = Fit(Line(first), inputColumns)
 				if more != "" && !strings.HasSuffix(first, "…") {
 					first += " …"
 				}
@@ -360,5 +360,5 @@ func short(b *events.Block) string {
 	if b.Description != "" {
 		return ""
 	}
-	return clip(Line(string(b.Input)), inputColumns)
+	return Fit(Line(string(b.Input)), inputColumns)
 }

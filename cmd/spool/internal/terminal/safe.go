@@ -90,8 +90,8 @@ func width(s string) int {
 	return n
 }
 
-// clip shortens a line to a number of columns, with … for the omitted part.
-func clip(s string, columns int) string {
+// Fit returns a line that is at most columns wide on a terminal: s, or its beginning followed by "…".
+func Fit(s string, columns int) string {
 	if width(s) <= columns {
 		return s
 	}

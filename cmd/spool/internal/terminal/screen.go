@@ -161,7 +161,7 @@ func (s *screen) flush() {
 			if len(s.line) > 0 {
 				s.buf.WriteString("\r\n")
 			}
-			line := clip(s.status, s.columns())
+			line := Fit(s.status, s.columns())
 			s.set(dim)
 			s.buf.WriteString(line)
 			s.set(normal)

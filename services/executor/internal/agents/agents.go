@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -36,7 +37,7 @@ type Agent struct {
 
 	// Guarded by Registry.mu.
 	resting    bool
-	used       time.Time // when it came to rest
+	used       time.Time // start of the rest
 	memory     uint64    // bytes of the agent and its processes
 	epoch      uint64
 	checked    time.Time     // time of the last health check
@@ -84,7 +85,7 @@ func (a *Agent) StopOther(ctx context.Context, execution string) error {
 type Dialer struct {
 	Sandboxes sandbox.Provider
 	Provider  string        // name of the provider
-	Engine    string        // of this executor
+	Engine    string        // engine of this executor
 	Patience  time.Duration // how long Dial waits for an unavailable engine
 	Logger    *slog.Logger
 }
@@ -121,9 +122,7 @@ func (d *Dialer) Dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 			return nil, fmt.Errorf("%w: its runner does not answer: %w", ErrLost, err)
 		}
 		d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
-		select {
-		case <-time.After(dialPauses[i]):
-		case <-ctx.Done():
+		if retry.Pause(ctx, dialPauses[i]) != nil {
 			return nil, ctx.Err()
 		}
 	}

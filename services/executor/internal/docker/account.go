@@ -20,16 +20,16 @@ const agentName = "agent"
 // accountFiles are the files in /etc that name users and groups.
 var accountFiles = []string{"passwd", "group"}
 
-// accounts is the name of a file of accounts in a user's volume. Another image has another one.
+// accounts returns the name of a file of accounts in a user's volume. The name depends on the image.
 func (pic picture) accounts(file string) string {
 	id := strings.TrimPrefix(pic.id, "sha256:")
 	return id[:min(len(id), 12)] + "." + file
 }
 
-// account is a user's line in /etc/passwd, without its number.
+// account is a user's line in /etc/passwd, without the number.
 type account struct{ name, home, shell string }
 
-// accountOf finds a user of an image by its name or number, and returns a usual account otherwise.
+// accountOf returns the account of a user of an image, by name or number, or a default account if the image has none.
 func accountOf(passwd []byte, who string) account {
 	for line := range strings.Lines(string(passwd)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 7 && (f[0] == who || f[2] == who) {
@@ -57,15 +57,14 @@ func (a account) file(of string, image []byte, id int) []byte {
 	return out.Bytes()
 }
 
-// folder is a volume's folder with the rights that its user gets.
+// folder is a folder in a volume, with the permissions for its user.
 type folder struct {
 	volumeAt
 	mode int64
 }
 
-// furnish gives folders to a user, and writes the files of accounts for an image into the
-// user's volume. The account is the one that the image has of a name or number; home, if it is
-// not empty, takes the place of its home folder.
+// furnish makes a user the owner of folders, and writes the files of accounts for an image into the user's volume. The
+// account is the image's account of that name or number. home replaces its home folder, unless it is empty.
 func (p *Provider) furnish(ctx context.Context, pic picture, u user, name, home string, folders ...folder) error {
 	const what = "prepare the volumes"
 	var volumes []volumeAt
@@ -85,8 +84,8 @@ func (p *Provider) furnish(ctx context.Context, pic picture, u user, name, home 
 	defer p.discard(ctx, helper)
 	var archive bytes.Buffer
 	out := tar.NewWriter(&archive)
-	// A header is enough to say whose a folder is; the one of "." the engine
-	// ignores, so it is unpacked one level above.
+	// A tar header is enough to set the owner of a folder. The engine ignores the header of ".", so it is unpacked one
+	// level above.
 	for _, f := range folders {
 		if err := out.WriteHeader(&tar.Header{Name: "v/" + f.folder + "/", Typeflag: tar.TypeDir, Mode: f.mode, Uid: u.id, Gid: u.id, ModTime: time.Now()}); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -127,7 +126,7 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 	return nil
 }
 
-// imageAccounts returns the files of accounts that an image has, which a helper is made from.
+// imageAccounts returns the files of accounts of the image from which a helper was created.
 func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map[string][]byte, error) {
 	p.mu.Lock()
 	known := p.accounts[image]
@@ -149,10 +148,10 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	return files, nil
 }
 
-// maxAccounts is how much of an image's file of accounts is read, in bytes.
+// maxAccounts is the largest part of an image's file of accounts that is read, in bytes.
 const maxAccounts = 1 << 20
 
-// readFile reads a regular file of a container, and nothing of anything else.
+// readFile reads a regular file of a container. It returns nil for anything else.
 func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]byte, error) {
 	stream, _, err := p.api.CopyFromContainer(ctx, containerID, name)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
@@ -16,6 +15,7 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/guest"
@@ -69,10 +69,8 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, look) != nil {
 			return nil, ctx.Err()
-		case <-time.After(look):
 		}
 	}
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
@@ -90,13 +88,13 @@ func (p *Provider) check(spec sandbox.Spec) error {
 		err = errors.Join(err, errors.New("limits: they cannot be negative"))
 	}
 	if spec.HostPath != "" {
-		err = errors.Join(err, errors.New("host path: a container has a workspace of its own"))
+		err = errors.Join(err, errors.New("host path: a container has its own workspace"))
 	}
 	if spec.EgressToken != "" && p.cfg.EgressSockets == "" {
 		err = errors.Join(err, errors.New("egress token: this provider has no egress sockets: set EgressSockets"))
 	}
 	if v := spec.Layer + spec.Fills; v != "" && (!strings.HasPrefix(v, layerPrefix) || spec.Layer != "" && spec.Fills != "") {
-		err = errors.Join(err, fmt.Errorf("layer: %q is not one of this provider's", v))
+		err = errors.Join(err, fmt.Errorf("layer: %q does not belong to this provider", v))
 	}
 	return err
 }
@@ -149,7 +147,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 		return nil, errors.Join(err, p.undo(context.WithoutCancel(ctx), pl, made.ID))
 	}
 	if spec.Workspace != "" && spec.Workspace != spec.ID {
-		// The note of the sandbox before, if there is one, is not needed any more.
+		// The note of the earlier sandbox, if there is one, is not needed any more.
 		if _, err := p.removeVolume(ctx, noteVolume(spec.Workspace)); err != nil {
 			p.cfg.Logger.Warn("a note stays until the sweep", "sandbox", spec.Workspace, "error", err)
 		}
@@ -178,7 +176,7 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 	if err := p.fill(ctx, pl.runner, ref); err != nil {
 		return pl, err
 	}
-	if err := p.shelf(ctx, ref); err != nil {
+	if err := p.createSkillsVolume(ctx, ref); err != nil {
 		return pl, err
 	}
 	if spec.Workspace != "" {
@@ -201,8 +199,8 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 	return pl, err
 }
 
-// reliable makes sure that the volumes, which cannot go any more, are those that
-// were prepared: a sweep may have been quicker, and the engine makes empty ones.
+// reliable returns an error unless the volumes are those that were prepared. They cannot be removed any more, but a
+// sweep may have removed one before, and the engine then created an empty one.
 func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	if err := p.hasRunner(ctx, pl.runner); err != nil {
 		return err
@@ -233,7 +231,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	return err
 }
 
-// hasRunner makes sure that the runner's volume, which a container has by now, is the one that was filled.
+// hasRunner returns an error unless the runner's volume, which a container uses by now, is the one that was filled.
 func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
 	l, err := p.volume(ctx, r.volume())
 	if err != nil || l[labelRole] == roleRunner {
@@ -257,7 +255,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
 		if l, lerr := p.volume(ctx, v); lerr == nil && l[labelRole] != roleLayer {
-			doomed = append(doomed, v) // likewise
+			doomed = append(doomed, v) // empty, created by the engine
 		}
 	}
 	for n := range pl.spec.Servers {
@@ -270,10 +268,10 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		doomed = append(doomed, noteVolume(pl.spec.ID))
 	}
 	if l, lerr := p.volume(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
-		doomed = append(doomed, pl.runner.volume()) // an empty one, of the engine's making
+		doomed = append(doomed, pl.runner.volume()) // empty, created by the engine
 	}
 	if l, lerr := p.volume(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
-		doomed = append(doomed, userVolume(pl.user.id)) // likewise
+		doomed = append(doomed, userVolume(pl.user.id)) // empty, created by the engine
 	}
 	for _, v := range doomed {
 		_, rerr := p.removeVolume(ctx, v)

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// What enforces the disk limits of volumes.
+// The modes that enforce the disk limits of volumes.
 const (
 	// DiskAuto is the first of DiskLoop and DiskQuota that the engine can enforce, else DiskWatch.
 	DiskAuto = "auto"
@@ -55,33 +55,32 @@ const (
 	probeFiles = fewFiles
 )
 
-// disks is what the provider knows of volumes of a fixed size.
+// disks is the provider's state of volumes of a fixed size.
 type disks struct {
-	choosing sync.Mutex // one probe at a time; before mu
+	choosing sync.Mutex // one probe at a time; locked before mu
 
 	mu        sync.Mutex
 	mode      string // "" until it is chosen
-	used      bool   // whether there may be loop devices
+	used      bool   // loop devices may exist
 	swept     time.Time
 	sweeping  bool
 	again     bool
 	sweepings sync.WaitGroup
 }
 
-// DiskLimit returns what enforces the disk limits, "" when that is not known yet.
+// DiskLimit returns the mode that enforces the disk limits, "" if none is chosen yet.
 func (p *Provider) DiskLimit() string {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()
 	return p.disks.mode
 }
 
-// ErrDiskLimit is returned for a mode of Config that the engine cannot enforce limits by.
-var ErrDiskLimit = errors.New("SPOOL_SANDBOX_DISK_LIMIT: the Docker engine cannot enforce disk limits so")
+// ErrDiskLimit is returned if the engine cannot enforce limits in the configured mode.
+var ErrDiskLimit = errors.New("SPOOL_SANDBOX_DISK_LIMIT: the Docker engine cannot enforce disk limits this way")
 
-// ChooseDiskLimit returns what enforces the disk limits. The first call proves that
-// on the engine, by writing more than the limits of a small volume. DiskAuto has a mode
-// that always works. Errors other than ErrDiskLimit say nothing of a mode: the engine
-// does not answer, for example, or does not have the image.
+// ChooseDiskLimit returns the mode that enforces the disk limits. The first call proves the mode on the engine, by
+// writing more than the limits of a small volume. DiskAuto always finds a mode. Errors other than ErrDiskLimit do not
+// concern a mode: for example, the engine does not answer, or does not have the image.
 func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 	p.disks.choosing.Lock()
 	defer p.disks.choosing.Unlock()
@@ -99,7 +98,7 @@ func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 			err = p.probe(ctx, mode)
 		}
 		if err == nil {
-			p.chosen(mode, errors.Join(refused...))
+			p.setMode(mode, errors.Join(refused...))
 			return mode, nil
 		}
 		var typed *sandbox.Error
@@ -111,8 +110,8 @@ func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("%w: engine %s: %w: use auto, or one of %s", ErrDiskLimit, p.api.DaemonHost(), errors.Join(refused...), strings.Join(DiskLimits()[1:], ", "))
 }
 
-// chosen notes the mode, and says what it does not enforce.
-func (p *Provider) chosen(mode string, refused error) {
+// setMode stores the mode and logs what it does not enforce.
+func (p *Provider) setMode(mode string, refused error) {
 	p.disks.mu.Lock()
 	p.disks.mode = mode
 	p.disks.mu.Unlock()
@@ -130,7 +129,7 @@ func (p *Provider) chosen(mode string, refused error) {
 	}
 }
 
-// diskLimit returns the mode for new volumes. A mode of Config that ChooseDiskLimit has not proved counts as it is.
+// diskLimit returns the mode for new volumes. A mode of Config is used even if ChooseDiskLimit has not proved it.
 func (p *Provider) diskLimit(ctx context.Context) (string, error) {
 	if mode := cmp.Or(p.DiskLimit(), strings.TrimPrefix(p.cfg.DiskLimit, DiskAuto)); mode != "" {
 		return mode, nil
@@ -138,7 +137,7 @@ func (p *Provider) diskLimit(ctx context.Context) (string, error) {
 	return p.ChooseDiskLimit(ctx)
 }
 
-// diskOptions are the driver's options of a volume.
+// diskOptions returns the driver's options of a volume.
 func diskOptions(mode, name string, bytes int64) map[string]string {
 	switch mode {
 	case DiskLoop:
@@ -152,7 +151,7 @@ func diskOptions(mode, name string, bytes int64) map[string]string {
 // isDisk reports whether a volume is a file system of its own.
 func isDisk(v volume.Volume) bool { return v.Options["device"] == diskNodes+v.Name }
 
-// makeLimited creates volumes that may hold so many bytes, or finds them.
+// makeLimited creates volumes of a limited size, or finds them.
 func (p *Provider) makeLimited(ctx context.Context, bytes int64, labels map[string]string, names ...string) error {
 	mode, err := p.diskLimit(ctx)
 	if err != nil {
@@ -199,8 +198,8 @@ func (p *Provider) disksAmong(ctx context.Context, names []string) ([]volume.Vol
 	return out, nil
 }
 
-// reattach attaches the file systems of a container's volumes, as has to be done
-// when the engine's machine was started again. It reports whether there were any.
+// reattach attaches the file systems of a container's volumes, which is necessary after a reboot of the engine's
+// machine. It reports whether there were any.
 func (p *Provider) reattach(ctx context.Context, containerID string) (bool, error) {
 	got, err := call(ctx, p, "look at the volumes", func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, containerID)
@@ -221,9 +220,8 @@ func (p *Provider) reattach(ctx context.Context, containerID string) (bool, erro
 	return true, p.volumeTool(ctx, list, "attach")
 }
 
-// volumeTool runs "runner volume" on the engine's machine, in a container that has
-// loop devices and the folders of the volumes, and ends with the command. Its image is
-// the operator's, never one that a tenant named.
+// volumeTool runs "runner volume" on the engine's machine, in a container that has loop devices and the folders of the
+// volumes, and that ends with the command. Its image is the operator's, never one that a tenant named.
 func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args ...string) error {
 	pic, r, err := p.tools(ctx)
 	if err != nil {
@@ -232,7 +230,7 @@ func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args
 	host := &container.HostConfig{
 		NetworkMode: "none", UsernsMode: "host", CapDrop: []string{"ALL"}, CapAdd: []string{"MKNOD"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
 		LogConfig: smallLog(),
-		Resources: container.Resources{DeviceCgroupRules: []string{"b 7:* rwm", "c 10:237 rwm"}}, // loop devices, and what finds a free one
+		Resources: container.Resources{DeviceCgroupRules: []string{"b 7:* rwm", "c 10:237 rwm"}}, // loop devices, and the device that finds a free one
 		Mounts: []mount.Mount{
 			{Type: mount.TypeBind, Source: "/dev", Target: "/dev"},
 			volumeAt{name: r.volume()}.mount(binDir, true),
@@ -248,7 +246,7 @@ func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args
 	return p.runTool(ctx, "run volume "+args[0], r, config, host)
 }
 
-// tools brings the runner to the engine, and returns it with the operator's image.
+// tools copies the runner to the engine, and returns it with the operator's image.
 func (p *Provider) tools(ctx context.Context) (picture, *runnerBinary, error) {
 	pic, err := p.image(ctx, fieldImage, p.cfg.Image)
 	if err != nil {
@@ -261,7 +259,7 @@ func (p *Provider) tools(ctx context.Context) (picture, *runnerBinary, error) {
 	return pic, r, p.fill(ctx, r, pic.ref)
 }
 
-// runTool runs a container to its end; its last words are the error's if it fails.
+// runTool runs a container until it ends. If it fails, the error has the end of its output.
 func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, config *container.Config, host *container.HostConfig) error {
 	ctx, cancel := context.WithTimeout(ctx, toolWithin)
 	defer cancel()
@@ -276,7 +274,7 @@ func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, co
 	defer p.discard(ctx, made.ID)
 	if err := p.hasRunner(ctx, r); err != nil {
 		p.discard(ctx, made.ID)
-		_, rerr := p.removeVolume(ctx, r.volume()) // an empty one, of the engine's making
+		_, rerr := p.removeVolume(ctx, r.volume()) // empty, created by the engine
 		return fmt.Errorf("%s: %w", what, errors.Join(err, rerr))
 	}
 	ended, errs := p.api.ContainerWait(ctx, made.ID, container.WaitConditionNextExit)
@@ -294,7 +292,7 @@ func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, co
 	}
 }
 
-// probeUser is not root. It has no file that another one could reach.
+// probeUser is not root. It owns no file that another user could reach.
 var probeUser = user{id: servicesUser}
 
 // probe proves that a mode enforces limits, by exceeding those of a volume.
@@ -308,7 +306,7 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 	id := strings.ToLower(rand.Text())
 	name := prefix + "probe-" + id
 	defer p.removeDisks(context.WithoutCancel(ctx), name)
-	// Should this process be killed, the sweep finds a workspace that nobody has.
+	// If this process is killed, the sweep finds a workspace without an owner.
 	err := p.makeDisks(ctx, mode, probeBytes, probeFiles, map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}, name)
 	if err != nil {
 		return err
@@ -326,8 +324,8 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 	return p.exceed(ctx, pic, r, name, probeFiles)
 }
 
-// exceed writes more into a volume than its limits, as confined as an agent; an error
-// if that is not refused.
+// exceed writes more into a volume than its limits, with the restrictions of an agent. It returns an error if that
+// succeeds.
 func (p *Provider) exceed(ctx context.Context, pic picture, r *runnerBinary, name string, files int) error {
 	host := p.confined(p.cfg.Limits)
 	host.NanoCPUs, host.Mounts = 0, []mount.Mount{volumeAt{name: name}.mount(workspaceDir, false), volumeAt{name: r.volume()}.mount(binDir, true)}
@@ -337,7 +335,8 @@ func (p *Provider) exceed(ctx context.Context, pic picture, r *runnerBinary, nam
 	}, host)
 }
 
-// removeDisks removes volumes and what belongs to them; what cannot be removed stays until the sweep.
+// removeDisks removes volumes and everything that belongs to them. A volume that cannot be removed stays until the
+// sweep.
 func (p *Provider) removeDisks(ctx context.Context, names ...string) {
 	for _, name := range names {
 		if _, err := p.removeVolume(ctx, name); err != nil {
@@ -347,8 +346,8 @@ func (p *Provider) removeDisks(ctx context.Context, names ...string) {
 	p.reclaim()
 }
 
-// reclaim detaches the loop devices of volumes that were removed, in the background:
-// until then they keep the space. Those that ask meanwhile share the next run.
+// reclaim detaches the loop devices of removed volumes in the background: until then they keep the space. Concurrent
+// calls share the next run.
 func (p *Provider) reclaim() {
 	d := &p.disks
 	d.mu.Lock()
@@ -378,7 +377,7 @@ func (p *Provider) nextSweep() bool {
 	return next
 }
 
-// sweepDisks detaches loop devices whose volume was removed, by whomever.
+// sweepDisks detaches loop devices whose volume was removed, by any program.
 func (p *Provider) sweepDisks(ctx context.Context) error {
 	err := p.volumeTool(ctx, nil, "sweep")
 	if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
@@ -393,7 +392,7 @@ func (p *Provider) sweepDisks(ctx context.Context) error {
 	return err
 }
 
-// oldDisks sweeps when it is time to. Volumes that another executor, or a former setting, made count too.
+// oldDisks sweeps if a sweep is due. Volumes that another executor created, or an earlier setting, count too.
 func (p *Provider) oldDisks(ctx context.Context, list []*volume.Volume) error {
 	seen := slices.ContainsFunc(list, func(v *volume.Volume) bool { return isDisk(*v) })
 	p.disks.mu.Lock()

@@ -53,15 +53,15 @@ type Config struct {
 	// Host is the engine's address: unix://, tcp:// or ssh://. "" means DOCKER_HOST
 	// (with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH), or else the default socket.
 	Host   string
-	Engine string // name of the engine, in the labels of all that is made
+	Engine string // name of the engine, in the labels of everything that is created
 	// Runner is the path of the runner's binary for Linux, or of a folder with
 	// runner-linux-amd64 and runner-linux-arm64.
 	Runner  string
-	Image   string             // of sandboxes whose Spec names none; always allowed, and pulled when it is not there
+	Image   string             // for sandboxes whose Spec names none; always allowed, and pulled if it is absent
 	Images  imagepolicy.Policy // of other images that tenants may name
-	Pull    bool               // whether those are pulled when they are not there
-	Runtime string             // of the engine, such as runsc; "" for its default
-	Limits  sandbox.Limits     // of sandboxes whose Spec has none; see DefaultLimits
+	Pull    bool               // pull those images if they are absent
+	Runtime string             // runtime of the engine, such as runsc; "" for its default
+	Limits  sandbox.Limits     // for sandboxes whose Spec has none; see DefaultLimits
 	// TmpBytes is the size of /tmp, and of the home folder; 0 means 512 MiB each.
 	// Their content counts as memory.
 	TmpBytes int64
@@ -69,8 +69,8 @@ type Config struct {
 	Users Users
 	// DiskLimit selects how disk limits are enforced, one of DiskLimits; "" means DiskAuto.
 	DiskLimit string
-	// Files is how many files and folders a volume may hold, where DiskLoop enforces that; a small
-	// volume holds fewer. 0 means a million.
+	// Files is the largest number of files and folders in a volume, where DiskLoop enforces that; a small volume may
+	// hold fewer. 0 means a million.
 	Files int64
 	// EgressSockets holds the egress proxy's socket: the name of a volume, or an
 	// absolute path on the engine's machine. "" means no egress.
@@ -105,17 +105,17 @@ const (
 type Provider struct {
 	cfg        Config
 	api        *client.Client
-	within     time.Duration // of one call
-	pullWithin time.Duration // of a pull, whatever a registry does meanwhile
-	stale      time.Duration // of a lock
+	within     time.Duration // limit of one call
+	pullWithin time.Duration // limit of a pull, whether or not the registry sends data
+	stale      time.Duration // age at which a lock counts as abandoned
 
 	negotiated atomic.Bool
 	watch      watch
 	pulls      singleflight.Group
-	cpus       atomic.Int64 // of the engine; 0 when not known yet
+	cpus       atomic.Int64 // number of the engine's CPUs; 0 if unknown yet
 	mu         sync.Mutex
 	runners    map[string]*runnerBinary     // by architecture
-	accounts   map[string]map[string][]byte // of images: their files of accounts, by the image's id and the file's name
+	accounts   map[string]map[string][]byte // files of accounts, by the image's id and the file's name
 	skills     shelving
 	layers     layer.Once // by digest
 	disks      disks
@@ -170,7 +170,7 @@ func (p *Provider) Close() error {
 	return p.api.Close()
 }
 
-// overlay returns the limits with those of by that are set in place of them.
+// overlay returns l with the limits that are set in by.
 func overlay(l, by sandbox.Limits) sandbox.Limits {
 	if by.MemoryBytes > 0 {
 		l.MemoryBytes = by.MemoryBytes

@@ -20,6 +20,7 @@ import (
 	"github.com/docker/docker/api/types/mount"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
@@ -171,10 +172,8 @@ func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 		if !errors.Is(err, errVanished) {
 			return nil, err
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, look) != nil {
 			return nil, ctx.Err()
-		case <-time.After(look):
 		}
 	}
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "it can neither be found nor created: if a container of that name is not Spool's, rename it", err)

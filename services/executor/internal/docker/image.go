@@ -16,36 +16,36 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// picture is what is to be known of an image.
+// picture has the properties of an image that the provider uses.
 type picture struct {
 	ref          string
-	id           string // of its content
+	id           string // digest of its content
 	architecture string
 	platform     string   // the architecture with its variant
 	path         string   // its PATH, "" for none
-	volumes      []string // where it wants volumes
+	volumes      []string // paths at which it declares volumes
 	user         string
 	entrypoint   []string
 	cmd          []string
 }
 
-// fieldImage is what tells a user where the image of a sandbox comes from.
+// fieldImage names the fields that set the image of a sandbox, for errors.
 const fieldImage = "sessionOptions.image, or the agent's image: "
 
-// image looks up an image that a tenant may have named, in a field that begins the
-// refusal of one that is not allowed. The engine is told of no other.
+// image looks up an image that a tenant may have named. field begins the error if the image is not allowed. The engine
+// learns only the names of allowed images.
 func (p *Provider) image(ctx context.Context, field, ref string) (picture, error) {
 	if ref == p.cfg.Image {
 		return p.lookUp(ctx, ref, true)
 	}
 	if err := p.cfg.Images.Check(ref); err != nil {
 		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
-		return picture{}, &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: field + err.Error() + ": use another, or have the operator add it", Err: err}
+		return picture{}, &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: field + err.Error() + ": use another image, or have the operator allow this one", Err: err}
 	}
 	return p.lookUp(ctx, ref, p.cfg.Pull)
 }
 
-// lookUp looks an image up, and pulls it, if it may, when it is not there.
+// lookUp looks up an image, and pulls it if it is absent and pull is set.
 func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, error) {
 	if ref == "" {
 		return picture{}, guest.WithCode(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
@@ -84,8 +84,8 @@ func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, 
 	return pic, nil
 }
 
-// pull fetches an image. Those who want the same one at once share a pull, which
-// goes on for the others when one of them gives up.
+// pull fetches an image. Concurrent calls for the same image share one pull, which continues for the others when one of
+// them gives up.
 func (p *Provider) pull(ctx context.Context, ref string) error {
 	done := p.pulls.DoChan(ref, func() (any, error) {
 		pulling, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.pullWithin)
@@ -101,15 +101,15 @@ func (p *Provider) pull(ctx context.Context, ref string) error {
 	}
 }
 
-// pullNow fetches an image. What the registry says of a failure is logged only: a
-// registry is any host that the name has, or to which one of these refers.
+// pullNow fetches an image. The registry's error is only logged: a registry is any host that the image's name has, or
+// to which that host refers.
 func (p *Provider) pullNow(ctx context.Context, ref string) error {
 	err := p.fetch(ctx, ref)
 	if err == nil {
 		return nil
 	}
 	p.cfg.Logger.Warn("an image could not be pulled", "image", ref, "error", err)
-	// An engine that went away is told apart by asking it: its own errors and those of registries look alike.
+	// Errors of the engine and of registries look alike, so the engine is pinged to find out whether it answers.
 	if ctx.Err() != nil {
 		return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q was not pulled within %s: have the operator, whose log says why, load it there", ref, p.pullWithin), nil)
 	}

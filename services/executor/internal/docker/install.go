@@ -16,24 +16,23 @@ import (
 )
 
 const (
-	// weighEvery is how often it is looked how much an installer has written.
+	// weighEvery is the interval at which the disk usage of an installer is measured.
 	weighEvery = 3 * time.Second
-	// exitMissing is the code of a program that is not there, as shells have it.
+	// exitMissing is the exit code of shells for a program that does not exist.
 	exitMissing = 127
 )
 
-// installEnv are variables of installers: temporary files and caches are on disk, and go
-// with the sandbox.
+// installEnv are variables for installers: temporary files and caches are on disk, and are removed with the sandbox.
 var installEnv = map[string]string{
 	"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
 	"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
 	"TMPDIR": workspaceDir + "/tmp", "npm_config_cache": workspaceDir + "/npm",
 }
 
-var errTooSlow = errors.New("the time is over")
+var errTooSlow = errors.New("the time limit was reached")
 
-// install runs the installers in a sandbox that fills a layer. What a script of a package
-// may have left running ends with the sandbox.
+// install runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
+// with the sandbox.
 func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
@@ -42,7 +41,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 		var said layer.Tail
 		code, err := p.installer(ctx, box, i, &said)
 		switch {
-		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // it is put in as it is
+		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
 			return cfg.TooSlow(said.String())
 		case err != nil:
 			return err
@@ -54,7 +53,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.Said(said.String()))
 		}
 	}
-	// Other users see the layer, whatever rights a package has for its files.
+	// Other users must be able to read the layer, whatever permissions a package sets.
 	if err := p.readable(ctx, box); err != nil {
 		return err
 	}
@@ -65,7 +64,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 	return err
 }
 
-// readable lets every user read what a layer holds.
+// readable makes a layer readable for every user.
 func (p *Provider) readable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
 	code, err := p.installer(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
@@ -75,7 +74,7 @@ func (p *Provider) readable(ctx context.Context, box sandbox.Sandbox) error {
 	return err
 }
 
-// installer runs one to its end, or until too much was written.
+// installer runs one installer until it ends, or until it has written too much.
 func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.Installer, said *layer.Tail) (code int, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: append([]string{"sh", "-c", `mkdir -p "$TMPDIR" && exec "$@"`, "sh"}, i.Args...), Env: installEnv})
 	if err != nil {
@@ -103,7 +102,7 @@ func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.I
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-tick.C:
-			// Twice, since what is downloaded and unpacked lies beside it for a while.
+			// Twice the limit, because downloaded and unpacked files temporarily lie next to the layer.
 			if _, all, werr := weigh(ctx, box); werr == nil && all > 2*p.cfg.Layers.MaxBytes {
 				err = p.cfg.Layers.TooLarge()
 			}
@@ -126,13 +125,13 @@ func weigh(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error
 	}
 	defer context.AfterFunc(ctx, func() { _ = proc.Kill() })() // it ends with its sandbox at the latest
 	_ = proc.Stdin().Close()
-	go func() { _, _ = io.Copy(io.Discard, proc.Stderr()) }() // of files that go meanwhile
+	go func() { _, _ = io.Copy(io.Discard, proc.Stderr()) }() // errors about files that were removed meanwhile
 	raw, err := io.ReadAll(proc.Stdout())
 	if _, werr := proc.Wait(); err == nil {
 		err = werr
 	}
 	if err != nil {
-		return 0, 0, fmt.Errorf("look how large the layer is: %w", err)
+		return 0, 0, fmt.Errorf("measure the layer: %w", err)
 	}
 	var sizes []int64
 	for line := range strings.Lines(string(raw)) {

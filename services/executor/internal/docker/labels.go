@@ -17,7 +17,7 @@ import (
 
 // The labels of containers and volumes.
 const (
-	labelVersion  = "dev.spool.version" // of these labels and of the layout inside
+	labelVersion  = "dev.spool.version" // version of these labels and of the layout inside
 	labelRole     = "dev.spool.role"    // one of the roles below
 	labelEngine   = "dev.spool.engine"
 	labelSandbox  = "dev.spool.sandbox"
@@ -27,13 +27,13 @@ const (
 	labelExecutor = "dev.spool.executor"
 	labelOwner    = "dev.spool.volumes" // the sandbox that the volumes are named after
 	labelRunner   = "dev.spool.runner"  // the runner's digest
-	labelLayer    = "dev.spool.layer"   // of a sandbox or a note: the volume with packages; of such a volume: its digest
-	labelFills    = "dev.spool.fills"   // of a sandbox: the volume into which it installs packages
+	labelLayer    = "dev.spool.layer"   // on a sandbox or a note: the volume with packages; on such a volume: its digest
+	labelFills    = "dev.spool.fills"   // on a sandbox: the volume into which it installs packages
 	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
-	labelServer   = "dev.spool.server"  // of an MCP server: its number, and its definition
-	labelSecret   = "dev.spool.secret"  // of a sandbox: the secret that executors prove to its runner, which processes inside cannot read; sandboxes of earlier releases have none
-	labelSocket   = "dev.spool.socket"  // of an MCP server: the name of its socket
-	labelUser     = "dev.spool.user"    // of containers, workspaces and records: the number of the user; those of earlier releases have none
+	labelServer   = "dev.spool.server"  // on an MCP server: its number, and its definition
+	labelSecret   = "dev.spool.secret"  // on a sandbox: the secret with which executors prove themselves to its runner; processes inside cannot read it; sandboxes of earlier releases have none
+	labelSocket   = "dev.spool.socket"  // on an MCP server: the name of its socket
+	labelUser     = "dev.spool.user"    // on containers, workspaces and records: the number of the user; those of earlier releases have none
 )
 
 const layoutVersion = "1"
@@ -77,7 +77,7 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 		err = errors.Join(err, events.CheckID("executor", events.KindExecutor, l.Executor))
 	}
 	if l.Engine != p.cfg.Engine {
-		err = errors.Join(err, fmt.Errorf("engine: %q is not this provider's, which is %q", l.Engine, p.cfg.Engine))
+		err = errors.Join(err, fmt.Errorf("engine: %q, want the engine of this provider, %q", l.Engine, p.cfg.Engine))
 	}
 	return err
 }
@@ -103,14 +103,15 @@ type found struct {
 	labels    sandbox.Labels
 	created   time.Time
 	state     container.ContainerState
-	servers   uint64 // that it can have
-	secret    string // that executors prove to its runner
+	servers   uint64 // how many MCP servers it can have
+	secret    string // with which executors prove themselves to its runner
 }
 
 func (f found) alive() bool {
 	return f.state == container.StateRunning || f.state == container.StatePaused
 }
 
+// parse returns the sandbox of a container in the engine's list.
 func parse(c container.Summary) found {
 	f := found{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,

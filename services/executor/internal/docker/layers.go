@@ -19,33 +19,34 @@ import (
 )
 
 const (
-	// layerDir is where sandboxes see what their agent depends on.
+	// layerDir is the folder in a sandbox with the packages that its agent depends on.
 	layerDir    = "/opt/spool/dependencies"
 	layerPrefix = prefix + "layer-"
-	// touchEvery is how old the note of a layer's last use gets before it is made anew.
+	// touchEvery is the age at which the note of a layer's last use is replaced.
 	touchEvery = time.Hour
-	// layerWait is how much longer than an installation may take another executor's is waited for.
+	// layerWait is added to the time limit of an installation when waiting for another executor's installation.
 	layerWait = 5 * time.Minute
-	// layerLook is how often it is looked whether it has come to its end.
+	// layerLook is the interval at which another executor's installation is checked.
 	layerLook = 500 * time.Millisecond
 )
 
-// wholeNote says which volume the layer of a digest is. It is made when the layer is
-// whole, where nothing that runs in a sandbox can: in the engine, not in the volume.
+// wholeNote returns the name of the volume that records which volume is the complete layer of a digest. It is a note on
+// the engine and not a file in the layer, because processes in sandboxes cannot create it.
 func (p *Provider) wholeNote(digest string) string   { return p.layerName(digest) + "-whole" }
 func (p *Provider) lastUseNote(digest string) string { return p.layerName(digest) + "-used" }
 
-// layerName begins all names that are of a digest: engines of one daemon share no layer, as they share no registry.
+// layerName returns the prefix of all names for a digest. It has the engine's name: engines on the same Docker daemon
+// share no layers, because they may use different registries.
 func (p *Provider) layerName(digest string) string { return layerPrefix + p.cfg.Engine + "-" + digest }
 
-// filledBy begins the names of the volumes that a digest's layer is tried to be made in.
+// filledBy returns the prefix of the names of the volumes in which the layer of a digest is being created.
 func (p *Provider) filledBy(digest string) string { return p.layerName(digest[:16]) + "-" }
 
 var _ sandbox.Layerer = (*Provider)(nil)
 
-// Layer returns the volume with the packages, and creates it if there is none: in a sandbox with
-// the hardening and the limits of any other, under a name of its own, which becomes the
-// layer's once it is whole. Among several executors the name of a helper container is the lock.
+// Layer returns the volume with the packages, and creates it if there is none: in a sandbox with the hardening and the
+// limits of any other, under a temporary name, which becomes the layer's once it is complete. Among several executors
+// the name of a helper container is the lock.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
 	pic, err := p.image(ctx, fieldImage, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {
@@ -60,7 +61,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 		return name, p.touch(ctx, digest)
 	}
 	if use.Build == nil {
-		return "", &sandbox.Error{Code: sandbox.CodeDependenciesUnavailable, Message: "the agent's dependencies cannot be installed: sandboxes of this executor have no way out to a registry: set its egress proxy"}
+		return "", &sandbox.Error{Code: sandbox.CodeDependenciesUnavailable, Message: "the agent's dependencies cannot be installed: sandboxes of this executor cannot reach a registry: set its egress proxy"}
 	}
 	if use.Begun != nil {
 		use.Begun()
@@ -70,7 +71,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	})
 }
 
-// whole returns the volume of a layer that is whole, "" if there is none.
+// whole returns the volume of a complete layer, "" if there is none.
 func (p *Provider) whole(ctx context.Context, digest string) (string, error) {
 	note, err := p.volume(ctx, p.wholeNote(digest))
 	if err != nil || note[labelLayer] == "" {
@@ -84,12 +85,12 @@ func (p *Provider) whole(ctx context.Context, digest string) (string, error) {
 	if l[labelLayer] == digest {
 		return name, nil
 	}
-	p.cfg.Logger.Warn("the volume of a layer was removed by somebody; it is made again", "volume", name)
+	p.cfg.Logger.Warn("the volume of a layer is missing; it is created again", "volume", name)
 	_, err = p.removeVolume(ctx, p.wholeNote(digest))
 	return "", err
 }
 
-// touch notes that a layer was used.
+// touch records that a layer was used.
 func (p *Provider) touch(ctx context.Context, digest string) error {
 	name := p.lastUseNote(digest)
 	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
@@ -124,7 +125,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 		}
 		p.removeDisks(context.WithoutCancel(ctx), name)
 	}()
-	// Installers may take twice the limit for a while; what they leave is weighed.
+	// Installers may temporarily use twice the limit; the result is measured at the end.
 	labels := map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}
 	if err := p.makeLimited(ctx, 2*p.cfg.Layers.MaxBytes, labels, name); err != nil {
 		return "", err
@@ -141,8 +142,8 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 	return p.publish(ctx, digest, name)
 }
 
-// publish records that a layer is whole, and returns the volume that counts: making a volume that is there
-// is no error, and one who took the lock for abandoned may have been quicker.
+// publish records that a layer is complete, and returns the volume that counts: creating an existing volume is not an
+// error, and another executor that considered the lock abandoned may have been faster.
 func (p *Provider) publish(ctx context.Context, digest, name string) (string, error) {
 	err := p.makeVolume(ctx, p.wholeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleWhole, labelEngine: p.cfg.Engine, labelLayer: name})
 	if err != nil {
@@ -155,9 +156,8 @@ func (p *Provider) publish(ctx context.Context, digest, name string) (string, er
 	return is, err
 }
 
-// lockLayer creates a helper whose name is the lock on a digest. One that is held for
-// long, while no sandbox fills a layer of the digest, was left behind: the sandbox of an
-// executor that died goes with the sweep.
+// lockLayer creates a helper whose name is the lock on a digest. A lock that is old while no sandbox fills a layer of
+// the digest is abandoned: the sweep removes the sandbox of an executor that died.
 func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string, error) {
 	name := p.layerName(digest) + "-make"
 	limit := p.cfg.Layers.Within + layerWait
@@ -172,9 +172,9 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 		if err == nil || !errdefs.IsConflict(err) && bounded.Err() == nil {
 			return id, err
 		}
-		other, err := call(bounded, p, "look who makes the layer", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
+		other, err := call(bounded, p, "inspect the lock of the layer", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
 		switch {
-		case bounded.Err() != nil || errdefs.IsNotFound(err): // gone just now, or not quite there
+		case bounded.Err() != nil || errdefs.IsNotFound(err): // removed just now, or not created completely
 		case err != nil:
 			return "", err
 		case other.ID != holder:
@@ -188,13 +188,13 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 		case <-ctx.Done():
 			return "", ctx.Err()
 		case <-bounded.Done():
-			return "", layer.Failed("another executor of the engine has been at it for %s; should there be none, remove the container %s", limit, name)
+			return "", layer.Failed("another executor of the engine has been installing for %s; if there is no other executor, remove the container %s", limit, name)
 		case <-tick.C:
 		}
 	}
 }
 
-// abandoned removes a lock whose holder fills no layer, and gives the time.
+// abandoned removes a lock whose holder fills no layer, and returns the engine's time.
 func (p *Provider) abandoned(ctx context.Context, digest, lock string) (time.Time, error) {
 	filling, _, err := p.layersInUse(ctx)
 	if err != nil {
@@ -205,7 +205,7 @@ func (p *Provider) abandoned(ctx context.Context, digest, lock string) (time.Tim
 			return time.Now(), nil
 		}
 	}
-	p.cfg.Logger.Warn("a helper was left behind", "container", lock)
+	p.cfg.Logger.Warn("removing an abandoned helper", "container", lock)
 	p.discard(ctx, lock)
 	return time.Now(), nil
 }
@@ -224,8 +224,8 @@ func (p *Provider) layersInUse(ctx context.Context) (filled, seen map[string]boo
 	return filled, seen, err
 }
 
-// oldLayers removes layers that nobody has used for as long as the settings say, and
-// volumes that never became one. The note goes first, so that nobody finds the layer.
+// oldLayers removes layers that were not used for Config.Layers.Keep, and volumes that never became a layer. It removes
+// the note first, so that no executor finds the layer any more.
 func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 	answer, err := call(ctx, p, "list layers", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -238,8 +238,8 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	made, whole, of := map[string]time.Time{}, map[string]string{}, map[string]string{} // by volume; volume to its note; volume to its digest
-	notes := map[string]string{}                                                        // of a last use, to their digests
+	made, whole, of := map[string]time.Time{}, map[string]string{}, map[string]string{} // creation times by volume; notes by volume; digests by volume
+	notes := map[string]string{}                                                        // notes of a last use, with their digests
 	for _, v := range answer.Volumes {
 		if made[v.Name], err = time.Parse(time.RFC3339, v.CreatedAt); err != nil {
 			return fmt.Errorf("volume %s: its date: %w", v.Name, err)
@@ -264,10 +264,10 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 		if filled[name] || seen[name] || !last.Before(now.Add(-keep)) {
 			continue
 		}
-		p.cfg.Logger.Info("sweep: a layer that nobody uses is removed", "volume", name, "lastUse", last)
+		p.cfg.Logger.Info("sweep: removed an unused layer", "volume", name, "lastUse", last)
 		errs = append(errs, p.dropLayer(ctx, name, digest, whole[name]))
 	}
-	for name, digest := range notes { // of layers that are gone, or never were
+	for name, digest := range notes { // notes of layers that do not exist
 		if _, there := made[p.wholeNote(digest)]; !there && made[name].Before(now.Add(-p.cfg.Layers.Keep)) {
 			_, err := p.removeVolume(ctx, name)
 			errs = append(errs, err)

@@ -59,12 +59,12 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 		}
 	}
 	if known && !wipe {
-		if err := p.note(ctx, id, c.owner); err != nil { // first: what fails half way is not lost
+		if err := p.note(ctx, id, c.owner); err != nil { // first, so that the volumes are found if a later step fails
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
 		p.stop(ctx, c)
 	}
-	// Before the sandbox, by which they are found should this fail half way.
+	// The servers are removed before the sandbox, through which they are found if this fails.
 	if err := p.endServers(ctx, id); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
@@ -73,7 +73,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
 	}
-	if err := p.removeServerVolumes(ctx, id); err != nil { // which the sandbox had
+	if err := p.removeServerVolumes(ctx, id); err != nil { // the sandbox used them
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if !wipe {
@@ -94,10 +94,10 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 	}
 	p.reclaim()
 	if labels, err := p.volume(ctx, workVolume(owner)); err != nil || labels != nil {
-		return err // another container has them by now
+		return err // another container uses them by now
 	}
-	// Notes of sandboxes in between: one that was ended twice at once, by its turn and by the sweep, may have got its note
-	// again after the sandbox that followed had removed it.
+	// Notes of sandboxes in between: if a sandbox was ended by its turn and by the sweep at the same time, its note may
+	// have been written again after the next sandbox had removed it.
 	list, _, err := p.ours(ctx)
 	for _, v := range list {
 		if v.Labels[labelRole] == roleNote && v.Labels[labelOwner] == owner {
@@ -135,7 +135,7 @@ func (p *Provider) remove(ctx context.Context, containerID string) error {
 		if err == nil || errdefs.IsNotFound(err) {
 			return nil
 		}
-		if !errdefs.IsConflict(err) { // somebody else removes it
+		if !errdefs.IsConflict(err) { // another program is removing it
 			return err
 		}
 		select {
@@ -177,7 +177,7 @@ func (p *Provider) freeze(ctx context.Context, id string, from, to container.Con
 		return nil
 	}
 	if now, ferr := p.find(ctx, id); ferr == nil && now.state == to {
-		return nil // somebody else was quicker
+		return nil // another program was faster
 	}
 	return err
 }
@@ -203,8 +203,8 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 type State struct {
 	Running   bool // paused or not
 	Paused    bool
-	OOMKilled bool // of what ran last: the engine saw the memory limit end something in it
-	ExitCode  int  // of the runner, when it does not run
+	OOMKilled bool // in the last run, the engine saw the memory limit kill a process
+	ExitCode  int  // exit code of the runner, if it does not run
 }
 
 // State returns the state of a sandbox; sandbox.ErrNotFound if there is none.

@@ -127,13 +127,13 @@ func (p *process) lose(err error) {
 	p.conn.Close()
 }
 
-// Stdin is the command's.
+// Stdin returns the command's stdin.
 func (p *process) Stdin() io.WriteCloser { return p.stdin }
 
-// Stdout is the command's.
+// Stdout returns the command's stdout.
 func (p *process) Stdout() io.Reader { return p.stdout }
 
-// Stderr is the command's.
+// Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
 // Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the container
@@ -160,7 +160,7 @@ func (p *process) exit() (int, error) {
 			return guest.ExitCode(got.ExitCode), nil
 		}
 		if !got.Running && time.Since(since) > p.b.p.within {
-			return -1, fmt.Errorf("command in sandbox %s: the engine has taken it, and has not begun it within %s", p.b.id, p.b.p.within)
+			return -1, fmt.Errorf("command in sandbox %s: the engine accepted it and did not start it within %s", p.b.id, p.b.p.within)
 		}
 		given := p.given
 		if p.kill != "" && got.Running {

@@ -76,7 +76,7 @@ func (p *Provider) binary(pic picture) (*runnerBinary, error) {
 	}
 	unsupported := func(has string) error {
 		return guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf(
-			"image %q is for the architecture %s, %s: use an image for another architecture, or give a runner for this one", pic.ref, pic.architecture, has), nil)
+			"image %q is for the architecture %s, %s: use an image for another architecture, or install a runner for this one", pic.ref, pic.architecture, has), nil)
 	}
 	file, err := elf.Open(path)
 	if errors.Is(err, os.ErrNotExist) && info.IsDir() {
@@ -129,7 +129,7 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	}
 	helper, err := p.lock(ctx, r.volume()+"-fill", image, volumeAt{r.volume(), "runner"})
 	if err != nil {
-		return fmt.Errorf("bring the runner to the engine: %w", err)
+		return fmt.Errorf("copy the runner to the engine: %w", err)
 	}
 	defer p.discard(ctx, helper)
 	there, err := p.isComplete(ctx, helper, r)
@@ -155,15 +155,15 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 		if !errdefs.IsConflict(err) {
 			return id, err
 		}
-		other, err := call(ctx, p, "look who fills", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
+		other, err := call(ctx, p, "inspect the lock of the volume", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
 		switch {
-		case errdefs.IsNotFound(err): // gone just now, or not quite there
+		case errdefs.IsNotFound(err): // removed just now, or not created completely
 		case err != nil:
 			return "", err
 		case other.ID != holder:
 			holder, since = other.ID, time.Now()
 		case time.Since(since) > p.stale:
-			p.cfg.Logger.Warn("a helper was left behind", "container", name)
+			p.cfg.Logger.Warn("removing an abandoned helper", "container", name)
 			p.discard(ctx, holder)
 		}
 		select {
@@ -218,7 +218,7 @@ func (r *runnerBinary) archive(to io.Writer) error {
 		return err
 	}
 	if sum != r.digest {
-		return fmt.Errorf("%s has changed: start again", r.path)
+		return fmt.Errorf("%s has changed: restart the executor", r.path)
 	}
 	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + complete, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
 		return err

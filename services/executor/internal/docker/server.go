@@ -14,40 +14,39 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/volume"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// An MCP server beside a sandbox is a container as confined as it is, whose
-// first process is the runner too. They share a volume in memory with a socket:
-// the server's to write, the sandbox's to read.
+// An MCP server of a sandbox is a container with the same restrictions, whose first process is also the runner. They
+// share a volume in memory with a socket. The server can write to the volume, the sandbox can only read it.
 const (
-	// maxServers is how many a sandbox can have.
+	// maxServers is the largest number of MCP servers of a sandbox.
 	maxServers = 64
-	// socketSize is all that a volume for a socket may hold, in bytes, and socketFiles in files.
+	// socketSize is the size of a volume for a socket in bytes, and socketFiles its number of files.
 	socketSize  = 1 << 20
 	socketFiles = 64
 )
 
-// newSocket names the socket of a new container. No two have the same: what joins
-// one knows by it that another one is there now.
+// newSocket returns the name of the socket of a new container. Each name is used once: when the name changes, the
+// runner knows that another container is there.
 func newSocket() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
 
 func socketVolume(id string, n int) string { return name(id) + "-mcp-" + strconv.Itoa(n) }
 func serverName(id string, n int) string   { return socketVolume(id, n) }
 
-// serverDir is where a sandbox has a server's socket.
+// serverDir returns the folder in a sandbox with the socket of a server.
 func serverDir(n int) string { return path.Join(serversDir, strconv.Itoa(n)) }
 
-// sockets creates the volumes that a new sandbox shares with its servers. They are
-// in memory: on disk nobody would watch them.
+// sockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
+// them on disk.
 func (p *Provider) sockets(ctx context.Context, spec sandbox.Spec) error {
 	for n := range spec.Servers {
 		v := socketVolume(spec.ID, n)
@@ -87,7 +86,7 @@ func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
 	return nil
 }
 
-// servers lists the servers of a sandbox; of all sandboxes with "".
+// servers returns the servers of a sandbox, or of all sandboxes if id is empty.
 func (p *Provider) servers(ctx context.Context, id string) ([]container.Summary, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleServer), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
@@ -107,8 +106,8 @@ func (p *Provider) endServers(ctx context.Context, id string) error {
 	return err
 }
 
-// strays removes servers whose sandbox is gone. A server is made when its sandbox
-// is there, and listed before: so none is taken for one that is not.
+// strays removes servers whose sandbox is gone. A server is created after its sandbox and listed before, so no server
+// of an existing sandbox is removed.
 func (p *Provider) strays(ctx context.Context) error {
 	list, err := p.servers(ctx, "")
 	if err != nil || len(list) == 0 {
@@ -130,7 +129,7 @@ func (p *Provider) strays(ctx context.Context) error {
 	return nil
 }
 
-// freezeServers pauses or resumes those servers of a sandbox that are in a state.
+// freezeServers pauses or resumes the servers of a sandbox that are in the state from.
 func (p *Provider) freezeServers(ctx context.Context, id string, from container.ContainerState, what string, f func(context.Context, string) error) error {
 	list, err := p.servers(ctx, id)
 	if err != nil {
@@ -141,21 +140,21 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 			continue
 		}
 		err := p.do(ctx, what+" an MCP server of "+id, func(ctx context.Context) error { return f(ctx, c.ID) })
-		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) { // gone, or somebody else was quicker
+		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) { // it is gone, or another program was faster
 			return err
 		}
 	}
 	return nil
 }
 
-// Serve makes sure that a sandbox's n-th MCP server runs.
+// Serve makes sure that the n-th MCP server of a sandbox runs.
 func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	box, err := p.find(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("serve: %w", err)
 	}
 	if n < 0 || uint64(n) >= box.servers {
-		return "", fmt.Errorf("sandbox %s has room for %d MCP servers, not for one more: %w", id, box.servers, sandbox.ErrNotFound)
+		return "", fmt.Errorf("sandbox %s has its limit of %d MCP servers: %w", id, box.servers, sandbox.ErrNotFound)
 	}
 	for range attempts {
 		var socket string
@@ -168,17 +167,15 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, look) != nil {
 			return "", ctx.Err()
-		case <-time.After(look):
 		}
 	}
 	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
-// server finds a server that runs and gives its socket, "" if there is none. One
-// that has ended, or was made from something else, is removed.
+// server returns the socket of a running server, "" if there is none. It removes a server that has ended, or that was
+// created from another definition.
 func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	list, err := p.servers(ctx, id)
 	if err != nil {
@@ -203,11 +200,11 @@ func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Serve
 	return "", nil
 }
 
-// serverLabel tells a server's number, and what it is made from.
+// serverLabel returns a label with a server's number and definition.
 func serverLabel(n int, s sandbox.Server) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
-		raw = []byte(s.Image) // texts can be encoded
+		raw = []byte(s.Image) // strings always marshal
 	}
 	sum := sha256.Sum256(raw)
 	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
@@ -230,8 +227,8 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if err != nil {
 		return "", err
 	}
-	// The account has the name and the home folder of the image's user, but not the number: an
-	// image could have another sandbox's.
+	// The account has the name and the home folder of the image's user, but not its number: the number could be that of
+	// another sandbox.
 	name, home := agentName, homeDir
 	if !isRoot(pic.user) {
 		name, _, _ = strings.Cut(pic.user, ":")
@@ -249,7 +246,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 		return p.api.ContainerCreate(ctx, config, host, nil, nil, serverName(box.id, n))
 	})
 	if errdefs.IsConflict(err) {
-		return "", fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // it is found the next time
+		return "", fmt.Errorf("%w: another executor creates it: %w", errVanished, err) // the next attempt finds it
 	}
 	err = u.vanished(err)
 	if err == nil {
@@ -269,16 +266,16 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 		err = errors.Join(err, p.remove(undo, made.ID))
 	}
 	if errors.Is(err, errNoSocket) {
-		_, rerr := p.removeVolume(undo, socketVolume(box.id, n)) // an empty one, of the engine's making
+		_, rerr := p.removeVolume(undo, socketVolume(box.id, n)) // empty, created by the engine
 		err = errors.Join(err, rerr)
 	}
 	return "", errors.Join(err, p.releaseUser(undo, u, reserved))
 }
 
-// errNoSocket is a sandbox that was removed while a server was made for it.
+// errNoSocket is returned when the sandbox was removed while a server was created for it.
 var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.ErrNotFound)
 
-// reliableServer makes sure that the volumes are those that were prepared; see reliable.
+// reliableServer returns an error unless the volumes are those that were prepared; see reliable.
 func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runnerBinary) error {
 	if err := p.hasRunner(ctx, r); err != nil {
 		return err
@@ -290,7 +287,7 @@ func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runn
 	return err
 }
 
-// serverReady waits until a server's first process answers.
+// serverReady blocks until a server's first process answers.
 func (p *Provider) serverReady(ctx context.Context, id, containerID, socket string) error {
 	b := &box{p: p, id: id, container: containerID}
 	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socket), "--within", readyWithin.String())
@@ -304,16 +301,16 @@ func (p *Provider) serverReady(ctx context.Context, id, containerID, socket stri
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}
-	return guest.WithCode(sandbox.CodeServerFailed, "its container does not get ready; it last said: "+said, nil)
+	return guest.WithCode(sandbox.CodeServerFailed, "its container does not become ready; its log ends with: "+said, nil)
 }
 
-// isRoot reports whether an image has root for its user, as far as its number or its usual name says.
+// isRoot reports whether an image's user is root, by number or name.
 func isRoot(user string) bool {
 	user, _, _ = strings.Cut(user, ":")
 	return user == "" || user == "root" || strings.Trim(user, "0") == ""
 }
 
-// serverProfile is a server's container.
+// serverProfile returns the configuration of a server's container.
 func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic picture, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
@@ -359,7 +356,7 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 	return config, host, nil
 }
 
-// serverTmpfs are a server's folders in memory.
+// serverTmpfs returns the folders in memory of a server.
 func (p *Provider) serverTmpfs(pic picture) map[string]string {
 	size := "rw,exec,nosuid,nodev,mode=1777," + tmpfsLimit(p.cfg.TmpBytes)
 	out := map[string]string{shmDir: shmOptions}
@@ -373,10 +370,11 @@ func (p *Provider) serverTmpfs(pic picture) map[string]string {
 	return out
 }
 
-// tokenVariable is a sandbox's way to have its token.
+// tokenVariable is the variable that holds a sandbox's token for the egress proxy.
 const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN="
 
-// egressToken is what a sandbox names itself by at the egress proxy, "" for one without a way out.
+// egressToken returns the token with which a sandbox identifies itself to the egress proxy, "" for a sandbox without
+// egress.
 func (p *Provider) egressToken(ctx context.Context, box found) (string, error) {
 	got, err := call(ctx, p, "look at sandbox "+box.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, box.container)

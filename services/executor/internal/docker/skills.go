@@ -17,22 +17,23 @@ import (
 )
 
 const (
-	// skillsDir is where sandboxes see the engine's skills, each under its digest.
-	// Nobody inside can list it: who does not know a digest finds nothing.
+	// skillsDir is the folder in sandboxes with the engine's skills, each under its digest. Processes inside cannot
+	// list it: a skill is found only by its digest.
 	skillsDir = "/bin/skills"
-	// labelSkills is what the volume of skills is for. It has no role: no sweep takes it.
+	// labelSkills marks the volume of skills. The volume has no role label, so no sweep removes it.
 	labelSkills = "dev.spool.skills"
-	// shelveWithin bounds the filling of a batch of skills, waiting for other executors included.
+	// shelveWithin is the time limit for copying a batch of skills, including the wait for other executors.
 	shelveWithin = 5 * time.Minute
-	// batchBytes of ZIPs are what one holder of the lock begins with; another who waits takes a lock for abandoned after stale.
+	// batchBytes is the size of ZIPs after which a holder of the lock begins no further skill: other executors consider
+	// the lock abandoned after stale.
 	batchBytes = 64 << 20
 )
 
-// SkillsVolume is the name of the volume with an engine's skills.
+// SkillsVolume returns the name of the volume with an engine's skills.
 func SkillsVolume(engine string) string { return prefix + "skills-" + engine }
 
-// shelf creates the volume of skills unless it exists.
-func (p *Provider) shelf(ctx context.Context, image string) error {
+// createSkillsVolume creates the volume of skills unless it exists.
+func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	name := SkillsVolume(p.cfg.Engine)
 	l, err := p.volume(ctx, name)
 	if err != nil || l[labelSkills] != "" {
@@ -54,17 +55,17 @@ func (p *Provider) shelf(ctx context.Context, image string) error {
 	})
 }
 
-// wanted is a skill that somebody waits for.
+// wanted is a skill for which a caller waits.
 type wanted struct {
 	digest string
 	zip    func(context.Context) (*os.File, error)
-	done   chan error // has room for the answer
+	done   chan error // buffered
 }
 
-// shelving is what the provider knows of its engine's skills.
+// shelving is the provider's state of its engine's skills.
 type shelving struct {
-	turn   chan struct{}   // whose it is brings all that is wanted
-	mu     sync.Mutex      // guards what follows
+	turn   chan struct{}   // its holder copies all wanted skills
+	mu     sync.Mutex      // guards the fields below
 	there  map[string]bool // skills that are on the engine, by digest
 	wanted []*wanted
 }
@@ -73,9 +74,8 @@ func newShelving() shelving {
 	return shelving{turn: make(chan struct{}, 1), there: map[string]bool{}}
 }
 
-// Shelve brings a skill into the volume that all sandboxes of the engine see.
-// A container and a copy into it take far longer than the copied bytes, so what
-// is wanted meanwhile is brought together.
+// Shelve copies a skill to the volume that all sandboxes of the engine see. A container and a copy into it take much
+// longer than the bytes alone, so skills that are wanted meanwhile are copied together.
 func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
 	l, err := p.volume(ctx, SkillsVolume(p.cfg.Engine))
@@ -105,7 +105,7 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	return dir, nil
 }
 
-// bringWanted brings what is wanted by now, and answers all who want it.
+// bringWanted copies the skills that are wanted by now, and answers all callers.
 func (p *Provider) bringWanted(ctx context.Context) {
 	s := &p.skills
 	s.mu.Lock()
@@ -140,10 +140,10 @@ func (p *Provider) bringWanted(ctx context.Context) {
 	}
 }
 
-// bringSome brings as much as one holder of the lock may, and gives what is left;
-// what failed is in errs. Among several executors the name of the helper container is the lock.
+// bringSome copies as many skills as one holder of the lock may, and returns the rest. Errors go to errs. Among several
+// executors the name of the helper container is the lock.
 func (p *Provider) bringSome(ctx context.Context, list []*wanted, errs map[string]error) (left []*wanted) {
-	helper, err := p.shelfHelper(ctx)
+	helper, err := p.skillsHelper(ctx)
 	if err != nil {
 		fail(list, errs, err)
 		return nil
@@ -175,25 +175,25 @@ func (p *Provider) bringSome(ctx context.Context, list []*wanted, errs map[strin
 func fail(list []*wanted, errs map[string]error, err error) {
 	for _, w := range list {
 		if errs[w.digest] == nil {
-			errs[w.digest] = fmt.Errorf("bring skill %s to the engine: %w", w.digest, err)
+			errs[w.digest] = fmt.Errorf("copy skill %s to the engine: %w", w.digest, err)
 		}
 	}
 }
 
-func (p *Provider) shelfHelper(ctx context.Context) (string, error) {
-	if err := p.shelf(ctx, p.cfg.Image); err != nil {
+func (p *Provider) skillsHelper(ctx context.Context) (string, error) {
+	if err := p.createSkillsVolume(ctx, p.cfg.Image); err != nil {
 		return "", err
 	}
 	name := SkillsVolume(p.cfg.Engine)
 	return p.lock(ctx, name, p.cfg.Image, volumeAt{name, "skills"})
 }
 
-// bringSkills copies skills into the volume, and gives how many it came to before
-// there were batchBytes; of each the file that says so comes last. One that cannot
-// be had, or is broken, is left out, and has its error.
+// bringSkills copies skills into the volume, and returns the number that it handled before batchBytes were reached. The
+// file that marks a skill as complete comes last. A skill that cannot be read, or is broken, is left out, and has an
+// error in errs.
 //
-// Nothing is broken off for it: of a copy that was, the engine may still unpack
-// what came of it when the next one has ended.
+// A copy is never interrupted: the engine may continue to unpack the received part of an interrupted copy after the
+// next copy has ended.
 func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wanted, errs map[string]error) (n int, err error) {
 	err = p.stream(ctx, helper, "copy", func(out *tar.Writer) error {
 		for written := int64(0); n < len(list) && written < batchBytes; {
@@ -215,7 +215,7 @@ func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wante
 	return n, err
 }
 
-// whole returns a skill's ZIP and its size, once it was read to its end without an error.
+// whole returns a skill's ZIP and its size, after reading it to its end without an error.
 func (w *wanted) whole(ctx context.Context) (*os.File, int64, error) {
 	f, err := w.zip(ctx)
 	if err != nil {
@@ -231,7 +231,7 @@ func (w *wanted) whole(ctx context.Context) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-// shelve writes a skill as its folder and the file that says that it is whole.
+// shelve writes a skill's folder and the file that marks it as complete.
 func shelve(ctx context.Context, digest string, zip *os.File, size int64, out *tar.Writer) error {
 	if err := out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "/", Typeflag: tar.TypeDir, Mode: 0o555, ModTime: time.Unix(0, 0)}); err != nil {
 		return err
@@ -242,7 +242,7 @@ func shelve(ctx context.Context, digest string, zip *os.File, size int64, out *t
 	return out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "." + complete, Typeflag: tar.TypeReg, Mode: 0o444, ModTime: time.Unix(0, 0)})
 }
 
-// below writes the entries of another tar with a folder before their names.
+// below copies the entries of another tar with a folder in front of their names.
 func below(folder string, out *tar.Writer, from func(io.Writer) error) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
@@ -278,7 +278,7 @@ func below(folder string, out *tar.Writer, from func(io.Writer) error) error {
 	return err
 }
 
-// stream copies a tar into a helper as it is written.
+// stream copies a tar into a helper while it is written.
 func (p *Provider) stream(ctx context.Context, helper, what string, write func(*tar.Writer) error) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)

@@ -231,7 +231,7 @@ func helpers(t *testing.T, p *Provider) (count func() int) {
 		filters.Arg("type", "container"), filters.Arg("container", SkillsVolume(p.cfg.Engine)), filters.Arg("event", "create"),
 	)})
 	return func() (n int) {
-		last, err := p.shelfHelper(ctx) // after all others
+		last, err := p.skillsHelper(ctx) // after all others
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,31 +21,30 @@ import (
 )
 
 // The kernel counts inotify instances, pending signals, pipe buffers and more for each user of
-// the machine, whatever container a process is in. So each sandbox, and each MCP server beside
-// one, runs as a user of its own, whose group has the same number.
+// the machine, over all containers. So each sandbox, and each MCP server of a sandbox, runs as
+// a separate user, whose group has the same number.
 //
 // A user belongs to the volumes of a sandbox, and to the sandboxes that take them over. The volume
-// spool-user-<number> reserves it: the engine makes a volume of a name once, so two executors
-// cannot reserve the same number, and keeps it while a container mounts it. The volume also holds
-// the container's /etc/passwd and /etc/group.
+// spool-user-<number> reserves the user: the engine creates a volume of a name only once, so two
+// executors cannot reserve the same number, and the engine keeps the volume while a container
+// mounts it. The volume also holds the container's /etc/passwd and /etc/group.
 
 const (
-	// earlierUser is the user of sandboxes and workspaces of releases in which all of
-	// them shared one.
+	// earlierUser is the user of all sandboxes and workspaces of releases in which they shared one user.
 	earlierUser = 10001
 	// servicesUser is the user of Spool's own images.
 	servicesUser = 10001
-	// nobodyUser and noUser are numbers with a meaning in the kernel.
+	// nobodyUser and noUser are numbers with a special meaning in the kernel.
 	nobodyUser, noUser = 65534, 65535
-	// minUser is the first number that is not a system's account.
+	// minUser is the first number that is not reserved for system accounts.
 	minUser = 1000
 	// maxUser is the largest number that archives in the ustar format can hold.
 	maxUser = 1<<21 - 1
-	// mappedUsers is how many users a container has in an engine that maps them.
+	// mappedUsers is the number of users in a container of an engine that maps users.
 	mappedUsers = 1 << 16
 )
 
-// userDir is where a container sees the volume of its user.
+// userDir is the folder in a container with the volume of its user.
 const userDir = "/spool/user"
 
 // Users is a range of user numbers, both ends included.
@@ -55,7 +54,7 @@ type Users struct{ First, Last int }
 // 100000, from which useradd takes the subordinate users of rootless containers.
 func DefaultUsers() Users { return Users{First: 70000, Last: 99999} }
 
-// ParseUsers parses FIRST-LAST; "" is DefaultUsers.
+// ParseUsers parses FIRST-LAST. It returns DefaultUsers for "".
 func ParseUsers(s string) (Users, error) {
 	if s == "" {
 		return DefaultUsers(), nil
@@ -79,14 +78,14 @@ func (u Users) check() error {
 	}
 	for _, n := range []int{servicesUser, egressUser, nobodyUser, noUser} {
 		if u.First <= n && n <= u.Last {
-			return fmt.Errorf("range %s includes %d, which is not for sandboxes: %d is the services' user, %d the egress proxy's, %d nobody, %d is invalid",
+			return fmt.Errorf("range %s includes %d, which is reserved: %d is the services' user, %d the egress proxy's, %d nobody, %d is invalid",
 				u, n, servicesUser, egressUser, nobodyUser, noUser)
 		}
 	}
 	return nil
 }
 
-// String is FIRST-LAST.
+// String returns FIRST-LAST.
 func (u Users) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
 
 // checkUsers returns an error if the engine cannot run containers as the users of the range.
@@ -110,11 +109,12 @@ const userPrefix = prefix + "user-"
 
 func userVolume(id int) string { return userPrefix + strconv.Itoa(id) }
 
-// String is what a container's config holds.
+// String returns the user in the format of a container's config.
 func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
 
-// mounts are the volume, which a container keeps by it, and the files of accounts. An engine
-// before version 26 cannot mount a file of a volume, so they are mounted by their path there.
+// mounts returns the mounts of the user's volume, which the engine keeps while a container mounts it, and of the files
+// of accounts. An engine before version 26 cannot mount a file of a volume, so the files are mounted by their path on
+// the engine's machine.
 func (u user) mounts(pic picture) []mount.Mount {
 	if u.dir == "" {
 		return nil
@@ -126,12 +126,12 @@ func (u user) mounts(pic picture) []mount.Mount {
 	return out
 }
 
-// reservation is whose a user is: the labels of its volume.
+// reservation returns the labels of the volume that reserves a user for an owner.
 func (p *Provider) reservation(owner string) map[string]string {
 	return map[string]string{labelVersion: layoutVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelOwner: owner}
 }
 
-// isReserved reports whether the labels of a user's volume are those of a reservation.
+// isReserved reports whether the labels of a user's volume are those of the wanted reservation.
 func isReserved(is, want map[string]string) bool {
 	for _, l := range []string{labelRole, labelEngine, labelOwner, labelServer} {
 		if is[l] != want[l] {
@@ -141,14 +141,14 @@ func isReserved(is, want map[string]string) bool {
 	return true
 }
 
-// reserve reserves a user, and reports whether it is the caller's: somebody else may have it.
+// reserve reserves a user, and reports whether the user belongs to the caller: another executor may have reserved it.
 func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
 	name := userVolume(id)
 	for {
 		made, err := call(ctx, p, "reserve user "+strconv.Itoa(id), func(ctx context.Context) (volume.Volume, error) {
-			return p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels}) // or the one that is there
+			return p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels}) // or finds the existing one
 		})
-		if err == nil && made.Labels[labelRole] == "" { // the engine made it, for a container that came too late
+		if err == nil && made.Labels[labelRole] == "" { // the engine created it for a container that started too late
 			var gone bool
 			if gone, err = p.removeVolume(ctx, name); gone && err == nil {
 				continue
@@ -158,10 +158,10 @@ func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string
 	}
 }
 
-// guesses is how often a random number is tried before the reserved ones are listed.
+// guesses is the number of random numbers that are tried before the reserved ones are listed.
 const guesses = 4
 
-// newUser reserves a user that nobody has.
+// newUser reserves a user that is not in use.
 func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user, error) {
 	size := p.cfg.Users.Last - p.cfg.Users.First + 1
 	for range guesses {
@@ -169,7 +169,7 @@ func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user,
 			return u, err
 		}
 	}
-	list, err := p.userVolumes(ctx) // of all engines of the daemon: they share the machine
+	list, err := p.userVolumes(ctx) // for all engines on the daemon: they share the machine
 	if err != nil {
 		return user{}, err
 	}
@@ -190,7 +190,7 @@ func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user,
 	return user{}, guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
 }
 
-// userVolumes lists the reserved users, those with all of the labels.
+// userVolumes returns the volumes of the reserved users that have all of the labels.
 func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleUser))
 	for _, l := range labels {
@@ -202,7 +202,7 @@ func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume
 	return list.Volumes, err
 }
 
-// userOf returns the user of a sandbox's volumes. Those of an earlier release have no label.
+// userOf returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
 func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
 	l, err := p.volume(ctx, workVolume(owner))
 	if err != nil {
@@ -222,8 +222,8 @@ func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
 	return u, err
 }
 
-// serverUser returns the user of a sandbox's n-th MCP server, and the labels of its reservation. It
-// reserves one if need be.
+// serverUser returns the user of a sandbox's n-th MCP server, and the labels of its reservation. It reserves a user if
+// there is none.
 func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[string]string, error) {
 	labels := p.reservation(id)
 	labels[labelSandbox], labels[labelServer] = id, strconv.Itoa(n)
@@ -238,8 +238,8 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	return u, labels, err
 }
 
-// vanished returns errVanished with an error of the engine that names the user's files: another
-// executor that made the same container failed, and removed them.
+// vanished wraps errVanished and the error if an error of the engine names the user's files: another executor that
+// created the same container failed, and removed them.
 func (u user) vanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
@@ -259,8 +259,8 @@ func (p *Provider) reliableUser(ctx context.Context, u user, labels map[string]s
 	return err
 }
 
-// releaseUser releases a user, unless a container or another sandbox has it. It also removes
-// the volume that the engine makes in place of a reservation that is gone.
+// releaseUser releases a user, unless a container or another sandbox uses it. It also removes the volume that the
+// engine creates in place of a reservation that is gone.
 func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]string) error {
 	if u.dir == "" {
 		return nil
@@ -288,7 +288,7 @@ func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	return err
 }
 
-// oldUsers releases the users of owners that no container has, and that were reserved before a time.
+// oldUsers releases the users whose owner no container has, and that were reserved before the given time.
 func (p *Provider) oldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
 	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine)
 	if err != nil {

@@ -20,7 +20,7 @@ func workVolume(id string) string  { return prefix + id + "-work" }
 func stateVolume(id string) string { return prefix + id + "-state" }
 func noteVolume(id string) string  { return prefix + id + "-owner" }
 
-// volumeAt is a volume that a helper sees at /v/<folder>.
+// volumeAt is a volume that a helper has at /v/<folder>.
 type volumeAt struct{ name, folder string }
 
 func (v volumeAt) mount(target string, readOnly bool) mount.Mount {
@@ -35,8 +35,8 @@ func (p *Provider) makeVolume(ctx context.Context, name string, labels map[strin
 	})
 }
 
-// volume returns the labels of a volume. There are none when it is not there, or
-// when the engine itself made it, because a container asked for it.
+// volume returns the labels of a volume. It returns none if the volume does not exist, or if the engine created it
+// implicitly for a container.
 func (p *Provider) volume(ctx context.Context, name string) (map[string]string, error) {
 	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
 	if errdefs.IsNotFound(err) {
@@ -45,7 +45,7 @@ func (p *Provider) volume(ctx context.Context, name string) (map[string]string, 
 	return v.Labels, err
 }
 
-// removeVolume removes a volume unless a container has it, and tells whether it did.
+// removeVolume removes a volume unless a container uses it, and reports whether it did.
 func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) {
 	err := p.do(ctx, "remove volume "+name, func(ctx context.Context) error { return p.api.VolumeRemove(ctx, name, false) })
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
@@ -54,9 +54,8 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 	return err == nil, err
 }
 
-// volumes creates a new sandbox's workspace and the folder of its agent's records,
-// both of a user of its own, and returns the user. That user also gets the layer
-// that the sandbox fills.
+// volumes creates the volumes of a new sandbox, for its workspace and its agent's records, both owned by a new user,
+// and returns the user. That user also owns the layer that the sandbox fills.
 func (p *Provider) volumes(ctx context.Context, pl plan) (user, error) {
 	id := pl.spec.ID
 	u, err := p.userAndVolumes(ctx, pl)
@@ -82,7 +81,7 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 	if err != nil {
 		return u, err
 	}
-	if is != u { // another executor makes the same sandbox, and was quicker
+	if is != u { // another executor creates the same sandbox, and was faster
 		if err := p.releaseUser(ctx, u, p.reservation(id)); err != nil {
 			return u, err
 		}
@@ -94,10 +93,10 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 	return is, p.furnish(ctx, pl.pic, is, agentName, homeDir, folders...)
 }
 
-// neverStarted is the program of helpers that are no volume tools.
+// neverStarted is the program of helpers that are not volume tools.
 const neverStarted = "/never-started"
 
-// helper creates a container that is never started: files go into volumes through it.
+// helper creates a container that is never started. Files are copied into volumes through it.
 func (p *Provider) helper(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
 	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
 	for _, v := range volumes {
@@ -112,7 +111,7 @@ func (p *Provider) helper(ctx context.Context, name, image string, volumes ...vo
 	return made.ID, err
 }
 
-// discard removes a helper, also when the caller has no time left.
+// discard removes a helper, also if ctx has ended.
 func (p *Provider) discard(ctx context.Context, helper string) {
 	err := p.do(context.WithoutCancel(ctx), "remove a helper", func(ctx context.Context) error {
 		return p.api.ContainerRemove(ctx, helper, container.RemoveOptions{Force: true, RemoveVolumes: true})
@@ -122,7 +121,7 @@ func (p *Provider) discard(ctx context.Context, helper string) {
 	}
 }
 
-// owner returns the sandbox after which a sandbox's volumes are named, as the note says.
+// owner returns the sandbox after which a sandbox's volumes are named, as recorded by the note.
 func (p *Provider) owner(ctx context.Context, id string) (string, error) {
 	note, err := p.volume(ctx, noteVolume(id))
 	if err != nil || note[labelOwner] == "" {
@@ -131,8 +130,8 @@ func (p *Provider) owner(ctx context.Context, id string) (string, error) {
 	return note[labelOwner], nil
 }
 
-// note writes down whose volumes a sandbox has. An older note is replaced: its
-// age is that of the workspace's last use.
+// note records the owner of a sandbox's volumes. It replaces an older note: the age of the note is the time since the
+// workspace's last use.
 func (p *Provider) note(ctx context.Context, id, owner string) error {
 	if _, err := p.removeVolume(ctx, noteVolume(id)); err != nil {
 		return err
@@ -153,16 +152,15 @@ func (p *Provider) kept(ctx context.Context, owner string) (bool, error) {
 	return true, nil
 }
 
-// Orphans removes what no sandbox needs any more: volumes of this provider's
-// engine that no container has and that were last used before olderThan, runners
-// of other versions likewise, and helpers that were left behind. Layers of packages
-// go by Config.Layers. It gives the number of volumes, without those of layers and users.
+// Orphans removes everything that no sandbox needs any more: volumes of this provider's engine that no container uses
+// and that were last used before olderThan, likewise runners of other versions, and abandoned helpers. For layers of
+// packages Config.Layers applies. It returns the number of removed volumes, without those of layers and users.
 func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
-	info, err := call(ctx, p, "ask for the time", p.api.Info)
+	info, err := call(ctx, p, "read the engine's time", p.api.Info)
 	if err != nil {
 		return 0, err
 	}
-	now, err := time.Parse(time.RFC3339Nano, info.SystemTime) // the engine's clock made the dates
+	now, err := time.Parse(time.RFC3339Nano, info.SystemTime) // the dates of volumes are from the engine's clock
 	if err != nil {
 		return 0, fmt.Errorf("the engine's time: %w", err)
 	}
@@ -203,7 +201,7 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	return removed, errors.Join(p.oldUsers(ctx, used, before), p.oldDisks(ctx, list))
 }
 
-// ownerOf is what keeps a volume: its sandbox, or the runner's digest.
+// ownerOf returns the owner of a volume: its sandbox, or the runner's digest.
 func ownerOf(v *volume.Volume) string {
 	if v.Labels[labelRole] == roleRunner {
 		return v.Labels[labelRunner]
@@ -231,7 +229,7 @@ func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// ours lists the volumes, and when each owner was last seen to use them.
+// ours returns the volumes, and when each owner last used them.
 func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
 	answer, err := call(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -258,8 +256,8 @@ func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.
 	return out, last, nil
 }
 
-// oldHelpers removes helpers that were left behind. A volume tool that runs ends by
-// itself, and one that was just made is about to be started.
+// oldHelpers removes abandoned helpers. A running volume tool ends by itself, and one that was just created is about to
+// be started.
 func (p *Provider) oldHelpers(ctx context.Context, now, before time.Time) error {
 	list, err := call(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
@@ -278,12 +276,12 @@ func (p *Provider) oldHelpers(ctx context.Context, now, before time.Time) error 
 	return nil
 }
 
-// processors of the engine; more cannot be asked for.
+// processors returns the number of the engine's CPUs. A container cannot have more.
 func (p *Provider) processors(ctx context.Context) (int64, error) {
 	if n := p.cpus.Load(); n > 0 {
 		return n, nil
 	}
-	info, err := call(ctx, p, "ask for the engine's processors", func(ctx context.Context) (system.Info, error) { return p.api.Info(ctx) })
+	info, err := call(ctx, p, "read the engine's number of CPUs", func(ctx context.Context) (system.Info, error) { return p.api.Info(ctx) })
 	if err != nil {
 		return 0, err
 	}

@@ -61,13 +61,13 @@ func (p *Provider) check(spec sandbox.Spec) error {
 		err = errors.Join(err, errors.New("limits: they cannot be negative"))
 	}
 	if spec.HostPath != "" {
-		err = errors.Join(err, errors.New("host path: a sandbox on Modal has a workspace of its own"))
+		err = errors.Join(err, errors.New("host path: a sandbox on Modal has its own workspace"))
 	}
 	if spec.Servers != 0 {
-		err = errors.Join(err, errors.New("servers: a sandbox on Modal has no containers beside it"))
+		err = errors.Join(err, errors.New("servers: a sandbox on Modal has no containers for MCP servers"))
 	}
 	if spec.Layer+spec.Fills != "" {
-		err = errors.Join(err, errors.New("layer: a sandbox on Modal has no packages from outside"))
+		err = errors.Join(err, errors.New("layer: a sandbox on Modal cannot mount a layer"))
 	}
 	if spec.EgressToken != "" && p.cfg.Egress.Server == "" {
 		err = errors.Join(err, errors.New("egress token: this provider has no egress proxy: set egress-server"))

@@ -15,6 +15,7 @@ import (
 
 	sdk "github.com/modal-labs/modal-client/go"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
@@ -71,7 +72,7 @@ func (p *Provider) imageRef(ref string) (string, error) {
 	}
 	if err := p.cfg.Images.Check(ref); err != nil {
 		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
-		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: fieldImage + err.Error() + ": use another, or have the operator add it", Err: err}
+		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: fieldImage + err.Error() + ": use another image, or have the operator allow this one", Err: err}
 	}
 	return ref, nil
 }
@@ -125,10 +126,8 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error)
 		if image != nil || err != nil {
 			return prepared{image, key}, err
 		}
-		select { // another executor prepares the image
-		case <-ctx.Done():
+		if retry.Pause(ctx, look) != nil { // another executor prepares the image
 			return prepared{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
-		case <-time.After(look):
 		}
 	}
 }

@@ -45,7 +45,7 @@ type handle struct {
 	secret string
 	kept   bool
 	origin string // the sandbox from whose snapshot it started, "" for none
-	key    string // of its prepared image, see tagImage
+	key    string // key of its prepared image, see tagImage
 }
 
 // sandbox returns the SDK's object, which holds a connection to the sandbox.
@@ -120,7 +120,7 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 		err = errors.Join(err, events.CheckID("executor", events.KindExecutor, l.Executor))
 	}
 	if l.Engine != p.cfg.Engine {
-		err = errors.Join(err, fmt.Errorf("engine: %q is not this provider's, which is %q", l.Engine, p.cfg.Engine))
+		err = errors.Join(err, fmt.Errorf("engine: %q, want the engine of this provider, %q", l.Engine, p.cfg.Engine))
 	}
 	return err
 }

@@ -123,11 +123,11 @@ func (c Config) Check() error {
 	}
 	for _, s := range []struct{ name, value string }{{"modal-app", c.App}, {"modal-environment", c.Environment}} {
 		if s.value != "" && !nameFormat.MatchString(s.value) {
-			return fmt.Errorf("%s: %.80q is no name of Modal's: want 1 to 64 letters, digits, -, _ and ., a letter or digit first", s.name, s.value)
+			return fmt.Errorf("%s: %.80q is not a valid name: want 1 to 64 letters, digits, -, _ and ., a letter or digit first", s.name, s.value)
 		}
 	}
 	if c.Region != "" && !regionFormat.MatchString(c.Region) {
-		return fmt.Errorf("modal-region: %.80q is no region: want one like us-east or eu-west-1", c.Region)
+		return fmt.Errorf("modal-region: %.80q is not a region: want one like us-east or eu-west-1", c.Region)
 	}
 	if c.Timeout < 0 || c.Timeout > MaxTimeout || c.Timeout%time.Second != 0 || c.Timeout > 0 && c.Timeout < minTimeout {
 		return fmt.Errorf("modal-timeout: %s is not between %s and %s, in whole seconds", c.Timeout, minTimeout, MaxTimeout)

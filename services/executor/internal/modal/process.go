@@ -102,13 +102,13 @@ func (p *process) pump(to *guest.Pipe, from io.ReadCloser) {
 	to.End(err)
 }
 
-// Stdin is the command's. Writes return when they are buffered.
+// Stdin returns the command's stdin. Writes return when they are buffered.
 func (p *process) Stdin() io.WriteCloser { return p.stdin }
 
-// Stdout is the command's.
+// Stdout returns the command's stdout.
 func (p *process) Stdout() io.Reader { return p.stdout }
 
-// Stderr is the command's.
+// Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
 // Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the sandbox has ended,

@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 // ErrChanged is returned when a session has changed since it was loaded: the caller has to load it again.
@@ -118,7 +119,7 @@ func (w *Writer) appendPart(ctx context.Context, l eventlog.Loaded, d run.Decisi
 	if err != nil {
 		return l, err
 	}
-	pause := firstPause
+	pauses := retry.Doubling(firstPause, maxPause)
 	for {
 		err := w.Sessions.AppendRunPart(ctx, &l, w.actor(), id, d)
 		var conflict *eventlog.ConflictError
@@ -131,13 +132,11 @@ func (w *Writer) appendPart(ctx context.Context, l eventlog.Loaded, d run.Decisi
 		case !errors.Is(err, eventlog.ErrUnavailable) && !errors.Is(err, eventlog.ErrFull):
 			return l, err
 		}
+		pause := pauses.NextBackOff()
 		log.Warn("the log cannot be written, trying again", "error", err, "pause", pause)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if retry.Pause(ctx, pause) != nil {
 			return l, fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
-		pause = min(2*pause, maxPause)
 	}
 }
 

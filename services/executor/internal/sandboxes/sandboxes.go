@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
@@ -90,9 +91,7 @@ func (m *Manager) Retry(ctx context.Context, id string, try func() error) error 
 			return err
 		}
 		m.Logger.Warn("the engine or its egress proxy is unavailable, trying again", "sandbox", id, "error", err)
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
+		if retry.Pause(ctx, retryPause) != nil {
 			return ctx.Err()
 		}
 	}

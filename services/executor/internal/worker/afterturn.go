@@ -13,13 +13,13 @@ import (
 
 // snapshotAfterTurn takes the snapshot after a turn, unless something else is due: then the end of the next turn does.
 func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
-	if w.deps.Workspaces == nil || t.l.Run.Sandbox.ID == "" || t.l.Run.Sandbox.Engine != w.cfg.Engine {
+	if w.deps.Workspaces == nil || t.Session.Run.Sandbox.ID == "" || t.Session.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
 	}
-	work, stop := w.idle.Interruptible(ctx, t.ref(), b, idle.DelayedBySnapshot)
+	work, stop := w.idle.Interruptible(ctx, t.Ref(), b, idle.DelayedBySnapshot)
 	defer stop()
 	// The turn has released its slot among the deliveries already, so that no job waits for this one.
-	release, err := w.idlePermits.AcquireBlocking(work, t.l.Tenant)
+	release, err := w.idlePermits.AcquireBlocking(work, t.Session.Tenant)
 	if err != nil {
 		return nil
 	}
@@ -29,25 +29,25 @@ func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Ses
 		err = w.firstOf(ctx, t, facts)
 	}
 	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, runlog.ErrChanged) {
-		t.log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.l.Run.Sandbox.ID, "error", err)
+		t.Log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.Session.Run.Sandbox.ID, "error", err)
 	}
 	return nil
 }
 
 func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error) {
-	box, err := w.deps.Sandbox.Attach(ctx, t.l.Run.Sandbox.ID)
+	box, err := w.deps.Sandbox.Attach(ctx, t.Session.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err
 	}
-	s, err := w.contents.Snapshot(ctx, t.l, box, idle.SyncTurn)
+	s, err := w.contents.Snapshot(ctx, t.Session, box, idle.SyncTurn)
 	return []events.Payload{s}, err
 }
 
 // firstOf appends facts after a turn, under its epoch.
 func (w *Worker) firstOf(ctx context.Context, t *turn, facts []events.Payload) error {
-	d, err := w.runlog.Decide(t.l.Run, run.Record{Epoch: t.epoch, Events: w.runlog.Events("", facts...)})
+	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.Events("", facts...)})
 	if err != nil {
 		return err
 	}
-	return w.runlog.Append(ctx, &t.l, d)
+	return w.runlog.Append(ctx, &t.Session, d)
 }

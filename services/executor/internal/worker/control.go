@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -20,35 +19,18 @@ type lifeResult struct {
 	err  error
 }
 
-// abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
-func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
-	id := f.l.Run.Sandbox.ID
-	if err := f.flush(ctx); err != nil {
-		return err
-	}
-	f.detach()
-	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
-		return fmt.Errorf("end sandbox %s: %w", id, err)
-	}
-	reason := "unhealthy"
-	if f.stop.Control().Kind == session.Terminate {
-		reason = f.stop.Control().Reason
-	}
-	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
-}
-
 // readLife starts to load the session's life, which has the controls.
 func (f *follower) readLife() {
 	if f.readingLife {
 		return
 	}
 	f.readingLife = true
-	sessions, tenant, id := f.w.deps.Sessions, f.l.Tenant, f.l.ID
+	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
 		defer cancel()
 		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
-		if err == nil && l.Run.Epoch > f.epoch {
+		if err == nil && l.Run.Epoch > f.Epoch {
 			err = run.ErrFenced
 		}
 		f.lifeRead <- lifeResult{l.Life, err}
@@ -62,12 +44,14 @@ func (f *follower) updateLife(l lifeResult) error {
 		return l.err
 	}
 	if l.err != nil {
-		f.log.Warn("the session's controls cannot be read, trying again", "error", l.err)
+		f.Log.Warn("the session's controls cannot be read, trying again", "error", l.err)
 		return nil
 	}
 	f.life = l.life
-	f.stop.Update(l.life.ControlOf(f.execution), f.deadlineOf(l.life), f.w.deps.Now())
-	f.updateLimits(f.ctx)
+	f.stop.Update(l.life.ControlOf(f.ID), f.deadlineOf(l.life), f.w.deps.Now())
+	if err := f.checkBudgets(nil); err != nil {
+		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
+	}
 	return nil
 }
 
@@ -75,9 +59,9 @@ func (f *follower) updateLife(l lifeResult) error {
 func (f *follower) escalate() error {
 	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
 	case stopping.Interrupt:
-		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.Epoch})
 	case stopping.Kill:
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 	case stopping.Terminate:
 		return errUnresponsive
 	}
@@ -85,11 +69,21 @@ func (f *follower) escalate() error {
 }
 
 // deadline returns when the execution must have ended, zero if it has no limit.
-func (t *turn) deadline() time.Time { return t.deadlineOf(t.l.Life) }
+func (t *turn) deadline() time.Time { return t.deadlineOf(t.Session.Life) }
 
 func (t *turn) deadlineOf(life session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 {
 		return time.Time{}
 	}
 	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
+}
+
+// checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are. If the limits cannot be read,
+// those last read apply, and the error of reading them is returned.
+func (f *follower) checkBudgets(unstored []events.Event) error {
+	err := f.meter.Update(f.ctx, f.life.Options.Budget)
+	if code, message := f.meter.Exceeded(unstored); code != "" {
+		f.stop.Exceed(code, message, f.w.deps.Now())
+	}
+	return err
 }

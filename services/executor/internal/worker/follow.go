@@ -4,27 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
-	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
+	"github.com/spoolhq/spool/services/executor/internal/commits"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/maintenance"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/stopping"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
 const (
-	// maxPending is how many bytes of events may wait for the log before the runner has to wait.
-	maxPending = 4 << 20
 	// callTimeout bounds the wait for a runner's reply.
 	callTimeout = 10 * time.Second
 	// maxBusy is how often another execution that the runner runs is killed.
@@ -46,16 +44,10 @@ type follower struct {
 	ctx     context.Context
 	waiting sync.WaitGroup
 
-	pending     []events.Event
-	pendingSize int
-	ended       *translate.Ended
-	gap         string // message about missing lines of the journal; "" if there are none
-	done        bool   // the terminal event is stored
-
-	appending bool // a commit is in flight: the loop appends nothing until it has the result
-	appended  chan commitResult
-	notBefore time.Time // of the next commit
-	window    *time.Timer
+	commits *commits.Buffer
+	ended   *translate.Ended
+	gap     string // message about missing lines of the journal; "" if there are none
+	done    bool   // the terminal event is stored
 
 	startAfter uint64 // number of the line after which the query is sent
 	queried    bool   // the query was sent
@@ -74,13 +66,8 @@ type follower struct {
 	stop        stopping.Plan
 	output      budgets.OutputMeter
 
-	maintenance maintenance
-}
-
-// A commitResult is the result of an append that ran in another goroutine.
-type commitResult struct {
-	stored eventlog.Loaded // state after the last stored commit, also with an error
-	err    error
+	maintenance  *maintenance.Maintainer
+	pauseRefused bool // the log says that the sandbox cannot be paused
 }
 
 // A reply is a runner's reply to a command.
@@ -91,18 +78,17 @@ type reply struct {
 }
 
 // follow follows the runner until the terminal event is stored; then it returns nil. Other errors than those of the log wrap agents.ErrLost,
-// run.ErrFenced or errStopping.
+// run.ErrFenced or permits.ErrStopping.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
-		turn: t, ctx: ctx, appended: make(chan commitResult, 1), replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
-		window: time.NewTimer(time.Hour), stop: stopping.New(t.w.cfg.KillAfter),
+		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
+		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
 		output: t.meterOutput(),
-		life:   t.l.Life, maintenance: newMaintenance(t.w.deps.Now()),
+		life:   t.Session.Life, maintenance: maintenance.New(t.w.maintenance, t.meter),
 	}
 	defer f.close(cancel)
-	defer f.window.Stop()
-	f.stop.Update(t.control(), t.deadline(), t.w.deps.Now())
+	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
 	f.readHello()
 	beat := time.NewTicker(t.w.cfg.Beat)
 	defer beat.Stop()
@@ -111,7 +97,7 @@ func (t *turn) follow(ctx context.Context) error {
 		if f.gap != "" {
 			return f.abort(ctx, events.ExecutionFailed{Code: translate.CodeGap, Message: f.gap})
 		}
-		if f.ended != nil && !f.appending {
+		if f.ended != nil && f.commits.IsIdle() {
 			return f.finish(ctx)
 		}
 		f.recordAttached()
@@ -125,7 +111,7 @@ func (t *turn) follow(ctx context.Context) error {
 		if err := f.pause(ctx); err != nil {
 			return err
 		}
-		f.maintenance.start(f)
+		f.maintain()
 		if err := f.wait(ctx, beat.C); err != nil || f.done {
 			return err
 		}
@@ -136,16 +122,8 @@ func (t *turn) follow(ctx context.Context) error {
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
-	if f.appending {
-		r := <-f.appended
-		f.appendDone(r)
-	}
-}
-
-// appendDone takes the result of the append in flight.
-func (f *follower) appendDone(r commitResult) {
-	f.appending = false
-	f.setStored(r.stored)
+	f.maintenance.Close()
+	f.commits.Close()
 }
 
 // wait blocks until something happens that the loop has to act on, and acts on it.
@@ -154,18 +132,17 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case <-f.linesReady():
 	case <-f.streamEnded():
 		return f.reconnect(ctx)
-	case r := <-f.appended:
-		f.appendDone(r)
-		f.notBefore = time.Now().Add(f.w.cfg.Window)
-		f.checkBudgets(nil)
-		return r.err
-	case <-f.window.C:
+	case r := <-f.commits.Done():
+		err := f.commits.Finish(r)
+		_ = f.checkBudgets(nil) // updateLife logs the error
+		return err
+	case <-f.commits.Timer():
 	case r := <-f.replies:
 		return f.handleReply(ctx, r)
 	case l := <-f.lifeRead:
 		return f.updateLife(l)
-	case r := <-f.maintenance.done:
-		return f.maintenance.finish(ctx, f, r)
+	case p := <-f.maintenance.Done():
+		return f.recordMaintenance(ctx, p)
 	case <-beat:
 		f.readLife()
 	case <-f.changed:
@@ -195,7 +172,7 @@ func (f *follower) streamEnded() <-chan struct{} {
 }
 
 // isFull reports whether no further line is read for now.
-func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.pendingSize >= maxPending }
+func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.commits.IsFull() }
 
 // readHello derives from the runner's hello which lines are missing, and whether the query has to be sent.
 func (f *follower) readHello() {
@@ -205,7 +182,7 @@ func (f *follower) readHello() {
 		return
 	}
 	f.startAfter = hello.Last
-	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.l.Run.Sandbox.N)) // the runner drops lines that are in the log
+	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.Session.Run.Sandbox.N)) // the runner drops lines that are in the log
 	if hello.First > f.translator.Last+1 {
 		for _, r := range f.translator.Missing(hello.First-1, f.w.deps.Now().UTC()) {
 			f.handleResult(r)
@@ -213,7 +190,7 @@ func (f *follower) readHello() {
 	}
 	switch hello.Status.ExecutionID {
 	case "":
-	case f.execution:
+	case f.ID:
 		f.queried, f.accepted, f.adopted = true, true, true
 	default:
 		f.killFirst = true
@@ -223,11 +200,11 @@ func (f *follower) readHello() {
 // recordAttached records, once, that this executor follows a running agent that it took over. It waits until the log has what the journal held
 // at the hello: an executor that crashes because of the journal does not get there, and its claim counts.
 func (f *follower) recordAttached() {
-	if f.l.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || f.appending || len(f.pending) > 0 || f.translator.Last < f.startAfter {
+	if f.Session.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || !f.commits.IsStored() || f.translator.Last < f.startAfter {
 		return
 	}
 	f.attachedRecorded = true
-	for _, e := range f.newEvents([]events.Payload{events.ExecutionAttached{Epoch: f.epoch, SandboxID: f.l.Run.Sandbox.ID}}) {
+	for _, e := range f.NewEvents(events.ExecutionAttached{Epoch: f.Epoch, SandboxID: f.Session.Run.Sandbox.ID}) {
 		f.handleResult(translate.Result{Event: &e})
 	}
 }
@@ -239,24 +216,24 @@ func (f *follower) sendQuery(ctx context.Context) error {
 	}
 	if f.killFirst {
 		f.queried = true
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.epoch})
+		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 		return nil
 	}
-	if !f.slot.acquire() {
+	if !f.slot.TryAcquire() {
 		return f.leaveWithoutSlot(ctx)
 	}
 	f.queried = true
-	f.send(runner.Command{Op: runner.OpStart, Epoch: f.epoch, Query: f.query()})
+	f.send(runner.Command{Op: runner.OpStart, Epoch: f.Epoch, Query: f.query()})
 	return nil
 }
 
 // leaveWithoutSlot ends a turn that has no slot and no agent to follow: its execution is cancelled if a control demands that, or waits for a
 // slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
-	if err := f.flush(ctx); err != nil {
+	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
-	if f.control().N > 0 {
+	if f.Control().N > 0 {
 		f.done = true
 		return f.cancelled(ctx)
 	}
@@ -296,7 +273,7 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	case r.op == runner.OpStart && errors.As(r.err, &refused):
 		if refused.Code == codeBusy {
 			if f.busyCount++; f.busyCount > maxBusy {
-				if err := f.flush(ctx); err != nil {
+				if err := f.commits.Flush(ctx); err != nil {
 					return err
 				}
 				return fmt.Errorf("%w: %w", agents.ErrLost, refused)
@@ -308,36 +285,13 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	case r.err == nil:
 		return nil
 	}
-	f.log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
+	f.Log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
 	f.stop.Undelivered(r.op)
 	if r.op == runner.OpStart {
 		// The runner hangs or the stream is broken; the hello of a new stream shows which.
 		f.agent.Link.Close()
 	}
 	return nil
-}
-
-// failRefused fails an execution that the runner refused to start.
-func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
-	if err := f.flush(ctx); err != nil {
-		return err
-	}
-	f.done = true
-	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
-}
-
-// awaitAppend waits for the append in flight. The loop must call it before it appends.
-func (f *follower) awaitAppend(ctx context.Context) error {
-	if !f.appending {
-		return nil
-	}
-	select {
-	case r := <-f.appended:
-		f.appendDone(r)
-		return r.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // reconnect opens a new stream after the last one has ended.
@@ -349,13 +303,13 @@ func (f *follower) reconnect(ctx context.Context) error {
 	if errors.Is(f.agent.Link.Err(), link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
 	}
-	if err := f.awaitAppend(ctx); err != nil {
+	if err := f.commits.Await(ctx); err != nil {
 		return err
 	}
 	wasAccepted := f.accepted
 	if err := f.reattach(ctx); err != nil {
 		if errors.Is(err, agents.ErrLost) {
-			if err := f.flush(ctx); err != nil {
+			if err := f.commits.Flush(ctx); err != nil {
 				return err
 			}
 		}
@@ -368,66 +322,4 @@ func (f *follower) reconnect(ctx context.Context) error {
 	}
 	f.stop.Reconnected()
 	return nil
-}
-
-// handover stores the pending events and leaves the rest to the next executor.
-func (f *follower) handover(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
-	defer cancel()
-	if err := f.flush(ctx); err != nil {
-		f.log.Warn("the last events are left to the next executor", "error", err)
-	}
-	return errStopping
-}
-
-// finish records the end of the turn that the journal has, or the death of its attempt.
-func (f *follower) finish(ctx context.Context) error {
-	list := f.pending
-	f.pending, f.pendingSize = nil, 0
-	// As in any commit, events that no longer apply are left out.
-	d, err := run.Decide(f.l.Run, run.Record{Epoch: f.epoch, Events: list})
-	if err != nil {
-		return err
-	}
-	e := f.ended
-	d.Events = append(d.Events, f.finalEgressEvents(ctx)...)
-	f.checkBudgets(d.Events)
-	if died, ok := f.deathOf(e); ok {
-		if err := f.append(ctx, d.Events); err != nil {
-			return err
-		}
-		return &deathError{died}
-	}
-	err = f.end(ctx, run.End{
-		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
-		N:       e.N,
-		Outcome: f.outcome(e.Ended),
-		Before:  d.Events,
-	})
-	if err == nil {
-		f.acknowledge(f.agent.Link, f.l.Run.Sandbox.N)
-	}
-	return err
-}
-
-// outcome returns the terminal event of a turn that has ended in the journal.
-func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed && !f.output.Cut() {
-		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
-	}
-	if why := f.stop.Outcome(e.Usage); why != nil {
-		return why
-	}
-	code, message := e.Code, e.Message
-	switch {
-	case e.Outcome != runner.Failed:
-		code, message = "AGENT_EXITED", "the turn was ended inside the sandbox, and nobody had asked for it"
-	case code == "":
-		code = "INTERNAL"
-	}
-	switch code {
-	case codeExited, codeSilent, codeOutOfMemory:
-		message += f.attemptSuffix(code)
-	}
-	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }

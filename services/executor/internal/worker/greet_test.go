@@ -8,6 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/commits"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
@@ -29,9 +31,10 @@ func TestGreetAfterForgottenLines(t *testing.T) {
 		"all forgotten":               {seen: 49, logged: 50, first: 54, last: 53, want: 53, gap: true},
 		"a hello without bounds":      {seen: 3, want: 3},
 	} {
-		f := &follower{turn: &turn{
-			w: &Worker{deps: Deps{Now: time.Now}}, l: eventlog.Loaded{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}},
-			execution: "exe_new", agent: &agents.Agent{Hello: &runner.Hello{First: c.first, Last: c.last}}, translator: &translate.Translator{Last: c.seen},
+		x := &runlog.Execution{Session: eventlog.Loaded{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}}, ID: "exe_new"}
+		f := &follower{commits: commits.New(x, 0), turn: &turn{
+			w: &Worker{deps: Deps{Now: time.Now}}, Execution: x,
+			agent: &agents.Agent{Hello: &runner.Hello{First: c.first, Last: c.last}}, translator: &translate.Translator{Last: c.seen},
 		}}
 		f.readHello()
 		if f.translator.Last != c.want || f.startAfter != c.last || c.gap != (f.gap != "") {

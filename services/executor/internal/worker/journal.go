@@ -1,12 +1,11 @@
 package worker
 
 import (
-	"context"
 	"encoding/json"
 	"strconv"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
@@ -31,7 +30,7 @@ func (f *follower) readLines() {
 
 // garbageID returns an id for lines that cannot be read. It is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
-	return f.translator.Journal + "/" + strconv.FormatUint(f.epoch, 10) + "/" + strconv.FormatUint(uint64(f.l.Run.Died), 10)
+	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.Died), 10)
 }
 
 // handleResult publishes text at once, and keeps events for the next commit.
@@ -41,10 +40,10 @@ func (f *follower) handleResult(r translate.Result) {
 	case r.Delta != nil:
 		raw, err := json.Marshal(r.Delta)
 		if err == nil {
-			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.l.Tenant, f.l.ID), raw)
+			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.Session.Tenant, f.Session.ID), raw)
 		}
 		if err != nil {
-			f.log.Debug("text in flight was lost", "error", err)
+			f.Log.Debug("text in flight was lost", "error", err)
 		}
 	case r.Ended != nil:
 		f.ended = r.Ended
@@ -52,55 +51,81 @@ func (f *follower) handleResult(r translate.Result) {
 		f.gap = r.Gap
 	case r.Event != nil && !f.keepsEvent(*r.Event):
 	case r.Event != nil:
-		raw, err := json.Marshal(r.Event)
-		if err != nil {
-			f.log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
+		if err := f.commits.Add(*r.Event); err != nil {
+			f.Log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
 			return
 		}
-		f.pending, f.pendingSize = append(f.pending, *r.Event), f.pendingSize+len(raw)
 		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
-			f.notBefore = time.Time{} // clients show its text only after this event
+			f.commits.Expedite() // clients show its text only after this event
 		}
 	}
 }
 
-// startCommit starts an append of the pending events, unless one is running or it is too early.
+// startCommit starts a commit of the pending events if one is due.
 func (f *follower) startCommit() {
-	if f.appending || len(f.pending) == 0 {
+	if !f.commits.IsDue() || f.waitsForRoom() {
 		return
 	}
-	if early := time.Until(f.notBefore); early > 0 {
-		f.window.Reset(early)
-		return
-	}
-	if f.waitsForRoom() {
-		return
-	}
-	list := f.pending
-	f.pending, f.pendingSize, f.appending = nil, 0, true
-	lnk, l := f.agent.Link, f.l
-	f.waiting.Go(func() {
-		stored, err := f.appendTo(f.ctx, l, list)
-		if err == nil {
-			f.acknowledge(lnk, stored.Run.Sandbox.N)
-		}
-		f.appended <- commitResult{stored, err}
-	})
+	lnk := f.agent.Link
+	f.commits.Start(f.ctx, func(line uint64) { f.acknowledge(lnk, line) })
 }
 
 // acknowledge allows the runner to drop the journal up to line n, which the log holds.
 func (f *follower) acknowledge(l *link.Link, n uint64) {
-	if err := l.Acknowledge(f.epoch, n); err != nil {
-		f.log.Debug("the journal could not be acknowledged", "error", err)
+	if err := l.Acknowledge(f.Epoch, n); err != nil {
+		f.Log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }
 
-// flush waits for the append in flight and stores the pending events.
-func (f *follower) flush(ctx context.Context) error {
-	if err := f.awaitAppend(ctx); err != nil {
-		return err
+// meterOutput returns the meter of the agent's output in this execution.
+func (t *turn) meterOutput() budgets.OutputMeter {
+	limits := budgets.OutputLimits{Execution: t.w.cfg.Output, Session: t.w.cfg.SessionOutput}
+	if t.resolved != nil {
+		limits = limits.ForAgent(t.resolved.Definition.Limits)
 	}
-	list := f.pending
-	f.pending, f.pendingSize = nil, 0
-	return f.append(ctx, list)
+	return budgets.NewOutputMeter(limits, t.Session.Run.OutputBefore, t.Session.Run.Output)
+}
+
+// keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
+func (f *follower) keepsEvent(e events.Event) bool {
+	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
+	f.cutOutput(message)
+	return keep
+}
+
+// keepsText reports whether a piece of text in flight is published.
+func (f *follower) keepsText(bytes int) bool {
+	keep, message := f.output.Text(bytes)
+	f.cutOutput(message)
+	return keep
+}
+
+// cutOutput stops the turn because of an exceeded output limit, and says so in the log; "" is no limit.
+func (f *follower) cutOutput(message string) {
+	if message == "" {
+		return
+	}
+	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
+	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
+		f.Log.Error("the log does not say that the output is cut", "error", err)
+	}
+}
+
+// codeStorageFull is the code of the error event about output that waits for room.
+const codeStorageFull = "STORAGE_FULL"
+
+// waitsForRoom reports whether the pending events have to wait for room in the store of NATS. Once enough are pending the agent waits too. The end of
+// a turn does not wait, nor the output of a turn that is being stopped.
+func (f *follower) waitsForRoom() bool {
+	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
+		return false
+	}
+	if !f.fullRecorded {
+		f.fullRecorded = true
+		f.commits.AddFirst(f.NewEvents(events.Error{
+			Code: codeStorageFull, Message: "the store of NATS is full but for its reserve: what the agent says from here on is stored when there is room again",
+		})...)
+		return false
+	}
+	return true
 }

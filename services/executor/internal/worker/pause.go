@@ -17,49 +17,46 @@ var errPaused = errors.New("the execution is paused")
 // recordResumed records that a paused execution continues. The log has that before the sandbox is resumed: attaching resumes a sandbox that the
 // log does not have as paused, also if an executor crashed between the two.
 func (t *turn) recordResumed(ctx context.Context) error {
-	if t.l.Run.Phase == run.Paused {
-		sb := t.l.Run.Sandbox
+	if t.Session.Run.Phase == run.Paused {
+		sb := t.Session.Run.Sandbox
 		var facts []events.Payload
 		if sb.Paused && sb.Engine == t.w.cfg.Engine {
 			facts = append(facts, events.SandboxResumed{SandboxID: sb.ID})
 		}
-		stood := max(0, t.w.deps.Now().Sub(t.l.Run.PausedAt).Milliseconds())
-		if err := t.appendFacts(ctx, append(facts, events.ExecutionResumed{PausedMs: uint32(stood)})...); err != nil { //nolint:gosec // no pause lasts 49 days: sessions end before
+		stood := max(0, t.w.deps.Now().Sub(t.Session.Run.PausedAt).Milliseconds())
+		if err := t.AppendFacts(ctx, append(facts, events.ExecutionResumed{PausedMs: uint32(stood)})...); err != nil { //nolint:gosec // no pause lasts 49 days: sessions end before
 			return err
 		}
 	}
-	t.pausedFor = time.Duration(t.l.Run.PausedMs) * time.Millisecond //nolint:gosec // as above
+	t.pausedFor = time.Duration(t.Session.Run.PausedMs) * time.Millisecond //nolint:gosec // as above
 	return nil
 }
 
 // pause pauses the execution if a control demands it and no model request is open, which would time out meanwhile.
 func (f *follower) pause(ctx context.Context) error {
-	if !f.life.PausedNow(f.execution) || f.ended != nil || f.queried && !f.accepted {
+	if !f.life.PausedNow(f.ID) || f.ended != nil || f.queried && !f.accepted {
 		return nil
 	}
 	p, ok := f.w.deps.Sandbox.(sandbox.Pauser)
 	if !ok {
-		if f.maintenance.pauseRefused {
+		if f.pauseRefused {
 			return nil
 		}
-		f.maintenance.pauseRefused = true
+		f.pauseRefused = true
 		return f.flushFacts(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
 	}
-	id := f.l.Run.Sandbox.ID
-	if f.w.deps.Egress != nil {
-		n, err := f.w.deps.Egress.Open(ctx, id)
-		if err != nil || n > 0 {
-			return nil // tried again with the next beat
-		}
+	id := f.Session.Run.Sandbox.ID
+	if n, err := f.w.proxy.OpenRequests(ctx, id); err != nil || n > 0 {
+		return nil // tried again with the next beat
 	}
-	if err := f.flush(ctx); err != nil {
+	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	f.detach()
 	if err := p.Pause(ctx, id); err != nil {
 		return fmt.Errorf("pause sandbox %s: %w", id, err)
 	}
-	if err := f.appendFacts(ctx, events.SandboxPaused{SandboxID: id}, events.ExecutionPaused{}); err != nil {
+	if err := f.AppendFacts(ctx, events.SandboxPaused{SandboxID: id}, events.ExecutionPaused{}); err != nil {
 		return err
 	}
 	return errPaused

@@ -2,29 +2,15 @@ package worker
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
-	"github.com/spoolhq/spool/pkg/bus"
-	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/retries"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
-
-// Codes of deaths after which another attempt may follow.
-const (
-	codeSandboxLost = "SANDBOX_LOST"
-	codeExited      = "AGENT_EXITED"
-	codeSilent      = "AGENT_SILENT"
-	codeOutOfMemory = "OUT_OF_MEMORY"
-)
-
-// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again; it has no slot.
-var errNotDue = errors.New("the next attempt is not due yet")
 
 // A death is the end of an attempt that is not the end of the turn.
 type death struct {
@@ -39,45 +25,24 @@ type deathError struct{ death }
 
 func (e *deathError) Error() string { return e.code + ": " + e.message }
 
-// retries returns the retry policy of the turn's agent; the zero value if it has none.
-func (t *turn) retries() events.Retries {
-	if t.resolved == nil {
-		return events.Retries{}
+// retries returns the retry policy of the turn's agent.
+func (t *turn) retries() retries.Policy {
+	p := retries.Policy{SandboxLost: t.w.cfg.MaxAttempts}
+	if t.resolved != nil {
+		p.Agent = t.resolved.Definition.Retries
 	}
-	return t.resolved.Definition.Retries
+	return p
 }
 
-// maxAttempts returns how often the agent may be started, by the code of the last death.
-func (t *turn) maxAttempts(code string) uint32 {
-	switch n := t.retries().Attempts; {
-	case n > 0:
-		return n
-	case code == codeSandboxLost:
-		return t.w.cfg.MaxAttempts
-	}
-	return 1
-}
-
-// nextWait returns how long the next attempt waits. ok is false if there is no further attempt, or none before the execution's deadline.
+// nextWait returns how long the next attempt waits. ok is false if there is no further attempt.
 func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
-	dying := t.l.Run.Dying()
-	if dying >= t.maxAttempts(code) {
-		return 0, false
-	}
-	wait = t.retries().Backoff(dying)
-	limit := t.deadline()
-	return wait, limit.IsZero() || t.w.deps.Now().Add(wait).Before(limit)
+	return t.retries().Next(code, t.Session.Run.Dying(), t.w.deps.Now(), t.deadline())
 }
 
 // deathOf returns the death that the end of the turn in the journal is, and reports whether it is one: no control asked for the end, and another
 // attempt follows.
 func (f *follower) deathOf(e *translate.Ended) (death, bool) {
-	switch e.Code {
-	case codeExited, codeSilent, codeOutOfMemory:
-	default:
-		return death{}, false
-	}
-	if e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.execution).N > 0 {
+	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
 		return death{}, false
 	}
 	_, ok := f.nextWait(e.Code)
@@ -91,92 +56,48 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	if !ok {
 		return t.failAfterDeath(ctx, d)
 	}
-	facts, err := t.closedBlocks(ctx)
+	facts, err := t.w.openBlocks.Close(ctx, t.Session)
 	if err != nil {
 		return err
 	}
 	failed := events.AttemptFailed{
-		Attempt: t.l.Run.Dying(), Attempts: t.maxAttempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
+		Attempt: t.Session.Run.Dying(), Attempts: t.retries().Attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
 	}
-	list := t.newEvents(facts)
+	list := t.NewEvents(facts...)
 	meta := t.w.runlog.Meta()
 	if d.n > 0 { // an event that is recorded again for the same line has the same id
 		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
 	m := events.NewMint(meta)
-	m.Add(t.execution, failed)
+	m.Add(t.ID, failed)
 	last := m.Events()[0]
 	last.N = d.n
-	if err := t.append(ctx, append(list, last)); err != nil {
+	if err := t.Append(ctx, append(list, last)); err != nil {
 		return err
 	}
-	t.log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)
+	t.Log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)
 	if wait > 0 {
-		return t.w.checkDue(t.l)
+		return t.w.admission.CheckDue(t.Session)
 	}
 	return nil
 }
 
-// checkDue returns the delay of the job of an execution whose next attempt is not due yet; nil for any other. The delay is short, since the
-// execution may be cancelled.
-func (w *Worker) checkDue(l eventlog.Loaded) error {
-	r := l.Run
-	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
-		return nil
-	}
-	wait := r.NotBefore.Sub(w.deps.Now())
-	if wait <= 0 {
-		return nil
-	}
-	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, heldDelay))
-}
-
-// closedBlocks returns the completion of each open block, with the content that is known.
-func (t *turn) closedBlocks(ctx context.Context) ([]events.Payload, error) {
-	known, err := t.openBlocks(ctx, nil)
-	if err != nil {
-		return nil, err
-	}
-	var facts []events.Payload
-	for _, open := range t.l.Run.Open {
-		b, ok := known[open.ID]
-		if !ok {
-			b = events.Block{ID: open.ID, Kind: events.KindError, Time: t.w.deps.Now().UTC(), ConversationID: events.MainConversation}
-		}
-		b.Status = events.StatusError
-		facts = append(facts, events.BlockComplete{Block: b})
-	}
-	return facts, nil
-}
-
 // failAfterDeath fails an execution after its last attempt, and ends its sandbox if that was lost.
 func (t *turn) failAfterDeath(ctx context.Context, d death) error {
-	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.attemptSuffix(d.code)}
+	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.Dying())}
 	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
-	if d.code != codeSandboxLost {
+	if d.code != retries.CodeSandboxLost {
 		return t.end(ctx, end)
 	}
-	sb := t.l.Run.Sandbox
+	sb := t.Session.Run.Sandbox
 	here := sb.Engine == t.w.cfg.Engine // else its engine is gone, and its sweep ends the sandbox should it come back
 	t.detach()
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
-			t.log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+			t.Log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 			end.Outcome = failed.NotStopped(err)
 		}
 	}
-	end.With = t.newEvents([]events.Payload{events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here}})
+	end.With = t.NewEvents(events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here})
 	return t.end(ctx, end)
-}
-
-// attemptSuffix returns which attempt the last one was, for a message; "" if only one was allowed.
-func (t *turn) attemptSuffix(code string) string {
-	dying, of := t.l.Run.Dying(), t.maxAttempts(code)
-	switch {
-	case of <= 1:
-		return ""
-	case dying < of:
-		return fmt.Sprintf(" (attempt %d of %d; the next would begin after the execution's time limit)", dying, of)
-	}
-	return fmt.Sprintf(" (attempt %d of %d)", dying, of)
 }

@@ -1,18 +1,25 @@
-// Package worker handles the jobs of sessions: it claims executions, starts them on a runner in a sandbox, writes the
-// runner's journal to the log, obeys controls, and keeps agents and sandboxes between turns.
+// Package worker runs the turns of sessions, each from its claim to its end. A turn claims an execution (claim.go), makes the session's
+// sandbox ready and opens a stream to its runner (attach.go), copies the runner's journal to the log while it obeys controls and limits
+// (follow.go), and stores the terminal event (end.go). After an attempt that died it may begin again (retry.go).
+//
+// What is not specific to one step is in the packages next to this one, which New connects. None of them imports this package:
+//
+//   - jobs and admission decide when a turn runs, handling and permits what runs at once;
+//   - runlog holds the state of a claimed execution and appends to its log, commits stores the journal in the background, openblocks
+//     completes blocks at an end;
+//   - references resolves what the execution refers to, provision makes its sandbox ready from sandboxes, agents, pool and contents;
+//   - metering charges the execution to its budgets, stopping and retries decide how it is stopped and repeated;
+//   - maintenance works on the sandbox during a turn, idle between two turns.
 package worker
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -20,12 +27,19 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/jobs"
+	"github.com/spoolhq/spool/services/executor/internal/maintenance"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
+	"github.com/spoolhq/spool/services/executor/internal/metrics"
+	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/pool"
+	"github.com/spoolhq/spool/services/executor/internal/provision"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
@@ -58,7 +72,7 @@ type Config struct {
 	Rate        run.Rate      // price of sandboxes; zero if they have none
 	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
 
-	Registries Registries // where dependencies of agents come from
+	Registries provision.Registries // where dependencies of agents come from
 
 	// Agent returns how the process of an architecture is given its model.
 	Agent func(architecture string, o events.Options) Launch
@@ -74,35 +88,27 @@ type Launch struct {
 
 // Leases returns what other executors do.
 type Leases interface {
-	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
-	// answer.
-	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	admission.Leases
+	idle.Leases
 	// Lives reports whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
-	// Running returns how many executions of a tenant run on all executors, this one included, as each last reported.
-	Running(ctx context.Context, tenant string) (int, error)
-	// Renew publishes at once what this executor runs.
-	Renew(ctx context.Context)
-	// EngineGone returns for how long an engine has had no lease.
-	EngineGone(provider, engine string) time.Duration
 }
 
 // Deltas publishes the text of unfinished blocks, and reads it again.
 type Deltas interface {
+	openblocks.Deltas
 	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
 	Publish(subject string, data []byte) error
-	// Texts returns the text of a session's blocks, by block, from deltas since a time.
-	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
 // Deps are the dependencies of a Worker. Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room may be nil.
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: no metrics
 	Workspaces contents.Store        // nil: no snapshots and no file changes
-	Egress     Egress                // nil: sandboxes have the network of their provider
+	Egress     metering.Egress       // nil: sandboxes have the network of their provider
 	Skills     references.Skills     // nil: executions with skills fail
 	Secrets    references.Secrets    // nil: executions with secrets fail
-	Budgets    Budgets               // nil: no tenant has a budget
+	Budgets    admission.Budgets     // nil: no tenant has a budget
 	Room       *storage.Watch        // nil: the store of NATS is never full
 
 	Sessions eventlog.Sessions
@@ -118,38 +124,40 @@ type Deps struct {
 type Worker struct {
 	cfg     Config
 	deps    Deps
-	metrics *metrics
+	metrics *metrics.Metrics
 
 	handling    *handling.Set
 	references  *references.Resolver
 	sandboxes   *sandboxes.Manager
+	proxy       *metering.Proxy
 	contents    *contents.Mover
 	runlog      *runlog.Writer
+	openBlocks  *openblocks.Reader
 	dialer      *agents.Dialer
 	agents      *agents.Registry
 	pool        *pool.Pool
 	idle        *idle.Keeper
-	slots       *permits.Limiter // of executions
+	jobs        *jobs.Handler
+	admission   *admission.Controller
+	provisioner *provision.Provisioner
+	maintenance maintenance.Config
 	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
-
 }
-
-// Deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
-// for one.
-func Deliveries(slots int) int { return 2*slots + 4 }
 
 // New returns a Worker.
 func New(cfg Config, d Deps) *Worker {
 	w := &Worker{
-		metrics: newMetrics(), cfg: cfg, deps: d,
+		metrics: metrics.New(), cfg: cfg, deps: d,
 		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
 	}
-	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.made}
+	w.proxy = &metering.Proxy{Egress: d.Egress, Engine: cfg.Engine, Now: d.Now, Logger: d.Logger}
+	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.Created}
 	if d.Egress != nil {
-		w.sandboxes.Egress = newSandboxes{d.Egress}
+		w.sandboxes.Egress = w.proxy
 	}
-	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.stored}
-	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.snapshot}
+	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.Stored}
+	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
+	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.Snapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
@@ -160,14 +168,26 @@ func New(cfg Config, d Deps) *Worker {
 	})
 	_, containers := d.Sandbox.(sandbox.Companion)
 	w.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
-	w.slots = permits.New(cfg.Slots, cfg.Reserved, w.maxExecutions)
 	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
-		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.lateEgressEvents, Logger: d.Logger, Now: d.Now,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
+	})
+	w.jobs = &jobs.Handler{
+		Executor: cfg.Executor, Sessions: d.Sessions, Handling: w.handling, Runs: w.runlog, Turns: w, Idle: w.idle, Jobs: d.Jobs, Logger: d.Logger,
+	}
+	w.admission = admission.New(admission.Config{
+		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: cfg.Reserved, TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes,
+		Leases: d.Leases, Budgets: d.Budgets, Room: d.Room, Idle: w.idle, Sandbox: d.Sandbox, Dialer: w.dialer, Logger: d.Logger, Now: d.Now,
+	})
+	w.maintenance = maintenance.Config{Beat: cfg.Beat, Sandbox: d.Sandbox, Contents: w.contents, Proxy: w.proxy, Now: d.Now}
+	w.provisioner = provision.New(provision.Config{
+		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.admission.MaxSandboxes,
+		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
+		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.Pooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
-		w.register(d.Metrics)
+		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.Executions, Agents: w.agents.Count, Pool: cfg.Pool, Ready: w.pool.Ready})
 	}
 	return w
 }
@@ -178,51 +198,13 @@ func (w *Worker) warmQuery(architecture string) *runner.Query {
 	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
 }
 
-// Delays after which a job is delivered again.
-const (
-	heldDelay     = 2 * time.Second // another executor has the session
-	handoverDelay = time.Millisecond
-	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
-)
-
-// maxPasses bounds how often one delivery loads the session again.
-const maxPasses = 64
-
-var (
-	errStopping = permits.ErrStopping
-	errHandled  = errors.New("the session is being handled by a delivery that may not be this executor's any more")
-)
-
 // Handle does what is due for the session of a job. It is a handler of the bus.
 func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
-		return err
-	}
-	ref, err := topology.DecodeSessionRef(msg.Payload)
-	if err != nil {
-		return bus.Poison(fmt.Errorf("job: %w", err))
-	}
-	b, covered := w.handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
-	switch {
-	case b != nil:
-	case isDraining(ctx):
-		return bus.Later(errStopping, handoverDelay)
-	case covered:
-		return nil
-	default:
-		return bus.Later(errHandled, heldDelay)
-	}
-	defer w.handling.Abandon(ref.Session, b)
-	for {
-		err := w.session(ctx, ref, b)
-		switch {
-		case w.handling.Finish(ref.Session, b):
-			return w.moveJob(ctx, msg, jobResult(err))
-		case isDraining(ctx):
-			return bus.Later(errStopping, handoverDelay)
-		}
-	}
+	return w.jobs.Handle(ctx, msg)
 }
+
+// Working returns how many executions of each tenant run here.
+func (w *Worker) Working() map[string]int { return w.admission.Working() }
 
 // Hint wakes the handler of a session that has a new fact.
 func (w *Worker) Hint(id string) { w.handling.Wake(id) }
@@ -230,97 +212,6 @@ func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 // Answer returns what this executor does for a session. It is asked by an executor that wants to do it instead, so that work on an idle sandbox checks
 // whether it has to stop.
 func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
-
-// session does what is due for a session until nothing is.
-func (w *Worker) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
-	fresh := eventlog.Any
-	for range maxPasses {
-		l, err := w.deps.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
-		if err != nil {
-			return err
-		}
-		switch l.Due() {
-		case run.Execute:
-			err = w.execute(ctx, l, b)
-		case run.Refuse:
-			err = w.refuse(ctx, l)
-		case run.Release:
-			err = w.idle.Release(ctx, l, b)
-		case run.Sync:
-			err = w.idle.Sync(ctx, l, b)
-		default:
-			if fresh == eventlog.Leader {
-				return nil
-			}
-		}
-		// Only the leader knows that nothing is due.
-		fresh = eventlog.Leader
-		if err != nil && !errors.Is(err, runlog.ErrChanged) && !errors.Is(err, errPaused) {
-			return err
-		}
-		if isDraining(ctx) {
-			return bus.Later(errStopping, handoverDelay)
-		}
-	}
-	return bus.Later(runlog.ErrChanged, heldDelay)
-}
-
-// jobResult returns the result of a job whose handling ended with an error.
-func jobResult(err error) error {
-	switch {
-	case errors.Is(err, errStopping):
-		return bus.Later(err, handoverDelay)
-	case isStoreFull(err):
-		return bus.Later(err, reservedDelay)
-	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
-		return bus.Later(err, heldDelay)
-	}
-	return err
-}
-
-// isDraining reports whether the executor stops.
-func isDraining(ctx context.Context) bool {
-	select {
-	case <-bus.Draining(ctx):
-		return true
-	default:
-		return ctx.Err() != nil
-	}
-}
-
-// refuse ends an execution that a control reached before any executor claimed it.
-func (w *Worker) refuse(ctx context.Context, l eventlog.Loaded) error {
-	active := l.Life.Active.ExecutionID
-	d, err := w.runlog.Decide(l.Run, run.Abandon{
-		Meta: w.runlog.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: w.cfg.Executor,
-		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
-	})
-	if err != nil {
-		return runlog.ErrChanged
-	}
-	return w.runlog.Append(ctx, &l, d)
-}
-
-// moveJob publishes a job again for the executors of another engine, which alone can do it, and returns nil, so that the delivery is acknowledged here.
-// It returns any other result as it is. A job that is returned would be delivered to executors of its own subject only, and these may never reach
-// the sandbox.
-func (w *Worker) moveJob(ctx context.Context, msg *message.Message, result error) error {
-	var away *idle.ElsewhereError
-	if !errors.As(result, &away) {
-		return result
-	}
-	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
-	if bus.Subject(msg) == to {
-		return result // its executors come back, or the engine is soon considered gone
-	}
-	// The id is derived from the message, so that it is published once, however often it is delivered.
-	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
-	if err := w.deps.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
-		w.deps.Logger.Warn("a job could not be moved to the engine of its sandbox; it is returned", "engine", away.Sandbox.Engine, "error", err)
-		return result
-	}
-	return nil
-}
 
 // Warm maintains the resting agents until ctx ends.
 func (w *Worker) Warm(ctx context.Context, every time.Duration) {

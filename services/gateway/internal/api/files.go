@@ -13,6 +13,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
@@ -92,9 +93,9 @@ func (f files) size() (n int64) {
 	return n
 }
 
-// existing returns the caller's tenant and the session's status, which is "" if only the log contains the session
+// requireSession returns the caller's tenant and the session's status, which is "" if only the log contains the session
 // yet. It returns SESSION_NOT_FOUND if the session does not exist.
-func (s *Server) existing(ctx context.Context, id string) (tenant, status string, err error) {
+func (s *Server) requireSession(ctx context.Context, id string) (tenant, status string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
@@ -135,7 +136,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	if err := command.CheckPath(field, f.Path, f.Archive); err != nil {
 		return FileAccepted{}, refusal(err)
 	}
-	tenant, status, err := s.existing(ctx, session)
+	tenant, status, err := s.requireSession(ctx, session)
 	switch {
 	case err != nil:
 		return FileAccepted{}, err
@@ -209,7 +210,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 	if err != nil {
 		return Workspace{}, err
 	}
-	one, err := s.settled(ctx, tenant, session)
+	one, err := s.afterSnapshot(ctx, tenant, session)
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -247,9 +248,9 @@ const (
 	snapshotLook = 50 * time.Millisecond
 )
 
-// settled returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
+// afterSnapshot returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
 // of a turn gets the files of that turn. It does not wait while another turn runs, and gives up after snapshotLate.
-func (s *Server) settled(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
+func (s *Server) afterSnapshot(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
 	deadline := time.NewTimer(snapshotLate)
 	defer deadline.Stop()
 	for {
@@ -297,7 +298,7 @@ func (w Workspace) Find(path string) (workspace.Entry, error) {
 	case e.Kind == workspace.Dir:
 		return e, problem.New(problem.FileNotFound, "", "the path is a folder: GET /api/sessions/{id}/files?dir= lists it")
 	case e.Kind == workspace.Symlink:
-		return e, problem.New(problem.FileNotFound, "", fmt.Sprintf("the path is a symbolic link to %+q, which is not followed", clip(e.Target)))
+		return e, problem.New(problem.FileNotFound, "", fmt.Sprintf("the path is a symbolic link to %+q, which is not followed", truncate.Text(e.Target, 100)))
 	}
 	return e, nil
 }
@@ -326,11 +327,4 @@ func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadClo
 // Tar writes everything below a folder as a tar.
 func (s *Server) Tar(ctx context.Context, w Workspace, dir string, to io.Writer) error {
 	return w.Tar(ctx, s.Objects, dir, to)
-}
-
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
 }

@@ -9,12 +9,13 @@ import (
 
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 const maxKeyName = 100 // characters
@@ -37,7 +38,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	if err != nil {
 		return nil, problem.From(err)
 	}
-	key, err := auth.MintKey(s.Entropy)
+	key, err := auth.NewKey(s.Entropy)
 	if err != nil {
 		return nil, problem.From(err)
 	}
@@ -48,7 +49,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	about := keySubject(tenant, id)
 	a, err := s.Send.Send(ctx, commands.Request{
 		Type: command.TypeCreateKey, Principal: p, Tenant: tenant, About: about,
-		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.Shown(key), SHA256: auth.Hash(key), Rights: rights},
+		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), SHA256: auth.Hash(key), Rights: rights},
 	})
 	if err != nil {
 		return nil, err
@@ -59,7 +60,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		rights = *a.Rights
 	}
 	out := &spoolv1.CreateKeyResponse{
-		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.Shown(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
+		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
 	}
 	if !rights.ExpiresAt.IsZero() {
 		out.ExpiresAt = wirejson.Time(rights.ExpiresAt)
@@ -82,10 +83,10 @@ func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (ev
 	if after, err := time.ParseDuration(text); err == nil {
 		rights.ExpiresAt = now.Add(after)
 	} else if rights.ExpiresAt, err = time.Parse(time.RFC3339, text); err != nil {
-		return rights, problem.Invalid("expires", "%+q is neither a duration, such as 720h, nor a time in RFC 3339, such as 2026-01-31T12:00:00Z", clip(text))
+		return rights, problem.Invalid("expires", "%+q is neither a duration, such as 720h, nor a time in RFC 3339, such as 2026-01-31T12:00:00Z", truncate.Text(text, 100))
 	}
 	if !rights.ExpiresAt.After(now) {
-		return rights, problem.Invalid("expires", "%+q is not in the future: the database's clock says %s", clip(text), now.UTC().Format(time.RFC3339))
+		return rights, problem.Invalid("expires", "%+q is not in the future: the database's clock says %s", truncate.Text(text, 100), now.UTC().Format(time.RFC3339))
 	}
 	rights.ExpiresAt = rights.ExpiresAt.UTC().Truncate(time.Millisecond)
 	return rights, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -75,11 +76,11 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	given := r.GetEnvironment()
 	out := variables{}
 	if len(given) > maxVariables {
-		return out, problem.Invalid("environment", "there are %d variables; the limit is %d", len(given), maxVariables)
+		return out, problem.Invalid("environment", "has %d variables; the limit is %d", len(given), maxVariables)
 	}
 	total := 0
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		v, field := given[name], "environment."+clip(name)
+		v, field := given[name], "environment."+truncate.Text(name, 100)
 		if err := layers.CheckName(name); err != nil {
 			return out, problem.Invalid(field, "%s", err.Error())
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -23,7 +24,7 @@ type Guard struct {
 // Check returns an error for a request of a foreign origin, unless it is a plain read.
 func (g Guard) Check(r *http.Request) error {
 	if g.Loopback && !loopback(r.Host) {
-		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", clip(r.Host)))
+		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", truncate.Text(r.Host, 100)))
 	}
 	origin := r.Header.Get("Origin")
 	if origin == "" || g.allowed(origin) || own(origin, r.Host) {
@@ -32,7 +33,7 @@ func (g Guard) Check(r *http.Request) error {
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return nil // without CORS headers the page cannot read the response
 	}
-	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add a trusted origin to allowed-origins", clip(origin)))
+	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add a trusted origin to allowed-origins", truncate.Text(origin, 100)))
 }
 
 // Headers adds the CORS headers for an allowed origin, and reports whether the request is a preflight.
@@ -97,11 +98,4 @@ func ListensOnLoopback(host string) bool {
 	}
 	ips, err := net.LookupIP(host)
 	return err == nil && len(ips) > 0 && !slices.ContainsFunc(ips, func(ip net.IP) bool { return !ip.IsLoopback() })
-}
-
-func clip(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "…"
-	}
-	return s
 }

@@ -10,11 +10,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // AuditFilter selects entries of a tenant's audit; the zero value selects all.
@@ -42,12 +45,14 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 	if err != nil {
 		return nil, "", err
 	}
+	// The statement is not in package queries: each filter has an index of its own, and a prepared statement with optional
+	// conditions can get a generic plan, which uses the index of none.
 	sql := `SELECT a.*, coalesce(k.name, '') FROM (SELECT x.at, x.shard, x.seq, x.aspect, x.subject, x.about, x.execution, x.types,
 			x.actor_kind, x.actor, x.key, x.end_user, x.service, x.address
 		FROM audit x WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.at DESC, x.shard DESC, x.seq DESC LIMIT ` + q.arg(size+1) + `) AS a
 		LEFT JOIN keys k ON k.tenant = $1 AND k.id = a.key ORDER BY a.at DESC, a.shard DESC, a.seq DESC`
 	var places []auditCursor
-	err = s.rows(ctx, func(r row) error {
+	err = s.rows(ctx, func(r pgx.Rows) error {
 		e, p, err := auditEntry(r)
 		list, places = append(list, e), append(places, p)
 		return err
@@ -60,17 +65,15 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 		next = places[size-1].token(digest)
 	}
 	if len(list) == 0 && f.Session != "" && token == "" {
-		err = s.known(ctx, tenant, f.Session)
+		err = s.existed(ctx, tenant, f.Session)
 	}
 	return list, next, err
 }
 
-// known returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
-func (s *Store) known(ctx context.Context, tenant, session string) error {
-	var known bool
-	_, err := s.one(ctx, []any{&known}, `SELECT EXISTS (SELECT FROM sessions WHERE tenant = $1 AND id = $2)
-		OR EXISTS (SELECT FROM deleted_sessions WHERE tenant = $1 AND id = $2)`, tenant, session)
-	if err == nil && !known {
+// existed returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
+func (s *Store) existed(ctx context.Context, tenant, session string) error {
+	existed, err := s.queries.SessionExisted(ctx, tenant, session)
+	if err == nil && !existed {
 		err = problem.NoSuchSession()
 	}
 	return err
@@ -116,17 +119,11 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 
 // keysNamed returns the ids of a tenant's keys with the given name, and the name itself, because it may be an id.
 func (s *Store) keysNamed(ctx context.Context, tenant, name string) ([]string, error) {
-	ids := []string{name}
-	err := s.rows(ctx, func(r row) error {
-		var id string
-		err := r.Scan(&id)
-		ids = append(ids, id)
-		return err
-	}, "SELECT id FROM keys WHERE tenant = $1 AND name = $2", tenant, name)
-	return ids, err
+	ids, err := s.queries.KeysNamed(ctx, tenant, name)
+	return append(ids, name), err
 }
 
-func auditEntry(r row) (*spoolv1.AuditEntry, auditCursor, error) {
+func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	e := &spoolv1.AuditEntry{Actor: &spoolv1.AuditActor{}}
 	var at time.Time
 	var p auditCursor
@@ -136,7 +133,7 @@ func auditEntry(r row) (*spoolv1.AuditEntry, auditCursor, error) {
 		return nil, p, err
 	}
 	p.Micros = at.UnixMicro()
-	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String() //nolint:gosec // sequences are positive
+	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String()
 	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), optional(about), optional(execution)
 	if e.Aspect == string(events.Life) {
 		e.SessionId = &subject
@@ -172,7 +169,7 @@ func auditPosition(digest, token string) (*auditCursor, error) {
 	}
 	switch {
 	case err != nil || p.Filter == "" || p.Seq < 0 || p.Shard < 0:
-		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", clip(token))
+		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", truncate.Text(token, 64))
 	case p.Filter != digest:
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter; start again without it")
 	}

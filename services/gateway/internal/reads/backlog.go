@@ -5,9 +5,12 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -69,15 +72,14 @@ func (s *Store) await(ctx context.Context, in search, read func() error) error {
 	if session == "" {
 		return err
 	}
-	wait := 10 * time.Millisecond
+	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
 	for {
 		select {
 		case <-ctx.Done():
 			return problem.From(ctx.Err())
 		case <-deadline.C:
 			return behind()
-		case <-time.After(wait):
-			wait = min(2*wait, 100*time.Millisecond)
+		case <-time.After(pauses.NextBackOff()):
 		}
 		if err := read(); !isMissing(err) {
 			return err
@@ -92,19 +94,13 @@ func behind() error {
 // checkpoints returns the positions of all groups. It returns an error while a group is being folded from the log's
 // beginning.
 func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
-	err = s.rows(ctx, func(r row) error {
-		var group, shard int
-		var position int64
-		var caughtUp bool
-		if err := r.Scan(&group, &shard, &position, &caughtUp); err != nil {
-			return err
+	rows, err := s.queries.Checkpoints(ctx)
+	for _, r := range rows {
+		if !r.CaughtUp {
+			return list, folding()
 		}
-		if !caughtUp {
-			return folding()
-		}
-		list[group] = eventlog.Position{Shard: shard, Seq: uint64(max(position, 0))}
-		return nil
-	}, "SELECT grp, shard, position, caught_up FROM checkpoints")
+		list[r.Grp] = eventlog.Position{Shard: int(r.Shard), Seq: uint64(max(r.Position, 0))}
+	}
 	return list, err
 }
 
@@ -169,9 +165,9 @@ func (s *Store) next(ctx context.Context, after eventlog.Position, filter string
 
 // SessionOf returns the session of a tenant's execution, also if only the log contains the execution yet.
 func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (session string, err error) {
-	inLog, err := s.find(ctx, s.executionIn(tenant, execution), func() error {
-		found, err := s.one(ctx, []any{&session}, "SELECT session FROM executions WHERE tenant = $1 AND id = $2", tenant, execution)
-		if err == nil && !found {
+	inLog, err := s.find(ctx, s.executionIn(tenant, execution), func() (err error) {
+		session, err = s.queries.ExecutionSession(ctx, tenant, execution)
+		if errors.Is(err, pgx.ErrNoRows) {
 			return noExecution()
 		}
 		return err
@@ -184,9 +180,9 @@ func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (sessio
 
 // Status returns the status of a tenant's session, or "" if only the log contains the session yet.
 func (s *Store) Status(ctx context.Context, tenant, session string) (status string, err error) {
-	_, err = s.find(ctx, s.sessionIn(tenant, session), func() error {
-		found, err := s.one(ctx, []any{&status}, "SELECT status FROM sessions WHERE tenant = $1 AND id = $2", tenant, session)
-		if err == nil && !found {
+	_, err = s.find(ctx, s.sessionIn(tenant, session), func() (err error) {
+		status, err = s.queries.SessionStatus(ctx, tenant, session)
+		if errors.Is(err, pgx.ErrNoRows) {
 			return s.missing(ctx, tenant, session)
 		}
 		return err
@@ -201,9 +197,9 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 		return nil
 	}
 	var agent string
-	_, err := s.find(ctx, s.agentIn(tenant, session, &agent), func() error {
-		found, err := s.one(ctx, []any{&agent}, "SELECT agent FROM sessions WHERE tenant = $1 AND id = $2", tenant, session)
-		if err == nil && !found {
+	_, err := s.find(ctx, s.agentIn(tenant, session, &agent), func() (err error) {
+		agent, err = s.queries.SessionAgent(ctx, tenant, session)
+		if errors.Is(err, pgx.ErrNoRows) {
 			return s.missing(ctx, tenant, session)
 		}
 		return err

@@ -4,13 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
-	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Blocks returns a session's blocks in display order, with the text in flight of open ones, and the seq up to which
@@ -22,7 +24,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		list = nil
 		found := false
-		err := s.rows(ctx, func(r row) error {
+		err := s.rows(ctx, func(r pgx.Rows) error {
 			var stored *string
 			var offsets []int64
 			var texts []string
@@ -100,30 +102,19 @@ func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*s
 	if one.ActiveExecutionId != nil {
 		main.Status, main.ExecutionId = "running", one.ActiveExecutionId
 	}
-	list, err := s.conversations(ctx, "true ORDER BY first_seq, id", tenant, session)
-	return append([]*spoolv1.Conversation{main}, list...), err
+	list := []*spoolv1.Conversation{main}
+	rows, err := s.queries.Conversations(ctx, tenant, session)
+	for _, r := range rows {
+		list = append(list, conversation(r))
+	}
+	return list, err
 }
 
-// conversations returns the sub-agents' conversations that a condition selects; args must begin with tenant and
-// session.
-func (s *Store) conversations(ctx context.Context, where string, args ...any) (list []*spoolv1.Conversation, err error) {
-	err = s.rows(ctx, func(r row) error {
-		var c spoolv1.Conversation
-		var parent, execution, subagent, tool, name string
-		var started time.Time
-		var ended *time.Time
-		var duration int64
-		if err := r.Scan(&c.ConversationId, &parent, &execution, &subagent, &tool, &name, &c.Status, &started, &ended, &duration); err != nil {
-			return err
-		}
-		c.ParentConversationId, c.ExecutionId, c.SubagentId, c.ToolUseId, c.Name = optional(parent), optional(execution), optional(subagent), optional(tool), optional(name)
-		c.StartedAt, c.DurationMs = wirejson.Time(started), uint32(duration)
-		if ended != nil {
-			c.EndedAt = wirejson.Time(*ended)
-		}
-		list = append(list, &c)
-		return nil
-	}, `SELECT id, parent, execution, subagent, tool_use_id, name, status, started_at, ended_at, duration_ms
-	      FROM conversations WHERE tenant = $1 AND session = $2 AND `+where, args...)
-	return list, err
+// conversation converts the conversation of a sub-agent to an API message.
+func conversation(r queries.ConversationsRow) *spoolv1.Conversation {
+	return &spoolv1.Conversation{
+		ConversationId: r.ID, ParentConversationId: optional(r.Parent), ExecutionId: optional(r.Execution), SubagentId: optional(r.Subagent),
+		ToolUseId: optional(r.ToolUseID), Name: optional(r.Name), Status: r.Status,
+		StartedAt: wirejson.Time(r.StartedAt), EndedAt: timestamp(r.EndedAt), DurationMs: uint32(r.DurationMs),
+	}
 }

@@ -4,14 +4,18 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Version is a version of a catalogue entry.
@@ -41,25 +45,22 @@ func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant strin
 		version = events.Latest
 	}
 	subject := ref.Subject(kind, tenant)
-	var state string
-	v.Ref = Named(ref)
-	found, err = s.one(ctx, []any{&state, &v.Ref.Version, &v.Spec, &v.Document, &v.CreatedAt}, `
-		SELECT e.state, v.version, v.spec, v.document, v.created_at FROM catalogue_entries e
-		  JOIN catalogue_versions v ON v.tenant = e.tenant AND v.id = e.id AND v.version = coalesce(e.state::json -> 'tags' ->> $3, $3)
-		 WHERE e.tenant = $1 AND e.id = $2 AND NOT v.removed AND (v.version = $3 OR NOT e.removed)`, subject.Tenant, subject.ID, version)
-	if err == nil && !found {
-		err = s.folding(ctx, subject.ID)
+	r, err := s.queries.Definition(ctx, queries.DefinitionParams{Tenant: subject.Tenant, Entry: subject.ID, Version: version})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Version{}, false, s.folding(ctx, subject.ID)
 	}
-	if err == nil && found {
-		v.Tags, err = tagsOf(state, v.Ref.Version)
+	if err != nil {
+		return Version{}, false, err
 	}
-	return v, found, err
+	v = Version{Ref: Named(ref), Spec: r.Spec, Document: r.Document, CreatedAt: r.CreatedAt}
+	v.Ref.Version = r.Version
+	v.Tags, err = tagsOf(r.State, r.Version)
+	return v, true, err
 }
 
 // folding returns an error while an entry may be missing only because it was not folded from the log yet.
 func (s *Store) folding(ctx context.Context, id string) error {
-	var caughtUp bool
-	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil || caughtUp {
+	if c, err := s.checkpoint(ctx, id); err != nil || c.CaughtUp {
 		return err
 	}
 	return folding()
@@ -102,34 +103,22 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	if size, err = PageSize(size); err != nil {
 		return nil, "", err
 	}
-	var list []Version
-	there := 0
-	err = s.rows(ctx, func(r row) error {
-		var v Version
-		var state string
-		err := r.Scan(&v.Ref.Scope, &v.Ref.Org, &v.Ref.Slug, &v.Ref.Version, &state, &v.Spec, &v.CreatedAt, &there)
-		if err == nil {
-			v.Tags, err = tagsOf(state, v.Ref.Version)
-		}
-		list = append(list, v)
-		return err
-	}, `
-		SELECT scope, org, slug, version, state, spec, created_at, there FROM (
-			SELECT e.scope, e.org, e.slug, v.version, e.state, v.spec, v.created_at, count(*) OVER () AS there,
-			       sum(octet_length(v.spec)) OVER (ORDER BY e.scope, e.org, e.slug) - octet_length(v.spec) AS before
-			  FROM (SELECT * FROM catalogue_entries
-			         WHERE kind = $1 AND NOT removed AND (tenant = $2 OR tenant = $3 AND scope = 'platform') AND (scope, org, slug) > ($4, $5, $6)
-			           AND ($9::text[] IS NULL OR kind = 'agent' AND slug = ANY ($9) OR kind NOT IN ('agent', 'instance') OR kind = 'instance' AND EXISTS (
-			               SELECT FROM catalogue_versions i WHERE i.tenant = catalogue_entries.tenant AND i.id = catalogue_entries.id AND i.version = latest
-			                  AND i.spec::json #>> '{agent,slug}' = ANY ($9)))
-			         ORDER BY scope, org, slug LIMIT $7) e
-			  JOIN catalogue_versions v ON v.tenant = e.tenant AND v.id = e.id AND v.version = e.latest) page
-		 WHERE before < $8 ORDER BY scope, org, slug`,
-		string(kind), tenant, events.PlatformTenant, string(after.Scope), after.Org, after.Slug, size+1, maxPageBytes, agents)
+	rows, err := s.queries.Definitions(ctx, queries.DefinitionsParams{
+		Kind: string(kind), Tenant: tenant, Platform: events.PlatformTenant, AfterScope: string(after.Scope), AfterOrg: after.Org, AfterSlug: after.Slug,
+		Agents: agents, Size: int32(size) + 1, Bytes: maxPageBytes,
+	})
 	if err != nil {
 		return nil, "", err
 	}
-	if list, _ = cut(list, size); len(list) < there {
+	var list []Version
+	for _, r := range rows {
+		v := Version{Ref: events.Reference{Scope: events.Scope(r.Scope), Org: r.Org, Slug: r.Slug, Version: r.Version}, Spec: r.Spec, CreatedAt: r.CreatedAt}
+		if v.Tags, err = tagsOf(r.State, r.Version); err != nil {
+			return nil, "", err
+		}
+		list = append(list, v)
+	}
+	if list, _ = cut(list, size); len(list) > 0 && int64(len(list)) < rows[0].Found {
 		return list, entryToken(list[len(list)-1].Ref), nil
 	}
 	return list, "", nil
@@ -151,16 +140,11 @@ func readEntryToken(token string) (events.Reference, error) {
 			return r, nil
 		}
 	}
-	return events.Reference{}, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+	return events.Reference{}, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 }
 
 // HasSealed reports whether any version of an environment has a secret with that name and key.
 func (s *Store) HasSealed(ctx context.Context, tenant string, ref events.Reference, name, key string) (bool, error) {
 	subject := ref.Subject(events.Environment, tenant)
-	var there bool
-	_, err := s.one(ctx, []any{&there}, `
-		SELECT EXISTS (SELECT FROM catalogue_versions
-		                WHERE tenant = $1 AND id = $2 AND spec::json -> 'variables' -> $3 ->> 'sealed' = $4)`,
-		subject.Tenant, subject.ID, name, key)
-	return there, err
+	return s.queries.HasSealed(ctx, queries.HasSealedParams{Tenant: subject.Tenant, Entry: subject.ID, Name: name, Key: key})
 }

@@ -6,10 +6,13 @@ import (
 	"math"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // StoredEvent is an event as it is stored.
@@ -49,41 +52,27 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 	var p Page
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
 		p = Page{Next: q.After}
-		found, size := false, 0
-		var first int64
-		err := s.rows(ctx, func(r row) error {
-			var tip int64
-			var oldest, seq *int64
-			var kind, text *string
-			if err := r.Scan(&tip, &oldest, &seq, &kind, &text); err != nil {
-				return err
-			}
-			found, p.Tip = true, uint32(tip)
-			if oldest != nil {
-				first = *oldest
-			}
-			if seq == nil {
-				return nil
-			}
-			size += len(*text)
-			p.Events = append(p.Events, StoredEvent{Seq: uint32(*seq), Type: events.Type(*kind), JSON: []byte(*text)})
-			return nil
-		}, `
-		SELECT s.tip, o.seq, e.seq, e.type, e.event FROM sessions s
-		  LEFT JOIN LATERAL (SELECT seq FROM events WHERE tenant = s.tenant AND session = s.id AND seq > $3 ORDER BY seq LIMIT 1) o ON true
-		  LEFT JOIN LATERAL (SELECT seq, type, event FROM (
-		      SELECT seq, type, event, sum(octet_length(event)) OVER (ORDER BY seq) - octet_length(event) AS before FROM events
-		       WHERE tenant = s.tenant AND session = s.id AND seq > $3 AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $4) page
-		     WHERE before <= $6) e ON true
-		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY e.seq`, tenant, session, int64(q.After), q.Limit, q.Types, q.Bytes)
-		switch {
-		case err != nil:
+		rows, err := s.queries.Events(ctx, queries.EventsParams{
+			Tenant: tenant, Session: session, After: int64(q.After), Size: int32(q.Limit), Bytes: int64(q.Bytes), Types: q.Types,
+		})
+		if err == nil && len(rows) == 0 {
+			err = s.missing(ctx, tenant, session)
+		}
+		if err != nil {
 			return err
-		case !found:
-			return s.missing(ctx, tenant, session)
+		}
+		p.Tip = uint32(rows[0].Tip)
+		size := 0
+		for _, r := range rows {
+			if r.Seq > 0 {
+				size += len(r.Event)
+				p.Events = append(p.Events, StoredEvent{Seq: uint32(r.Seq), Type: events.Type(r.Type), JSON: []byte(r.Event)})
+			}
+		}
+		switch {
 		case q.After > p.Tip:
 			return s.UnlessFolding(ctx, session, ahead(p.Tip))
-		case q.After < p.Tip && first != int64(q.After)+1:
+		case q.After < p.Tip && rows[0].Oldest != int64(q.After)+1:
 			return s.UnlessFolding(ctx, session, expired("after", p.Tip))
 		}
 		cut := size > q.Bytes || len(p.Events) == q.Limit
@@ -159,7 +148,7 @@ type OpenBlock struct {
 
 // OpenBlocks returns the blocks with text that began before an event of a session and ended at or after it.
 func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenBlock, err error) {
-	err = s.rows(ctx, func(r row) error {
+	err = s.rows(ctx, func(r pgx.Rows) error {
 		var b OpenBlock
 		var stored string
 		if err := r.Scan(&b.ID, &stored); err != nil {
@@ -188,7 +177,7 @@ type OpenText struct {
 
 // OpenTexts returns the blocks with the given ids that have text and were open at an event.
 func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []OpenText, err error) {
-	err = s.rows(ctx, func(r row) error {
+	err = s.rows(ctx, func(r pgx.Rows) error {
 		var text, status string
 		var inFlight int
 		var completed *string
@@ -239,40 +228,28 @@ type Text struct {
 func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	var t Tip
 	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
-		t = Tip{}
-		found := false
-		err := s.rows(ctx, func(r row) error {
-			var seq int64
-			var block, execution, conversation, metadata *string
-			var offsets []int64
-			var texts []string
-			var at *time.Time
-			if err := r.Scan(&seq, &t.Position, &metadata, &block, &execution, &conversation, &offsets, &texts, &at); err != nil {
-				return err
+		rows, err := s.queries.Tip(ctx, tenant, session)
+		if err == nil && len(rows) == 0 {
+			err = s.missing(ctx, tenant, session)
+		}
+		if err != nil {
+			return err
+		}
+		t = Tip{Seq: uint32(rows[0].Tip), Position: rows[0].TipPosition}
+		if rows[0].Metadata != nil {
+			t.Metadata = *rows[0].Metadata
+		}
+		for _, r := range rows {
+			if r.Block == nil {
+				continue
 			}
-			found, t.Seq = true, uint32(seq)
-			if metadata != nil {
-				t.Metadata = *metadata
-			}
-			if block == nil {
-				return nil
-			}
-			open := text(*block, *execution, *conversation, offsets, texts)
-			if at != nil {
-				open.At = *at
+			open := text(*r.Block, *r.Execution, *r.Conversation, r.Offsets, r.Texts)
+			if len(open.Pieces) > 0 {
+				open.At = r.At
 			}
 			t.Open = append(t.Open, open)
-			return nil
-		}, `
-		SELECT s.tip, s.tip_position, s.metadata, b.id, b.execution, b.conversation, t.offsets, t.texts, t.at FROM sessions s
-		  LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND b.status = 'pending'
-		  LEFT JOIN LATERAL (SELECT array_agg("offset" ORDER BY "offset") AS offsets, array_agg(text ORDER BY "offset") AS texts, max(at) AS at
-		                       FROM text_in_flight WHERE tenant = s.tenant AND session = s.id AND block = b.id) t ON b.id IS NOT NULL
-		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY b.first_seq`, tenant, session)
-		if err == nil && !found {
-			return s.missing(ctx, tenant, session)
 		}
-		return err
+		return nil
 	})
 	return t, err
 }
@@ -294,28 +271,17 @@ type Reach struct {
 
 // Reaches returns how far the read models are with sessions of one tenant. Sessions that do not exist have no entry.
 func (s *Store) Reaches(ctx context.Context, tenant string, sessions []string) (map[string]Reach, error) {
+	rows, err := s.queries.Reaches(ctx, tenant, sessions)
 	out := map[string]Reach{}
-	err := s.rows(ctx, func(r row) error {
-		var id string
-		var tip int64
-		var block *string
-		var end *int64
-		if err := r.Scan(&id, &tip, &block, &end); err != nil {
-			return err
-		}
-		have, ok := out[id]
+	for _, r := range rows {
+		reach, ok := out[r.ID]
 		if !ok {
-			have = Reach{uint32(tip), map[string]uint32{}}
-			out[id] = have
+			reach = Reach{uint32(r.Tip), map[string]uint32{}}
+			out[r.ID] = reach
 		}
-		if block != nil && end != nil {
-			have.Text[*block] = uint32(min(*end, math.MaxUint32))
+		if r.Block != "" {
+			reach.Text[r.Block] = uint32(min(r.TextEnd, math.MaxUint32))
 		}
-		return nil
-	}, `
-		SELECT s.id, s.tip, t.block, t.end FROM sessions s
-		  LEFT JOIN LATERAL (SELECT block, max("offset" + octet_length(text)) AS end FROM text_in_flight
-		                      WHERE tenant = s.tenant AND session = s.id GROUP BY block) t ON true
-		 WHERE s.tenant = $1 AND s.id = ANY ($2)`, tenant, sessions)
+	}
 	return out, err
 }

@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -36,16 +40,15 @@ func ancestorBehind() error { return errAncestorBehind{folding()} }
 // awaitAncestors repeats a read for a limited time while an ancestor is behind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	deadline := time.Now().Add(s.cfg.FreshWait)
-	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
+	for {
 		err := read()
 		var behind errAncestorBehind
 		if !errors.As(err, &behind) || time.Now().After(deadline) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
 			return problem.From(ctx.Err())
-		case <-time.After(wait):
 		}
 	}
 }
@@ -63,35 +66,18 @@ func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancest
 
 // currentAncestors is like ancestors, without waiting.
 func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
-	var list []Ancestor
-	found, behind := false, false
-	err := s.rows(ctx, func(r row) error {
-		var parent string
-		var effective int64
-		if err := r.Scan(&parent, &effective); err != nil {
-			return err
-		}
-		found, behind = true, parent != ""
-		if parent != "" {
-			list = append([]Ancestor{{parent, uint32(effective)}}, list...) //nolint:gosec // it was an uint32
-		}
-		return nil
-	}, `
-		WITH RECURSIVE line (parent, forked, depth) AS (
-			SELECT s.parent, s.forked, 0 FROM sessions s WHERE s.tenant = $1 AND s.id = $2
-			UNION ALL
-			SELECT p.parent, p.forked, l.depth + 1 FROM line l CROSS JOIN LATERAL (
-				SELECT parent, forked FROM sessions WHERE tenant = $1 AND id = l.parent
-				UNION ALL SELECT parent, forked FROM deleted_sessions WHERE tenant = $1 AND id = l.parent) p
-			 WHERE l.parent <> ''
-		) SELECT parent, CASE parent WHEN '' THEN 0 ELSE (forked::json ->> 'effective')::int8 END FROM line ORDER BY depth`, tenant, session)
+	rows, err := s.queries.Ancestors(ctx, tenant, session)
 	switch {
 	case err != nil:
 		return nil, err
-	case !found:
+	case len(rows) == 0:
 		return nil, s.missing(ctx, tenant, session)
-	case behind: // the last session found is a fork whose parent the projector has not folded yet
+	case rows[len(rows)-1].Parent != "": // the last session found is a fork whose parent the projector has not folded yet
 		return nil, ancestorBehind()
+	}
+	var list []Ancestor
+	for _, r := range slices.Backward(rows[:len(rows)-1]) {
+		list = append(list, Ancestor{r.Parent, uint32(r.Effective)})
 	}
 	return list, nil
 }
@@ -134,7 +120,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 			size += len(e.JSON)
 		}
 		h.Events = append(h.Events, list...)
-		h.Next += uint32(len(list)) //nolint:gosec // at most limit
+		h.Next += uint32(len(list))
 		if last := list[len(list)-1].Seq; last < a.Effective {
 			break
 		}
@@ -147,7 +133,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
 	var list []StoredEvent
 	next, size := after+1, 0
-	err := s.rows(ctx, func(r row) error {
+	err := s.rows(ctx, func(r pgx.Rows) error {
 		var seq int64
 		var kind, text string
 		if err := r.Scan(&seq, &kind, &text); err != nil {
@@ -219,7 +205,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 	changed := map[string]int{} // index in list
 	first := int64(a.Effective) + 1
 	var tip int64
-	err = s.rows(ctx, func(r row) error {
+	err = s.rows(ctx, func(r pgx.Rows) error {
 		var have int64
 		var ord, begins, ends *int64
 		var text *string
@@ -271,7 +257,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 
 // foldBlocks folds the wanted blocks from the events of an ancestor, starting at a seq.
 func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from int64, wanted map[string]int, list []*events.Block) error {
-	return s.rows(ctx, func(r row) error {
+	return s.rows(ctx, func(r pgx.Rows) error {
 		var text string
 		if err := r.Scan(&text); err != nil {
 			return err

@@ -2,12 +2,15 @@ package reads
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // Key is an accepted API key.
@@ -24,13 +27,15 @@ const KeyExpired = "expired"
 // KeyByHash returns the key with a hash, unless it was revoked or has expired. Postgres compares the hashes, because
 // the gateway's role may not read them.
 func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error) {
-	var k Key
-	var rights events.KeyRights
-	var agents string
-	found, err := s.one(ctx, []any{&k.Tenant, &k.ID, &rights.Role, &agents}, "SELECT tenant, id, role, agents FROM accepted_key($1)", sha256)
-	k.Role, k.Agents = rights.RoleOf(), splitAgents(agents)
-	return k, found, err
+	r, err := s.queries.AcceptedKey(ctx, sha256)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Key{}, false, nil
+	}
+	return Key{r.Tenant, r.ID, roleOf(r.Role), splitAgents(r.Agents)}, err == nil, err
 }
+
+// roleOf returns the role that the column role of keys means.
+func roleOf(role string) events.Role { return events.KeyRights{Role: events.Role(role)}.RoleOf() }
 
 // splitAgents splits the column agents of keys.
 func splitAgents(s string) []string {
@@ -41,47 +46,29 @@ func splitAgents(s string) []string {
 }
 
 // Now returns the time of Postgres's clock, which determines the expiry of keys.
-func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
-	_, err = s.one(ctx, []any{&now}, "SELECT now()")
-	return now, err
-}
+func (s *Store) Now(ctx context.Context) (time.Time, error) { return s.queries.Now(ctx) }
 
 // KeyRefusals returns the reason why each key is not accepted: "" for an accepted key, revoked, or KeyExpired.
 // Unknown ids have no entry.
 func (s *Store) KeyRefusals(ctx context.Context, ids []string) (map[string]string, error) {
+	rows, err := s.queries.KeyRefusals(ctx, ids)
 	out := map[string]string{}
-	err := s.rows(ctx, func(r row) error {
-		var id, why string
-		err := r.Scan(&id, &why)
-		out[id] = why
-		return err
-	}, "SELECT id, key_refusal(tenant, id) FROM keys WHERE id = ANY ($1)", ids)
+	for _, r := range rows {
+		out[r.ID] = r.Reason
+	}
 	return out, err
 }
 
 // Keys returns a tenant's keys, newest first. If agents is not empty, it returns only keys that are limited to a
 // subset of these agents.
 func (s *Store) Keys(ctx context.Context, tenant string, agents []string) ([]*spoolv1.Key, error) {
+	rows, err := s.queries.Keys(ctx, tenant, agents)
 	var list []*spoolv1.Key
-	err := s.rows(ctx, func(r row) error {
-		var k spoolv1.Key
-		var rights events.KeyRights
-		var created time.Time
-		var revoked, expires *time.Time
-		var agents, maker string
-		if err := r.Scan(&k.KeyId, &k.Name, &k.Prefix, &created, &revoked, &rights.Role, &agents, &expires, &maker); err != nil {
-			return err
-		}
-		k.Role, k.Agents, k.CreatedBy, k.CreatedAt = string(rights.RoleOf()), splitAgents(agents), optional(maker), wirejson.Time(created)
-		if revoked != nil {
-			k.RevokedAt = wirejson.Time(*revoked)
-		}
-		if expires != nil {
-			k.ExpiresAt = wirejson.Time(*expires)
-		}
-		list = append(list, &k)
-		return nil
-	}, `SELECT id, name, prefix, created_at, revoked_at, role, agents, expires_at, created_by FROM keys
-		 WHERE tenant = $1 AND ($2::text[] IS NULL OR agents <> '' AND string_to_array(agents, ',') <@ $2) ORDER BY id DESC`, tenant, agents)
+	for _, r := range rows {
+		list = append(list, &spoolv1.Key{
+			KeyId: r.ID, Name: r.Name, Prefix: r.Prefix, Role: string(roleOf(r.Role)), Agents: splitAgents(r.Agents), CreatedBy: optional(r.CreatedBy),
+			CreatedAt: wirejson.Time(r.CreatedAt), RevokedAt: timestamp(r.RevokedAt), ExpiresAt: timestamp(r.ExpiresAt),
+		})
+	}
 	return list, err
 }

@@ -7,40 +7,31 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Limits returns a tenant's own limits (all 0 if it has none), and its use of the limits that the read models count.
 func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, used *spoolv1.TenantLimits, err error) {
-	var text string
-	used = &spoolv1.TenantLimits{}
 	day, _ := events.PeriodDay.Span(now)
-	_, err = s.one(ctx, []any{&text, &used.Slots, &used.Sandboxes, &used.Sessions, &used.Keys, &used.EventsPerDay, &used.EventBytesPerDay, &used.StorageBytes}, `SELECT
-			coalesce((SELECT limits FROM tenant_limits WHERE tenant = $1 AND NOT removed), '{}'),
-			(SELECT count(*) FROM executions WHERE tenant = $1 AND phase IN ('starting', 'running')),
-			(SELECT count(*) FROM sandboxes WHERE tenant = $1 AND status IN ('creating', 'ready')),
-			(SELECT count(*) FROM sessions WHERE tenant = $1),
-			(SELECT count(*) FROM keys WHERE tenant = $1 AND revoked_at IS NULL),
-			(SELECT coalesce(sum(events), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2),
-			(SELECT coalesce(sum(event_bytes), 0)::float8 FROM tenant_usage WHERE tenant = $1 AND day >= $2),
-			(SELECT greatest(0, coalesce(sum(stored_bytes), 0))::float8 FROM tenant_usage WHERE tenant = $1 AND id = ANY ($3))`, tenant, day, storedRows)
+	r, err := s.queries.Limits(ctx, queries.LimitsParams{Tenant: tenant, Today: day, StoredRows: storedRows})
 	if err != nil {
 		return nil, nil, err
 	}
 	var l events.TenantLimits
-	if err := json.Unmarshal([]byte(text), &l); err != nil {
+	if err := json.Unmarshal([]byte(r.Own), &l); err != nil {
 		return nil, nil, unavailable(err)
 	}
-	return tenantLimits(l), used, nil
+	return tenantLimits(l), &spoolv1.TenantLimits{
+		Slots: uint32(r.Slots), Sandboxes: uint32(r.Sandboxes), Sessions: uint32(r.Sessions), Keys: uint32(r.Keys),
+		EventsPerDay: r.Events, EventBytesPerDay: r.EventBytes, StorageBytes: r.StoredBytes,
+	}, nil
 }
 
 // CountSessions counts a tenant's sessions, up to most, and returns which of the ids are, or were, sessions of the
 // tenant.
 func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, most int) (n int, known []string, err error) {
-	_, err = s.one(ctx, []any{&n, &known}, `SELECT
-			(SELECT count(*) FROM (SELECT FROM sessions WHERE tenant = $1 LIMIT $3) AS counted),
-			ARRAY(SELECT id FROM sessions WHERE tenant = $1 AND id = ANY ($2) UNION SELECT id FROM deleted_sessions WHERE tenant = $1 AND id = ANY ($2))`,
-		tenant, ids, most)
-	return n, known, err
+	r, err := s.queries.CountSessions(ctx, queries.CountSessionsParams{Tenant: tenant, Ids: ids, Most: int32(most)})
+	return int(r.Sessions), r.Known, err
 }
 
 // tenantLimits converts limits to an API message.

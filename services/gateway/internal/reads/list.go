@@ -1,6 +1,7 @@
 package reads
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -12,9 +13,13 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Filter selects and sorts a list of sessions or executions. Its fields are those of the API. The zero Filter selects
@@ -53,12 +58,14 @@ type listed struct {
 	texts   []string // columns that Filter.Text searches
 	owner   string   // alias of the sessions row with agent and architecture
 	updated []string // columns to sort by; the first may be a coarser time than the last
+	single  string   // the statement for one row, which has the columns and joins of the list
 }
 
 func sessionList() listed {
 	return listed{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
 		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
+		single: queries.Session,
 	}
 }
 
@@ -66,6 +73,7 @@ func executionList() listed {
 	return listed{
 		name: "executions", state: "phase", states: phases, created: "queued_at",
 		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
+		single: queries.Execution,
 	}
 }
 
@@ -90,31 +98,42 @@ func (q *query) add(condition string, args ...any) {
 	q.where = append(q.where, fmt.Sprintf(condition, holders...))
 }
 
-// page is the statement of one page, in parts; joins are inserted between them.
-type page struct {
-	rows  string // the FROM item, under the table's own name: the rows of a page and one more
-	order string // of the rows, once more
-	args  []any
+// page reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
+func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+	sql, args, err := l.statement(tenant, f, token, size)
+	if err != nil {
+		return nil, false, err
+	}
+	rows, err := s.db.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, false, err
+	}
+	list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[R])
+	list, more = cut(list, size)
+	return list, more, err
 }
 
-// page returns the statement of the page that begins at a token. The inner statement returns only the rows of the
-// page, so that only these are joined with other tables.
-func (l listed) page(tenant string, f Filter, token string, size uint32) (page, error) {
+// statement returns the statement of the page that begins at a token. The inner statement returns only the rows of the
+// page, and one more, so that only these are joined with other tables.
+//
+// The statement is not in package queries: its order and its conditions are chosen by the filter, each with an index of
+// its own, and a prepared statement with optional conditions can get a generic plan, which uses the index of none.
+func (l listed) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
 	q := &query{}
 	q.add("x.tenant = %s", tenant)
 	joins, err := l.filter(q, f)
 	if err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	if f.Sort, err = oneOf("sort", f.Sort, "created", "updated"); err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	if f.Order, err = oneOf("order", f.Order, "desc", "asc"); err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	after, err := l.position(f, token)
 	if err != nil {
-		return page{}, err
+		return "", nil, err
 	}
 	keys := []string{l.created}
 	if f.Sort == "updated" {
@@ -134,15 +153,18 @@ func (l listed) page(tenant string, f Filter, token string, size uint32) (page, 
 		}
 		return strings.Join(terms, ", ")
 	}
-	rows := fmt.Sprintf("(SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s", l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name)
-	return page{rows, " ORDER BY " + by(l.name), q.args}, nil
+	columns, outer, _ := strings.Cut(l.single, "\nFROM "+l.name+"\n")
+	outer, _, _ = strings.Cut(outer, "\nWHERE ")
+	sql = fmt.Sprintf("%s\nFROM (SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s\n%s\nORDER BY %s",
+		columns, l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name, outer, by(l.name))
+	return sql, q.args, nil
 }
 
 // filter adds the conditions of a filter, and returns the joins that they need.
 func (l listed) filter(q *query, f Filter) (joins string, err error) {
 	if f.State != "" {
 		if !slices.Contains(l.states, f.State) {
-			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", clip(f.State), l.state, strings.Join(l.states, ", "))
+			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", truncate.Text(f.State, 64), l.state, strings.Join(l.states, ", "))
 		}
 		q.add("x."+l.state+" = %s", f.State)
 	}
@@ -161,7 +183,7 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 	if f.Architecture != "" {
 		name, ok := architecture.Canonical(f.Architecture)
 		if !ok {
-			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", clip(f.Architecture), architecture.List())
+			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.List())
 		}
 		q.add(l.owner+".architecture = %s", name)
 	}
@@ -187,7 +209,7 @@ func (l listed) agent(q *query, s string) error {
 	case err != nil:
 		return problem.Invalid("agent", "%s", err.Error())
 	case ref.Version != "" && !events.IsDigest(ref.Version):
-		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", clip(ref.Version))
+		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", truncate.Text(ref.Version, 64))
 	}
 	q.add(l.owner+".agent = %s", ref.Slug)
 	switch {
@@ -279,7 +301,7 @@ func moment(field, s string) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil || t.Year() < 1 {
-		return t, problem.Invalid(field, "%+q is not a time in RFC 3339, such as 2026-01-31T12:00:00Z", clip(s))
+		return t, problem.Invalid(field, "%+q is not a time in RFC 3339, such as 2026-01-31T12:00:00Z", truncate.Text(s, 64))
 	}
 	return t, nil
 }
@@ -310,7 +332,7 @@ func oneOf(field, s string, known ...string) (string, error) {
 		return known[0], nil
 	}
 	if !slices.Contains(known, s) {
-		return "", problem.Invalid(field, "%+q is not known: there are %s", clip(s), strings.Join(known, " and "))
+		return "", problem.Invalid(field, "%+q is not known: there are %s", truncate.Text(s, 64), strings.Join(known, " and "))
 	}
 	return s, nil
 }
@@ -373,7 +395,7 @@ func (l listed) position(f Filter, token string) (*pagePosition, error) {
 		kind = events.KindExecution
 	}
 	if err != nil || events.CheckID("pageToken", kind, t.ID) != nil || t.Filter == "" {
-		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	if t.Filter != l.digest(f) {
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter or sort order; start again without it")

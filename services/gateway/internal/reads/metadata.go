@@ -6,6 +6,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Metadata is the application's metadata of an event: the session's metadata at the time when the event was appended,
@@ -54,9 +55,6 @@ func (m *Metadata) Append(b, event []byte) []byte {
 	return append(b, '}')
 }
 
-// setsMetadata is the predicate of the index events_metadata.
-const setsMetadata = `type IN ('session_created', 'session_options_updated') AND strpos(event, '"metadata":') > 0`
-
 // metadataOf sets the metadata of a page of events. It reads nothing if the page is empty.
 //
 // An event has the metadata of the time when it was appended, so that a replay does not depend on later changes of
@@ -82,39 +80,28 @@ func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []S
 			asked = append(asked, w.ExecutionID)
 		}
 	}
+	rows, err := s.queries.EventMetadata(ctx, queries.EventMetadataParams{
+		Tenant: tenant, Session: session, First: int64(list[0].Seq), Last: int64(list[len(list)-1].Seq), Executions: asked,
+	})
+	if err != nil {
+		return err
+	}
 	var changes []change // ascending by seq
 	messages := map[string]string{}
 	found := false
-	err := s.rows(ctx, func(r row) error {
-		var seq int64
-		var execution, value *string
-		if err := r.Scan(&seq, &execution, &value); err != nil {
-			return err
-		}
+	for _, r := range rows {
 		switch {
-		case value == nil:
+		case r.Value == nil:
 			found = true
-		case execution != nil:
-			messages[*execution] = *value
+		case r.Execution != nil:
+			messages[*r.Execution] = *r.Value
 		default:
-			c, err := readChange(uint32(seq), *value)
+			c, err := readChange(uint32(r.Seq), *r.Value)
 			if err != nil {
 				return err
 			}
 			changes = append(changes, c)
 		}
-		return nil
-	}, `
-		SELECT 0::bigint AS seq, NULL::text AS execution, NULL::text AS value FROM sessions WHERE tenant = $1 AND id = $2
-		UNION ALL
-		(SELECT seq, NULL, event FROM events WHERE tenant = $1 AND session = $2 AND seq <= $3 AND `+setsMetadata+` ORDER BY seq DESC LIMIT 1)
-		UNION ALL
-		SELECT seq, NULL, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 AND `+setsMetadata+`
-		UNION ALL
-		SELECT 0, id, metadata FROM executions WHERE tenant = $1 AND session = $2 AND id = ANY ($5) AND metadata IS NOT NULL
-		ORDER BY seq`, tenant, session, int64(list[0].Seq), int64(list[len(list)-1].Seq), asked)
-	if err != nil {
-		return err
 	}
 	if !found { // deleted since the page was read
 		return s.missing(ctx, tenant, session)

@@ -2,9 +2,9 @@ package reads
 
 import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/history"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // SessionMessage returns the session at that event as an API message.

@@ -5,7 +5,8 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
@@ -20,30 +21,26 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 	want, err := eventlog.ParsePosition(position)
 	if err != nil {
-		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", clip(position))
+		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", truncate.Text(position, 64))
 	}
 	deadline := time.Now().Add(MaxPositionWait)
-	wait := 2 * time.Millisecond
+	pauses := retry.Doubling(2*time.Millisecond, 50*time.Millisecond)
 	for {
-		var shard int
-		var have int64
-		if _, err := s.one(ctx, []any{&shard, &have}, "SELECT shard, position FROM checkpoints WHERE grp = $1", readmodel.Group(id)); err != nil {
+		c, err := s.checkpoint(ctx, id)
+		if err != nil {
 			return err
 		}
-		if have > 0 && shard != want.Shard {
+		if c.Position > 0 && int(c.Shard) != want.Shard {
 			return problem.Invalid("minPosition", "%s is not a position of this session", position)
 		}
-		if uint64(have) >= want.Seq {
+		if uint64(c.Position) >= want.Seq {
 			return nil
 		}
 		if !time.Now().Before(deadline) {
 			return problem.New(problem.ReadModelBehind, "minPosition", "the read models did not reach the position within 5 s; nothing is lost, try again")
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
 			return problem.From(ctx.Err())
-		case <-time.After(wait):
-			wait = min(2*wait, 50*time.Millisecond)
 		}
 	}
 }
@@ -57,22 +54,10 @@ type Progress struct {
 
 // Progress returns how far each projector group is, by group.
 func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
+	rows, err := s.queries.Checkpoints(ctx)
 	out := map[int]Progress{}
-	err := s.rows(ctx, func(r row) error {
-		var grp int
-		var position, lag int64
-		var p Progress
-		err := r.Scan(&grp, &position, &p.CaughtUp, &lag)
-		p.Position, p.Lag = uint64(position), time.Duration(lag)*time.Millisecond
-		out[grp] = p
-		return err
-	}, "SELECT grp, position, caught_up, lag_ms FROM checkpoints")
-	return out, err
-}
-
-func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "…"
+	for _, r := range rows {
+		out[int(r.Grp)] = Progress{uint64(r.Position), r.CaughtUp, time.Duration(r.LagMs) * time.Millisecond}
 	}
-	return s
+	return out, err
 }

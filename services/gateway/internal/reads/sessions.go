@@ -4,75 +4,56 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-const sessionColumns = `id, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at,
-	tip, tip_position, active_execution, queued, executions, idle, snapshot, snapshot_at, workspace_files, workspace_bytes, agent_ref, instance, environments, title,
-	forked, (SELECT count(*) FROM sessions f WHERE f.tenant = sessions.tenant AND f.parent = sessions.id AND f.parent <> '') AS forks, sandbox_ms, sandbox_cost_usd,
-	box, box_state, box_health, box_why, box_provider, box_engine, box_image, box_created, box_ended, box_memory, box_disk`
-
-// sessionSandbox joins a session's sandbox: the one that has not ended, or else the last one.
-const sessionSandbox = ` LEFT JOIN LATERAL (
-	SELECT b.id AS box, b.status AS box_state, b.health AS box_health, CASE WHEN b.ended_at IS NULL THEN b.health_why ELSE b.reason END AS box_why,
-	       b.provider AS box_provider, b.engine AS box_engine, b.image AS box_image, b.created_at AS box_created, b.ended_at AS box_ended,
-	       b.memory_bytes AS box_memory, b.disk_bytes AS box_disk
-	  FROM sandboxes b WHERE b.tenant = sessions.tenant AND b.session = sessions.id
-	 ORDER BY b.ended_at IS NULL DESC, b.created_at DESC, b.id DESC LIMIT 1) box ON true `
-
-// scanner is a row that can be scanned.
-type scanner interface{ Scan(dest ...any) error }
-
-func scanSession(r scanner) (*spoolv1.Session, error) {
-	var s spoolv1.Session
-	var options, active, agentRef, instance, environments, forked string
-	var forks, ran int64
-	var metadata *string
-	var created, updated time.Time
-	var tip, queued, executions, files, bytes int64
-	var snapshot string
-	var taken *time.Time
-	var b box
-	err := r.Scan(&s.SessionId, &s.Status, &s.Agent, &s.AgentVersion, &s.Architecture, &s.Sandbox, &options, &metadata, &created, &updated,
-		&tip, &s.Position, &active, &queued, &executions, &s.Idle, &snapshot, &taken, &files, &bytes, &agentRef, &instance, &environments, &s.Title,
-		&forked, &forks, &ran, &s.SandboxCostUsd,
-		&b.id, &b.state, &b.health, &b.why, &b.provider, &b.engine, &b.image, &b.created, &b.ended, &b.memory, &b.disk)
-	if err != nil {
-		return nil, err
+// session converts a session to an API message.
+func session(r queries.SessionRow) (*spoolv1.Session, error) {
+	s := &spoolv1.Session{
+		SessionId: r.ID, Status: r.Status, Agent: r.Agent, AgentVersion: r.AgentVersion, Architecture: r.Architecture, Sandbox: r.Provider,
+		CreatedAt: wirejson.Time(r.CreatedAt), UpdatedAt: wirejson.Time(r.UpdatedAt), Tip: uint32(r.Tip), Position: r.TipPosition,
+		ActiveExecutionId: optional(r.ActiveExecution), Queued: uint32(r.Queued), Executions: uint32(r.Executions), Idle: r.Idle, Title: r.Title,
+		AgentRef: optional(r.AgentRef), Instance: optional(r.Instance), Forks: uint32(r.Forks),
+		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd,
+		Snapshot: optional(r.Snapshot), SnapshotAt: timestamp(r.SnapshotAt), WorkspaceFiles: uint32(r.WorkspaceFiles), WorkspaceBytes: float64(r.WorkspaceBytes),
 	}
 	var o events.Options
-	if err := json.Unmarshal([]byte(options), &o); err != nil {
+	if err := json.Unmarshal([]byte(r.Options), &o); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's options in the read models are not valid").Because(err)
 	}
 	s.SessionOptions = sessionOptions(o)
-	if metadata != nil {
-		s.Metadata = wirejson.Raw(*metadata)
+	if r.Metadata != nil {
+		s.Metadata = wirejson.Raw(*r.Metadata)
 	}
-	s.CreatedAt, s.UpdatedAt = wirejson.Time(created), wirejson.Time(updated)
-	s.Tip, s.Queued, s.Executions = uint32(tip), uint32(queued), uint32(executions)
-	s.ActiveExecutionId, s.AgentRef, s.Instance = optional(active), optional(agentRef), optional(instance)
-	if err := json.Unmarshal([]byte(environments), &s.Environments); err != nil {
+	if err := json.Unmarshal([]byte(r.Environments), &s.Environments); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").Because(err)
 	}
-	if forked != "" {
-		f, err := readForked(forked)
+	if r.Forked != "" {
+		f, err := readForked(r.Forked)
 		if err != nil {
 			return nil, err
 		}
 		s.Parent = Parent(f)
 	}
-	s.Forks, s.SandboxMs = uint32(forks), float64(ran)
-	s.Snapshot, s.WorkspaceFiles, s.WorkspaceBytes, s.CurrentSandbox = optional(snapshot), uint32(files), float64(bytes), b.dress()
-	if taken != nil {
-		s.SnapshotAt = wirejson.Time(*taken)
+	if r.SandboxID != "" {
+		s.CurrentSandbox = &spoolv1.CurrentSandbox{
+			SandboxId: r.SandboxID, State: r.SandboxStatus, Health: optional(r.SandboxHealth), Reason: optional(r.SandboxReason),
+			Provider: r.SandboxProvider, Engine: r.SandboxEngine, Image: optional(r.SandboxImage),
+			CreatedAt: wirejson.Time(r.SandboxCreatedAt), EndedAt: timestamp(r.SandboxEndedAt),
+			MemoryBytes: float64(r.SandboxMemoryBytes), DiskBytes: float64(r.SandboxDiskBytes),
+		}
 	}
-	return &s, nil
+	return s, nil
 }
 
 // readForked decodes the column forked.
@@ -113,37 +94,16 @@ func sessionOptions(o events.Options) *spoolv1.SessionOptions {
 	return out
 }
 
-// box has the sandbox columns of a joined row; they are nil if the session has no sandbox.
-type box struct {
-	id, state, health, why, provider, engine, image *string
-	created, ended                                  *time.Time
-	memory, disk                                    *int64
-}
-
-func (b box) dress() *spoolv1.CurrentSandbox {
-	if b.id == nil {
-		return nil
-	}
-	out := &spoolv1.CurrentSandbox{
-		SandboxId: *b.id, State: *b.state, Health: optional(*b.health), Reason: optional(*b.why), Provider: *b.provider, Engine: *b.engine, Image: optional(*b.image),
-		CreatedAt: wirejson.Time(*b.created), MemoryBytes: float64(*b.memory), DiskBytes: float64(*b.disk),
-	}
-	if b.ended != nil {
-		out.EndedAt = wirejson.Time(*b.ended)
-	}
-	return out
-}
-
 // Session returns one session.
 func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Session, error) {
 	var out *spoolv1.Session
 	err := s.await(ctx, s.sessionIn(tenant, id), func() error {
-		err := s.rows(ctx, func(r row) (err error) {
-			out, err = scanSession(r)
-			return err
-		}, "SELECT "+sessionColumns+" FROM sessions"+sessionSandbox+"WHERE tenant = $1 AND id = $2", tenant, id)
-		if err == nil && out == nil {
+		r, err := s.queries.Session(ctx, tenant, id)
+		if errors.Is(err, pgx.ErrNoRows) {
 			return s.missing(ctx, tenant, id)
+		}
+		if err == nil {
+			out, err = session(r)
 		}
 		return err
 	})
@@ -157,20 +117,18 @@ func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token str
 		return nil, "", err
 	}
 	l := sessionList()
-	p, err := l.page(tenant, f, token, size)
+	rows, more, err := page[queries.SessionRow](ctx, s, l, tenant, f, token, size)
 	if err != nil {
 		return nil, "", err
 	}
 	var list []*spoolv1.Session
-	err = s.rows(ctx, func(r row) error {
-		one, err := scanSession(r)
+	for _, r := range rows {
+		one, err := session(r)
+		if err != nil {
+			return nil, "", err
+		}
 		list = append(list, one)
-		return err
-	}, "SELECT "+sessionColumns+" FROM "+p.rows+sessionSandbox+p.order, p.args...)
-	if err != nil {
-		return nil, "", err
 	}
-	list, more := cut(list, size)
 	if !more {
 		return list, "", nil
 	}
@@ -219,7 +177,7 @@ func readToken(kind events.Kind, token string) (string, error) {
 		err = events.CheckID("pageToken", kind, string(b))
 	}
 	if err != nil {
-		return "", problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+		return "", problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	return string(b), nil
 }

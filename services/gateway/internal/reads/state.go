@@ -4,18 +4,21 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/history"
-	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Past is the state of a session after one of its events.
@@ -43,25 +46,20 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 				return problem.Invalid(field, "there is no event 0: the first event of a session has seq 1")
 			}
 		}
-		var tip int64
-		var saved *string
-		found, err := s.one(ctx, []any{&tip, &p.Title, &forked, &saved}, `
-			SELECT s.tip, coalesce((SELECT query FROM executions WHERE tenant = s.tenant AND session = s.id AND ord = 0 AND ($3::bigint = 0 OR first_seq <= $3)), ''), s.forked,
-			       (SELECT state FROM session_states WHERE tenant = s.tenant AND session = s.id AND version = $4 AND ($3::bigint = 0 OR seq <= $3) ORDER BY seq DESC LIMIT 1)
-			  FROM sessions s WHERE s.tenant = $1 AND s.id = $2`, tenant, session, wanted, history.Version)
+		r, err := s.queries.SavedState(ctx, queries.SavedStateParams{Tenant: tenant, Session: session, Seq: wanted, Version: history.Version})
 		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return s.missing(ctx, tenant, session)
 		case err != nil:
 			return err
-		case !found:
-			return s.missing(ctx, tenant, session)
-		case wanted > tip:
-			return s.UnlessFolding(ctx, session, notYet(field, wanted, uint32(tip)))
+		case wanted > r.Tip:
+			return s.UnlessFolding(ctx, session, notYet(field, wanted, uint32(r.Tip)))
 		case wanted == 0:
-			wanted = tip
+			wanted = r.Tip
 		}
-		p.State = history.State{}
-		if saved != nil {
-			if err := json.Unmarshal([]byte(*saved), &p.State); err != nil {
+		p.Title, forked, p.State = r.Title, r.Forked, history.State{}
+		if r.State != "" {
+			if err := json.Unmarshal([]byte(r.State), &p.State); err != nil {
 				return unreadable(err)
 			}
 		}
@@ -105,11 +103,11 @@ func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) erro
 // lost returns the error for events that the session had a moment ago and that were not found: the session was
 // deleted, or is being folded again.
 func (s *Store) lost(ctx context.Context, p Past, field string, to uint32) error {
-	found, err := s.one(ctx, []any{new(string)}, "SELECT id FROM sessions WHERE tenant = $1 AND id = $2", p.Tenant, p.ID)
+	exists, err := s.queries.SessionExists(ctx, p.Tenant, p.ID)
 	switch {
 	case err != nil:
 		return err
-	case !found:
+	case !exists:
 		return s.missing(ctx, p.Tenant, p.ID)
 	}
 	return s.UnlessFolding(ctx, p.ID, expired(field, to))
@@ -118,11 +116,7 @@ func (s *Store) lost(ctx context.Context, p Past, field string, to uint32) error
 // Each calls f for up to limit stored events after one seq and up to another, in order, of the given types (nil means
 // all).
 func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
-	var names []string
-	for _, t := range types {
-		names = append(names, string(t))
-	}
-	return s.rows(ctx, func(r row) error {
+	return s.rows(ctx, func(r pgx.Rows) error {
 		var text []byte
 		if err := r.Scan(&text); err != nil {
 			return err
@@ -133,17 +127,26 @@ func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint
 		}
 		return f(w)
 	}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $6`,
-		tenant, session, int64(after), int64(to), names, limit)
+		tenant, session, int64(after), int64(to), typeNames(types), limit)
+}
+
+// typeNames returns the names of types, or nil for nil, which selects all types.
+func typeNames(types []events.Type) []string {
+	var names []string
+	for _, t := range types {
+		names = append(names, string(t))
+	}
+	return names
 }
 
 // UnlessFolding returns missing, which says that a session has no such event. While the read models are being folded
 // from the log's beginning, the session may have it, and the error is UNAVAILABLE.
 func (s *Store) UnlessFolding(ctx context.Context, session string, missing error) error {
-	var caughtUp bool
-	if _, err := s.one(ctx, []any{&caughtUp}, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(session)); err != nil {
+	c, err := s.checkpoint(ctx, session)
+	switch {
+	case err != nil:
 		return err
-	}
-	if !caughtUp {
+	case !c.CaughtUp:
 		return folding()
 	}
 	return missing
@@ -157,56 +160,41 @@ func notYet(field string, at int64, tip uint32) error {
 
 // BlocksAt returns a page of the blocks that a session had, in display order.
 func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uint32) (list []*spoolv1.Block, next *BlockToken, err error) {
-	var last BlockToken
-	more := false
-	err = s.rows(ctx, func(r row) error {
-		b, at, cut, err := p.scanBlock(r)
-		switch {
-		case err != nil:
-			return err
-		case cut || uint32(len(list)) == size:
-			more = true
-			return nil
+	rows, err := s.queries.BlocksAt(ctx, queries.BlocksAtParams{
+		Tenant: p.Tenant, Session: p.ID, AfterOrd: after.Ord, AfterSeq: after.FirstSeq, Executions: max(1, int64(p.Count.Executions)), Seq: int64(p.Seq),
+		Size: int32(size) + 1, Bytes: maxPageBytes,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, r := range rows {
+		if r.Block == "" || i == int(size) {
+			last := rows[i-1]
+			next = &BlockToken{Seq: p.Seq, Ord: int64(last.ExecutionOrd), FirstSeq: last.FirstSeq}
+			break
 		}
-		list, last = append(list, Block(b)), at
-		return nil
-	}, blocksUpTo("(execution_ord, first_seq) > ($3, $4) AND execution_ord < $5 AND first_seq <= $6", "$7", "$8"),
-		p.Tenant, p.ID, after.Ord, after.FirstSeq, max(1, int64(p.Count.Executions)), int64(p.Seq), size+1, maxPageBytes)
-	if more {
-		last.Seq = p.Seq
-		next = &last
+		b, err := p.block(r)
+		if err != nil {
+			return nil, nil, err
+		}
+		list = append(list, Block(b))
 	}
-	return list, next, err
+	return list, next, nil
 }
 
-// blocksUpTo returns the query for the first blocks that a condition selects, for scanBlock. Rows after the one that
-// exceeds the number of bytes have no block.
-func blocksUpTo(where, limit, bytes string) string {
-	return `SELECT CASE WHEN before <= ` + bytes + ` THEN block END, execution_ord, first_seq, last_seq FROM (
-	  SELECT *, sum(octet_length(block)) OVER (ORDER BY execution_ord, first_seq) - octet_length(block) AS before FROM (
-	    SELECT block, execution_ord, first_seq, last_seq FROM blocks WHERE tenant = $1 AND session = $2 AND ` + where + `
-	     ORDER BY execution_ord, first_seq LIMIT ` + limit + `) first) page ORDER BY execution_ord, first_seq`
-}
-
-// scanBlock scans a row of blocks and returns the block in its state at the event: the state has the blocks that were
-// open then. cut reports whether the row has no block.
-func (p Past) scanBlock(r row) (b events.Block, at BlockToken, cut bool, err error) {
-	var text []byte
-	var last int64
-	if err := r.Scan(&text, &at.Ord, &at.FirstSeq, &last); err != nil || text == nil {
-		return b, at, err == nil, err
+// block returns a stored block in its state at the event. The state has the blocks that were open then.
+func (p Past) block(r queries.BlocksAtRow) (b events.Block, err error) {
+	if err := json.Unmarshal([]byte(r.Block), &b); err != nil {
+		return b, unreadable(err)
 	}
-	if err := json.Unmarshal(text, &b); err != nil {
-		return b, at, false, unreadable(err)
-	}
-	if last <= int64(p.Seq) {
-		return b, at, false, nil
+	if r.LastSeq <= int64(p.Seq) {
+		return b, nil
 	}
 	i := slices.IndexFunc(p.Blocks, func(open history.Block) bool { return open.Block.ID == b.ID })
 	if i < 0 {
-		return b, at, false, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, which the events up to there do not say", b.ID, p.Seq))
+		return b, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, which the events up to there do not say", b.ID, p.Seq))
 	}
-	return p.Blocks[i].Block, at, false, nil
+	return p.Blocks[i].Block, nil
 }
 
 // BlocksSince returns the first blocks that began or changed after an earlier event, in their state at a later one,
@@ -219,15 +207,24 @@ func (s *Store) BlocksSince(ctx context.Context, from, to Past, limit uint32) (l
 			changed = append(changed, int64(b.FirstSeq))
 		}
 	}
-	err = s.rows(ctx, func(r row) error {
-		b, _, cut, err := to.scanBlock(r)
-		if err == nil && !cut {
-			list = append(list, Block(b))
+	rows, err := s.queries.BlocksSince(ctx, queries.BlocksSinceParams{
+		Tenant: to.Tenant, Session: to.ID, Executions: max(1, int64(to.Count.Executions)), Seq: int64(to.Seq), Since: int64(from.Seq), Changed: changed,
+		Size: int32(limit), Bytes: maxPageBytes,
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, r := range rows {
+		if r.Block == "" {
+			break
 		}
-		return err
-	}, blocksUpTo("execution_ord < $3 AND first_seq <= $4 AND (first_seq > $5 OR first_seq = ANY ($6))", "$7", "$8"),
-		to.Tenant, to.ID, max(1, int64(to.Count.Executions)), int64(to.Seq), int64(from.Seq), changed, limit, maxPageBytes)
-	return list, to.Count.Blocks - from.Count.Blocks + uint32(len(changed)), err
+		b, err := to.block(queries.BlocksAtRow(r))
+		if err != nil {
+			return nil, 0, err
+		}
+		list = append(list, Block(b))
+	}
+	return list, to.Count.Blocks - from.Count.Blocks + uint32(len(changed)), nil
 }
 
 // BlockToken is a position in the blocks of a session after an event.
@@ -252,7 +249,7 @@ func ParseBlockToken(token string) (t BlockToken, err error) {
 		_, err = fmt.Sscanf(string(text), "%d/%d/%d", &t.Seq, &t.Ord, &t.FirstSeq)
 	}
 	if err != nil || t.String() != token {
-		return t, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", clip(token)))
+		return t, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	return t, nil
 }
@@ -264,9 +261,13 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) (
 	for _, x := range since.Executions {
 		open = append(open, x.ID)
 	}
-	list, _, err := s.executions(ctx, limit, "executions"+executionOwner+
-		"WHERE tenant = $1 AND session = $2 AND first_seq <= $3 AND (first_seq > $4 OR id = ANY ($5)) ORDER BY ord DESC LIMIT $6",
-		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), open, limit)
+	rows, err := s.queries.ExecutionsAt(ctx, queries.ExecutionsAtParams{
+		Tenant: p.Tenant, Session: p.ID, Seq: int64(p.Seq), Since: int64(since.Seq), Open: open, Size: int32(limit),
+	})
+	if err != nil {
+		return nil, err
+	}
+	list, err := executions(rows)
 	if err != nil {
 		return nil, err
 	}
@@ -344,14 +345,18 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) (
 	if x := p.Active(); x != nil {
 		main.Status, main.ExecutionId = "running", optional(x.ID)
 	}
-	list, err := s.conversations(ctx, "first_seq <= $3 AND (first_seq > $4 OR id = ANY ($5)) ORDER BY first_seq, id LIMIT $6",
-		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), open, limit)
-	for _, c := range list {
+	list := []*spoolv1.Conversation{main}
+	rows, err := s.queries.ConversationsAt(ctx, queries.ConversationsAtParams{
+		Tenant: p.Tenant, Session: p.ID, Seq: int64(p.Seq), Since: int64(since.Seq), Open: open, Size: int32(limit),
+	})
+	for _, r := range rows {
+		c := conversation(queries.ConversationsRow(r))
 		if slices.ContainsFunc(p.Conversations, func(open history.Conversation) bool { return open.ID == c.ConversationId }) {
 			c.Status, c.EndedAt, c.DurationMs = "running", nil, 0
 		}
+		list = append(list, c)
 	}
-	return append([]*spoolv1.Conversation{main}, list...), err
+	return list, err
 }
 
 // FileEvents returns the file events after the last snapshot, up to a limit.
@@ -401,17 +406,17 @@ func (s *Store) workspace(ctx context.Context, p Past) (*Snapshot, error) {
 func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.SessionForked) (*Snapshot, error) {
 	out := &Snapshot{Session: f.Files()}
 	err := s.awaitAncestors(ctx, func() error {
-		var text []byte
-		found, err := s.one(ctx, []any{&text}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND ($3::bigint = 0 OR seq = $3)
-			AND type = 'workspace_synced' AND event::json -> 'data' ->> 'snapshot' = $4 ORDER BY seq LIMIT 1`, tenant, out.Session, int64(f.SnapshotSeq), f.Snapshot)
+		text, err := s.queries.SnapshotEvent(ctx, queries.SnapshotEventParams{
+			Tenant: tenant, Session: out.Session, Seq: int64(f.SnapshotSeq), Snapshot: f.Snapshot,
+		})
 		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return ancestorBehind()
 		case err != nil:
 			return err
-		case !found:
-			return ancestorBehind()
 		}
 		var w events.Wire
-		if err := json.Unmarshal(text, &w); err != nil {
+		if err := json.Unmarshal([]byte(text), &w); err != nil {
 			return unreadable(err)
 		}
 		out.Snapshot = *history.Evolve(history.State{}, w.Seq, history.Kept(w)).Snapshot

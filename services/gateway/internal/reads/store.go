@@ -5,30 +5,30 @@ package reads
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
 // Config configures a Store. Log is required; other zero fields mean the defaults.
 type Config struct {
-	Timeout   time.Duration // timeout of one statement; 0 means 5 s
+	Timeout   time.Duration // how long a read may wait for Postgres to return a row; 0 means 5 s
 	FreshWait time.Duration // how long a read waits for something that only the log contains yet; 0 means 3 s
 	Log       Log           // required
 }
 
 // Store reads the read models. Its errors are *problem.Error.
 type Store struct {
-	pool *pgxpool.Pool
-	cfg  Config
+	db      database
+	queries *queries.Queries
+	cfg     Config
 }
 
 // New returns a Store that uses a pool of readmodel.Open.
@@ -39,81 +39,54 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 	if cfg.FreshWait == 0 {
 		cfg.FreshWait = 3 * time.Second
 	}
-	return &Store{pool, cfg}
+	db := database{pool, cfg.Timeout}
+	return &Store{db, queries.New(db), cfg}
 }
 
 // Check returns an error unless Postgres responds and has the read models.
 func (s *Store) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	return readmodel.Check(ctx, s.pool)
+	return readmodel.Check(ctx, s.db.Pool)
 }
 
-// rows runs a statement and calls scan for each row.
+// rows runs a statement and calls scan for each row before it reads the next one. Reads whose rows together may be large
+// use it; all others are in package queries.
 func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, sql, args...)
+	result, err := s.db.Query(ctx, sql, args...)
 	if err != nil {
-		return unavailable(err)
+		return err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
+	defer result.Close()
+	for result.Next() {
+		if err := scan(result); err != nil {
 			return unavailable(err)
 		}
 	}
-	return unavailable(rows.Err())
+	return result.Err()
 }
 
-// one runs a statement that returns at most one row, and reports whether there was one.
-func (s *Store) one(ctx context.Context, dest []any, sql string, args ...any) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	err = s.pool.QueryRow(ctx, sql, args...).Scan(dest...)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	return err == nil, unavailable(err)
-}
+// group returns the projector group of an id, as its checkpoint stores it.
+func group(id string) int16 { return int16(readmodel.Group(id)) }
 
-// undefinedTable is Postgres's error code for a table that does not exist.
-const undefinedTable = "42P01"
-
-// unavailable converts an error: errors of an unavailable Postgres become UNAVAILABLE, all others INTERNAL.
-func unavailable(err error) error {
-	if err == nil {
-		return nil
+// checkpoint returns the checkpoint of an id's projector group.
+func (s *Store) checkpoint(ctx context.Context, id string) (queries.CheckpointRow, error) {
+	r, err := s.queries.Checkpoint(ctx, group(id))
+	if errors.Is(err, pgx.ErrNoRows) { // nothing was folded
+		return queries.CheckpointRow{}, nil
 	}
-	var refused *problem.Error
-	if errors.As(err, &refused) {
-		return err
-	}
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		switch {
-		case pg.Code == undefinedTable:
-			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").Because(err)
-		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
-		default:
-			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").Because(err)
-		}
-	}
-	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").Because(err)
+	return r, err
 }
 
 // missing returns the error for a session that the read models do not contain.
 func (s *Store) missing(ctx context.Context, tenant, session string) error {
-	var caughtUp, deleted bool
-	_, err := s.one(ctx, []any{&caughtUp, &deleted}, `
-		SELECT caught_up, EXISTS (SELECT FROM deleted_sessions WHERE tenant = $2 AND id = $3) FROM checkpoints WHERE grp = $1`,
-		readmodel.Group(session), tenant, session)
+	r, err := s.queries.MissingSession(ctx, queries.MissingSessionParams{Tenant: tenant, Session: session, Grp: group(session)})
 	switch {
-	case err != nil:
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return err
-	case deleted:
+	case r.Deleted:
 		return errDeleted{problem.NoSuchSession()}
-	case !caughtUp:
+	case !r.CaughtUp:
 		return folding()
 	}
 	return problem.NoSuchSession()
@@ -123,24 +96,6 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 type errDeleted struct{ error }
 
 func (e errDeleted) Unwrap() error { return e.error }
-
-// MintedAt returns the time in an id that events.NewID generated.
-func MintedAt(id string) (time.Time, bool) {
-	const alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-	_, ulid, ok := strings.Cut(id, "_")
-	if !ok || len(ulid) < 10 {
-		return time.Time{}, false
-	}
-	var ms int64
-	for _, c := range ulid[:10] {
-		v := strings.IndexRune(alphabet, c)
-		if v < 0 {
-			return time.Time{}, false
-		}
-		ms = ms<<5 | int64(v)
-	}
-	return time.UnixMilli(ms), true
-}
 
 // CheckSession returns INVALID_REQUEST unless s is a session id.
 func CheckSession(s string) error { return checkID("sessionId", events.KindSession, s) }
@@ -155,11 +110,5 @@ func checkID(field string, kind events.Kind, s string) error {
 	if events.CheckID(field, kind, s) == nil {
 		return nil
 	}
-	if len(s) > 64 {
-		s = s[:64] + "…"
-	}
-	return problem.Invalid(field, "%s is not a valid id: it must be %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", fmt.Sprintf("%+q", s), kind)
+	return problem.Invalid(field, "%+q is not a valid id: it must be %s_ and 26 characters of 0-9 and A-Z without I, L, O and U", truncate.Text(s, 64), kind)
 }
-
-// row is a row of a statement's result.
-type row = pgx.Rows

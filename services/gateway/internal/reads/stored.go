@@ -20,17 +20,14 @@ var storedRows = func() []string {
 // Stored returns how many bytes a tenant stores, and the position of each projector group up to which they are
 // counted.
 func (s *Store) Stored(ctx context.Context, tenant string) (bytes int64, positions map[int]uint64, err error) {
-	var groups, seqs []int64
 	// One statement reads both, so that the sum and the positions are consistent.
-	_, err = s.one(ctx, []any{&bytes, &groups, &seqs}, `SELECT
-			(SELECT coalesce(sum(stored_bytes), 0)::bigint FROM tenant_usage WHERE tenant = $1 AND id = ANY ($2)),
-			ARRAY(SELECT grp::bigint FROM checkpoints ORDER BY grp), ARRAY(SELECT position FROM checkpoints ORDER BY grp)`, tenant, storedRows)
+	r, err := s.queries.Stored(ctx, tenant, storedRows)
 	if err != nil {
 		return 0, nil, err
 	}
 	positions = map[int]uint64{}
-	for i, g := range groups {
-		positions[int(g)] = uint64(seqs[i]) //nolint:gosec // a position of the log
+	for i, g := range r.Groups {
+		positions[int(g)] = uint64(r.Positions[i])
 	}
-	return max(0, bytes), positions, nil
+	return max(0, r.Bytes), positions, nil
 }

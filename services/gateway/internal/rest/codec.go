@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 )
 
 // codec adapts wirejson to grpc-gateway.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
@@ -23,7 +24,7 @@ func isLive(q url.Values) (bool, error) {
 	case !q.Has(paramLive) || v == "0" || v == "false":
 		return false, nil
 	case v != "1" && v != "true":
-		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", clip(v))
+		return false, problem.Invalid(paramLive, "%+q is neither 1 nor 0", truncate.Text(v, 100))
 	}
 	if q.Has("minPosition") {
 		return false, problem.Invalid("minPosition", "a live read is newer than any position; leave minPosition out")
@@ -32,11 +33,11 @@ func isLive(q url.Values) (bool, error) {
 }
 
 // listLive lists the entries below a folder of the running sandbox.
-func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) error {
+func (h *Handler) listLive(w *statusRecorder, r *http.Request, session, dir string) error {
 	if wantsTar(r) {
 		return problem.Invalid(paramLive, "a tar is made from the last snapshot; leave live out, or list")
 	}
-	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	at := time.Now().UTC()
@@ -60,8 +61,8 @@ func (h *Handler) listLive(w *answer, r *http.Request, session, dir string) erro
 }
 
 // getLive returns a file's content from the running sandbox.
-func (h *Handler) getLive(w *answer, r *http.Request, session, file string) error {
-	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+func (h *Handler) getLive(w *statusRecorder, r *http.Request, session, file string) error {
+	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	content, size, err := h.cfg.API.LiveFile(r.Context(), session, file)

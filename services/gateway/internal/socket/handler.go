@@ -12,6 +12,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
@@ -198,10 +199,7 @@ const maxReason = 123
 // finish closes the connection with a code. Only the first call has an effect.
 func (c *conn) finish(code websocket.StatusCode, reason string) {
 	c.end.Do(func() {
-		if len(reason) > maxReason {
-			reason = reason[:maxReason-3] + "..."
-		}
-		_ = c.ws.Close(code, reason) // the client may be gone already
+		_ = c.ws.Close(code, truncate.Text(reason, maxReason-len("…"))) // the client may be gone already
 	})
 }
 

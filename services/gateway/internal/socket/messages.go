@@ -8,12 +8,12 @@ import (
 	"unicode/utf8"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // The types of message.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -75,7 +76,7 @@ func (c *conn) handle(ctx context.Context, r request) error {
 	case typeLeave:
 		return c.leave(r)
 	}
-	return problem.Invalid("type", "%+q is not a type of message: there are %s and %s", clip(r.Type), typeJoin, typeLeave)
+	return problem.Invalid("type", "%+q is not a type of message: there are %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave)
 }
 
 // leftByClient is the cause of a join that the client ended.
@@ -261,11 +262,4 @@ func (c *conn) endJoin(r request, cursor uint32, err error) {
 	default:
 		_ = c.ws.CloseNow() // the connection is broken
 	}
-}
-
-func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "…"
-	}
-	return s
 }

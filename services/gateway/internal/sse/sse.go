@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
@@ -21,7 +22,6 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
-	"github.com/spoolhq/spool/services/gateway/internal/wirejson"
 )
 
 // Config configures a Handler. Zero durations mean the defaults.

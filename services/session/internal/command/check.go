@@ -103,7 +103,7 @@ func resolve(asked string, agent *events.AgentSpec) (string, error) {
 	}
 	known, ok := architecture.Canonical(name)
 	if !ok {
-		return "", invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are %s", asked, architecture.List()))
+		return "", invalid("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.List()))
 	}
 	if agent == nil {
 		return known, nil
@@ -199,7 +199,7 @@ func checkPost(c command.Command, b command.PostMessage) error {
 	case strings.TrimSpace(text) == "":
 		return invalid("content", "the message is empty")
 	case size > MaxMessage:
-		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "content", Detail: fmt.Sprintf("the message has %d bytes; at most %d are taken", size, MaxMessage)}
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "content", Detail: fmt.Sprintf("the message has %d bytes; the limit is %d", size, MaxMessage)}
 	case !utf8.ValidString(text):
 		return invalid("content", "the message is not valid UTF-8")
 	}
@@ -212,7 +212,7 @@ const maxVariables = 256
 // checkEnvironment refuses names that no variable may have, and secrets that are not sealed.
 func checkEnvironment(list map[string]events.Variable) error {
 	if len(list) > maxVariables {
-		return invalid("environment", fmt.Sprintf("there are %d variables; at most %d are taken", len(list), maxVariables))
+		return invalid("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if err := layers.CheckName(name); err != nil {
@@ -227,7 +227,7 @@ func checkEnvironment(list map[string]events.Variable) error {
 
 func checkMetadata(m json.RawMessage) error {
 	if len(m) > MaxMetadata {
-		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; at most %d are taken", len(m), MaxMetadata)}
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; the limit is %d", len(m), MaxMetadata)}
 	}
 	return nil
 }

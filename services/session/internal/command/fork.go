@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/fork"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 )
@@ -119,9 +120,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 		if !cut.Waits || parent.Run.Sandbox.ID == "" || time.Now().After(until) {
 			return cut, nil
 		}
-		select {
-		case <-time.After(snapshotPoll):
-		case <-ctx.Done():
+		if retry.Pause(ctx, snapshotPoll) != nil {
 			return cut, ctx.Err()
 		}
 		last, err = h.read(ctx, parent, walk, last, nil)

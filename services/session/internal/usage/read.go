@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 const (
@@ -43,7 +44,9 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 					ended = false
 					if rec.Events != nil && tries < payloadTries {
 						tries++
-						wait(ctx, payloadPause)
+						if retry.Pause(ctx, payloadPause) != nil {
+							return
+						}
 						break
 					}
 				}
@@ -56,14 +59,6 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 				}
 			}
 		}
-	}
-}
-
-// wait blocks for a duration, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -74,8 +75,9 @@ func (f *Folder) Collectors() []prometheus.Collector {
 
 // Run folds until ctx ends. After a failure it begins again at the checkpoint. While another copy folds it stands by.
 func (f *Folder) Run(ctx context.Context) error {
-	for tries := 0; ctx.Err() == nil; {
-		err := f.lead(ctx, func() { tries = 0 })
+	pauses := retry.Doubling(firstWait, maxWait)
+	for ctx.Err() == nil {
+		err := f.lead(ctx, pauses.Reset)
 		if ctx.Err() != nil {
 			break
 		}
@@ -84,10 +86,11 @@ func (f *Folder) Run(ctx context.Context) error {
 			f.standBy(ctx)
 			continue
 		}
-		pause := min(firstWait<<min(tries, 10), maxWait)
-		tries++
+		pause := pauses.NextBackOff()
 		f.cfg.Logger.Warn("the usage of tenants is not counted; trying again", "wait", pause, "error", err)
-		wait(ctx, pause)
+		if retry.Pause(ctx, pause) != nil {
+			break
+		}
 	}
 	return nil
 }
@@ -105,8 +108,7 @@ func (f *Folder) leads(ctx context.Context) bool {
 // standBy blocks until no other copy folds, although there is something to fold, or until ctx ends.
 func (f *Folder) standBy(ctx context.Context) {
 	for last := uint64(0); ; {
-		wait(ctx, standByTime)
-		if ctx.Err() != nil {
+		if retry.Pause(ctx, standByTime) != nil {
 			return
 		}
 		revision, behind, err := f.look(ctx)
@@ -334,7 +336,9 @@ func (l *leader) fold(ctx context.Context, items <-chan item, progressed func())
 		}
 		progressed()
 		if len(batch) > 0 {
-			wait(ctx, batchPause)
+			if err := retry.Pause(ctx, batchPause); err != nil {
+				return err
+			}
 		}
 	}
 }

@@ -90,7 +90,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 }
 
 func badTag(field, tag string) error {
-	return invalid(field, fmt.Sprintf("%.64q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, the first none of . and -, and no SHA-256", tag))
+	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
 
 // again answers a push that was carried out before, without its upload; the

@@ -1,5 +1,5 @@
-// Package mcptool gives the built-in agent the tools of MCP servers, over stdio
-// and streamable HTTP, by the protocol's official client.
+// Package mcptool provides the tools of MCP servers to the built-in agent, over stdio and streamable HTTP, with the
+// protocol's official client.
 package mcptool
 
 import (
@@ -21,29 +21,30 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 const (
 	// connectLimit is how long a server may take until its tools are known.
 	connectLimit = 30 * time.Second
-	// maxOutput is how many bytes of a result are kept.
+	// maxOutput is the number of bytes of a result that are kept.
 	maxOutput = 128 << 10
-	// maxName is how long a tool's name may be for a model's endpoint.
+	// maxName is the longest name of a tool that model APIs accept.
 	maxName = 64
-	// endLimit is how long a server may take to end once its stdin is closed.
+	// endLimit is how long a server may take to end after its stdin is closed.
 	endLimit = time.Second
 )
 
-// Prefix begins the names of the tools: mcp__server__tool.
+// Prefix is the prefix of the names of the tools: mcp__server__tool.
 const Prefix = "mcp__"
 
-// Config says where servers of stdio are started.
+// Config configures the servers that run as processes.
 type Config struct {
 	Dir     string   // absolute
-	Environ []string // for the servers, KEY=value, without secrets; each has its own variables beside
+	Environ []string // for all servers, KEY=value, without secrets; each server adds its own variables
 }
 
-// Servers are connections that last from turn to turn. Not for concurrent use.
+// Servers holds connections that last from turn to turn. It is not safe for concurrent use.
 type Servers struct {
 	cfg  Config
 	open map[string]*connection // by name
@@ -56,11 +57,11 @@ type connection struct {
 	gone    chan struct{} // closed when the server has ended
 }
 
-// New makes none.
+// New returns a Servers without connections.
 func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*connection{}} }
 
-// Tools connects to the servers that are not connected, and gives the tools of
-// all. What could not be reached is in the error, and tried again the next time.
+// Tools connects to the servers that are not connected, and returns the tools of all. The error names the servers that
+// could not be reached; the next call tries them again.
 func (s *Servers) Tools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
 	var wg sync.WaitGroup
 	found, failed := make([]*connection, len(servers)), make([]error, len(servers))
@@ -121,12 +122,12 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	c := &connection{server: server, session: session, gone: make(chan struct{})}
 	go func() { // ends with the connection
 		defer close(c.gone)
-		_ = session.Wait() //nolint:errcheck // whatever ended it, it is gone
+		_ = session.Wait() //nolint:errcheck // the connection has ended, with or without an error
 		cancel()
 	}()
 	for t, err := range session.Tools(whole, nil) {
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("list its tools: %w", err), session.Close())
+			return nil, errors.Join(fmt.Errorf("list tools: %w", err), session.Close())
 		}
 		if len(server.Tools) == 0 || slices.Contains(server.Tools, t.Name) {
 			c.tools = append(c.tools, newTool(c, t))
@@ -145,7 +146,7 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 		}, nil
 	}
 	if len(server.Command) == 0 {
-		return nil, errors.New("it has no command")
+		return nil, errors.New("command is empty")
 	}
 	cmd := exec.Command(server.Command[0], server.Command[1:]...) //nolint:gosec // the agent's definition names it
 	cmd.Dir, cmd.Env = s.cfg.Dir, slices.Clone(s.cfg.Environ)
@@ -166,7 +167,7 @@ func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// remote is a server's tool.
+// remote is a tool of a server.
 type remote struct {
 	c      *connection
 	tool   *mcp.Tool
@@ -174,7 +175,7 @@ type remote struct {
 	schema json.RawMessage
 }
 
-// notInNames is what a model's endpoint does not take in a name.
+// notInNames matches the characters that model APIs do not accept in a name.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
 func newTool(c *connection, t *mcp.Tool) remote {
@@ -184,24 +185,24 @@ func newTool(c *connection, t *mcp.Tool) remote {
 		r.name = r.name[:maxName-9] + "_" + hex.EncodeToString(sum[:4])
 	}
 	if raw, err := json.Marshal(t.InputSchema); err == nil && strings.HasPrefix(string(raw), "{") {
-		r.schema = raw // anything else is no schema of arguments
+		r.schema = raw // other types are not schemas of arguments
 	}
 	return r
 }
 
-// Name is mcp__server__tool.
+// Name returns mcp__server__tool.
 func (r remote) Name() string { return r.name }
 
-// Description is the server's.
+// Description returns the server's description.
 func (r remote) Description() string { return r.tool.Description }
 
-// Schema is the server's.
+// Schema returns the server's schema.
 func (r remote) Schema() json.RawMessage { return r.schema }
 
-// Paths are none: what a server touches is the sandbox's to bound.
+// Paths returns none: the sandbox limits the files that a server can use.
 func (r remote) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 
-// Run calls the tool, for as long as the server's time allows.
+// Run calls the tool, with the server's time limit.
 func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
@@ -225,7 +226,7 @@ func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result 
 	return result
 }
 
-// text is what can be read of a result.
+// text returns the readable parts of a result.
 func text(out *mcp.CallToolResult) string {
 	var parts []string
 	for _, c := range out.Content {
@@ -251,7 +252,7 @@ func text(out *mcp.CallToolResult) string {
 	}
 	all := strings.Join(parts, "\n")
 	if len(all) > maxOutput {
-		all = strings.ToValidUTF8(all[:maxOutput], "") + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
+		all = truncate.Prefix(all, maxOutput) + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
 	}
 	return all
 }

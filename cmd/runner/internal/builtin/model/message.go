@@ -1,5 +1,5 @@
-// Package model is the built-in agent's way to a language model: a
-// conversation in, a streamed answer out. The loop knows only these types.
+// Package model is the built-in agent's client of language models: it sends a conversation and streams the answer. The
+// loop uses only these types.
 package model
 
 import (
@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Role of a message.
+// Role is the author of a message.
 type Role string
 
 // The roles. The system prompt is not part of the conversation: it belongs to a request.
@@ -21,16 +21,16 @@ const (
 type Message struct {
 	Role    Role   `json:"role"`
 	Text    string `json:"text,omitempty"`
-	Images  []URL  `json:"images,omitempty"`  // user
+	Images  []URL  `json:"images,omitempty"`  // of a user
 	Calls   []Call `json:"calls,omitempty"`   // assistant
 	CallID  string `json:"callId,omitempty"`  // tool: the call it answers
-	Partial bool   `json:"partial,omitempty"` // assistant: cut short by an interrupt or a broken stream
+	Partial bool   `json:"partial,omitempty"` // of an assistant: cut short by an interrupt or a broken stream
 }
 
-// URL of an image; data: URLs carry it whole.
+// URL is the URL of an image. A data: URL holds the whole image.
 type URL string
 
-// Call is a tool call that a model asked for.
+// Call is a tool call that a model requests.
 type Call struct {
 	ID        string          `json:"id"`
 	Name      string          `json:"name"`
@@ -44,7 +44,7 @@ type Offer struct {
 	Schema      json.RawMessage // JSON schema of the arguments
 }
 
-// Request asks for one answer.
+// Request is a request for one answer.
 type Request struct {
 	Model    string
 	System   string
@@ -52,39 +52,39 @@ type Request struct {
 	Tools    []Offer
 }
 
-// Delta is a piece of an answer; one field is set, Call with Arguments or alone.
+// Delta is a piece of an answer. Exactly one field is set, except that Arguments may come with Call.
 type Delta struct {
 	Text     string
 	Thinking string
 	Call     *CallDelta
 }
 
-// CallDelta is a piece of a tool call. The first of an index has ID and Name.
+// CallDelta is a piece of a tool call. The first one for an index has ID and Name.
 type CallDelta struct {
 	Index     int
 	ID, Name  string
 	Arguments string
 }
 
-// Usage counts tokens. Input includes what was read from the cache.
+// Usage counts tokens. Input includes tokens that were read from the cache.
 type Usage struct{ Input, Output, CacheRead uint32 }
 
-// Answer is a whole answer, or with an error beside it what came of it.
+// Answer is a complete answer, or, next to an error, the part that came before it.
 type Answer struct {
 	Message Message
 	Usage   Usage
 	Model   string // as the endpoint names it
-	Cut     bool   // by the token limit
+	Cut     bool   // the token limit cut the answer
 }
 
-// Error is a failure of the model or its endpoint, with the code of the turn's end.
+// Error is a failure of the model or its API, with the error code of the turn.
 type Error struct {
 	Code    string // MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED
 	Message string
-	Err     error // its cause, if there is more to know
+	Err     error // the cause, or nil
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Message) }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

@@ -15,32 +15,32 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 )
 
-// Defaults of Config.
+// The defaults of Config.
 const (
 	DefaultRetries = 4
 	DefaultIdle    = 2 * time.Minute
 )
 
-// partialNote tells the model what became of an answer of its own.
+// partialNote is appended to an answer in the conversation that was cut short.
 const partialNote = "\n[this answer was cut short before it was finished]"
 
-// Config says where the model is. A zero one is OpenAI's own endpoint.
+// Config configures a Client. The zero value is OpenAI's own API.
 type Config struct {
 	BaseURL string // with /v1; "" for OpenAI's
 	APIKey  string
-	Retries int           // of a request that got no stream yet: 408, 409, 429, 5xx and lost connections; 0 for DefaultRetries, negative for none
-	Idle    time.Duration // how long the endpoint may send nothing; 0 for DefaultIdle
+	Retries int           // of a request whose stream has not begun, after 408, 409, 429, 5xx and lost connections; 0 for DefaultRetries, negative for none
+	Idle    time.Duration // how long the endpoint may be silent; 0 for DefaultIdle
 }
 
-// Client speaks streaming Chat Completions. Safe for concurrent use.
+// Client is a client of streaming Chat Completions. It is safe for concurrent use.
 type Client struct {
 	api  openai.Client
 	cfg  Config
-	none *Error // set when there is nowhere to go without a key
+	none *Error // set if the key is missing and the endpoint needs one
 }
 
-// NewClient makes a client. A request is tried again with jittered backoff, or
-// as the endpoint's Retry-After says; a stream that has begun never is.
+// NewClient returns a client. It retries requests with jittered backoff, or after the endpoint's Retry-After. It does
+// not retry a stream that has begun.
 func NewClient(cfg Config) *Client {
 	if cfg.Retries == 0 {
 		cfg.Retries = DefaultRetries
@@ -63,8 +63,8 @@ func NewClient(cfg Config) *Client {
 	return c
 }
 
-// Stream asks for an answer and hands over its pieces as they come. With an
-// error, which is ctx's or an *Error, the answer holds what came before it.
+// Stream requests an answer and passes its pieces to each as they come. If it returns an error, which is that of ctx or
+// an *Error, the answer holds what came before it.
 func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answer, error) {
 	if c.none != nil {
 		return Answer{}, c.none
@@ -75,10 +75,10 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 	idle := time.AfterFunc(c.cfg.Idle, func() { cancel(silent) })
 	defer idle.Stop()
 	stream := c.api.Chat.Completions.NewStreaming(ctx, params(r), option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
-		idle.Reset(c.cfg.Idle) // each try gets its time
+		idle.Reset(c.cfg.Idle) // each attempt gets the full time
 		return next(req)
 	}))
-	defer stream.Close() //nolint:errcheck // what matters is in Err
+	defer stream.Close() //nolint:errcheck // Err reports failures
 	var a assembly
 	for stream.Next() {
 		idle.Reset(c.cfg.Idle)
@@ -101,7 +101,7 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 	return answer, explain(err, r.Model, a.begun)
 }
 
-// assembly puts an answer together from its chunks.
+// assembly assembles an answer from its chunks.
 type assembly struct {
 	text     strings.Builder
 	calls    []*Call
@@ -146,8 +146,8 @@ func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 	}
 }
 
-// call adds a piece of a tool call. Some endpoints leave out the index or the
-// id, some repeat the name with every piece.
+// call adds a piece of a tool call. Some endpoints leave out the index or the id, and some repeat the name with every
+// piece.
 func (a *assembly) call(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
 	i := int(tc.Index)
 	if i < 0 || i > len(a.calls) {
@@ -163,15 +163,15 @@ func (a *assembly) call(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each f
 	each(Delta{Call: &d})
 }
 
-// answer gives what there is. Calls whose arguments are no JSON keep them as a
-// JSON string, so that whoever runs them can say so to the model.
+// answer returns the answer so far. Arguments of a call that are not JSON are kept as a JSON string, so that the loop
+// can report them to the model.
 func (a *assembly) answer() Answer {
 	m := Message{Role: Assistant, Text: a.text.String(), Partial: !a.finished}
 	for i, c := range a.calls {
 		raw := json.RawMessage(cmp.Or(strings.TrimSpace(a.args[i].String()), "{}"))
 		if !json.Valid(raw) {
 			if !a.finished {
-				continue // it was still being typed
+				continue // the call is incomplete
 			}
 			raw, _ = json.Marshal(string(raw)) //nolint:errchkjson // a string
 		}
@@ -181,7 +181,7 @@ func (a *assembly) answer() Answer {
 	return Answer{Message: m, Usage: a.usage, Model: a.model, Cut: a.cut}
 }
 
-// reasoning is the model's thinking, which compatible endpoints send beside the standard.
+// reasoning returns the model's thinking, which compatible endpoints send in a field that is not in the standard.
 func reasoning(d openai.ChatCompletionChunkChoiceDelta) string {
 	for _, name := range []string{"reasoning_content", "reasoning"} {
 		var s string
@@ -192,7 +192,7 @@ func reasoning(d openai.ChatCompletionChunkChoiceDelta) string {
 	return ""
 }
 
-// params writes a request in the API's words.
+// params converts a request to the API's format.
 func params(r Request) openai.ChatCompletionNewParams {
 	p := openai.ChatCompletionNewParams{
 		Model:         r.Model,
@@ -207,7 +207,7 @@ func params(r Request) openai.ChatCompletionNewParams {
 	for _, t := range r.Tools {
 		var schema map[string]any
 		if err := json.Unmarshal(t.Schema, &schema); err != nil {
-			panic(fmt.Sprintf("schema of tool %s: %v", t.Name, err)) // written in this repository, held by a test
+			panic(fmt.Sprintf("schema of tool %s: %v", t.Name, err)) // the schemas are constants, and a test checks them
 		}
 		p.Tools = append(p.Tools, openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{
 			Name: t.Name, Description: openai.String(t.Description), Parameters: schema,
@@ -248,7 +248,7 @@ func message(m Message) openai.ChatCompletionMessageParamUnion {
 	return openai.UserMessage(parts)
 }
 
-// explain turns the client's error into one of ours.
+// explain converts an error of the API client to an Error.
 func explain(err error, model string, begun bool) *Error {
 	var api *openai.Error
 	if !errors.As(err, &api) {

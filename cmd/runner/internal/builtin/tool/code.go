@@ -17,9 +17,9 @@ import (
 const (
 	// DefaultCodeLimit is how long a program may run.
 	DefaultCodeLimit = 60 * time.Second
-	// maxCode is the longest program in bytes; the kernel takes no longer argument.
+	// maxCode is the longest program in bytes; the kernel accepts no longer argument.
 	maxCode = 100 << 10
-	// keepOutput is how many bytes of each end of an output are kept.
+	// keepOutput is the number of bytes that are kept of the beginning and of the end of an output.
 	keepOutput = 32 << 10
 )
 
@@ -35,19 +35,19 @@ type codeArguments struct {
 	Code     string `json:"code"`
 }
 
-// interpreters by language: program and the flag that takes the code.
+// interpreters has the program and its flag for code, by language.
 var interpreters = map[string][]string{"python": {"python3", "-c"}, "bash": {"bash", "-c"}}
 
-// Name is run_code.
+// Name returns run_code.
 func (RunCode) Name() string { return "run_code" }
 
-// Description for the model.
+// Description returns the description for the model.
 func (c RunCode) Description() string {
 	return fmt.Sprintf("Runs a Python 3 or bash program with the workspace as its current folder and gives what it prints and its exit code. "+
 		"It may run for %s; processes it leaves in the background are ended with it.", c.limit())
 }
 
-// Schema of language and code.
+// Schema returns the schema of language and code.
 func (RunCode) Schema() json.RawMessage {
 	return json.RawMessage(`{"type":"object","additionalProperties":false,"required":["language","code"],"properties":{
 		"language":{"type":"string","enum":["python","bash"]},
@@ -74,14 +74,14 @@ func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 	return a, nil
 }
 
-// Paths are none: what a program touches is the sandbox's to bound.
+// Paths returns none: the sandbox limits the files that a program can use.
 func (c RunCode) Paths(raw json.RawMessage) ([]string, error) {
 	_, err := c.arguments(raw)
 	return nil, err
 }
 
-// Run runs the program. When ctx ends, or the limit is reached, or the program
-// itself has ended, its whole process group is killed.
+// Run runs the program. When ctx ends, the time limit is reached, or the program has ended, Run kills its whole process
+// group.
 func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	a, err := c.arguments(raw)
 	if err != nil {
@@ -94,7 +94,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	cmd.Dir, cmd.Env = c.Dir, c.Environ
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 300 * time.Millisecond // what runs in the background may keep the pipes open
+	cmd.WaitDelay = 300 * time.Millisecond // a background process may keep the pipes open
 	var out, errs ends
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
@@ -117,7 +117,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	return Result{Output: text + "[exit status 0]"}
 }
 
-// killGroup ends what the program left; nothing left is what is wanted.
+// killGroup kills the processes that the program left. An error means that there are none.
 func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
 
 // output joins both streams.
@@ -132,7 +132,7 @@ func output(out, errs string) string {
 	return b.String()
 }
 
-// ends keeps both ends of what is written to it.
+// ends keeps the beginning and the end of the data that is written to it.
 type ends struct {
 	mu         sync.Mutex
 	head, tail []byte
@@ -154,7 +154,7 @@ func (e *ends) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// String is valid UTF-8, with a note of what was cut.
+// String returns valid UTF-8, with a note about the part that was cut.
 func (e *ends) String() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// maxRead is how many bytes of a file one call gives.
+	// maxRead is the largest number of bytes of a file that one call returns.
 	maxRead = 128 << 10
-	// maxEntries is how many entries of a folder one call gives.
+	// maxEntries is the largest number of entries of a folder that one call returns.
 	maxEntries = 1000
 )
 
-// Files gives the tools that work on files.
+// Files returns the tools that work on files.
 func Files(w *workspace.Workspace) []Tool { return []Tool{readFile{w}, writeFile{w}, listDirectory{w}} }
 
 type readFile struct{ w *workspace.Workspace }
@@ -104,7 +104,7 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	return Result{Output: string(b) + note}
 }
 
-// wholeRunes takes off the pieces of runes that a window cut at its ends.
+// wholeRunes removes incomplete runes at the ends that were cut.
 func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
 	for n := 0; cutBefore && n < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); n++ {
 		b = b[1:]

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// list writes a folder's entries by name.
+// list returns the entries of a folder, sorted by name.
 func list(dir *os.File) Result {
 	entries, err := dir.ReadDir(-1)
 	if err != nil {
@@ -27,7 +27,7 @@ func list(dir *os.File) Result {
 		case e.IsDir():
 			fmt.Fprintf(&out, "%s/\n", name)
 		case err != nil:
-			fmt.Fprintf(&out, "%s\n", name) // it went away meanwhile
+			fmt.Fprintf(&out, "%s\n", name) // it was removed meanwhile
 		case e.Type()&fs.ModeSymlink != 0:
 			fmt.Fprintf(&out, "%s (link)\n", name)
 		default:

@@ -1,5 +1,5 @@
-// Package tool holds the built-in agent's tools. A tool never fails with an
-// error: what goes wrong is a result that the model can act upon.
+// Package tool holds the built-in agent's tools. A tool does not return Go errors: a failure is a result that the model
+// can act on.
 package tool
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 )
 
-// Code says what went wrong.
+// Code is the kind of a failure.
 type Code string
 
 // The codes.
@@ -25,13 +25,13 @@ const (
 	ExecutionError   Code = "EXECUTION_ERROR"
 )
 
-// Result is what a tool gives back.
+// Result is the result of a tool call.
 type Result struct {
-	Output string // for the model and the people who watch; bounded
-	Code   Code   // "" when it worked
+	Output string // for the model and for observers; limited in length
+	Code   Code   // "" for success
 }
 
-// Text is the result as the model reads it.
+// Text returns the result in the form that the model reads.
 func (r Result) Text() string {
 	if r.Code == "" {
 		return r.Output
@@ -39,21 +39,22 @@ func (r Result) Text() string {
 	return string(r.Code) + ": " + r.Output
 }
 
-// Tool is something that a model can have done.
+// Tool is a tool that a model can call.
 type Tool interface {
-	// Name as the model calls it.
+	// Name returns the name that the model uses.
 	Name() string
-	// Description for the model.
+	// Description returns the description for the model.
 	Description() string
-	// Schema is the JSON schema of the arguments.
+	// Schema returns the JSON schema of the arguments.
 	Schema() json.RawMessage
-	// Paths are the workspace paths that a call touches, for the policy. An error says what is wrong with the arguments.
+	// Paths returns the workspace paths that a call uses, for the policy. It returns an error if the arguments are
+	// invalid.
 	Paths(arguments json.RawMessage) ([]string, error)
-	// Run does it. It is called only after Paths gave no error.
+	// Run runs the call. It is called only if Paths returned no error.
 	Run(ctx context.Context, arguments json.RawMessage) Result
 }
 
-// decode reads arguments strictly, so that a model learns of a misspelt field.
+// decode decodes arguments strictly, so that the model learns about a misspelt field.
 func decode(arguments json.RawMessage, into any) error {
 	dec := json.NewDecoder(strings.NewReader(string(arguments)))
 	dec.DisallowUnknownFields()
@@ -63,7 +64,7 @@ func decode(arguments json.RawMessage, into any) error {
 	return nil
 }
 
-// failure turns an error of the file system into a result.
+// failure converts an error of the file system to a result.
 func failure(path string, err error) Result {
 	switch {
 	case workspace.Outside(err):

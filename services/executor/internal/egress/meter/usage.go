@@ -6,9 +6,9 @@ import (
 	"math"
 	"mime"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Dialect is the form in which an endpoint reports usage.
@@ -92,7 +92,7 @@ func (r *Response) Result() Result {
 	} else {
 		r.events.endEvent() // a stream may end without its last blank line
 	}
-	return Result{Model: clip(r.model, maxModel), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: clip(r.failed, maxError)}
+	return Result{Model: truncate.Valid(r.model, maxModel), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxError)}
 }
 
 // take evaluates the fields of a document, or of an event of a stream.
@@ -199,15 +199,4 @@ func joinError(kind, message string) string {
 		return cmp.Or(message, kind)
 	}
 	return kind + ": " + message
-}
-
-// clip shortens a text to a number of bytes, at the boundary of a character.
-func clip(s string, most int) string {
-	if len(s) <= most {
-		return strings.ToValidUTF8(s, "�")
-	}
-	for most > 0 && !utf8.RuneStart(s[most]) {
-		most--
-	}
-	return strings.ToValidUTF8(s[:most], "�") + "…"
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/pkg/truncate"
 )
 
 // Protocol is the API of a request.
@@ -230,7 +231,7 @@ const maxModel = 200
 
 func (s *scanner) named(_ []byte, v value) error {
 	name := v.string()
-	s.model = strings.ToValidUTF8(name[:min(len(name), maxModel)], "")
+	s.model = strings.ToValidUTF8(truncate.Prefix(name, maxModel), "")
 	// Some models search the web without a tool.
 	if strings.Contains(name, "-search-preview") || strings.Contains(name, "-search-api") || strings.HasSuffix(name, ":online") {
 		return s.need("web_search", "model "+printable(name)+", which searches the web")

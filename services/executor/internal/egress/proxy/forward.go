@@ -212,7 +212,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 	s.copyTunnel(here, checked, there)
 	if checked.err != nil {
 		d := about(t, r.Method)
-		d.Code, d.Message = BadHost, clip(checked.err.Error())
+		d.Code, d.Message = BadHost, bounded(checked.err.Error())
 		s.denied(sb, *d)
 	}
 }

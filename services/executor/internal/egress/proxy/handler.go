@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/egress"
+	"github.com/spoolhq/spool/pkg/truncate"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/egress/policy"
@@ -62,6 +63,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// bounded returns the first 500 bytes of a text that a sandbox or a server may have chosen, as valid UTF-8.
+func bounded(s string) string { return strings.ToValidUTF8(truncate.Prefix(s, 500), "\uFFFD") }
+
 // denied journals and counts a denial.
 func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.Denied(d.Code)
@@ -72,7 +76,7 @@ func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 
 // deny journals and counts a denial, and answers the sandbox with it.
 func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
-	d.Host, d.Method, d.Message = clip(d.Host), clip(d.Method), clip(d.Message)
+	d.Host, d.Method, d.Message = bounded(d.Host), bounded(d.Method), bounded(d.Message)
 	s.denied(sb, d)
 	failure{status, d.Code, d.Message}.write(w)
 }
@@ -146,13 +150,4 @@ func watch(ctx context.Context, idle time.Duration) (_ context.Context, progress
 // sinceMs returns the milliseconds since a time, within 32 bits.
 func sinceMs(t time.Time) uint32 {
 	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
-}
-
-// clip bounds a text that a sandbox may have chosen.
-func clip(s string) string {
-	const most = 500
-	if len(s) > most {
-		s = s[:most]
-	}
-	return strings.ToValidUTF8(s, "�")
 }

@@ -135,7 +135,7 @@ func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err er
 	default:
 		d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and nothing else than requests of HTTP/1.1, in TLS or plain, can be judged by them: "+err.Error()
 	}
-	d.Message = clip(d.Message)
+	d.Message = bounded(d.Message)
 	s.denied(sb, *d)
 }
 
@@ -146,7 +146,7 @@ func (s *Server) journalUnparsed(c *conn) {
 		return
 	}
 	t := c.tunnel.target
-	d := about(t, clip(method))
+	d := about(t, bounded(method))
 	d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and what was sent is no request of HTTP/1.1 that could be judged by them"
 	s.denied(c.sandbox, *d)
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/tlsconn"
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
@@ -148,18 +149,19 @@ func (s *Server) accept(l Listener) {
 	}
 	pending := newPendingConns(perAddress)
 	defer pending.close()
-	for pause := time.Duration(0); ; {
+	pauses := retry.Doubling(5*time.Millisecond, time.Second)
+	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil { // most likely out of file descriptors, which passes
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			pause := pauses.NextBackOff()
 			s.cfg.Logger.Error("accept a sandbox's connection", "error", err, "again", pause)
 			time.Sleep(pause)
 			continue
 		}
-		pause = 0
+		pauses.Reset()
 		element, evicted := pending.add(c)
 		if evicted && l.TLS != nil {
 			s.cfg.Metrics.RefusedTLS(refusedEvicted)

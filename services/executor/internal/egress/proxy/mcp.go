@@ -102,7 +102,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
 			if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", clip(e))
+				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", bounded(e))
 			}
 			var body io.Reader = res.Body
 			for _, secret := range secrets {

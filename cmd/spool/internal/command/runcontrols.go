@@ -1,0 +1,115 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+)
+
+// controls turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
+// third ends this program without waiting. A termination signal requests a cancellation at once.
+func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
+	var accepted *spoolv1.StartExecutionResponse
+	asked := 0
+	for {
+		var sig os.Signal
+		select {
+		case <-ctx.Done():
+			return
+		case accepted = <-posted:
+			if asked == 0 {
+				continue
+			}
+		case sig = <-r.app.Signals:
+			asked++
+			if sig == syscall.SIGTERM {
+				asked = max(asked, 2)
+			}
+		}
+		known := accepted.GetExecutionId() != ""
+		switch {
+		case asked >= 3 || !known && (asked >= 2 || !r.posting.Load()):
+			cancel(errInterrupted)
+			return
+		case known:
+			r.control(ctx, accepted, asked)
+		}
+	}
+}
+
+// control asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
+// running one.
+func (r *running) control(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
+	ctx, done := context.WithTimeout(ctx, 10*time.Second)
+	defer done()
+	var err error
+	if asked == 1 && r.began.Load() {
+		r.note("stopping; press Ctrl-C again to cancel")
+		_, err = r.client.Load().Sessions.InterruptSession(ctx, &spoolv1.InterruptSessionRequest{SessionId: accepted.SessionId})
+	} else {
+		r.note("cancelling; press Ctrl-C again to exit without waiting")
+		_, err = r.client.Load().Executions.CancelExecution(ctx, &spoolv1.CancelExecutionRequest{ExecutionId: accepted.ExecutionId})
+	}
+	if err != nil && ctx.Err() == nil {
+		r.note("the request failed: " + err.Error())
+	}
+}
+
+func (r *running) note(text string) {
+	if r.watcher.shown != nil && r.app.OutTTY {
+		r.watcher.shown.Note(text)
+		return
+	}
+	fmt.Fprintln(r.app.Err, "spool: "+text)
+}
+
+// leave stops the stack of this run after the queries of other runs that joined it have ended.
+func (r *running) leave() error {
+	if r.client.Load() != nil && r.app.ctx.Err() == nil {
+		r.wait()
+	}
+	return r.stack.Close()
+}
+
+// wait returns when no query is running, or at a signal.
+func (r *running) wait() {
+	ctx, cancel := r.app.interruptible()
+	defer cancel()
+	for announced := false; ; announced = true {
+		busy, err := r.countQueries(ctx)
+		if err != nil && ctx.Err() == nil {
+			fmt.Fprintln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
+		}
+		if err != nil || busy == 0 {
+			return
+		}
+		if !announced {
+			fmt.Fprintf(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.stack.Done():
+			return
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// countQueries returns the number of queries that have not ended on the server.
+func (r *running) countQueries(ctx context.Context) (n int, err error) {
+	for _, phase := range []string{"queued", "starting", "running"} {
+		for _, err := range client.List[*spoolv1.Execution](ctx, r.client.Load().Executions.ListExecutions, &spoolv1.ListExecutionsRequest{Phase: phase}) {
+			if err != nil {
+				return 0, err
+			}
+			n++
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,86 @@
+package command
+
+import (
+	"fmt"
+	"iter"
+	"text/tabwriter"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+)
+
+// list prints items as a table, or as one JSON object per line. limit 0 means all.
+func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], error], head []any, row func(T) []any) error {
+	table := newTable(a)
+	n := 0
+	for d, err := range items {
+		if err != nil {
+			return err
+		}
+		if limit > 0 && n == limit {
+			if !asJSON {
+				defer fmt.Fprintf(a.Err, "only the first %d are shown; --limit 0 shows all\n", limit)
+			}
+			break
+		}
+		if asJSON {
+			if err := a.json(d); err != nil {
+				return err
+			}
+		} else {
+			if n == 0 {
+				cells(table, head)
+			}
+			cells(table, row(d.Value))
+		}
+		n++
+	}
+	return table.Flush()
+}
+
+func newTable(a *app) *tabwriter.Writer { return tabwriter.NewWriter(a.Out, 0, 8, 2, ' ', 0) }
+
+// cells writes a row. The cells may come from an untrusted source, so they are made safe for a terminal.
+func cells(w *tabwriter.Writer, row []any) {
+	for i, c := range row {
+		if i > 0 {
+			fmt.Fprint(w, "\t")
+		}
+		text := terminal.Line(fmt.Sprint(c))
+		if text == "" {
+			text = "-"
+		}
+		fmt.Fprint(w, text)
+	}
+	fmt.Fprintln(w)
+}
+
+// fields prints rows of cells, such as names with their values.
+func fields(a *app, rows ...[]any) error {
+	table := newTable(a)
+	for _, r := range rows {
+		cells(table, r)
+	}
+	return table.Flush()
+}
+
+// when formats a time for people, in the local time zone; no time is "".
+func when(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	return localTime(t.AsTime())
+}
+
+func localTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+
+// exactTime formats a time as the API does; no time is "".
+func exactTime(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	return t.AsTime().Format(time.RFC3339Nano)
+}

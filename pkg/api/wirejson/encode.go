@@ -1,0 +1,153 @@
+package wirejson
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Marshal encodes a message: its fields in order, without absent fields that have presence.
+func Marshal(m proto.Message) []byte {
+	var w writer
+	w.message(m.ProtoReflect())
+	return w.Bytes()
+}
+
+// MarshalRequest encodes a message as Marshal does, but without fields that are 0, false, "" or empty: a server that
+// does not know a field refuses the request only if the field is used.
+func MarshalRequest(m proto.Message) []byte {
+	w := writer{onlySet: true}
+	w.message(m.ProtoReflect())
+	return w.Bytes()
+}
+
+// writer holds the JSON of a message.
+type writer struct {
+	bytes.Buffer
+	onlySet bool // omit every field that has its default value
+}
+
+func (b *writer) message(m protoreflect.Message) {
+	switch m.Descriptor().FullName() {
+	case jsonName:
+		text := m.Get(m.Descriptor().Fields().ByNumber(1)).String()
+		if text == "" {
+			text = "null"
+		}
+		b.WriteString(text)
+		return
+	case timestampName:
+		t, ok := m.Interface().(*timestamppb.Timestamp)
+		if !ok {
+			panic("wirejson: a Timestamp of another package")
+		}
+		b.string(t.AsTime().Format(time.RFC3339Nano))
+		return
+	}
+	b.WriteByte('{')
+	first := true
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		if b.absent(m, fd) {
+			continue
+		}
+		if !first {
+			b.WriteByte(',')
+		}
+		first = false
+		b.string(fd.JSONName())
+		b.WriteByte(':')
+		switch {
+		case fd.IsList():
+			b.list(fd, m.Get(fd).List())
+			continue
+		case fd.IsMap():
+			b.mapField(fd, m.Get(fd).Map())
+			continue
+		}
+		b.value(fd, m.Get(fd))
+	}
+	b.WriteByte('}')
+}
+
+// optionalLists are lists that are omitted when empty, as in the stored JSON of a block.
+var optionalLists = map[protoreflect.FullName]bool{"spool.v1.Block.parts": true, "spool.v1.Block.todos": true}
+
+func (b *writer) absent(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
+	if b.onlySet {
+		return !m.Has(fd)
+	}
+	if fd.IsList() {
+		return optionalLists[fd.FullName()] && m.Get(fd).List().Len() == 0
+	}
+	return fd.HasPresence() && !m.Has(fd)
+}
+
+func (b *writer) list(fd protoreflect.FieldDescriptor, list protoreflect.List) {
+	b.WriteByte('[')
+	for i := range list.Len() {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.value(fd, list.Get(i))
+	}
+	b.WriteByte(']')
+}
+
+// mapField encodes members sorted by name.
+func (b *writer) mapField(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
+	var names []string
+	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
+		names = append(names, k.String())
+		return true
+	})
+	slices.Sort(names)
+	b.WriteByte('{')
+	for i, name := range names {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.string(name)
+		b.WriteByte(':')
+		b.value(fd.MapValue(), m.Get(protoreflect.ValueOfString(name).MapKey()))
+	}
+	b.WriteByte('}')
+}
+
+func (b *writer) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+	switch fd.Kind() {
+	case protoreflect.StringKind:
+		b.string(v.String())
+	case protoreflect.BoolKind:
+		b.WriteString(strconv.FormatBool(v.Bool()))
+	case protoreflect.Uint32Kind:
+		b.WriteString(strconv.FormatUint(v.Uint(), 10))
+	case protoreflect.DoubleKind:
+		b.any(v.Float())
+	case protoreflect.MessageKind:
+		b.message(v.Message())
+	default:
+		panic(fmt.Sprintf("wirejson: %s is a %s, which the API does not use", fd.FullName(), fd.Kind()))
+	}
+}
+
+func (b *writer) string(s string) { b.any(s) }
+
+// any encodes a scalar without HTML escapes, like the log.
+func (b *writer) any(v any) {
+	enc := json.NewEncoder(b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil { // NaN or infinity is not a JSON number
+		b.WriteString("null")
+		return
+	}
+	b.Truncate(b.Len() - 1)
+}

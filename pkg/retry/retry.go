@@ -1,0 +1,32 @@
+// Package retry paces attempts that are repeated. The loop stays with its caller, which knows when an attempt
+// succeeded, failed for good, or made progress.
+package retry
+
+import (
+	"context"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// Pauses are the pauses between attempts: NextBackOff returns the next one, Reset starts again with the first. They must
+// not be used concurrently.
+type Pauses = backoff.ExponentialBackOff
+
+// Doubling returns pauses of first, 2·first, 4·first and so on up to longest, without jitter.
+func Doubling(first, longest time.Duration) *Pauses {
+	return &Pauses{InitialInterval: first, Multiplier: 2, MaxInterval: longest}
+}
+
+// Pause blocks for d. If ctx ends first, or has ended, it returns the cause.
+func Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+	}
+	// Both may be ready.
+	return context.Cause(ctx)
+}

@@ -1,0 +1,264 @@
+// Package admission decides whether an executor may run an execution, and gives the execution a slot.
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/storage"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/lease"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Leases returns what other executors do.
+type Leases interface {
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
+	// answer.
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	// Running returns how many executions of a tenant run on all executors, this one included, as each last reported.
+	Running(ctx context.Context, tenant string) (int, error)
+	// Renew publishes at once what this executor runs.
+	Renew(ctx context.Context)
+}
+
+// Budgets returns the budgets and limits of tenants.
+type Budgets interface {
+	// Of returns a tenant's budgets and limits, and what all its sessions have used.
+	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	// Limits returns a tenant's own limits, as far as they are known. It does not block.
+	Limits(tenant string) events.TenantLimits
+}
+
+// Idle checks whether the sandbox of a session can be used.
+type Idle interface {
+	// CheckReachable returns an error if a sandbox is on an engine that this executor cannot reach.
+	CheckReachable(sb run.Sandbox) error
+	// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs.
+	CheckUnused(ctx context.Context, l eventlog.Loaded) error
+}
+
+// Config of a Controller; every field is required, except for Budgets and Room.
+type Config struct {
+	Executor string // id of this executor
+	Provider string // name of the sandbox provider
+	Engine   string
+
+	Slots           int // executions at once
+	Reserved        int // further executions, of tenants that have none here
+	TenantSlots     int // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
+	TenantSandboxes int // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
+
+	Leases  Leases
+	Budgets Budgets        // nil: no tenant has limits of its own
+	Room    *storage.Watch // nil: the store of NATS is never full
+	Idle    Idle
+	Sandbox sandbox.Provider
+	Dialer  *agents.Dialer
+	Logger  *slog.Logger
+	Now     func() time.Time
+}
+
+// A Controller admits executions. It is safe for concurrent use.
+type Controller struct {
+	Config
+	slots *permits.Limiter
+}
+
+// New returns a Controller.
+func New(cfg Config) *Controller {
+	c := &Controller{Config: cfg}
+	c.slots = permits.New(cfg.Slots, cfg.Reserved, c.maxExecutions)
+	return c
+}
+
+const (
+	// delay is the delay of a job whose execution cannot be claimed now.
+	delay = 2 * time.Second
+	// tenantDelay is the delay of a job that errTenant returns.
+	tenantDelay = 20 * time.Millisecond
+)
+
+var (
+	// errTenant is returned when the tenant runs as many executions as it may, over all executors.
+	errTenant = errors.New("the tenant runs as many executions as it may")
+	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again; it has no slot.
+	errNotDue = errors.New("the next attempt is not due yet")
+)
+
+// Check returns an error unless this executor may claim the active execution of a session now. The error says when the job is to be
+// delivered again.
+func (c *Controller) Check(ctx context.Context, l eventlog.Loaded) error {
+	if err := c.CheckDue(l); err != nil {
+		return err
+	}
+	if l.Run.Execution != l.Life.Active.ExecutionID {
+		if err := c.Room.Check(ctx, 0); err != nil {
+			return err
+		}
+	}
+	if err := c.checkClaimable(ctx, l); err != nil {
+		return err
+	}
+	if err := c.Idle.CheckUnused(ctx, l); err != nil {
+		return err
+	}
+	return c.checkEngine(ctx, l)
+}
+
+// CheckDue returns an error for an execution whose next attempt is not due yet; nil for any other. The delay of its job is short, since
+// the execution may be cancelled.
+func (c *Controller) CheckDue(l eventlog.Loaded) error {
+	r := l.Run
+	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
+		return nil
+	}
+	wait := r.NotBefore.Sub(c.Now())
+	if wait <= 0 {
+		return nil
+	}
+	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, delay))
+}
+
+// acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
+// needs a slot: an execution that runs already is followed, and one that a control ends is ended, however many jobs wait.
+func (c *Controller) acquire(ctx context.Context, l eventlog.Loaded) (release func(), err error) {
+	r := l.Run
+	claimed := r.Execution == l.Life.Active.ExecutionID
+	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == c.Engine && r.Sandbox.Provider == c.Provider
+	switch {
+	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
+		return nil, nil
+	}
+	if release, err = c.slots.Acquire(ctx, l.Tenant); err == nil {
+		if err = c.checkTenantSlots(ctx, l.Tenant); err != nil {
+			release()
+			release = nil
+			c.Leases.Renew(ctx)
+		}
+	}
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenant)) && c.isRunning(ctx, l) {
+		return nil, nil
+	}
+	return release, err
+}
+
+// tenantSlots returns how many executions a tenant may run at once, over all executors; 0 is no limit.
+func (c *Controller) tenantSlots(tenant string) int {
+	if c.Budgets != nil {
+		if own := c.Budgets.Limits(tenant).Slots; own > 0 {
+			return int(own)
+		}
+	}
+	return c.TenantSlots
+}
+
+// MaxSandboxes returns how many sandboxes a tenant may have on this engine; 0 is no limit.
+func (c *Controller) MaxSandboxes(tenant string) int {
+	if c.Budgets != nil {
+		if own := c.Budgets.Limits(tenant).Sandboxes; own > 0 {
+			return int(own)
+		}
+	}
+	return c.TenantSandboxes
+}
+
+// maxExecutions returns how many executions of a tenant this executor may run at once; 0 is no limit. Each execution needs a sandbox.
+func (c *Controller) maxExecutions(tenant string) int {
+	slots, sandboxes := c.tenantSlots(tenant), c.MaxSandboxes(tenant)
+	if slots == 0 || sandboxes > 0 && sandboxes < slots {
+		return sandboxes
+	}
+	return slots
+}
+
+// checkTenantSlots returns an error if a tenant runs more executions than it may, over all executors. The execution that has just got its
+// slot here is counted.
+func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
+	if c.Budgets != nil {
+		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
+			return bus.Later(err, delay)
+		}
+	}
+	most := c.tenantSlots(tenant)
+	if most == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
+	defer cancel()
+	n, err := c.Leases.Running(ctx, tenant)
+	if err != nil {
+		return bus.Later(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), delay)
+	}
+	if n > most {
+		c.slots.Refuse(tenant)
+		return bus.Later(errTenant, tenantDelay)
+	}
+	return nil
+}
+
+// Working returns how many executions of each tenant run here.
+func (c *Controller) Working() map[string]int { return c.slots.Working() }
+
+// isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
+// is gone.
+func (c *Controller) isRunning(ctx context.Context, l eventlog.Loaded) bool {
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
+	defer cancel()
+	a, err := c.Dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
+	if err != nil {
+		c.Logger.Debug("it cannot be checked whether an execution has been started", "session", l.ID, "sandbox", l.Run.Sandbox.ID, "error", err)
+		return false
+	}
+	defer a.Link.Close()
+	return a.Hello.Status.ExecutionID == l.Run.Execution
+}
+
+// checkClaimable returns an error unless the active execution may be claimed: nothing runs in the session, or the executor that claimed it is
+// gone, or answers that it does not run it.
+func (c *Controller) checkClaimable(ctx context.Context, l eventlog.Loaded) error {
+	if err := c.Idle.CheckReachable(l.Run.Sandbox); err != nil {
+		return err
+	}
+	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || l.Run.Holder == c.Executor {
+		return nil
+	}
+	answer, err := c.Leases.Ask(ctx, l.Run.Holder, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
+	switch {
+	case errors.Is(err, lease.ErrNoLease):
+		return nil
+	case err != nil:
+		return bus.Later(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), delay)
+	case answer.Running == l.Run.Execution:
+		return bus.Later(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), delay)
+	}
+	return nil
+}
+
+// checkEngine returns an error while the engine is unavailable on which a claimed execution may be running. An execution survives only a few
+// claims that come to nothing, so it is claimed once the engine is back.
+func (c *Controller) checkEngine(ctx context.Context, l eventlog.Loaded) error {
+	sb := l.Run.Sandbox
+	here := sb.Engine == c.Engine && sb.Provider == c.Provider
+	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {
+		return nil
+	}
+	_, err := c.Sandbox.Attach(ctx, sb.ID)
+	if !sandboxes.Unavailable(err) {
+		return nil // the claim handles any other error
+	}
+	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
+	return bus.Later(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), delay)
+}

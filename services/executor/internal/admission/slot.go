@@ -1,0 +1,51 @@
+package admission
+
+import (
+	"context"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+)
+
+// A Slot is the permit of a turn to start an agent. Only the turn's goroutine uses it.
+type Slot struct {
+	slots    *permits.Limiter
+	tenant   string
+	release  func() // nil while the turn only follows an agent that runs already
+	endCount func() // ends the count of a turn without a slot; nil if it began with one
+}
+
+// Acquire waits for the slot of the active execution of a session. The Slot is not held if the execution needs none now. The caller
+// must close it.
+func (c *Controller) Acquire(ctx context.Context, l eventlog.Loaded) (*Slot, error) {
+	release, err := c.acquire(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	s := &Slot{slots: c.slots, tenant: l.Tenant, release: release}
+	if release == nil {
+		s.endCount = c.slots.Count(l.Tenant)
+	}
+	return s, nil
+}
+
+// TryAcquire reports whether the turn may start an agent: the slot is held already, or one is free now.
+func (s *Slot) TryAcquire() bool {
+	if s.release == nil {
+		s.release, _ = s.slots.TryAcquire(s.tenant)
+	}
+	return s.release != nil
+}
+
+// IsHeld reports whether the turn may start an agent.
+func (s *Slot) IsHeld() bool { return s.release != nil }
+
+// Close releases the slot.
+func (s *Slot) Close() {
+	if s.release != nil {
+		s.release()
+	}
+	if s.endCount != nil {
+		s.endCount()
+	}
+}

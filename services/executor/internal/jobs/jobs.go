@@ -1,0 +1,190 @@
+// Package jobs handles the jobs of sessions: it does what is due for a session, whichever job names it.
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/storage"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Turns runs executions.
+type Turns interface {
+	// Execute runs the active execution of a session to its end or its pause.
+	Execute(ctx context.Context, l eventlog.Loaded, s *handling.Session) error
+}
+
+// Idle works on the sandboxes of sessions in which nothing runs.
+type Idle interface {
+	// Release gives up the sandbox of a session.
+	Release(ctx context.Context, l eventlog.Loaded, s *handling.Session) error
+	// Sync applies file changes and takes a snapshot.
+	Sync(ctx context.Context, l eventlog.Loaded, s *handling.Session) error
+}
+
+// A Handler handles jobs; every field is required. It is safe for concurrent use.
+type Handler struct {
+	Executor string // id of this executor
+	Sessions eventlog.Sessions
+	Handling *handling.Set
+	Runs     *runlog.Writer
+	Turns    Turns
+	Idle     Idle
+	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
+	Logger   *slog.Logger
+}
+
+// Delays after which a job is delivered again.
+const (
+	heldDelay     = 2 * time.Second // another executor has the session
+	handoverDelay = time.Millisecond
+	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
+)
+
+// maxPasses bounds how often one delivery loads the session again.
+const maxPasses = 64
+
+var errHandled = errors.New("the session is being handled by a delivery that may not be this executor's any more")
+
+// Handle does what is due for the session of a job. It is a handler of the bus.
+func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
+	if err := bus.Routed(ctx); err != nil {
+		return err
+	}
+	ref, err := topology.DecodeSessionRef(msg.Payload)
+	if err != nil {
+		return bus.Poison(fmt.Errorf("job: %w", err))
+	}
+	b, covered := h.Handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
+	switch {
+	case b != nil:
+	case isDraining(ctx):
+		return bus.Later(permits.ErrStopping, handoverDelay)
+	case covered:
+		return nil
+	default:
+		return bus.Later(errHandled, heldDelay)
+	}
+	defer h.Handling.Abandon(ref.Session, b)
+	for {
+		err := h.session(ctx, ref, b)
+		switch {
+		case h.Handling.Finish(ref.Session, b):
+			return h.moveJob(ctx, msg, jobResult(err))
+		case isDraining(ctx):
+			return bus.Later(permits.ErrStopping, handoverDelay)
+		}
+	}
+}
+
+// session does what is due for a session until nothing is.
+func (h *Handler) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
+	fresh := eventlog.Any
+	for range maxPasses {
+		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
+		if err != nil {
+			return err
+		}
+		switch l.Due() {
+		case run.Execute:
+			err = h.Turns.Execute(ctx, l, b)
+		case run.Refuse:
+			err = h.refuse(ctx, l)
+		case run.Release:
+			err = h.Idle.Release(ctx, l, b)
+		case run.Sync:
+			err = h.Idle.Sync(ctx, l, b)
+		default:
+			if fresh == eventlog.Leader {
+				return nil
+			}
+		}
+		// Only the leader knows that nothing is due.
+		fresh = eventlog.Leader
+		if err != nil && !errors.Is(err, runlog.ErrChanged) {
+			return err
+		}
+		if isDraining(ctx) {
+			return bus.Later(permits.ErrStopping, handoverDelay)
+		}
+	}
+	return bus.Later(runlog.ErrChanged, heldDelay)
+}
+
+// jobResult returns the result of a job whose handling ended with an error.
+func jobResult(err error) error {
+	switch {
+	case errors.Is(err, permits.ErrStopping):
+		return bus.Later(err, handoverDelay)
+	case isStoreFull(err):
+		return bus.Later(err, reservedDelay)
+	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
+		return bus.Later(err, heldDelay)
+	}
+	return err
+}
+
+// isDraining reports whether the executor stops.
+func isDraining(ctx context.Context) bool {
+	select {
+	case <-bus.Draining(ctx):
+		return true
+	default:
+		return ctx.Err() != nil
+	}
+}
+
+// refuse ends an execution that a control reached before any executor claimed it.
+func (h *Handler) refuse(ctx context.Context, l eventlog.Loaded) error {
+	active := l.Life.Active.ExecutionID
+	d, err := h.Runs.Decide(l.Run, run.Abandon{
+		Meta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
+		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
+	})
+	if err != nil {
+		return runlog.ErrChanged
+	}
+	return h.Runs.Append(ctx, &l, d)
+}
+
+// moveJob publishes a job again for the executors of another engine, which alone can do it, and returns nil, so that the delivery is acknowledged here.
+// It returns any other result as it is. A job that is returned would be delivered to executors of its own subject only, and these may never reach
+// the sandbox.
+func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result error) error {
+	var away *idle.ElsewhereError
+	if !errors.As(result, &away) {
+		return result
+	}
+	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
+	if bus.Subject(msg) == to {
+		return result // its executors come back, or the engine is soon considered gone
+	}
+	// The id is derived from the message, so that it is published once, however often it is delivered.
+	id := fmt.Sprintf("moved-%s-%d", bus.Stream(msg), bus.Sequence(msg))
+	if err := h.Jobs.Publish(to, bus.NewMessage(ctx, id, msg.Payload)); err != nil {
+		h.Logger.Warn("a job could not be moved to the engine of its sandbox; it is returned", "engine", away.Sandbox.Engine, "error", err)
+		return result
+	}
+	return nil
+}
+
+// isStoreFull reports whether an error means that only the reserve of the store of NATS is left.
+func isStoreFull(err error) bool {
+	var reserved *storage.ReservedError
+	return errors.As(err, &reserved)
+}

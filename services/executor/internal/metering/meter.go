@@ -1,0 +1,239 @@
+package metering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/budget"
+	"github.com/spoolhq/spool/pkg/definition"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/budgets"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/references"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Budgets returns the budgets of tenants.
+type Budgets interface {
+	// Of returns a tenant's budgets and limits, and what all its sessions have used.
+	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+}
+
+// Codes of the proxy's refusals.
+const (
+	codeModelRefused  = "BUDGET_EXHAUSTED" // of a model request: a budget is used up
+	codeUnknownServer = "UNKNOWN_SERVER"   // of a request for an MCP server that the proxy does not know
+)
+
+// A Meter charges one execution to its budgets. Only the goroutine of the execution's turn uses it, except for Send.
+type Meter struct {
+	proxy     *Proxy
+	budgets   Budgets // nil: no tenant has a budget
+	execution *runlog.Execution
+	resolved  *references.Resolved // nil until SetResolved
+
+	limits       budgets.Limits // as last read
+	registered   budgets.Limits // as last registered at the proxy
+	unregistered bool           // the proxy knows that the execution does not run any more
+	usage        budgets.Tracker
+	authority    string // PEM: the certificate that the proxy returned when the sandbox was last registered
+}
+
+// New returns the Meter of an execution. b may be nil.
+func New(p *Proxy, b Budgets, x *runlog.Execution) *Meter {
+	return &Meter{proxy: p, budgets: b, execution: x}
+}
+
+// SetResolved sets what the execution refers to. Before that, it has no budget of its own, and no MCP servers.
+func (m *Meter) SetResolved(r *references.Resolved) { m.resolved = r }
+
+// Authority returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
+func (m *Meter) Authority() string { return m.authority }
+
+// Update reads the limits that apply to the execution again. After an error those last read apply.
+func (m *Meter) Update(ctx context.Context, session events.Budget) error {
+	l := budgets.Limits{Session: session}
+	if m.budgets != nil {
+		var err error
+		if l.Tenant, err = m.budgets.Of(ctx, m.execution.Session.Tenant); err != nil {
+			return err
+		}
+	}
+	m.limits = l
+	return nil
+}
+
+// Exceeded returns the code and the message of the first budget or limit that is used up once some events, which are not stored yet,
+// are; "" if there is none.
+func (m *Meter) Exceeded(unstored []events.Event) (code, message string) {
+	s := m.execution.Session.Run
+	for _, e := range unstored {
+		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == m.execution.ID {
+			return budgets.CodeExceeded, d.Message
+		}
+		s = run.Evolve(s, e)
+	}
+	return m.usage.Exceeded(m.charged(), m.limits, s, m.proxy.Now())
+}
+
+// charged returns the execution as it is charged. The proxy counts the model requests of agents that do not.
+func (m *Meter) charged() budgets.Execution {
+	x := m.execution
+	e := budgets.Execution{Tenant: x.Session.Tenant, Session: x.Session.ID, ID: x.ID}
+	if m.resolved == nil {
+		return e
+	}
+	l := m.resolved.Definition.Limits
+	e.Own = events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}
+	if m.proxy.Egress != nil && !definition.CountsTurns(x.Session.Life.Architecture) {
+		e.Own.Turns = l.Turns
+	}
+	return e
+}
+
+// Register registers the execution's sandbox at the proxy, with the limits that apply now. The error wraps agents.ErrLost if the proxy
+// does not know the sandbox, and run.ErrFenced if another executor has claimed the session's runs.
+func (m *Meter) Register(ctx context.Context, sandbox string) error {
+	if m.proxy.Egress == nil {
+		return nil
+	}
+	if err := m.Update(ctx, m.execution.Session.Life.Options.Budget); err != nil {
+		return err
+	}
+	authority, err := m.proxy.Egress.Register(ctx, sandbox, m.registration())
+	switch {
+	case sandboxes.Unavailable(err):
+		return err
+	case errors.Is(err, ErrUnknownSandbox):
+		return fmt.Errorf("%w: %w", agents.ErrLost, err)
+	case errors.Is(err, link.ErrFenced):
+		return fmt.Errorf("%w: %w", run.ErrFenced, err)
+	case err != nil:
+		return fmt.Errorf("register %s at the egress proxy: %w", sandbox, err)
+	}
+	m.authority, m.registered, m.unregistered = authority, m.limits, false
+	return nil
+}
+
+// Unregister informs the proxy that the execution does not run any more. The proxy refuses model requests from then on: processes that
+// outlive the turn could otherwise call models on the account of no execution.
+func (m *Meter) Unregister(ctx context.Context) {
+	sb := m.execution.Session.Run.Sandbox
+	if m.proxy.Egress == nil || m.unregistered || sb.ID == "" || sb.Engine != m.proxy.Engine {
+		return
+	}
+	r := m.registration()
+	r.Execution = ""
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
+	defer cancel()
+	switch _, err := m.proxy.Egress.Register(ctx, sb.ID, r); {
+	case err == nil:
+		m.unregistered = true
+	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or belongs to another executor
+	default:
+		m.execution.Log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
+	}
+}
+
+// registration returns what the execution's sandbox may do at the proxy.
+func (m *Meter) registration() api.Registration {
+	x := m.execution
+	r := api.Registration{
+		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.upstreams(),
+		Budgets: m.usage.Budgets(m.charged(), m.limits, x.Session.Run, m.proxy.Now()),
+	}
+	if m.resolved != nil {
+		r.Allow = m.resolved.Allowlist()
+	}
+	return r
+}
+
+// upstreams returns the MCP servers that the proxy reaches for the execution's sandbox.
+func (m *Meter) upstreams() []api.Upstream {
+	if m.resolved == nil {
+		return nil
+	}
+	var out []api.Upstream
+	for _, s := range m.resolved.Definition.MCPServers {
+		if s.Type != events.MCPHTTP {
+			continue
+		}
+		u := api.Upstream{Name: s.Name, URL: s.URL, Headers: s.Headers}
+		texts := strings.Join(slices.Collect(maps.Values(s.Headers)), "\n") + "\n" + s.URL
+		for _, secret := range m.resolved.Secrets {
+			if strings.Contains(texts, secret) {
+				u.Secrets = append(u.Secrets, secret)
+			}
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
+// A Change is a registration that the proxy does not have yet.
+type Change struct {
+	sandbox      string
+	registration api.Registration
+	limits       budgets.Limits
+}
+
+// Changed returns the registration that the proxy needs because other executions have used some of the tenant's budgets, or a budget
+// has changed; nil if the proxy has it.
+func (m *Meter) Changed(sandbox string) *Change {
+	if m.proxy.Egress == nil || m.registered.SameBudgets(m.limits) {
+		return nil
+	}
+	return &Change{sandbox: sandbox, registration: m.registration(), limits: m.limits}
+}
+
+// Send sends a Change to the proxy. It may run in another goroutine.
+func (m *Meter) Send(ctx context.Context, c *Change) error {
+	_, err := m.proxy.Egress.Register(ctx, c.sandbox, c.registration)
+	return err
+}
+
+// SetRegistered records that the proxy has a Change.
+func (m *Meter) SetRegistered(c *Change) { m.registered = c.limits }
+
+// Events returns lines of the proxy's journal as events.
+func (m *Meter) Events(lines []Line) []events.Event {
+	return m.proxy.events(m.execution.Session.Run, m.execution.ID, lines)
+}
+
+// Forgot reports whether the proxy refused an MCP server that was registered: it keeps them in memory only.
+func (m *Meter) Forgot(lines []Line) bool {
+	servers := m.upstreams()
+	return slices.ContainsFunc(lines, func(l Line) bool {
+		d, ok := l.Data.(events.EgressDenied)
+		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.Upstream) bool { return d.Host == "mcp/"+u.Name })
+	})
+}
+
+// Final unregisters the execution and returns what the proxy has recorded by then, so that the log has the execution's use before
+// its end.
+func (m *Meter) Final(ctx context.Context) []events.Event {
+	if m.proxy.Egress == nil {
+		return nil
+	}
+	m.Unregister(ctx)
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
+	defer cancel()
+	s := m.execution.Session.Run
+	lines, err := m.proxy.Egress.Lines(ctx, s.Sandbox.ID, s.Egress, true)
+	if err != nil {
+		m.execution.Log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
+	}
+	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.Events(lines)})
+	if err != nil {
+		return nil // fenced, which the end returns too
+	}
+	return d.Events
+}

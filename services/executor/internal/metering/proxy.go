@@ -1,0 +1,138 @@
+// Package metering charges executions to their budgets. It registers an execution and its budgets at the egress proxy, reads the
+// journal in which the proxy records model requests and refused hosts, and reports which budget is used up.
+package metering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/egress/api"
+)
+
+// Egress registers sandboxes at the egress proxy and reads its journal.
+type Egress interface {
+	// Register registers a sandbox, or replaces its registration; an empty token keeps the registered one. It returns
+	// the certificate, in PEM, that verifies the proxy's certificates of the hosts with methods in r.Allow, "" if there
+	// are none. It returns ErrUnknownSandbox for an unknown sandbox without a token, and link.ErrFenced for a low epoch.
+	Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error)
+	// Release ends a registration. An unknown sandbox is no error.
+	Release(ctx context.Context, sandbox string) error
+	// Open returns how many model requests are open.
+	Open(ctx context.Context, sandbox string) (int, error)
+	// Lines returns the lines of the proxy's journal about a sandbox after a line. With settled, Lines waits for those of model requests that are
+	// just ending.
+	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]Line, error)
+	// Ack allows the proxy to drop lines that are in the log.
+	Ack(ctx context.Context, sandbox string, upTo run.Line) error
+}
+
+// ErrUnknownSandbox is returned for a sandbox without a token, whose token the proxy does not know.
+var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
+
+// A Line is a line of the proxy's journal.
+type Line struct {
+	Execution string
+	Time      time.Time
+	Data      events.Payload // EgressDenied or ModelCalled
+}
+
+// A Proxy is the egress proxy of an engine's sandboxes. It is safe for concurrent use. If Egress is nil there is no proxy: then its
+// methods do nothing.
+type Proxy struct {
+	Egress Egress
+	Engine string // of this executor
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// RegisterNew implements sandboxes.Egress.
+func (p *Proxy) RegisterNew(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string) error {
+	_, err := p.Egress.Register(ctx, spec.ID, api.Registration{
+		Token: spec.EgressToken, Tenant: spec.Labels.Tenant, Session: spec.Labels.Session, Epoch: spec.Labels.Epoch, Allow: allow, Routes: routes,
+	})
+	return err
+}
+
+// Release implements sandboxes.Egress.
+func (p *Proxy) Release(ctx context.Context, sandbox string) error {
+	return p.Egress.Release(ctx, sandbox)
+}
+
+// OpenRequests returns how many model requests of a sandbox are open.
+func (p *Proxy) OpenRequests(ctx context.Context, sandbox string) (int, error) {
+	if p.Egress == nil {
+		return 0, nil
+	}
+	return p.Egress.Open(ctx, sandbox)
+}
+
+// Lines returns the lines of the journal about the sandbox of a session's runs that are not in the log.
+func (p *Proxy) Lines(ctx context.Context, r run.State) ([]Line, error) {
+	if p.Egress == nil {
+		return nil, nil
+	}
+	return p.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, false)
+}
+
+// LastEvents returns what the proxy has recorded since the last turn, before the sandbox is given up.
+func (p *Proxy) LastEvents(ctx context.Context, r run.State) []events.Event {
+	if p.Egress == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
+	defer cancel()
+	lines, err := p.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, true)
+	if err != nil {
+		p.Logger.Warn("the last lines of the egress proxy about a sandbox are lost", "sandbox", r.Sandbox.ID, "error", err)
+	}
+	return p.events(r, "", lines)
+}
+
+// events returns lines of the journal as events. The ids do not depend on the executor. The proxy's clock may be wrong: no event is
+// older than the last claim or in the future.
+func (p *Proxy) events(r run.State, execution string, lines []Line) []events.Event {
+	now := p.Now()
+	var out []events.Event
+	for _, l := range lines {
+		at := l.Time
+		if at.Before(r.ClaimedAt) {
+			at = r.ClaimedAt
+		}
+		if at.After(now) {
+			at = now
+		}
+		e := events.Event{Time: at.UTC(), Source: events.FromServer, ConversationID: events.MainConversation, Data: l.Data}
+		if l.Execution == execution {
+			e.ExecutionID = execution
+		}
+		switch d := l.Data.(type) {
+		case events.EgressDenied:
+			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+		case events.ModelCalled:
+			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+		default:
+			continue
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// Acknowledge allows the proxy to drop the lines that the log holds. After an error a later call does.
+func (p *Proxy) Acknowledge(ctx context.Context, r run.State) {
+	if p.Egress == nil || r.Egress.Journal == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
+	defer cancel()
+	if err := p.Egress.Ack(ctx, r.Sandbox.ID, r.Egress); err != nil {
+		p.Logger.Debug("the egress proxy's journal could not be acknowledged", "sandbox", r.Sandbox.ID, "error", err)
+	}
+}

@@ -1,0 +1,88 @@
+// Package openblocks reads the blocks that are still being written when their execution, or an attempt of it, ends.
+package openblocks
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Deltas reads the text of unfinished blocks.
+type Deltas interface {
+	// Texts returns the text of a session's blocks, by block, from deltas since a time.
+	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
+}
+
+// deltaLead is how long before the start of the first open block the deltas are read from: their clock is another one.
+const deltaLead = time.Minute
+
+// A Reader reads open blocks. It is safe for concurrent use.
+type Reader struct {
+	Sessions eventlog.Sessions
+	Deltas   Deltas
+	Now      func() time.Time
+	Logger   *slog.Logger
+}
+
+// Open returns, by id, the blocks that are open in the log, or that unstored events leave open, with the content that the log and
+// the stream DELTAS have. If the deltas cannot be read, the blocks have no text.
+func (r *Reader) Open(ctx context.Context, l eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
+	blocks, err := r.Sessions.OpenBlocks(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range unstored {
+		switch d := e.Data.(type) {
+		case events.BlockStart:
+			if d.Block.Status == events.StatusPending {
+				blocks[d.Block.ID] = d.Block
+			}
+		case events.BlockComplete:
+			delete(blocks, d.Block.ID)
+		}
+	}
+	if len(blocks) == 0 {
+		return blocks, nil
+	}
+	since := r.Now()
+	for _, b := range blocks {
+		if b.Time.Before(since) {
+			since = b.Time
+		}
+	}
+	texts, err := r.Deltas.Texts(ctx, l.Tenant, l.ID, since.Add(-deltaLead))
+	if err != nil {
+		r.Logger.Warn("the text of open blocks could not be read", "session", l.ID, "execution", l.Run.Execution, "error", err)
+	}
+	for id, b := range blocks {
+		switch b.Kind {
+		case events.KindAssistantText, events.KindThinking:
+			b.Content = texts[id]
+		case events.KindToolResult:
+			b.Output = texts[id]
+		}
+		blocks[id] = b
+	}
+	return blocks, nil
+}
+
+// Close returns the completion of each block that is open in the log, with the content that Open returns and status error.
+func (r *Reader) Close(ctx context.Context, l eventlog.Loaded) ([]events.Payload, error) {
+	known, err := r.Open(ctx, l, nil)
+	if err != nil {
+		return nil, err
+	}
+	var out []events.Payload
+	for _, open := range l.Run.Open {
+		b, ok := known[open.ID]
+		if !ok {
+			b = events.Block{ID: open.ID, Kind: events.KindError, Time: r.Now().UTC(), ConversationID: events.MainConversation}
+		}
+		b.Status = events.StatusError
+		out = append(out, events.BlockComplete{Block: b})
+	}
+	return out, nil
+}

@@ -1,0 +1,178 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/link"
+)
+
+// findAgent returns the agent of the session's present sandbox, and creates the first sandbox. The error wraps agents.ErrLost if the sandbox is
+// gone.
+func (p *preparation) findAgent(ctx context.Context) (*agents.Agent, error) {
+	if err := p.retireSandbox(ctx); err != nil {
+		return nil, err
+	}
+	sb := p.Session.Run.Sandbox
+	if a := p.Agents.Take(p.Session.ID); a != nil {
+		// If the log has lines that this stream has not read, another executor has followed the agent since. The runner has ended this stream,
+		// even if its end has not arrived yet.
+		if a.IsAlive() && a.Journal == sb.Journal && a.Last >= sb.N {
+			a.Hello = nil
+			return a, nil
+		}
+		a.Link.Close()
+	}
+	switch {
+	case sb.ID == "":
+		return p.createSandbox(ctx)
+	case sb.Engine != p.Engine || sb.Provider != p.ProviderName:
+		return nil, fmt.Errorf("%w: engine %s is gone", agents.ErrLost, sb.Engine)
+	case sb.Journal == "":
+		return p.createSandbox(ctx) // an executor that crashed began to create it: Create returns the same sandbox
+	}
+	// An executor that crashed may have paused the sandbox without an event, or may have recorded that it resumes and not resumed it.
+	if err := p.Sandboxes.Retry(ctx, sb.ID, func() error { return p.Sandboxes.Resume(ctx, sb.ID) }); err != nil {
+		p.Log.Warn("the sandbox could not be resumed; the runner will show whether it is paused", "sandbox", sb.ID, "error", err)
+	}
+	a, err := p.Dialer.Dial(ctx, sb, p.Ref(), runner.Attach{Epoch: p.Epoch, After: sb.N})
+	if errors.Is(err, link.ErrFenced) {
+		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil || !sb.Unstopped {
+		return a, err
+	}
+	if err := a.StopOther(ctx, p.ID); err != nil {
+		a.Link.Close()
+		if errors.Is(err, run.ErrFenced) {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: stop the agent of an execution that has ended: %w", agents.ErrLost, err)
+	}
+	return a, nil
+}
+
+// createSandbox creates the session's sandbox. The log names it before it exists.
+func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) {
+	id := p.Session.Run.Sandbox.ID
+	layer, err := p.dependencyLayer(ctx)
+	if err != nil {
+		return nil, err
+	}
+	unreserve, err := p.reserveSandbox(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unreserve()
+	began := p.Now()
+	if id == "" {
+		if layer == "" { // a sandbox of the pool cannot mount one
+			if a, err := p.pooled(ctx); a != nil || err != nil {
+				return a, err
+			}
+		}
+		if id, err = p.NewID(); err != nil {
+			return nil, err
+		}
+		if err := p.AppendFacts(ctx, events.SandboxCreating{SandboxID: id, Provider: p.ProviderName, Engine: p.Engine}); err != nil {
+			return nil, err
+		}
+	} else if err := p.Sandboxes.Terminate(ctx, id, false); err != nil {
+		// An executor that crashed began to create it, with an egress token that is lost.
+		return nil, err
+	}
+	spec := p.Idle.Spec(p.Session, id)
+	spec.Labels.Epoch, spec.Layer, spec.Servers = p.Epoch, layer, len(p.Resolved.Containers())
+	box, err := p.Sandboxes.Create(ctx, &spec, p.Resolved.Allowlist(), nil)
+	if err != nil {
+		return nil, p.sandboxFailed(ctx, id, err)
+	}
+	a, err := p.Dialer.Open(ctx, box, p.Ref(), runner.Attach{Epoch: p.Epoch})
+	if errors.Is(err, link.ErrFenced) {
+		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
+	}
+	if err != nil {
+		return nil, p.sandboxFailed(ctx, id, err)
+	}
+	ready := events.SandboxReady{
+		SandboxID: id, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Image: spec.Image,
+		DurationMs: uint32(p.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
+	}
+	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
+		ready.Empty = true
+	} else {
+		ready.Workspace = spec.Workspace
+	}
+	if err := p.AppendFacts(ctx, ready); err != nil {
+		a.Link.Close()
+		return nil, err
+	}
+	return a, p.Refresh(ctx)
+}
+
+// sandboxFailed ends what exists of a sandbox that could not be created or filled, and returns a *Error; only the error of ctx if that has
+// ended.
+func (p *preparation) sandboxFailed(ctx context.Context, id string, cause error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err := p.Sandboxes.Terminate(ctx, id, false); err != nil {
+		p.Log.Error("a failed sandbox could not be ended; the sweep will try again", "sandbox", id, "error", err)
+	}
+	return &Error{SandboxID: id, Err: cause}
+}
+
+// replaceSandbox gives up the present sandbox in the log, and ends it.
+func (p *preparation) replaceSandbox(ctx context.Context) error {
+	old := p.Session.Run.Sandbox
+	lost, kept := "its processes and what they had in memory", true
+	if old.Engine != p.Engine {
+		lost, kept = "the sandbox with what its workspace had since its last snapshot: engine "+old.Engine+" is gone", false
+	} else if err := p.Sandboxes.Terminate(ctx, old.ID, false); err != nil {
+		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
+	}
+	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}
+	closed, err := p.OpenBlocks.Close(ctx, p.Session)
+	if err != nil {
+		return err
+	}
+	return p.AppendFacts(ctx, append(facts, closed...)...)
+}
+
+// pooled takes a sandbox from the pool for the session; nil if none fits.
+func (p *preparation) pooled(ctx context.Context) (*agents.Agent, error) {
+	o, architecture := p.Session.Life.Options, p.Session.Life.Architecture
+	adopter, ok := p.Provider.(sandbox.Adopter)
+	if !ok || p.Pool.Size(architecture) == 0 || o.Image != "" || len(p.Resolved.Containers()) > 0 || len(o.Command) > 0 || p.Session.Run.Lost.Workspace != "" {
+		return nil, nil
+	}
+	began := p.Now()
+	a := p.Pool.Take(ctx, architecture)
+	if a == nil {
+		return nil, nil
+	}
+	defer p.Pool.Forget(a.Sandbox)
+	a.Session = p.Ref()
+	labels := sandbox.Labels{Tenant: p.Session.Tenant, Session: p.Session.ID, Engine: p.Engine, Epoch: p.Epoch}
+	if err := adopter.Adopt(ctx, a.Sandbox, labels); err != nil {
+		p.Log.Warn("a pooled sandbox could not be used, another one is created", "sandbox", a.Sandbox, "error", err)
+		p.Pool.Discard(ctx, a)
+		return nil, nil
+	}
+	err := p.AppendFacts(ctx, events.SandboxReady{
+		SandboxID: a.Sandbox, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Pooled: true, Empty: !p.Sandboxes.KeepsWorkspaces(),
+		DurationMs: uint32(p.Now().Sub(began).Milliseconds()), //nolint:gosec // the pool is not slow
+	})
+	if err != nil {
+		a.Link.Close() // the sweep ends the sandbox, which the log does not name
+		return nil, err
+	}
+	p.Pooled()
+	return a, p.Refresh(ctx)
+}

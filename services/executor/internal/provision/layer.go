@@ -1,0 +1,88 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/dependency"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/references"
+)
+
+// dependencyLayer returns the layer with the agent's dependencies, "" if it has none. While the layer is built, the log says so and controls are
+// obeyed. An *references.Error ends the execution.
+func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
+	set, err := dependency.Parse(p.Resolved.Definition.Dependencies)
+	if err != nil { // it was checked when the agent was applied
+		return "", &references.Error{Code: sandbox.CodeDependenciesFailed, Err: fmt.Errorf("dependencies: %w", err)}
+	}
+	if set.Empty() {
+		return "", nil
+	}
+	layerer, ok := p.Provider.(sandbox.Layerer)
+	if !ok {
+		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", p.ProviderName)}
+	}
+	return p.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: p.Session.Life.Options.Image})
+}
+
+// awaitLayer waits for a layer.
+func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
+	begun := make(chan struct{}, 1)
+	builder := p.layerBuilder(func() {
+		select {
+		case begun <- struct{}{}:
+		default: // Retry has called it again
+		}
+	})
+	session := p.Session.ID
+	build := func(ctx context.Context) error {
+		err := p.Sandboxes.Retry(ctx, session, func() (err error) {
+			name, err = layerer.Layer(ctx, want, builder)
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			err = dependencyError(err)
+		}
+		return err
+	}
+	var since time.Time
+	err = p.unlessCancelled(ctx, build, begun, func() error {
+		if !since.IsZero() {
+			return nil
+		}
+		since = p.Now()
+		return p.AppendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)})
+	})
+	if err != nil {
+		return "", err
+	}
+	if !since.IsZero() {
+		err = p.AppendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are installed, after %s: %s", p.Now().Sub(since).Round(time.Millisecond), want)})
+	}
+	return name, err
+}
+
+// dependencyError returns the *references.Error of dependencies that cannot be installed.
+func dependencyError(err error) error {
+	code := sandbox.CodeDependenciesFailed
+	var typed *sandbox.Error
+	if errors.As(err, &typed) {
+		code = typed.Code
+	}
+	return &references.Error{Code: code, Err: err}
+}
+
+// layerBuilder returns how sandboxes are created in which layers are built. begun is called when one is needed.
+func (p *preparation) layerBuilder(begun func()) sandbox.Workshop {
+	b := sandbox.Workshop{Begun: begun}
+	if p.Proxied {
+		b.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
+			return p.Pool.Build(ctx, spec, p.Registries.Hosts, &p.Registries.Routes, work)
+		}
+	}
+	return b
+}

@@ -1,0 +1,206 @@
+// Package provision makes a session's sandbox ready for an execution: it finds or creates the sandbox, registers it at the egress
+// proxy, starts the MCP servers next to it, and loads skills and workspace into it.
+package provision
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/metering"
+	"github.com/spoolhq/spool/services/executor/internal/openblocks"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/pool"
+	"github.com/spoolhq/spool/services/executor/internal/references"
+	"github.com/spoolhq/spool/services/executor/internal/runlog"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// Registries are what a sandbox may reach while dependencies are installed.
+type Registries struct {
+	Hosts  []string // entries of an allowlist
+	Routes []string // of the egress proxy
+}
+
+// Config of a Provisioner; every field is required.
+type Config struct {
+	ProviderName string        // name of the sandbox provider
+	Engine       string        // of this executor
+	Beat         time.Duration // how often controls are read while something is awaited
+	Registries   Registries    // where dependencies of agents come from
+	Proxied      bool          // sandboxes reach the network through the egress proxy only
+	MaxSandboxes func(tenant string) int
+
+	Provider   sandbox.Provider
+	Sandboxes  *sandboxes.Manager
+	Dialer     *agents.Dialer
+	Agents     *agents.Registry
+	Pool       *pool.Pool
+	Idle       *idle.Keeper
+	Contents   *contents.Mover // without a Store, workspaces stay as they are
+	OpenBlocks *openblocks.Reader
+
+	NewID  func() (string, error) // returns the id of a new sandbox
+	Pooled func()                 // is called when a sandbox was taken from the pool
+	Now    func() time.Time
+}
+
+// A Provisioner makes sandboxes ready. It is safe for concurrent use.
+type Provisioner struct{ Config }
+
+// New returns a Provisioner.
+func New(cfg Config) *Provisioner { return &Provisioner{cfg} }
+
+// A Request is an execution that needs its session's sandbox.
+type Request struct {
+	*runlog.Execution
+	Resolved *references.Resolved
+	Meter    *metering.Meter
+	Changed  <-chan struct{} // signalled when the session has a new fact
+}
+
+// Ready is a sandbox that is ready for an execution.
+type Ready struct {
+	Agent   *agents.Agent // in use under the execution's epoch
+	Sockets []string      // of the MCP servers in containers, in their order
+}
+
+// ErrCancelled is returned when a control reached the execution before its sandbox was ready.
+var ErrCancelled = errors.New("the execution is cancelled")
+
+// An Error is the failure to create or to prepare a sandbox.
+type Error struct {
+	SandboxID string
+	Err       error
+	Remains   bool // the sandbox exists, for the next turn
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
+// Code returns the code of the execution's failure.
+func (e *Error) Code() string {
+	var typed *sandbox.Error
+	if errors.As(e.Err, &typed) {
+		return typed.Code
+	}
+	return sandbox.CodeSandboxFailed
+}
+
+// A preparation makes the sandbox of one Request ready. The goroutine of the execution's turn runs it.
+type preparation struct {
+	*Provisioner
+	Request
+	agent   *agents.Agent // nil until there is one
+	sockets []string
+}
+
+// Attach returns the session's sandbox with an open stream to its runner. It uses the stream of the resting agent, opens one to the
+// same runner, or creates a sandbox. If the sandbox is lost, Attach replaces it, unless the execution has begun to run in it.
+//
+// An error may be an *Error or a *references.Error, which end the execution; or wrap ErrCancelled, permits.ErrStopping,
+// agents.ErrLost or run.ErrFenced. Also with an error, an Agent that is returned belongs to the caller.
+func (p *Provisioner) Attach(ctx context.Context, r Request) (Ready, error) {
+	prep := &preparation{Provisioner: p, Request: r}
+	err := prep.attach(ctx)
+	return Ready{prep.agent, prep.sockets}, err
+}
+
+func (p *preparation) attach(ctx context.Context) error {
+	a, err := p.findAgent(ctx)
+	if err == nil {
+		err = p.prepare(ctx, a)
+	}
+	if !errors.Is(err, agents.ErrLost) {
+		return err
+	}
+	p.detach()
+	if p.Session.Run.Phase == run.Running {
+		return err // the attempt died with the sandbox
+	}
+	if err := p.replaceSandbox(ctx); err != nil {
+		return err
+	}
+	if a, err = p.createSandbox(ctx); err != nil {
+		return err
+	}
+	return p.prepare(ctx, a)
+}
+
+// prepare registers the sandbox of an agent at the egress proxy, and prepares its MCP servers, skills and workspace.
+func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
+	p.agent = a
+	p.Agents.Use(a, p.Epoch)
+	if err := p.register(ctx); err != nil {
+		return err
+	}
+	if err := p.startServers(ctx); err != nil {
+		return err
+	}
+	if err := p.loadSkills(ctx); err != nil {
+		return err
+	}
+	return p.fillWorkspace(ctx)
+}
+
+// detach closes the stream to the agent. The agent stays.
+func (p *preparation) detach() {
+	if p.agent != nil {
+		p.Agents.Remove(p.agent)
+		p.agent.Link.Close()
+		p.agent = nil
+	}
+}
+
+// register registers the sandbox at the egress proxy. It waits for an unavailable proxy.
+func (p *preparation) register(ctx context.Context) error {
+	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
+	if sandboxes.Unavailable(err) {
+		return &Error{SandboxID: p.agent.Sandbox, Err: err, Remains: true}
+	}
+	return err
+}
+
+// unlessCancelled runs work that may last long. A control of the execution ends it early (ErrCancelled), and so does the stop of this
+// executor (permits.ErrStopping). The work must not use the execution: it runs in another goroutine, and notice can be signalled by
+// it to have handle called in this one. notice may be nil.
+func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan struct{}, handle func() error) error {
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- work(inner) }()
+	stop := func(err error) error {
+		cancel()
+		<-done
+		return err
+	}
+	tick := time.NewTicker(p.Beat)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-notice:
+			if err := handle(); err != nil {
+				return stop(err)
+			}
+			continue
+		case <-bus.Draining(ctx):
+			return stop(permits.ErrStopping)
+		case <-p.Changed:
+		case <-tick.C:
+		}
+		if err := p.Refresh(ctx); err != nil {
+			return stop(err)
+		}
+		if p.Control().N > 0 {
+			return stop(ErrCancelled)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package provision
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/idle"
+	"github.com/spoolhq/spool/services/executor/internal/references"
+)
+
+const (
+	// codeTenantSandboxes is the code of an execution for which its tenant had no room for a sandbox.
+	codeTenantSandboxes = "TENANT_SANDBOXES"
+	// roomTimeout bounds how long an execution waits for room.
+	roomTimeout = time.Minute
+	// roomPause is the pause between two tries to get room.
+	roomPause = 500 * time.Millisecond
+)
+
+// reserveSandbox reserves room for the session's sandbox among those of its tenant on this engine. If there is none, the sandbox that has been
+// idle for the longest ends. Without an error the caller must call unreserve once
+// the sandbox exists, or is not created after all.
+func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err error) {
+	most := p.MaxSandboxes(p.Session.Tenant)
+	if most == 0 {
+		return func() {}, nil
+	}
+	tenant, id := p.Session.Tenant, p.Session.ID
+	err = p.unlessCancelled(ctx, func(ctx context.Context) error {
+		late := time.NewTimer(roomTimeout)
+		defer late.Stop()
+		for {
+			if ok, err := p.Idle.Reserve(ctx, tenant, id, most); ok || err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-late.C:
+				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, the most that it may, and none of them could be ended in %s", most, roomTimeout)}
+			case <-time.After(roomPause):
+			}
+		}
+	}, nil, nil)
+	unreserve = func() { p.Idle.Unreserve(tenant, id) }
+	if err != nil {
+		unreserve() // the room may have been reserved when a control ended the wait
+		return nil, err
+	}
+	return unreserve, nil
+}
+
+// retireSandbox ends a sandbox that is too old, between two turns.
+func (p *preparation) retireSandbox(ctx context.Context) error {
+	sb, limit := p.Session.Run.Sandbox, p.Session.Life.Options.SandboxMaxAgeMs
+	old := limit > 0 && !sb.ReadyAt.IsZero() && p.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || p.Idle.NearsEnd(sb)
+	// An execution that was taken over may run in it.
+	if !old || p.Session.Run.TakenOver() || sb.Engine != p.Engine {
+		return nil
+	}
+	var synced *events.WorkspaceSynced
+	l := p.Session
+	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
+		synced, err = p.Idle.LastSnapshot(ctx, l, idle.SyncMaxAge)
+		return err
+	}, nil, nil)
+	if err != nil {
+		return err
+	}
+	var facts []events.Payload
+	if synced != nil {
+		facts = append(facts, *synced)
+	}
+	if err := p.AppendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncMaxAge, Kept: synced == nil})...); err != nil {
+		return err
+	}
+	p.Agents.Shutdown(ctx, p.Session.ID, p.Epoch)
+	if err := p.Sandboxes.Terminate(ctx, sb.ID, synced != nil && !p.Sandboxes.KeepsWorkspaces()); err != nil {
+		p.Log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
+	}
+	return nil
+}

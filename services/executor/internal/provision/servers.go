@@ -1,0 +1,50 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+)
+
+// startServers makes sure that the MCP servers in containers run next to the turn's sandbox.
+func (p *preparation) startServers(ctx context.Context) error {
+	all := p.Resolved.Containers()
+	companion, ok := p.Provider.(sandbox.Companion)
+	if len(all) == 0 || !ok {
+		return nil
+	}
+	sockets, errs := make([]string, len(all)), make([]error, len(all))
+	var group errgroup.Group
+	for n, c := range all {
+		group.Go(func() error {
+			errs[n] = p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() (err error) {
+				sockets[n], err = companion.Serve(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
+				return err
+			})
+			return nil
+		})
+	}
+	_ = group.Wait() // errs has the errors
+	for n, c := range all {
+		var typed *sandbox.Error
+		switch err := errs[n]; {
+		case err == nil:
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, sandbox.ErrNotFound):
+			return fmt.Errorf("%w: %w", agents.ErrLost, err)
+		case errors.As(err, &typed):
+			named := &sandbox.Error{Code: typed.Code, Message: fmt.Sprintf("%s.image: server %s: %s", c.Field, c.Name, typed.Message), Err: err}
+			return &Error{SandboxID: p.agent.Sandbox, Err: named, Remains: true}
+		default:
+			return fmt.Errorf("start MCP server %s beside sandbox %s: %w", c.Name, p.agent.Sandbox, err)
+		}
+	}
+	p.sockets = sockets
+	return nil
+}

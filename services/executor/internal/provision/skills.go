@@ -1,0 +1,33 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/services/executor/internal/agents"
+)
+
+// skillLoader is a provider whose sandboxes do not share a folder of skills.
+type skillLoader interface {
+	// Stock copies skills, which Skills has provided, into a sandbox. The error wraps sandbox.ErrNotFound if the sandbox is gone.
+	Stock(ctx context.Context, id string, digests []string) error
+}
+
+// loadSkills makes sure that the sandbox has the execution's skills.
+func (p *preparation) loadSkills(ctx context.Context) error {
+	loader, ok := p.Provider.(skillLoader)
+	if !ok {
+		return nil
+	}
+	digests := p.Resolved.SkillDigests()
+	if len(digests) == 0 {
+		return nil
+	}
+	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return loader.Stock(ctx, p.agent.Sandbox, digests) })
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return fmt.Errorf("%w: %w", agents.ErrLost, err)
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+package provision
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
+)
+
+// fillWorkspace fills a new workspace, and applies file changes.
+func (p *preparation) fillWorkspace(ctx context.Context) error {
+	sb := p.Session.Run.Sandbox
+	if err := p.provideTranscript(ctx); err != nil {
+		return err
+	}
+	from := contents.Sources(p.Session)
+	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
+	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
+		return nil
+	}
+	box, err := p.Provider.Attach(ctx, sb.ID)
+	if err != nil {
+		return fmt.Errorf("find sandbox %s: %w", sb.ID, err)
+	}
+	// What fills the workspace is recorded at once: an executor that takes over before that starts anew.
+	var filled []events.Payload
+	if len(from) > 0 {
+		restored, err := p.restore(ctx, box, from)
+		if err != nil {
+			return err
+		}
+		filled = append(filled, restored)
+	}
+	if needsFiles {
+		written, err := p.writeAgentFiles(ctx, box)
+		if err != nil {
+			return err
+		}
+		filled = append(filled, written)
+	}
+	if len(filled) > 0 {
+		if err := p.AppendFacts(ctx, filled...); err != nil {
+			return err
+		}
+	}
+	done, err := p.Contents.Apply(ctx, p.Session, box)
+	if err != nil || done == nil {
+		return err
+	}
+	return p.AppendFacts(ctx, *done)
+}
+
+// provideTranscript copies the transcript that the agent starts with into the sandbox. It is in no snapshot, and no event says that a sandbox has
+// it, so that every turn provides it until the agent has a session of its own.
+func (p *preparation) provideTranscript(ctx context.Context) error {
+	if _, fork := Conversation(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, contents.Timeout)
+	defer cancel()
+	box, err := p.Provider.Attach(ctx, p.Session.Run.Sandbox.ID)
+	if err != nil {
+		return fmt.Errorf("find sandbox %s: %w", p.Session.Run.Sandbox.ID, err)
+	}
+	err = p.Contents.Store.Provide(ctx, box, *p.Session.Life.Transcript)
+	if errors.Is(err, workspace.ErrNotFound) {
+		err = &sandbox.Error{Code: codeTranscriptLost, Message: "the transcript that the session begins with is no longer in the object store", Err: err}
+	}
+	if err != nil {
+		return p.sandboxFailed(ctx, box.ID(), fmt.Errorf("give the agent its transcript: %w", err))
+	}
+	return nil
+}
+
+// restore fills a new workspace, unless the execution is cancelled meanwhile.
+func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
+	l := p.Session
+	var restored events.WorkspaceRestored
+	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
+		if restored, err = p.Contents.Restore(ctx, l, box, from); err != nil {
+			err = p.sandboxFailed(ctx, box.ID(), err)
+		}
+		return err
+	}, nil, nil)
+	return restored, err
+}
+
+// writeAgentFiles writes the files of the agent's definition, and returns the event that records it.
+func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
+	written, err := p.Contents.Write(ctx, box, p.Resolved.Definition.Files)
+	if err != nil {
+		return nil, p.sandboxFailed(ctx, box.ID(), err)
+	}
+	return written, nil
+}
+
+// codeTranscriptLost is the code of an execution without the conversation that it was to continue.
+const codeTranscriptLost = "TRANSCRIPT_LOST"
+
+// Conversation returns the conversation that the agent continues if its process is gone: its own session; in a fork whose agent has none
+// yet, a copy of the session that the fork began with; or a copy of the transcript that the session began with.
+func Conversation(l eventlog.Loaded) (resume string, fork *runner.Fork) {
+	if own := l.Run.AgentSession; own != "" {
+		return own, nil
+	}
+	if f := l.Life.Fork; f != nil && f.AgentSessionID != "" {
+		return f.AgentSessionID, &runner.Fork{Anchor: f.Anchor}
+	}
+	if p := l.Life.Transcript; p != nil {
+		return p.AgentSessionID, &runner.Fork{Provided: true}
+	}
+	return "", nil
+}

@@ -1,0 +1,96 @@
+package runlog
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
+)
+
+// An Execution appends to the runs of a session under the claim of one execution. It holds the session as it was last loaded or
+// stored. Only the goroutine of the execution's turn uses it, except for AppendTo.
+type Execution struct {
+	Session eventlog.Loaded // as last loaded or stored; while an AppendTo runs, the state before it
+	ID      string
+	Epoch   uint64 // of the claim
+	Log     *slog.Logger
+
+	writer *Writer
+}
+
+// Execution returns the Execution that a session's runs have claimed last.
+func (w *Writer) Execution(l eventlog.Loaded, log *slog.Logger) *Execution {
+	id, epoch := l.Run.Execution, l.Run.Epoch
+	return &Execution{Session: l, ID: id, Epoch: epoch, Log: log.With("session", l.ID, "execution", id, "epoch", epoch), writer: w}
+}
+
+// Ref returns the reference to the session.
+func (x *Execution) Ref() topology.SessionRef {
+	return topology.SessionRef{Tenant: x.Session.Tenant, Session: x.Session.ID}
+}
+
+// Control returns the control of the execution in the session's life, as last loaded; N is 0 if there is none.
+func (x *Execution) Control() session.Control { return x.Session.Life.ControlOf(x.ID) }
+
+// NewEvents returns facts about the execution as events.
+func (x *Execution) NewEvents(facts ...events.Payload) []events.Event {
+	return x.writer.Events(x.ID, facts...)
+}
+
+// Append appends events of this executor or of the journal, in as many commits as it needs. No AppendTo may be running.
+func (x *Execution) Append(ctx context.Context, list []events.Event) error {
+	stored, err := x.AppendTo(ctx, x.Session, list)
+	x.SetStored(stored)
+	return err
+}
+
+// AppendFacts appends facts about the execution. No AppendTo may be running.
+func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) error {
+	return x.Append(ctx, x.NewEvents(facts...))
+}
+
+// AppendTo appends events to the runs of l, in as many commits as it needs, and returns the state after the last commit that was
+// stored, also with an error. Events that no longer apply are left out. AppendTo does not use x.Session, so that it may run in
+// another goroutine.
+func (x *Execution) AppendTo(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
+	d, err := x.writer.Decide(l.Run, run.Record{Epoch: x.Epoch, Events: list})
+	if err != nil || len(d.Events) == 0 {
+		return l, err
+	}
+	return x.writer.AppendAll(ctx, l, d, x.Log)
+}
+
+// SetStored sets the state of the runs to one that AppendTo has returned. The session's life stays: no append changes it.
+func (x *Execution) SetStored(stored eventlog.Loaded) {
+	x.Session.RunHead, x.Session.Run = stored.RunHead, stored.Run
+}
+
+// AppendEnd appends the terminal event of the execution with what e adds to it, in as many commits as it needs. It sets the epoch and the
+// execution of e. No AppendTo may be running.
+func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
+	e.Epoch, e.ExecutionID = x.Epoch, x.ID
+	d, err := x.writer.Decide(x.Session.Run, e)
+	if err != nil {
+		return err
+	}
+	stored, err := x.writer.AppendAll(ctx, x.Session, d, x.Log)
+	x.SetStored(stored)
+	return err
+}
+
+// Refresh loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
+func (x *Execution) Refresh(ctx context.Context) error {
+	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.Leader)
+	if err != nil {
+		return err
+	}
+	if l.Run.Epoch != x.Epoch {
+		return run.ErrFenced
+	}
+	x.Session.Life, x.Session.LifeHead = l.Life, l.LifeHead
+	return nil
+}

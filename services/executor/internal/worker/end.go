@@ -1,0 +1,179 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/retries"
+	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+)
+
+// fail ends the execution with an outcome that is not from the journal. The facts are stored together with the end.
+func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
+	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
+}
+
+// end completes the open blocks with the content that is known, and appends the terminal event, in as many commits as it needs.
+func (t *turn) end(ctx context.Context, e run.End) error {
+	t.meter.Unregister(ctx)
+	var err error
+	if e.Blocks, err = t.w.openBlocks.Open(ctx, t.Session, e.Before); err != nil {
+		return err
+	}
+	if err := t.AppendEnd(ctx, e); err != nil {
+		return err
+	}
+	t.Log.Info("execution ended", "phase", t.Session.Run.Phase, "sandbox", t.Session.Run.Sandbox.ID)
+	return nil
+}
+
+// cancelled ends an execution as its control demands. Either nothing of it runs, or its sandbox is terminated with it, for which the
+// runner is not needed.
+func (t *turn) cancelled(ctx context.Context) error {
+	c, sb := t.Control(), t.Session.Run.Sandbox
+	outcome := events.ExecutionCancelled{Reason: c.Reason}
+	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
+		return t.fail(ctx, outcome)
+	}
+	t.detach()
+	if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
+		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
+	}
+	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
+}
+
+// stopAndFail stops the agent, which may run since an earlier claim, and fails the execution. If the runner does not obey, the sandbox is ended and its
+// workspace kept. If that fails too, the terminal event says that the agent could not be stopped.
+func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
+	if !t.Session.Run.TakenOver() {
+		return t.fail(ctx, failed)
+	}
+	t.detach()
+	sb := t.Session.Run.Sandbox
+	err := t.w.dialer.Stop(ctx, sb, t.Ref(), t.Epoch)
+	switch {
+	case errors.Is(err, run.ErrFenced):
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil:
+		return t.fail(ctx, failed)
+	}
+	t.Log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
+	if sb.Engine != t.w.cfg.Engine || sandboxes.Unavailable(err) {
+		return t.fail(ctx, failed.NotStopped(err))
+	}
+	if err := t.Refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
+		return err
+	}
+	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
+		return t.fail(ctx, failed.NotStopped(errors.Join(err, terr)))
+	}
+	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
+}
+
+// recordHandedOver records that the turn ends because this executor stops, so that its claim does not count as one without progress. If that
+// fails, the claim counts until the next executor attaches.
+func (t *turn) recordHandedOver(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+	defer cancel()
+	if t.Session.Run.Over() {
+		return
+	}
+	if err := t.AppendFacts(ctx, events.ExecutionHandedOver{Epoch: t.Epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
+		t.Log.Warn("the log does not say that the execution is handed over", "error", err)
+	}
+}
+
+// finish records the end of the turn that the journal has, or the death of its attempt.
+func (f *follower) finish(ctx context.Context) error {
+	// As in any commit, events that no longer apply are left out.
+	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
+	if err != nil {
+		return err
+	}
+	e := f.ended
+	f.maintenance.AwaitRegistration()
+	d.Events = append(d.Events, f.meter.Final(ctx)...)
+	_ = f.checkBudgets(d.Events) // updateLife logs the error
+	if died, ok := f.deathOf(e); ok {
+		if err := f.Append(ctx, d.Events); err != nil {
+			return err
+		}
+		return &deathError{died}
+	}
+	err = f.end(ctx, run.End{
+		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
+		N:       e.N,
+		Outcome: f.outcome(e.Ended),
+		Before:  d.Events,
+	})
+	if err == nil {
+		f.acknowledge(f.agent.Link, f.Session.Run.Sandbox.N)
+	}
+	return err
+}
+
+// outcome returns the terminal event of a turn that has ended in the journal.
+func (f *follower) outcome(e runner.Ended) events.Payload {
+	if e.Outcome == runner.Completed && !f.output.Cut() {
+		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
+	}
+	if why := f.stop.Outcome(e.Usage); why != nil {
+		return why
+	}
+	code, message := e.Code, e.Message
+	switch {
+	case e.Outcome != runner.Failed:
+		code, message = retries.CodeExited, "the turn was ended inside the sandbox, and nobody had asked for it"
+	case code == "":
+		code = "INTERNAL"
+	}
+	if retries.IsDeath(code) {
+		message += f.retries().Suffix(code, f.Session.Run.Dying())
+	}
+	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
+}
+
+// failRefused fails an execution that the runner refused to start.
+func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
+	if err := f.commits.Flush(ctx); err != nil {
+		return err
+	}
+	f.done = true
+	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
+}
+
+// abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
+func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
+	id := f.Session.Run.Sandbox.ID
+	if err := f.commits.Flush(ctx); err != nil {
+		return err
+	}
+	f.detach()
+	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
+		return fmt.Errorf("end sandbox %s: %w", id, err)
+	}
+	reason := "unhealthy"
+	if f.stop.Control().Kind == session.Terminate {
+		reason = f.stop.Control().Reason
+	}
+	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
+}
+
+// handover stores the pending events and leaves the rest to the next executor.
+func (f *follower) handover(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
+	defer cancel()
+	if err := f.commits.Flush(ctx); err != nil {
+		f.Log.Warn("the last events are left to the next executor", "error", err)
+	}
+	return permits.ErrStopping
+}

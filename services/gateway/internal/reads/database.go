@@ -1,0 +1,120 @@
+package reads
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// database runs statements. Its errors are *problem.Error, or pgx.ErrNoRows. A statement fails if the caller waits longer
+// than the timeout for a row. The time in which the caller processes a row does not count: on a busy machine, large rows
+// take seconds to decode, and would take as long in a second attempt.
+type database struct {
+	*pgxpool.Pool
+	timeout time.Duration
+}
+
+// errTimeout is the cause of a statement that was cancelled because Postgres returned no row in time.
+var errTimeout = errors.New("postgres returned no row within the timeout")
+
+// Query runs a statement that returns any number of rows.
+func (d database) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(d.timeout, func() { cancel(errTimeout) })
+	defer timer.Stop()
+	result, err := d.Pool.Query(ctx, sql, args...)
+	r := &rows{result, ctx, cancel, timer, d.timeout}
+	if err != nil {
+		defer cancel(nil)
+		return nil, r.convert(err)
+	}
+	return r, nil
+}
+
+// QueryRow runs a statement that returns at most one row.
+func (d database) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	return row{d.Pool.QueryRow(ctx, sql, args...), cancel}
+}
+
+// row is the result of QueryRow.
+type row struct {
+	pgx.Row
+	cancel context.CancelFunc
+}
+
+func (r row) Scan(dest ...any) error {
+	defer r.cancel()
+	err := r.Row.Scan(dest...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	return unavailable(err)
+}
+
+// rows is the result of Query.
+type rows struct {
+	pgx.Rows
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	timer   *time.Timer // cancels the statement; runs while the caller waits for Postgres
+	timeout time.Duration
+}
+
+func (r *rows) Next() bool {
+	r.timer.Reset(r.timeout)
+	defer r.timer.Stop()
+	return r.Rows.Next()
+}
+
+// Close reads the rows that are left.
+func (r *rows) Close() {
+	r.timer.Reset(r.timeout)
+	defer r.timer.Stop()
+	r.Rows.Close()
+	r.cancel(nil)
+}
+
+func (r *rows) Scan(dest ...any) error { return r.convert(r.Rows.Scan(dest...)) }
+
+func (r *rows) Err() error { return r.convert(r.Rows.Err()) }
+
+func (r *rows) convert(err error) error {
+	if err != nil && errors.Is(context.Cause(r.ctx), errTimeout) {
+		err = fmt.Errorf("%w: %w", errTimeout, err)
+	}
+	return unavailable(err)
+}
+
+// undefinedTable is Postgres's error code for a table that does not exist.
+const undefinedTable = "42P01"
+
+// unavailable converts an error: errors of an unavailable Postgres become UNAVAILABLE, all others INTERNAL.
+func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	var refused *problem.Error
+	if errors.As(err, &refused) {
+		return err
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		switch {
+		case pg.Code == undefinedTable:
+			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").Because(err)
+		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
+		default:
+			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").Because(err)
+		}
+	}
+	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").Because(err)
+}
