@@ -48,7 +48,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	defer s.end()
 	switch {
 	case c.tunnel != nil:
-		s.tunneled(w, r, c)
+		s.serveTunneled(w, r, c)
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
 		s.tunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
@@ -62,8 +62,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// denied journals and counts a denial.
-func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
+// recordDenial journals and counts a denial.
+func (s *Server) recordDenial(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.Denied(d.Code)
 	if err := sb.Journal.Denied(time.Now(), sb.Owner(), d); err != nil {
 		s.cfg.Logger.Error("a denial is not journaled", "sandbox", sb.ID(), "error", err)
@@ -73,7 +73,7 @@ func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 // deny journals and counts a denial, and answers the sandbox with it.
 func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
 	d.Host, d.Method, d.Message = clip(d.Host), clip(d.Method), clip(d.Message)
-	s.denied(sb, d)
+	s.recordDenial(sb, d)
 	failure{status, d.Code, d.Message}.write(w)
 }
 
@@ -92,7 +92,7 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 	}
 	access := sb.Access(t)
 	if !access.Named() {
-		d.Code, d.Message = NotAllowed, unnamed(t)
+		d.Code, d.Message = NotAllowed, notAllowedMessage(t)
 		return t, access, d
 	}
 	return t, access, nil
@@ -103,7 +103,7 @@ func about(t egress.Target, method string) *events.EgressDenied {
 	return &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
 }
 
-func unnamed(t egress.Target) string {
+func notAllowedMessage(t egress.Target) string {
 	return t.String() + " is not in the session's allowlist; models need no entry, they are reached through their routes"
 }
 
