@@ -24,12 +24,12 @@ const noKey = "spool"
 // endpoint has the address and the key with which agents reach a model provider; "" where nothing is set.
 type endpoint struct{ key, url string }
 
-// proxied reports whether agents reach models through the egress proxy, as all do but those in local sandboxes.
-func (c Config) proxied() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
+// usesProxy reports whether agents reach models through the egress proxy, as all do but those in local sandboxes.
+func (c Config) usesProxy() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
 
 // endpoint returns how agents reach a model provider.
 func (c Config) endpoint(provider string) endpoint {
-	if c.proxied() {
+	if c.usesProxy() {
 		route := map[string]string{
 			architecture.Anthropic: runner.EgressAnthropic, architecture.OpenAI: runner.EgressOpenAI, architecture.NVIDIA: runner.EgressNVIDIA,
 		}[provider]
@@ -85,7 +85,7 @@ func publicURLs() map[string]string {
 // environment returns the variables by which the agent of an architecture finds its model provider.
 func (c Config) environment(runs, provider string) map[string]string {
 	env := map[string]string{}
-	if c.proxied() {
+	if c.usesProxy() {
 		env = map[string]string{
 			"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
 			"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
@@ -146,7 +146,7 @@ func (c Config) provides(runs string, o events.Options) (provider, model string)
 	set := c.setUp()
 	has := func(provider string) bool { return set == nil || slices.Contains(set, provider) }
 	asked := o.Model
-	if c.proxied() {
+	if c.usesProxy() {
 		asked = cmp.Or(asked, c.OpenAIModel)
 	}
 	// Sessions and agents that are older than modelProvider name NVIDIA's models by vendor and a slash.
@@ -174,7 +174,7 @@ func (c Config) setUp() []string {
 			set = append(set, provider)
 		}
 	}
-	if c.proxied() && len(set) == 0 {
+	if c.usesProxy() && len(set) == 0 {
 		return nil
 	}
 	return set

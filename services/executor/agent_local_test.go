@@ -21,8 +21,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// pushed stores a skill whose script prints a greeting, as the skills service does.
-func (b *bench) pushed(slug string) events.Reference {
+// pushSkill stores a skill whose script prints a greeting, as the skills service does.
+func (b *bench) pushSkill(slug string) events.Reference {
 	b.t.Helper()
 	const document = "---\nname: greet\ndescription: Greets.\n---\nRun greet.sh.\n"
 	var z bytes.Buffer
@@ -55,8 +55,8 @@ func (b *bench) pushed(slug string) events.Reference {
 	return ref
 }
 
-// sealed stores a secret as a gateway does.
-func (b *bench) sealed(k *age.X25519Identity, value string) string {
+// seal stores a secret as a gateway does.
+func (b *bench) seal(k *age.X25519Identity, value string) string {
 	b.t.Helper()
 	kv, err := secret.Bucket(b.ctx, b.js)
 	if err != nil {
@@ -103,8 +103,8 @@ func TestAgent_HasItsFilesSkillsAndVariables(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newLocalBench(t, useAll)
-			skill := b.pushed("greet")
-			env := b.environment("e", 1, map[string]events.Variable{"WHOM": {Value: "Ada"}, "CREDENTIAL": {Secret: true, Sealed: b.sealed(k, "a-secret-value")}})
+			skill := b.pushSkill("greet")
+			env := b.environment("e", 1, map[string]events.Variable{"WHOM": {Value: "Ada"}, "CREDENTIAL": {Secret: true, Sealed: b.seal(k, "a-secret-value")}})
 			agent := b.agent("a", 2, events.AgentSpec{
 				Architecture: "spool", Instructions: "You do things.", Skills: []events.Reference{skill.Bare()},
 				Files: []events.FileSpec{
@@ -115,7 +115,7 @@ func TestAgent_HasItsFilesSkillsAndVariables(t *testing.T) {
 			e := b.run(set)
 			s := b.session(of1(agent, env), func(c *events.SessionCreated) { c.Architecture = "spool" })
 			first := s.post("go")
-			if l := s.ended(first); l.Run.Phase != run.Completed {
+			if l := s.untilEnded(first); l.Run.Phase != run.Completed {
 				t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 			}
 			sum := sha256.Sum256([]byte("a-secret-value"))
@@ -130,7 +130,7 @@ func TestAgent_HasItsFilesSkillsAndVariables(t *testing.T) {
 				t.Fatal(err)
 			}
 			second := s.post("again")
-			s.ended(second)
+			s.untilEnded(second)
 			if done, _ := s.last(second).(events.ExecutionCompleted); !strings.Contains(done.Result, "done") || strings.Contains(done.Result, "buy milk") {
 				t.Errorf("the second result: %s", done.Result)
 			}

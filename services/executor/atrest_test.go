@@ -13,14 +13,14 @@ import (
 func (b *bench) atRest(o events.Options) (s *talk, sandbox string) {
 	b.t.Helper()
 	s = b.session(short(o))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	s.until("the turn's snapshot is there", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
 	b.noJobs()
 	return s, s.load().Run.Sandbox.ID
 }
 
-// gone waits until the session's sandbox has ended, and checks that the log records that once.
-func (s *talk) gone(sandbox, reason string, kept bool) {
+// untilReleased waits until the session's sandbox has ended, and checks that the log records that once.
+func (s *talk) untilReleased(sandbox, reason string, kept bool) {
 	s.b.t.Helper()
 	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
 	s.b.until("the sandbox is ended", func() bool { _, ended := s.b.provider.wiped(sandbox); return ended })
@@ -48,10 +48,10 @@ func TestRelease_GivesWayWhileItsSnapshotRuns(t *testing.T) {
 		"to a delete": func(s *talk, sandbox string) {
 			s.remove()
 			s.job()
-			s.gone(sandbox, "session_deleted", false)
+			s.untilReleased(sandbox, "session_deleted", false)
 		},
 		"to a turn": func(s *talk, sandbox string) {
-			l := s.ended(s.post("two"))
+			l := s.untilEnded(s.post("two"))
 			if l.Run.Phase != run.Completed || l.Run.Sandbox.ID != sandbox {
 				s.b.t.Errorf("the turn ended as %s in sandbox %s, want %s", l.Run.Phase, l.Run.Sandbox.ID, sandbox)
 			}
@@ -63,7 +63,7 @@ func TestRelease_GivesWayWhileItsSnapshotRuns(t *testing.T) {
 			})
 			s.cancel(execution)
 			s.job()
-			if l := s.ended(execution); l.Run.Sandbox.ID != sandbox {
+			if l := s.untilEnded(execution); l.Run.Sandbox.ID != sandbox {
 				s.b.t.Errorf("the session's sandbox is %q", l.Run.Sandbox.ID)
 			}
 			if _, ok := s.last(execution).(events.ExecutionCancelled); !ok {
@@ -99,7 +99,7 @@ func TestRelease_TerminateDuringASnapshotAtRest(t *testing.T) {
 	<-b.store.began // the snapshot of the release
 	s.terminate()
 	close(block)
-	s.gone(sandbox, "terminated", false)
+	s.untilReleased(sandbox, "terminated", false)
 	if got := of[events.WorkspaceSynced](s); got[len(got)-1].Reason != "terminated" {
 		t.Errorf("snapshots %+v", got)
 	}
@@ -118,7 +118,7 @@ func TestSyncAtRest_GivesWayToADelete(t *testing.T) {
 	<-b.store.began
 	s.remove()
 	s.job()
-	s.gone(sandbox, "session_deleted", false)
+	s.untilReleased(sandbox, "session_deleted", false)
 	b.noJobs()
 }
 
@@ -141,7 +141,7 @@ func TestTurn_ControlDuringTheSnapshotOfAnOldSandbox(t *testing.T) {
 			<-b.store.began
 			stop(s, execution)
 			s.job()
-			s.ended(execution)
+			s.untilEnded(execution)
 			if _, ok := s.last(execution).(events.ExecutionCancelled); !ok {
 				t.Errorf("the end is %+v", s.last(execution))
 			}
@@ -165,15 +165,15 @@ func TestTurn_ControlDuringARestore(t *testing.T) {
 	<-restore.began
 	s.cancel(execution)
 	s.job()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if _, ok := s.last(execution).(events.ExecutionCancelled); !ok {
 		t.Errorf("the end is %+v", s.last(execution))
 	}
 	close(restore.block)
-	if l := s.ended(s.post("three")); l.Run.Phase != run.Completed {
+	if l := s.untilEnded(s.post("three")); l.Run.Phase != run.Completed {
 		t.Errorf("the next turn ended as %s", l.Run.Phase)
 	}
-	if got := b.provider.only().files.all(); got != "a.txt=A" {
+	if got := b.provider.onlyBox().files.all(); got != "a.txt=A" {
 		t.Errorf("the workspace has %q", got)
 	}
 }

@@ -35,8 +35,8 @@ func (b *bench) setTenant(tenant budget.Tenant) {
 	}
 }
 
-// granted returns the usage and the limit of an account in the last registration.
-func (e *fakeEgress) granted(prefix string) (spent events.Spent, limit events.Budget, ok bool) {
+// lastGrant returns the usage and the limit of an account in the last registration.
+func (e *fakeEgress) lastGrant(prefix string) (spent events.Spent, limit events.Budget, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.grants) == 0 {
@@ -50,7 +50,7 @@ func (e *fakeEgress) granted(prefix string) (spent events.Spent, limit events.Bu
 	return spent, limit, false
 }
 
-func budgeted(x events.Budget) func(*events.SessionCreated) {
+func withBudget(x events.Budget) func(*events.SessionCreated) {
 	return func(c *events.SessionCreated) { c.Options.Budget = x }
 }
 
@@ -61,21 +61,21 @@ func TestSessionBudget_CountsAllExecutions(t *testing.T) {
 	b := newBench(t, polite)
 	b.egress = &fakeEgress{}
 	b.run()
-	s := b.session(budgeted(events.Budget{Tokens: 100, Turns: 2}))
+	s := b.session(withBudget(events.Budget{Tokens: 100, Turns: 2}))
 	first := s.post("go")
 	s.untilStarted()
 	b.egress.say(first, events.ModelCalled{Usage: events.Usage{InputTokens: 60}})
 	b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 60 })
 	s.interrupt()
-	s.ended(first)
+	s.untilEnded(first)
 
 	second := s.post("go on") // the second of two turns: a limit of turns does not stop a running turn
 	b.until("it runs", func() bool { l := s.load(); return l.Run.Execution == second && l.Run.Phase == run.Running })
-	if spent, limit, ok := b.egress.granted(s.id); !ok || spent.Tokens != 60 || limit != (events.Budget{Tokens: 100}) {
+	if spent, limit, ok := b.egress.lastGrant(s.id); !ok || spent.Tokens != 60 || limit != (events.Budget{Tokens: 100}) {
 		t.Errorf("the proxy is told %+v of %+v", spent, limit)
 	}
 	b.egress.say(second, events.ModelCalled{Usage: events.Usage{OutputTokens: 40}})
-	s.ended(second)
+	s.untilEnded(second)
 	failed := of[events.ExecutionFailed](s)
 	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || failed[0].Message != "the session has used 100 tokens, and its budget is 100" {
 		t.Errorf("it failed with %+v", failed)
@@ -91,8 +91,8 @@ func TestSessionBudget_StopsATurnAtItsTime(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.run()
-	s := b.session(budgeted(events.Budget{TimeMs: 300}))
-	s.ended(s.post("go"))
+	s := b.session(withBudget(events.Budget{TimeMs: 300}))
+	s.untilEnded(s.post("go"))
 	failed := of[events.ExecutionFailed](s)
 	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.Contains(failed[0].Message, "and its budget is 300 ms") {
 		t.Errorf("it failed with %+v", failed)
@@ -121,7 +121,7 @@ func TestTenantBudget_CountsOtherSessions(t *testing.T) {
 			x := s.post("go")
 			s.untilStarted()
 			if proxied {
-				spent, told, _ := b.egress.granted("tenant/default/month/20")
+				spent, told, _ := b.egress.lastGrant("tenant/default/month/20")
 				if spent.Tokens != 10 || told != (events.Budget{Tokens: 1000}) {
 					t.Errorf("the proxy is told %+v of %+v", spent, told)
 				}
@@ -129,14 +129,14 @@ func TestTenantBudget_CountsOtherSessions(t *testing.T) {
 				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 500 })
 				b.setSpent(limit, events.Spent{Tokens: 400})
 				b.until("what the turn took itself is not forgotten", func() bool {
-					spent, _, _ := b.egress.granted("tenant/")
+					spent, _, _ := b.egress.lastGrant("tenant/")
 					return spent.Tokens == 510
 				})
 				b.setSpent(limit, events.Spent{Tokens: 700})
-				b.until("the proxy knows what others took", func() bool { spent, _, _ := b.egress.granted("tenant/"); return spent.Tokens == 700 })
+				b.until("the proxy knows what others took", func() bool { spent, _, _ := b.egress.lastGrant("tenant/"); return spent.Tokens == 700 })
 			}
 			b.setSpent(limit, events.Spent{Tokens: 1200})
-			s.ended(x)
+			s.untilEnded(x)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.HasPrefix(failed[0].Message, "tenant default since 20") || !strings.HasSuffix(failed[0].Message, "has used 1200 tokens, and its budget is 1000") {
 				t.Errorf("it failed with %+v", failed)
@@ -166,7 +166,7 @@ func TestTenantEvents_EndATurn(t *testing.T) {
 			x := s.post("go")
 			s.untilStarted()
 			b.setTenant(entry(100))
-			s.ended(x)
+			s.untilEnded(x)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != "TENANT_EVENTS" || failed[0].Message != "tenant default has added 100 events to the log on "+today+", and its limit is 100" {
 				t.Errorf("it failed with %+v", failed)
@@ -190,13 +190,13 @@ func TestTurnLimit_IsEnforcedByTheProxy(t *testing.T) {
 			s := b.session(of1(agent), func(c *events.SessionCreated) { c.Architecture = architecture })
 			x := s.post("go")
 			s.untilStarted()
-			if _, limit, _ := b.egress.granted(x); limit != (events.Budget{Turns: told, Tokens: 1000}) {
+			if _, limit, _ := b.egress.lastGrant(x); limit != (events.Budget{Turns: told, Tokens: 1000}) {
 				t.Errorf("the proxy is told %+v", limit)
 			}
 			b.egress.say(x, events.ModelCalled{Status: 529}, events.ModelCalled{Status: 200, Usage: events.Usage{InputTokens: 1}})
 			b.until("it is counted", func() bool { r := s.load().Run; return r.Calls == 1 && r.Metered.Tokens == 1 })
 			s.interrupt()
-			s.ended(x)
+			s.untilEnded(x)
 			if failed := of[events.ExecutionFailed](s); len(failed) > 0 {
 				t.Errorf("it failed with %+v", failed)
 			}

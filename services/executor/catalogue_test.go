@@ -135,10 +135,10 @@ func TestResolution_QueryHasTheWholeDefinition(t *testing.T) {
 	})
 	s := b.session(of1(agent, env.Bare()))
 	execution := s.postWith("go", map[string]events.Variable{"SIZE": {Value: "small"}})
-	if l := s.ended(execution); l.Run.Phase != run.Completed {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed {
 		t.Fatalf("it ended as %s", l.Run.Phase)
 	}
-	q := b.provider.only().runner.asked()[0]
+	q := b.provider.onlyBox().runner.receivedQueries()[0]
 	wantPrompt := "You review code.\n\n## Available Skills\n\n### SKILL: pdf\nLOCATION: /bin/skills/" + digestOf(21) + "/\n\nHow to pdf.\n\n### SKILL: lost\n\nHow to lost.\n"
 	if q.SystemPrompt != wantPrompt {
 		t.Errorf("the prompt is %q, want %q", q.SystemPrompt, wantPrompt)
@@ -210,17 +210,17 @@ func TestResolution_StaysForAllAttempts(t *testing.T) {
 	a.wire.kill()
 	b.run()
 	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
-	first := b.provider.only().runner
+	first := b.provider.onlyBox().runner
 	first.die() // its sandbox goes too
 	s.until("it starts again", func(l eventlog.Loaded) bool { return l.Run.Attempt == 2 })
 	allow <- struct{}{}
 	allow <- struct{}{}
-	s.ended(execution)
+	s.untilEnded(execution)
 	if got := of[events.ExecutionResolved](s); len(got) != 1 || got[0].Environments[0] != env {
 		t.Errorf("resolved %+v", got)
 	}
 	var seen []string
-	for _, r := range append(first.asked(), b.provider.only().runner.asked()...) {
+	for _, r := range append(first.receivedQueries(), b.provider.onlyBox().runner.receivedQueries()...) {
 		seen = append(seen, r.Env["V"])
 	}
 	if !slices.Equal(seen, []string{"one", "one"}) {
@@ -229,7 +229,7 @@ func TestResolution_StaysForAllAttempts(t *testing.T) {
 	next := s.post("again")
 	allow <- struct{}{}
 	allow <- struct{}{}
-	s.ended(next)
+	s.untilEnded(next)
 	if got := of[events.ExecutionResolved](s); len(got) != 2 || got[1].Environments[0].Version != digestOf(3) {
 		t.Errorf("the next execution resolved %+v", got)
 	}
@@ -271,7 +271,7 @@ func TestResolution_FailureEndsTheExecution(t *testing.T) {
 			}
 			s := b.session(of1(append([]events.Reference{b.agent("a", 5, spec)}, c.layers...)...))
 			execution := s.postWith("go", c.variables)
-			s.ended(execution)
+			s.untilEnded(execution)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != c.code || !strings.Contains(failed[0].Message, c.says) {
 				t.Errorf("it failed with %+v", failed)
@@ -292,7 +292,7 @@ func TestSecrets_WaitForTheStore(t *testing.T) {
 	b.secrets = v
 	b.run()
 	s := b.session(of1(b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})))
-	s.ended(s.postWith("go", map[string]events.Variable{"X": {Secret: true, Sealed: "own"}}))
+	s.untilEnded(s.postWith("go", map[string]events.Variable{"X": {Secret: true, Sealed: "own"}}))
 	if failed := of[events.ExecutionFailed](s); len(failed) != 0 || len(of[events.ExecutionCompleted](s)) != 1 || v.away != 0 {
 		t.Errorf("it failed with %+v; %d times away are left", failed, v.away)
 	}
@@ -307,7 +307,7 @@ func TestSecrets_AreNotInTheLog(t *testing.T) {
 	b.run()
 	env := b.environment("e", 1, map[string]events.Variable{"E": {Secret: true, Sealed: "env"}})
 	s := b.session(of1(b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."}), env))
-	s.ended(s.postWith("go", map[string]events.Variable{"X": {Secret: true, Sealed: "own"}}))
+	s.untilEnded(s.postWith("go", map[string]events.Variable{"X": {Secret: true, Sealed: "own"}}))
 	for _, e := range s.events() {
 		raw, err := e.MarshalJSON()
 		if err != nil || strings.Contains(string(raw), "own-value") || strings.Contains(string(raw), "env-value") {
@@ -331,7 +331,7 @@ func TestServers_OnlyTheProxyGetsHeaders(t *testing.T) {
 	s := b.session(of1(agent, env))
 	execution := s.post("go")
 	s.untilStarted()
-	q := b.provider.only().runner.asked()[0]
+	q := b.provider.onlyBox().runner.receivedQueries()[0]
 	if web := q.MCPServers[0]; web.URL != "http://127.0.0.1:7070/mcp/web" || len(web.Headers) != 0 {
 		t.Errorf("the agent is told %+v", web)
 	}
@@ -352,7 +352,7 @@ func TestServers_OnlyTheProxyGetsHeaders(t *testing.T) {
 	b.egress.say(execution, events.EgressDenied{Code: "UNKNOWN_SERVER", Host: "mcp/other"}, events.EgressDenied{Code: "UNKNOWN_SERVER", Host: "mcp/web"})
 	b.until("it is told again", func() bool { return told() == 2 })
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	b.noJobs()
 }
 
@@ -385,7 +385,7 @@ func TestBudgets_StopTheExecution(t *testing.T) {
 				b.egress.say(first, events.ModelCalled{Usage: events.Usage{InputTokens: 99}})
 				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 99 })
 				s.interrupt()
-				s.ended(first)
+				s.untilEnded(first)
 				c.line = events.ModelCalled{Usage: events.Usage{InputTokens: 50}}
 			}
 			execution := s.post("go")
@@ -401,7 +401,7 @@ func TestBudgets_StopTheExecution(t *testing.T) {
 				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens > 0 })
 				s.interrupt()
 			}
-			s.ended(execution)
+			s.untilEnded(execution)
 			failed := of[events.ExecutionFailed](s)
 			if c.code == "" && len(failed) > 0 || c.code != "" && (len(failed) != 1 || failed[0].Code != c.code || !strings.Contains(failed[0].Message, c.says)) {
 				t.Errorf("it failed with %+v", failed)
@@ -436,8 +436,8 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	}
 	spec := events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", Skills: []events.Reference{ref}}
 	s := b.session(of1(b.agent("pinned", 8, spec)))
-	s.ended(s.post("go"))
-	q := b.provider.only().runner.asked()[0]
+	s.untilEnded(s.post("go"))
+	q := b.provider.onlyBox().runner.receivedQueries()[0]
 	if !strings.Contains(q.SystemPrompt, "How to pdf.") || strings.Contains(q.SystemPrompt, "LOCATION") || len(q.Skills) != 0 {
 		t.Errorf("the agent is told %q and has %+v", q.SystemPrompt, q.Skills)
 	}
@@ -446,7 +446,7 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	}
 	spec.Skills = []events.Reference{ref.Bare()}
 	loose := b.session(of1(b.agent("loose", 9, spec)))
-	loose.ended(loose.post("go"))
+	loose.untilEnded(loose.post("go"))
 	if failed := of[events.ExecutionFailed](loose); len(failed) != 1 || failed[0].Code != "SKILL_NOT_FOUND" {
 		t.Errorf("it failed with %+v", failed)
 	}
@@ -463,14 +463,14 @@ func TestPlatformEnvironment_IsForEveryTenant(t *testing.T) {
 	b.defineAt(events.Environment, shared, events.EnvironmentApplied{Ref: shared, Spec: events.EnvironmentSpec{Variables: map[string]events.Variable{"S": {Secret: true, Sealed: "platform.e.s1"}}}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
 	s := b.session(of1(agent, shared.Bare()))
-	s.ended(s.post("go"))
-	if q := b.provider.only().runner.asked()[0]; q.Env["S"] != "shared-value" {
+	s.untilEnded(s.post("go"))
+	if q := b.provider.onlyBox().runner.receivedQueries()[0]; q.Env["S"] != "shared-value" {
 		t.Errorf("S is %q", q.Env["S"])
 	}
 	for _, sealed := range []string{"other.e.s2", "platform.e.s1"} { // an environment of the tenant's own names what is not its
 		own := b.environment("own", 3+len(sealed), map[string]events.Variable{"S": {Secret: true, Sealed: sealed}})
 		thief := b.session(of1(agent, own))
-		thief.ended(thief.post("go"))
+		thief.untilEnded(thief.post("go"))
 		if failed := of[events.ExecutionFailed](thief); len(failed) != 1 || failed[0].Code != "SECRET_UNREADABLE" {
 			t.Errorf("%s: %+v", sealed, failed)
 		}

@@ -54,22 +54,22 @@ func TestHostsClock_DoesNotMatter(t *testing.T) {
 			wrong.wire.kill()
 			s.until("an executor whose host's clock is right has claimed", func(l eventlog.Loaded) bool { return l.Run.Holder == third.ID() })
 			allow <- struct{}{}
-			s.ended(execution)
+			s.untilEnded(execution)
 			third.wire.kill()
 
 			b.off = off
 			b.run(sweeps)
-			if l := s.ended(s.post("again")); l.Run.Phase != run.Completed || b.provider.made != 1 {
+			if l := s.untilEnded(s.post("again")); l.Run.Phase != run.Completed || b.provider.made != 1 {
 				t.Errorf("%d sandboxes were made; the turn ended with %+v", b.provider.made, s.last(l.Run.Execution))
 			}
 			limited := b.session(func(c *events.SessionCreated) { c.Options.TurnLimitMs = 500 })
 			hangs := limited.post("hang")
-			limited.ended(hangs)
+			limited.untilEnded(hangs)
 			if f, ok := limited.last(hangs).(events.ExecutionFailed); !ok || f.Code != "TURN_LIMIT_EXCEEDED" {
 				t.Errorf("the end is %+v", limited.last(hangs))
 			}
-			retried := b.retried(events.Retries{Attempts: 2, BackoffMs: 1500})
-			if l := retried.ended(retried.post("exit")); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
+			retried := b.retryingSession(events.Retries{Attempts: 2, BackoffMs: 1500})
+			if l := retried.untilEnded(retried.post("exit")); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
 				t.Errorf("the retried execution ended with %+v", retried.last(l.Run.Execution))
 			}
 			if wrote(s.events()) != "[a b c done]" {

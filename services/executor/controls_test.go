@@ -49,11 +49,11 @@ func TestInterrupt_EndsTheTurnAndKeepsTheAgentWarm(t *testing.T) {
 	execution := s.post("go")
 	s.untilStarted()
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "interrupted" {
 		t.Errorf("end: %+v", s.last(execution))
 	}
-	r := b.provider.only().runner
+	r := b.provider.onlyBox().runner
 	if ops := r.operations(); slices.Contains(ops, runner.OpKill) || !r.isWarm() {
 		t.Errorf("operations %v; the agent is warm: %v", ops, r.isWarm())
 	}
@@ -76,7 +76,7 @@ func TestHint_MakesAControlTakeEffectAtOnce(t *testing.T) {
 	if err := b.nc.Publish("ctl."+a.ID(), raw); err != nil {
 		t.Fatal(err)
 	}
-	s.ended(execution)
+	s.untilEnded(execution)
 }
 
 // The job of a control has the same effect if the hint was lost.
@@ -89,7 +89,7 @@ func TestControlJob_ReplacesALostHint(t *testing.T) {
 	s.untilStarted()
 	s.interrupt()
 	s.job()
-	s.ended(execution)
+	s.untilEnded(execution)
 	b.noJobs()
 }
 
@@ -102,14 +102,14 @@ func TestCancel_KillsAfterItsGrace(t *testing.T) {
 	s.untilStarted()
 	began := time.Now()
 	s.cancel(execution)
-	s.ended(execution)
+	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" {
 		t.Errorf("end: %+v", s.last(execution))
 	}
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("killed after %s, before its grace", took)
 	}
-	ops := b.provider.only().runner.operations()
+	ops := b.provider.onlyBox().runner.operations()
 	if i, k := slices.Index(ops, runner.OpInterrupt), slices.Index(ops, runner.OpKill); i < 0 || k < i {
 		t.Errorf("operations %v", ops)
 	}
@@ -123,12 +123,12 @@ func TestCancel_EndsTheSandboxOfAnUnresponsiveRunner(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	s.untilStarted()
-	box := b.provider.only()
+	box := b.provider.onlyBox()
 	box.runner.mu.Lock()
 	box.runner.mute = true
 	box.runner.mu.Unlock()
 	s.cancel(execution)
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" || l.Run.Sandbox.ID != "" {
 		t.Errorf("end: %+v, sandbox %+v", s.last(execution), l.Run.Sandbox)
 	}
@@ -146,7 +146,7 @@ func TestCancel_BeforeTheClaim(t *testing.T) {
 	execution := s.post("go")
 	s.cancel(execution)
 	b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if got := types(s.events()); got != "execution_claimed execution_cancelled" || b.provider.made != 0 {
 		t.Errorf("events: %s; %d sandboxes", got, b.provider.made)
 	}
@@ -162,7 +162,7 @@ func TestCancel_BetweenClaimAndStart(t *testing.T) {
 	s.claimAs(mint(t, events.KindExecutor))
 	s.cancel(execution)
 	b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if _, ok := s.last(execution).(events.ExecutionCancelled); !ok || b.provider.made != 0 {
 		t.Errorf("end: %+v; %d sandboxes", s.last(execution), b.provider.made)
 	}
@@ -176,7 +176,7 @@ func TestControl_MissedByADeadHolderIsExecuted(t *testing.T) {
 	b.run()
 	s := b.session()
 	execution := s.post("go")
-	s.ended(execution)
+	s.untilEnded(execution)
 	s.cancel(execution)
 	s.interrupt()
 	s.job()
@@ -196,7 +196,7 @@ func TestTurnLimit_KillsTheTurn(t *testing.T) {
 			b.run()
 			s := b.session(func(c *events.SessionCreated) { c.Options.TurnLimitMs = 150 })
 			execution := s.post("go")
-			s.ended(execution)
+			s.untilEnded(execution)
 			if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "TURN_LIMIT_EXCEEDED" {
 				t.Errorf("end: %+v", s.last(execution))
 			}
@@ -213,7 +213,7 @@ func TestDelete_CancelsTheTurnAndWipesTheSandbox(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	s.untilStarted()
-	box := b.provider.only()
+	box := b.provider.onlyBox()
 	s.remove()
 	s.job()
 	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
@@ -234,8 +234,8 @@ func TestIdle_EndsTheSandbox(t *testing.T) {
 	b := newBench(t, answers)
 	b.run()
 	s := b.session(func(c *events.SessionCreated) { c.Options.IdleTimeoutMs = 1 })
-	s.ended(s.post("one"))
-	box := b.provider.only()
+	s.untilEnded(s.post("one"))
+	box := b.provider.onlyBox()
 	time.Sleep(2 * time.Millisecond)
 	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
 		return session.Expire{Base: base, Run: l.View()}
@@ -252,7 +252,7 @@ func TestIdle_EndsTheSandbox(t *testing.T) {
 	if d, ok := s.events()[len(s.events())-1].Data.(events.SandboxTerminated); !ok || d.Reason != "idle" {
 		t.Errorf("the last event is %+v", d)
 	}
-	if l := s.ended(s.post("two")); l.Run.Phase != run.Completed || b.provider.made != 2 {
+	if l := s.untilEnded(s.post("two")); l.Run.Phase != run.Completed || b.provider.made != 2 {
 		t.Errorf("the next turn: %+v", l.Run)
 	}
 }
@@ -265,7 +265,7 @@ func TestWarmBudget_EndsTheLongestRestedAgents(t *testing.T) {
 	var list []*talk
 	for range 3 {
 		s := b.session()
-		s.ended(s.post("hello"))
+		s.untilEnded(s.post("hello"))
 		list = append(list, s)
 	}
 	box := func(s *talk) *fakeRunner { return b.provider.box(s.load().Run.Sandbox.ID).runner }
@@ -276,7 +276,7 @@ func TestWarmBudget_EndsTheLongestRestedAgents(t *testing.T) {
 		}
 	}
 	execution := list[0].post("again")
-	list[0].ended(execution)
+	list[0].untilEnded(execution)
 	if b.provider.made != 3 {
 		t.Errorf("%d sandboxes", b.provider.made)
 	}
@@ -296,7 +296,7 @@ func TestStopSandboxes_EndsThemWithTheExecutor(t *testing.T) {
 	})
 	a := b.run(func(c *executor.Config) { c.StopSandboxes = true })
 	rests, works := b.session(), b.session()
-	rests.ended(rests.post("x"))
+	rests.untilEnded(rests.post("x"))
 	execution := works.post("hang")
 	works.untilStarted()
 	if err := a.stop(); err != nil {
@@ -309,10 +309,10 @@ func TestStopSandboxes_EndsThemWithTheExecutor(t *testing.T) {
 		t.Errorf("the log still has %+v", l.Run.Sandbox)
 	}
 	b.run()
-	if l := works.ended(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
+	if l := works.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
 		t.Errorf("end: %+v", l.Run)
 	}
-	rests.ended(rests.post("y"))
+	rests.untilEnded(rests.post("y"))
 	b.noJobs()
 }
 
@@ -321,8 +321,8 @@ func TestSweep_RemovesWhatTheLogHasEnded(t *testing.T) {
 	b := newBench(t, answers)
 	a := b.run()
 	kept, removed := b.session(), b.session()
-	kept.ended(kept.post("x"))
-	removed.ended(removed.post("x"))
+	kept.untilEnded(kept.post("x"))
+	removed.untilEnded(removed.post("x"))
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}

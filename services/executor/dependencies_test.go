@@ -93,8 +93,8 @@ var depends = events.AgentSpec{
 	Dependencies: events.Dependencies{NPM: []string{"b@1.0.0", "a@1.0.0"}, PIP: []string{"C_d==1"}},
 }
 
-// logged returns the messages of a session's log events.
-func logged(s *talk) (out []string) {
+// logMessages returns the messages of a session's log events.
+func logMessages(s *talk) (out []string) {
 	for _, l := range of[events.Log](s) {
 		out = append(out, l.Message)
 	}
@@ -113,7 +113,7 @@ func TestDependencies_AreInstalledBeforeTheSandbox(t *testing.T) {
 	b.until("the pool is full", func() bool { return b.provider.count() == 1 })
 	agent := b.agent("a", 2, depends)
 	s := b.session(of1(agent))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	ready := of[events.SandboxReady](s)
 	if len(ready) != 1 || ready[0].Pooled {
 		t.Fatalf("ready %+v", ready)
@@ -151,24 +151,24 @@ func TestDependencies_AreInstalledBeforeTheSandbox(t *testing.T) {
 		t.Error("its registration at the proxy is not released")
 	}
 	b.egress.mu.Unlock()
-	if got := logged(s); len(got) != 2 || got[0] != "dependencies are being installed, for the first time on this engine: 2 of npm and 1 of pip" || !strings.HasPrefix(got[1], "dependencies are installed, after ") {
+	if got := logMessages(s); len(got) != 2 || got[0] != "dependencies are being installed, for the first time on this engine: 2 of npm and 1 of pip" || !strings.HasPrefix(got[1], "dependencies are installed, after ") {
 		t.Errorf("the log says %q", got)
 	}
-	s.ended(s.post("two")) // in the same sandbox
+	s.untilEnded(s.post("two")) // in the same sandbox
 	l.mu.Lock()
 	if len(l.asked) != 1 {
 		t.Errorf("asked for %+v", l.asked)
 	}
 	l.mu.Unlock()
 	other := b.session(of1(agent), func(c *events.SessionCreated) { c.Options.Image = "mine" })
-	other.ended(other.post("one"))
+	other.untilEnded(other.post("one"))
 	again := b.session(of1(agent))
-	again.ended(again.post("one"))
-	if made, _ := l.count(); made != 2 || len(logged(again)) != 0 || len(logged(other)) != 2 {
-		t.Errorf("made %d times; the log says %q", made, logged(again))
+	again.untilEnded(again.post("one"))
+	if made, _ := l.count(); made != 2 || len(logMessages(again)) != 0 || len(logMessages(other)) != 2 {
+		t.Errorf("made %d times; the log says %q", made, logMessages(again))
 	}
 	plain := b.session(short(events.Options{}))
-	plain.ended(plain.post("one"))
+	plain.untilEnded(plain.post("one"))
 	if r := of[events.SandboxReady](plain); len(r) != 1 || !r[0].Pooled {
 		t.Errorf("an agent that depends on nothing is given %+v", r)
 	}
@@ -204,7 +204,7 @@ func TestDependencies_FailureEndsTheExecution(t *testing.T) {
 			b.run(func(cfg *executor.Config) { cfg.EngineGone = 1500 * time.Millisecond })
 			s := b.session(of1(b.agent("a", 2, depends)))
 			execution := s.post("one")
-			s.ended(execution)
+			s.untilEnded(execution)
 			if c.code == "" {
 				if _, ok := s.last(execution).(events.ExecutionCompleted); !ok {
 					t.Errorf("ended with %+v", s.last(execution))
@@ -219,7 +219,7 @@ func TestDependencies_FailureEndsTheExecution(t *testing.T) {
 				t.Errorf("a sandbox was made: %+v", got)
 			}
 			next := s.post("two")
-			s.ended(next) // the session goes on
+			s.untilEnded(next) // the session goes on
 		})
 	}
 }
@@ -234,7 +234,7 @@ func TestDependencies_WaitCanBeCancelled(t *testing.T) {
 	execution := s.post("one")
 	b.until("it is waited for", func() bool { made, _ := l.count(); return made == 1 })
 	s.cancel(execution)
-	s.ended(execution)
+	s.untilEnded(execution)
 	if _, ok := s.last(execution).(events.ExecutionCancelled); !ok {
 		t.Errorf("ended with %+v", s.last(execution))
 	}
@@ -258,7 +258,7 @@ func TestDependencies_AreContinuedByTheNextExecutor(t *testing.T) {
 	b.run()
 	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
 	close(l.hold)
-	s.ended(execution)
+	s.untilEnded(execution)
 	if _, ok := s.last(execution).(events.ExecutionCompleted); !ok {
 		t.Errorf("ended with %+v", s.last(execution))
 	}

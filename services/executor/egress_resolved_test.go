@@ -15,8 +15,8 @@ func (b *bench) hosts(slug string, n int, egress ...string) events.Reference {
 	})
 }
 
-// allowed returns the allowlists of all registrations; equal ones in a row are listed once.
-func (e *fakeEgress) allowed() []string {
+// allowlists returns the allowlists of all registrations; equal ones in a row are listed once.
+func (e *fakeEgress) allowlists() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var out []string
@@ -51,25 +51,25 @@ func TestEgress_AllowlistIsThatOfTheStart(t *testing.T) {
 	b.run()
 	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
-	s.ended(execution)
+	s.untilEnded(execution)
 	want := []events.AllowedHost{
 		{Entry: "own.example.com", From: "session"}, {Entry: "pypi.org", From: "agent"}, {Entry: "GET,HEAD api.example.com", From: first.String()}, {Entry: "c.example.com", From: second.String()},
 	}
 	if got := of[events.ExecutionResolved](s); len(got) != 1 || !slices.Equal(got[0].Egress, want) {
 		t.Errorf("resolved %+v", got)
 	}
-	if got := b.egress.allowed(); !slices.Equal(got, []string{"own.example.com; pypi.org; GET,HEAD api.example.com; c.example.com"}) {
+	if got := b.egress.allowlists(); !slices.Equal(got, []string{"own.example.com; pypi.org; GET,HEAD api.example.com; c.example.com"}) {
 		t.Errorf("granted %q", got)
 	}
 	// The next execution gets the present versions.
 	next := s.post("again")
 	allow <- struct{}{}
 	allow <- struct{}{}
-	s.ended(next)
+	s.untilEnded(next)
 	if got := of[events.ExecutionResolved](s); len(got) != 2 || len(got[1].Egress) != 5 || got[1].Egress[2].Entry != "another.example.com" {
 		t.Errorf("the next execution resolved %+v", got)
 	}
-	if got := b.egress.allowed(); len(got) != 2 || got[1] != "own.example.com; pypi.org; another.example.com; c.example.com; GET,HEAD api.example.com" {
+	if got := b.egress.allowlists(); len(got) != 2 || got[1] != "own.example.com; pypi.org; another.example.com; c.example.com; GET,HEAD api.example.com" {
 		t.Errorf("granted %q", got)
 	}
 	s.check()
@@ -83,9 +83,9 @@ func TestEgress_AuthorityIsTrustedWithMethodsOnly(t *testing.T) {
 	b.egress = &fakeEgress{authority: "one"}
 	b.run()
 	ask := func(s *talk) string {
-		s.ended(s.post("go"))
+		s.untilEnded(s.post("go"))
 		l := s.load()
-		list := b.provider.box(l.Run.Sandbox.ID).runner.asked()
+		list := b.provider.box(l.Run.Sandbox.ID).runner.receivedQueries()
 		return list[len(list)-1].Authority
 	}
 	plain := b.session(func(c *events.SessionCreated) { c.Options.Egress = []string{"example.com"} })
@@ -109,17 +109,17 @@ func TestEgress_UnknownSandboxIsReplaced(t *testing.T) {
 	b.egress = &fakeEgress{authority: "one"}
 	b.run()
 	s := b.session(func(c *events.SessionCreated) { c.Options.Egress = []string{"GET example.com"} })
-	s.ended(s.post("go"))
+	s.untilEnded(s.post("go"))
 	before := s.load().Run.Sandbox.ID
 	b.egress.mu.Lock()
 	b.egress.gone, b.egress.authority = map[string]bool{before: true}, "two"
 	b.egress.mu.Unlock()
 	execution := s.post("again")
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if _, ok := s.last(execution).(events.ExecutionCompleted); !ok || l.Run.Sandbox.ID == before {
 		t.Errorf("end %+v, in sandbox %s after %s", s.last(execution), l.Run.Sandbox.ID, before)
 	}
-	if list := b.provider.box(l.Run.Sandbox.ID).runner.asked(); len(list) != 1 || list[0].Authority != "two" {
+	if list := b.provider.box(l.Run.Sandbox.ID).runner.receivedQueries(); len(list) != 1 || list[0].Authority != "two" {
 		t.Errorf("asked %+v", list)
 	}
 	if got := of[events.SandboxReplaced](s); len(got) != 1 || got[0].SandboxID != before {
@@ -143,7 +143,7 @@ func TestEgress_TooLongAllowlistEndsTheExecution(t *testing.T) {
 	env := b.hosts("e", 2, names("b")...)
 	s := b.session(of1(agent, env.Bare()), func(c *events.SessionCreated) { c.Options.Egress = names("a") })
 	execution := s.post("go")
-	s.ended(execution)
+	s.untilEnded(execution)
 	if failed, _ := s.last(execution).(events.ExecutionFailed); failed.Code != "EGRESS_INVALID" || !strings.Contains(failed.Message, "egress of "+env.String()) || !strings.Contains(failed.Message, "256") {
 		t.Errorf("end %+v", s.last(execution))
 	}

@@ -100,7 +100,7 @@ func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	}
 	var cfg executor.Config
 	engine(&cfg)
-	copies := []*copyOf{b.run(), b.run()}
+	copies := []*runningExecutor{b.run(), b.run()}
 	proxies := func() string {
 		return dockerCLI(t, nil, "ps", "--format", "{{.Names}}", "--filter", "label=dev.spool.role=egress", "--filter", "label=dev.spool.engine="+cfg.Engine)
 	}
@@ -113,7 +113,7 @@ func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	s := b.session(func(c *events.SessionCreated) { c.Architecture, c.Provider = "spool", executor.Docker })
 	first := s.post("write a program")
 	s.jobAt(topology.JobAny(executor.Docker))
-	if l := s.ended(first); l.Run.Phase != run.Completed {
+	if l := s.untilEnded(first); l.Run.Phase != run.Completed {
 		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 	}
 	if done, _ := s.last(first).(events.ExecutionCompleted); !strings.Contains(done.Result, "hello from hello.sh") {

@@ -85,7 +85,7 @@ func TestEnd_LargerThanACommitIsSplit(t *testing.T) {
 	execution := s.post("go")
 	s.openBlocks(4)
 	close(allow)
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	s.checkLargeEnd(execution)
 	if l.Run.Epoch != 1 || l.Run.Phase != run.Failed {
 		t.Errorf("the turn ended %s under epoch %d, not by the first executor", l.Run.Phase, l.Run.Epoch)
@@ -111,7 +111,7 @@ func TestEnd_CutBetweenItsCommitsIsFinishedByTheNextExecutor(t *testing.T) {
 	close(allow)
 	s.openBlocks(1)
 	b.run()
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	s.checkLargeEnd(execution)
 	if l.Run.Epoch != 2 || l.Run.Phase != run.Failed {
 		t.Errorf("the turn ended %s under epoch %d, not by the second executor", l.Run.Phase, l.Run.Epoch)

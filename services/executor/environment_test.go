@@ -74,9 +74,9 @@ func TestIdle_NextTurnHasTheSameFiles(t *testing.T) {
 	b := newStoreBench(t, quick)
 	b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	s.until("the turn's snapshot is there", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
-	first := b.provider.only()
+	first := b.provider.onlyBox()
 	s.put("a.txt", "A")
 	s.until("the file is in a snapshot", func(l eventlog.Loaded) bool { return l.Run.Snapshot.Applied == 1 })
 	if got := first.files.all(); got != "a.txt=A" {
@@ -88,8 +88,8 @@ func TestIdle_NextTurnHasTheSameFiles(t *testing.T) {
 	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
 	b.until("it is wiped", func() bool { wiped, gone := b.provider.wiped(first.ID()); return wiped && gone })
 	s.put("c.txt", "C") // while there is no sandbox
-	s.ended(s.post("two"))
-	second := b.provider.only()
+	s.untilEnded(s.post("two"))
+	second := b.provider.onlyBox()
 	if got := second.files.all(); got != "a.txt=A b.txt=B c.txt=C" {
 		t.Fatalf("after the return the workspace has %q", got)
 	}
@@ -123,7 +123,7 @@ func TestFiles_AreAppliedDuringATurn(t *testing.T) {
 	if l.Run.Over() {
 		t.Fatal("the turn has ended")
 	}
-	if got := b.provider.only().files.all(); got != "a.txt=A" {
+	if got := b.provider.onlyBox().files.all(); got != "a.txt=A" {
 		t.Errorf("the workspace has %q", got)
 	}
 	var told string
@@ -134,7 +134,7 @@ func TestFiles_AreAppliedDuringATurn(t *testing.T) {
 		t.Errorf("the refusal is told as %q", told)
 	}
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	b.noJobs()
 }
 
@@ -145,9 +145,9 @@ func TestSnapshot_DoesNotDelayTheNextMessage(t *testing.T) {
 	b.store.block = make(chan struct{}) // never closed
 	b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	<-b.store.began
-	s.ended(s.post("two"))
+	s.untilEnded(s.post("two"))
 	<-b.store.began
 }
 
@@ -158,13 +158,13 @@ func TestSnapshot_AsksAnUnavailableLogAgain(t *testing.T) {
 	b.store.block = make(chan struct{}) // never closed
 	log := b.run().log
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	<-b.store.began
 	log.setAway(true)
 	execution := s.post("two")
 	b.until("it has asked several times", func() bool { return log.askedInVain() > 5 })
 	log.setAway(false)
-	s.ended(execution)
+	s.untilEnded(execution)
 }
 
 // A late signal of the turn's own events does not end the snapshot.
@@ -175,7 +175,7 @@ func TestSnapshot_IsNotEndedByALateSignal(t *testing.T) {
 	b.store.block = block
 	b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	<-b.store.began
 	s.job()
 	b.until("the second job is acknowledged", func() bool { return b.jobs() == 1 })
@@ -193,7 +193,7 @@ func TestInterval_StoresTheWorkspaceDuringATurn(t *testing.T) {
 	execution := s.post("go")
 	b.until("two snapshots are there", func() bool { return len(of[events.WorkspaceSynced](s)) >= 2 })
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if w := of[events.WorkspaceSynced](s)[0]; w.Reason != "interval" {
 		t.Errorf("reason %q", w.Reason)
 	}
@@ -232,7 +232,7 @@ func TestPause_ResumesInTheSameProcess(t *testing.T) {
 	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
 		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
 	})
-	s.ended(execution)
+	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" {
 		t.Errorf("end %+v", s.last(execution))
 	}
@@ -254,7 +254,7 @@ func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
 		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
 	})
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" {
 		t.Errorf("end %+v", s.last(execution))
 	}
@@ -263,14 +263,14 @@ func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 	}
 	next := s.post("again")
 	s.until("the next has started", func(l eventlog.Loaded) bool { return l.Run.Execution == next && l.Run.Phase == run.Running })
-	if box := b.provider.only(); !box.kept || box.spec.Workspace != id {
+	if box := b.provider.onlyBox(); !box.kept || box.spec.Workspace != id {
 		t.Errorf("the next sandbox has workspace %q of %q, kept: %v", box.spec.Workspace, id, box.kept)
 	}
 	s.cancel(next)
 	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
 		return session.RequestTerminate{Base: base, ExecutionID: next, ActiveEnded: l.View().ActiveEnded}
 	})
-	s.ended(next)
+	s.untilEnded(next)
 	b.noJobs()
 }
 
@@ -283,7 +283,7 @@ func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	s := b.session(short(events.Options{}))
 	execution := s.post("go")
 	s.untilStarted()
-	id, r := s.load().Run.Sandbox.ID, b.provider.only().runner
+	id, r := s.load().Run.Sandbox.ID, b.provider.onlyBox().runner
 	a.wire.kill()
 	r.mu.Lock()
 	r.stopped, r.attaches = true, 0
@@ -292,7 +292,7 @@ func TestTerminate_OfAStoppedRunner(t *testing.T) {
 		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
 	})
 	b.run()
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" || l.Run.Sandbox.ID != "" {
 		t.Errorf("end %+v, sandbox %+v", s.last(execution), l.Run.Sandbox)
 	}
@@ -312,12 +312,12 @@ func TestMaxAge_ReplacesTheSandboxBetweenTurns(t *testing.T) {
 	b := newStoreBench(t, quick)
 	b.run()
 	s := b.session(short(events.Options{SandboxMaxAgeMs: 1}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	s.put("a.txt", "A")
 	s.until("the file is there", func(l eventlog.Loaded) bool { return l.Run.Applied == 1 })
 	first := s.load().Run.Sandbox.ID
-	s.ended(s.post("two"))
-	box := b.provider.only()
+	s.untilEnded(s.post("two"))
+	box := b.provider.onlyBox()
 	if box.ID() == first || box.files.all() != "a.txt=A" {
 		t.Fatalf("sandbox %s after %s has %q", box.ID(), first, box.files.all())
 	}
@@ -334,7 +334,7 @@ func TestPool_NewSessionGetsAStartedAgent(t *testing.T) {
 	a := b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=2"} })
 	b.until("the pool is full", func() bool { return b.provider.count() == 2 })
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	ready := of[events.SandboxReady](s)
 	if len(ready) != 1 || !ready[0].Pooled {
 		t.Fatalf("ready %+v", ready)
@@ -346,7 +346,7 @@ func TestPool_NewSessionGetsAStartedAgent(t *testing.T) {
 	other := b.session(func(c *events.SessionCreated) {
 		short(events.Options{Image: "another"})(c)
 	})
-	other.ended(other.post("one"))
+	other.untilEnded(other.post("one"))
 	if r := of[events.SandboxReady](other); len(r) != 1 || r[0].Pooled {
 		t.Errorf("another image was taken from the pool: %+v", r)
 	}
@@ -388,7 +388,7 @@ func TestEgress_JournalIsStoredOnce(t *testing.T) {
 	b.until("another holds it", func() bool { return len(of[events.ExecutionClaimed](s)) == 2 })
 	b.egress.say(execution, events.ModelCalled{Provider: "anthropic", CostUSD: 1})
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if len(of[events.EgressDenied](s)) != 1 || len(of[events.ModelCalled](s)) != 1 {
 		t.Errorf("events %s", types(s.events()))
 	}
@@ -439,7 +439,7 @@ func TestEngineAway_IsWaitedFor(t *testing.T) {
 			b.run(func(cfg *executor.Config) { cfg.EngineGone = 3 * time.Second })
 			s := b.session(short(events.Options{}))
 			execution := s.post("go")
-			s.ended(execution)
+			s.untilEnded(execution)
 			f, failed := s.last(execution).(events.ExecutionFailed)
 			if failed != (c.code != "") || f.Code != c.code {
 				t.Errorf("end %+v", s.last(execution))
@@ -468,21 +468,21 @@ func TestEgressAway_IsWaitedFor(t *testing.T) {
 			}
 			check := func(s *talk, execution string) {
 				t.Helper()
-				s.ended(execution)
+				s.untilEnded(execution)
 				f, failed := s.last(execution).(events.ExecutionFailed)
 				if failed != (c.code != "") || f.Code != c.code {
 					t.Errorf("end %+v", s.last(execution))
 				}
 			}
 			standing := b.session(short(events.Options{}))
-			standing.ended(standing.post("one"))
+			standing.untilEnded(standing.post("one"))
 			away(c.away)
 			check(standing, standing.post("two"))
 			other := b.session(short(events.Options{}))
 			check(other, other.post("go"))
 			away(0)
 			last := standing.post("three")
-			standing.ended(last)
+			standing.untilEnded(last)
 			if _, ok := standing.last(last).(events.ExecutionCompleted); !ok || len(of[events.SandboxReady](standing)) != 1 {
 				t.Errorf("after it the standing one ended with %+v, sandboxes %d", standing.last(last), len(of[events.SandboxReady](standing)))
 			}
@@ -498,14 +498,14 @@ func TestHealth_IsReportedOnce(t *testing.T) {
 	b.metrics = prometheus.NewRegistry()
 	b.run(func(c *executor.Config) { c.WarmEvery = 20 * time.Millisecond })
 	s := b.session(short(events.Options{HealthIntervalMs: 1}))
-	s.ended(s.post("one"))
-	b.until("the agent rests", func() bool { return gathered(t, b.metrics, "spool_executor_agents", "resting") == 1 })
-	b.provider.only().runner.die()
+	s.untilEnded(s.post("one"))
+	b.until("the agent rests", func() bool { return metricValue(t, b.metrics, "spool_executor_agents", "resting") == 1 })
+	b.provider.onlyBox().runner.die()
 	b.until("it is said", func() bool { return len(of[events.SandboxHealth](s)) == 1 })
 	if h := of[events.SandboxHealth](s)[0]; h.Status != events.Unhealthy || h.Reason == "" {
 		t.Errorf("%+v", h)
 	}
-	s.ended(s.post("two"))
+	s.untilEnded(s.post("two"))
 	if got := types(s.events()); !strings.Contains(got, "sandbox_replaced") {
 		t.Errorf("events %s", got)
 	}
@@ -517,7 +517,7 @@ func TestSnapshot_FailureKeepsTheSandbox(t *testing.T) {
 	b := newStoreBench(t, quick)
 	b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	s.until("the turn's snapshot is there", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
 	b.store.mu.Lock()
 	b.store.fail = errors.New("the object store is away")
@@ -545,7 +545,7 @@ func TestStopSandboxes_OnlyWithTheLastExecutor(t *testing.T) {
 	stops := func(c *executor.Config) { c.StopSandboxes = true }
 	first, second := b.run(stops), b.run(stops)
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	if err := first.stop(); err != nil {
 		t.Fatal(err)
 	}

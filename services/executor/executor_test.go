@@ -23,7 +23,7 @@ func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {
 	b.run()
 	s := b.session()
 	first := s.post("Ada")
-	l := s.ended(first)
+	l := s.untilEnded(first)
 	if l.Run.Phase != run.Completed || l.Run.Sandbox.Journal == "" || l.Run.Epoch != 1 {
 		t.Errorf("after the turn: %+v", l.Run)
 	}
@@ -52,10 +52,10 @@ func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {
 	if text != "Hello, Ada" {
 		t.Errorf("text in flight: %q", text)
 	}
-	b.until("the journal is acknowledged", func() bool { return b.provider.only().runner.acknowledged() == l.Run.Sandbox.N })
+	b.until("the journal is acknowledged", func() bool { return b.provider.onlyBox().runner.acknowledged() == l.Run.Sandbox.N })
 
 	second := s.post("Bob")
-	l = s.ended(second)
+	l = s.untilEnded(second)
 	if l.Run.Epoch != 2 || b.provider.made != 1 {
 		t.Errorf("second turn: epoch %d, %d sandboxes", l.Run.Epoch, b.provider.made)
 	}

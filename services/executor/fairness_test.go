@@ -49,7 +49,7 @@ func TestFairness_OneTenantInAllSlotsDoesNotHoldUpAnother(t *testing.T) {
 		}
 	}
 	other.interrupt()
-	other.ended(execution)
+	other.untilEnded(execution)
 }
 
 // TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother: one tenant has a thousand jobs that wait for the only slot. Another
@@ -124,7 +124,7 @@ func TestFairness_ASlotGoesToTheTenantThatRunsLeast(t *testing.T) {
 	})
 	for i, s := range first {
 		s.interrupt()
-		s.ended(executions[i])
+		s.untilEnded(executions[i])
 	}
 	for _, s := range others {
 		s.untilStarted()
@@ -206,30 +206,30 @@ func TestTenantSlots_LoweredBelowWhatRuns(t *testing.T) {
 	b.limits(tenant, events.TenantLimits{Slots: 1})
 	b.engine = "another"
 	b.run() // it has read the limit before it starts any turn
-	b.until("both leases tell what runs", func() bool { return b.leased(tenant) == 2 })
+	b.until("both leases tell what runs", func() bool { return b.runningByLeases(tenant) == 2 })
 	waiting := b.session()
 	execution := waiting.post("wait")
 	other := b.sessionOf("other")
 	other.post("go")
 	other.untilStarted()
 	running[0].interrupt()
-	running[0].ended(executions[0])
+	running[0].untilEnded(executions[0])
 	if l := running[1].load(); l.Run.Phase != run.Running {
 		t.Errorf("the other turn that ran is %s", l.Run.Phase)
 	}
-	b.until("the lease tells what runs", func() bool { return b.leased(tenant) == 1 })
+	b.until("the lease tells what runs", func() bool { return b.runningByLeases(tenant) == 1 })
 	if n := len(waiting.events()); n != 0 {
 		t.Error("a third turn ran with a second")
 	}
 	running[1].interrupt()
-	running[1].ended(executions[1])
+	running[1].untilEnded(executions[1])
 	waiting.untilStarted()
 	waiting.interrupt()
-	waiting.ended(execution)
+	waiting.untilEnded(execution)
 }
 
-// leased returns the number of a tenant's turns that run according to all leases.
-func (b *bench) leased(tenant string) (n int) {
+// runningByLeases returns the number of a tenant's turns that run according to all leases.
+func (b *bench) runningByLeases(tenant string) (n int) {
 	b.t.Helper()
 	kv, err := b.js.KeyValue(b.ctx, topology.BucketLeases)
 	if err != nil {
@@ -275,7 +275,7 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 			b.run(func(c *executor.Config) { c.TenantSandboxes = setting })
 			first, second, third := b.session(short(events.Options{})), b.session(short(events.Options{})), b.session(short(events.Options{}))
 			for _, s := range []*talk{first, second, third} {
-				s.ended(s.post("one"))
+				s.untilEnded(s.post("one"))
 			}
 			if l := first.load(); l.Run.Sandbox.ID != "" {
 				t.Error("the sandbox that was idle the longest is there")
@@ -291,7 +291,7 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 				t.Error("a sandbox ended that was not idle the longest")
 			}
 			// It comes back with a sandbox of its own.
-			if l := first.ended(first.post("two")); l.Run.Phase != run.Completed {
+			if l := first.untilEnded(first.post("two")); l.Run.Phase != run.Completed {
 				t.Errorf("its next turn ended as %s", l.Run.Phase)
 			}
 			for _, s := range []*talk{second, third} {
@@ -300,12 +300,12 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 			}
 			waiting := first.post("three")
 			other := b.sessionOf("other", short(events.Options{}))
-			other.ended(other.post("one"))
+			other.untilEnded(other.post("one"))
 			if l := first.load(); l.Run.Ended(waiting) || l.Run.Execution == waiting {
 				t.Error("a third turn runs with two sandboxes")
 			}
 			second.interrupt()
-			first.ended(waiting)
+			first.untilEnded(waiting)
 			if l := third.load(); l.Run.Phase != run.Running {
 				t.Errorf("the turn that ran is %s", l.Run.Phase)
 			}

@@ -113,8 +113,8 @@ func (p *fakeProvider) box(id string) *fakeBox {
 	return p.boxes[id]
 }
 
-// only returns the single sandbox.
-func (p *fakeProvider) only() *fakeBox {
+// onlyBox returns the single sandbox.
+func (p *fakeProvider) onlyBox() *fakeBox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, b := range p.boxes {
@@ -244,7 +244,7 @@ func (r *fakeRunner) operations() []runner.Op {
 	return slices.Clone(r.ops)
 }
 
-func (r *fakeRunner) asked() []runner.Query {
+func (r *fakeRunner) receivedQueries() []runner.Query {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.queries)

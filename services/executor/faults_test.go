@@ -58,9 +58,9 @@ func TestExecutorKilled_AnotherFollowsTheAgent(t *testing.T) {
 	allow <- struct{}{} // while nobody follows
 	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
-	l := s.ended(execution)
-	if l.Run.Phase != run.Completed || l.Run.Attempt != 1 || len(b.provider.only().runner.asked()) != 1 {
-		t.Errorf("after the takeover: %+v, agent started %d times", l.Run, len(b.provider.only().runner.asked()))
+	l := s.untilEnded(execution)
+	if l.Run.Phase != run.Completed || l.Run.Attempt != 1 || len(b.provider.onlyBox().runner.receivedQueries()) != 1 {
+		t.Errorf("after the takeover: %+v, agent started %d times", l.Run, len(b.provider.onlyBox().runner.receivedQueries()))
 	}
 	if got := wrote(s.events()); got != "[a b c]" {
 		t.Errorf("wrote %s", got)
@@ -88,7 +88,7 @@ func TestHandover_HappensAtOnce(t *testing.T) {
 		t.Errorf("handed over after %s", took)
 	}
 	allow <- struct{}{}
-	if l := s.ended(execution); l.Run.Phase != run.Completed || b.provider.made != 1 {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || b.provider.made != 1 {
 		t.Errorf("after the handover: %+v", l.Run)
 	}
 	b.noJobs()
@@ -100,12 +100,12 @@ func TestHandover_KeepsTheWarmSandbox(t *testing.T) {
 	b := newBench(t, answers)
 	a := b.run()
 	s := b.session()
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
 	b.run()
-	s.ended(s.post("two"))
+	s.untilEnded(s.post("two"))
 	if b.provider.made != 1 {
 		t.Errorf("%d sandboxes", b.provider.made)
 	}
@@ -132,7 +132,7 @@ func TestFrozenExecutor_IsFenced(t *testing.T) {
 	a.wire.thaw()
 	b.until("the zombie's append is refused", func() bool { return a.log.refusals() > 0 })
 	allow <- struct{}{}
-	s.ended(execution)
+	s.untilEnded(execution)
 	if got := wrote(s.events()); got != "[a b c]" {
 		t.Errorf("wrote %s", got)
 	}
@@ -162,10 +162,10 @@ func TestJobs_SecondJobDoesNotRunAnExecutionTwice(t *testing.T) {
 	// Longer than the ack wait: the first job must not be delivered again either.
 	time.Sleep(6 * time.Second)
 	allow <- struct{}{}
-	if l := s.ended(execution); l.Run.Epoch != 1 {
+	if l := s.untilEnded(execution); l.Run.Epoch != 1 {
 		t.Errorf("epoch %d after the end", l.Run.Epoch)
 	}
-	if n := len(b.provider.only().runner.asked()); n != 1 {
+	if n := len(b.provider.onlyBox().runner.receivedQueries()); n != 1 {
 		t.Errorf("the agent was started %d times", n)
 	}
 	b.noJobs()
@@ -177,10 +177,10 @@ func TestJobs_EndedExecutionIsNotRunAgain(t *testing.T) {
 	b := newBench(t, answers)
 	b.run()
 	s := b.session()
-	s.ended(s.post("once"))
+	s.untilEnded(s.post("once"))
 	s.job()
 	b.noJobs()
-	if n := len(b.provider.only().runner.asked()); n != 1 {
+	if n := len(b.provider.onlyBox().runner.receivedQueries()); n != 1 {
 		t.Errorf("the agent was started %d times", n)
 	}
 }
@@ -209,9 +209,9 @@ func TestSandboxLost_AnotherAttemptRuns(t *testing.T) {
 	b.until("the text is out", func() bool {
 		return strings.Contains(types(s.events()), "log") && len(b.texts()) > 0
 	})
-	first := b.provider.only()
+	first := b.provider.onlyBox()
 	first.runner.die()
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if l.Run.Phase != run.Completed || l.Run.Attempt != 2 || b.provider.made != 2 {
 		t.Errorf("after the loss: %+v", l.Run)
 	}
@@ -230,7 +230,7 @@ func TestSandboxLost_AnotherAttemptRuns(t *testing.T) {
 	if got := wrote(s.events()); got != "[one two]" {
 		t.Errorf("wrote %s", got)
 	}
-	q := b.provider.only().runner.asked()
+	q := b.provider.onlyBox().runner.receivedQueries()
 	if len(q) != 1 || q[0].Attempt != 2 || q[0].Resume != "agent-session-7" {
 		t.Errorf("the second attempt: %+v", q)
 	}
@@ -256,7 +256,7 @@ func TestSandboxLost_RepeatedlyEndsTheExecution(t *testing.T) {
 	b.run()
 	s := b.session()
 	execution := s.post("go")
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "SANDBOX_LOST" {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -283,9 +283,9 @@ func TestSandboxLost_WithItsExecutor(t *testing.T) {
 	execution := s.post("go")
 	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "log") })
 	a.wire.kill()
-	b.provider.only().runner.die()
+	b.provider.onlyBox().runner.die()
 	b.run()
-	if l := s.ended(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
 		t.Errorf("end: %+v", l.Run)
 	}
 	b.noJobs()
@@ -302,16 +302,16 @@ func TestStreamCut_LosesNothing(t *testing.T) {
 	for i := range 2 {
 		allow <- struct{}{}
 		s.untilBlocks(i + 1)
-		r := b.provider.only().runner
+		r := b.provider.onlyBox().runner
 		r.mu.Lock()
 		r.follower.cut()
 		r.mu.Unlock()
 	}
 	allow <- struct{}{}
-	if l := s.ended(execution); l.Run.Phase != run.Completed || l.Run.Epoch != 1 {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Epoch != 1 {
 		t.Errorf("end: %+v", l.Run)
 	}
-	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.only().runner.asked()) != 1 {
+	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.onlyBox().runner.receivedQueries()) != 1 {
 		t.Errorf("wrote %s", got)
 	}
 }
@@ -323,7 +323,7 @@ func TestSandboxFails_EndsTheExecution(t *testing.T) {
 	b.run()
 	s := b.session()
 	execution := s.post("go")
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	f, ok := s.last(execution).(events.ExecutionFailed)
 	if !ok || f.Code != "SANDBOX_FAILED" || !strings.Contains(f.Message, "no room") || l.Run.Sandbox.ID != "" {
 		t.Errorf("end: %+v, sandbox %+v", s.last(execution), l.Run.Sandbox)
@@ -336,7 +336,7 @@ func TestSandboxFails_EndsTheExecution(t *testing.T) {
 	b.provider.mu.Lock()
 	b.provider.createErr = nil
 	b.provider.mu.Unlock()
-	s.ended(s.post("again"))
+	s.untilEnded(s.post("again"))
 }
 
 // If a holder dies after it announced a sandbox, the next holder creates that sandbox.
@@ -354,7 +354,7 @@ func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}
 	})
 	b.run()
-	if l := s.ended(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
+	if l := s.untilEnded(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
 		t.Errorf("sandbox %s, epoch %d", l.Run.Sandbox.ID, l.Run.Epoch)
 	}
 }
@@ -368,7 +368,7 @@ func TestClaimsExhausted_EndsTheExecution(t *testing.T) {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "CLAIMS_EXHAUSTED" {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -382,15 +382,15 @@ func TestAdoption_RunsJobsOfAGoneEngine(t *testing.T) {
 	b.engine = "elsewhere"
 	a := b.run()
 	s := b.session()
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
-	first := b.provider.only().spec.ID
+	first := b.provider.onlyBox().spec.ID
 	b.engine = "here"
 	b.run(func(c *executor.Config) { c.EngineGone = time.Second })
 	execution := s.post("two") // on job.local.on.elsewhere
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if l.Run.Sandbox.Engine != "here" || l.Run.Sandbox.ID == first || l.Run.Phase != run.Completed {
 		t.Errorf("after the adoption: %+v", l.Run)
 	}
@@ -424,10 +424,10 @@ func TestNATSRestart_LosesNothing(t *testing.T) {
 		_, err = kv.Get(b.ctx, e.ID())
 		return err == nil
 	})
-	if l := s.ended(execution); l.Run.Phase != run.Completed {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed {
 		t.Errorf("end: %+v", l.Run)
 	}
-	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.only().runner.asked()) != 1 {
+	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.onlyBox().runner.receivedQueries()) != 1 {
 		t.Errorf("wrote %s", got)
 	}
 	b.noJobs()
@@ -435,7 +435,7 @@ func TestNATSRestart_LosesNothing(t *testing.T) {
 	for range 3 {
 		allow <- struct{}{}
 	}
-	s.ended(second)
+	s.untilEnded(second)
 }
 
 // An executor that starts before its bucket exists, because NATS is being installed, logs that and continues once the
@@ -497,7 +497,7 @@ func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 	})
 	b.run()
 	second := s.post("next")
-	l := s.ended(second)
+	l := s.untilEnded(second)
 	if l.Run.Phase != run.Completed || b.provider.made != 1 {
 		t.Errorf("after the abandoned one: %+v", l.Run)
 	}

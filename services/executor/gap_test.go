@@ -31,14 +31,14 @@ func TestJournalGap_EndsTheExecution(t *testing.T) {
 			execution := s.post("go")
 			allow <- struct{}{}
 			s.untilBlocks(1)
-			r, sandbox := b.provider.only().runner, b.provider.only().ID()
+			r, sandbox := b.provider.onlyBox().runner, b.provider.onlyBox().ID()
 			from, forgotten := r.last()+1, strings.HasPrefix(name, "lines")
 			r.hide(func(n uint64) bool { return n == from || forgotten && n > from })
 			allow <- struct{}{}
 			if forgotten {
 				b.until("the lines are erased", r.erase)
 			}
-			l := s.ended(execution)
+			l := s.untilEnded(execution)
 			if l.Run.Phase != run.Failed {
 				t.Errorf("the execution is %s", l.Run.Phase)
 			}
@@ -63,7 +63,7 @@ func TestJournalGap_EndsTheExecution(t *testing.T) {
 			if _, gone := b.provider.wiped(sandbox); !gone {
 				t.Error("the sandbox was not ended")
 			}
-			if l := s.ended(s.post("more")); l.Run.Phase != run.Completed || l.Run.Sandbox.ID == sandbox {
+			if l := s.untilEnded(s.post("more")); l.Run.Phase != run.Completed || l.Run.Sandbox.ID == sandbox {
 				t.Errorf("the next execution: %+v", l.Run)
 			}
 		})

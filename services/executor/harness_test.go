@@ -124,8 +124,8 @@ func openLog(t *testing.T, js jetstream.JetStream) eventlog.Log {
 	return log
 }
 
-// copyOf is a running executor.
-type copyOf struct {
+// runningExecutor is a running executor.
+type runningExecutor struct {
 	*executor.Executor
 	nc   *nats.Conn
 	wire *wire
@@ -134,7 +134,7 @@ type copyOf struct {
 }
 
 // run starts an executor with its own connection.
-func (b *bench) run(change ...func(*executor.Config)) *copyOf {
+func (b *bench) run(change ...func(*executor.Config)) *runningExecutor {
 	b.t.Helper()
 	cfg := executor.Config{
 		Engine: b.engine, Sandbox: b.sandbox, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
@@ -191,7 +191,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- e.Run(ctx) }()
-	c := &copyOf{Executor: e, nc: nc, wire: w, log: log}
+	c := &runningExecutor{Executor: e, nc: nc, wire: w, log: log}
 	c.stop = sync.OnceValue(func() error {
 		cancel()
 		err := <-ended
@@ -505,7 +505,7 @@ func (s *talk) until(what string, ok func(eventlog.Loaded) bool) eventlog.Loaded
 	return last
 }
 
-func (s *talk) ended(execution string) eventlog.Loaded {
+func (s *talk) untilEnded(execution string) eventlog.Loaded {
 	s.b.t.Helper()
 	l := s.until("execution "+execution+" has ended", func(l eventlog.Loaded) bool { return l.Run.Ended(execution) })
 	s.check()

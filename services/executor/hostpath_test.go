@@ -30,7 +30,7 @@ func TestSettingHostPaths(t *testing.T) {
 		return b.session(func(c *events.SessionCreated) { c.Architecture, c.Options.HostPath = "spool", path })
 	}
 	s := in(allowed)
-	if l := s.ended(s.post("write a program")); l.Run.Phase != run.Completed {
+	if l := s.untilEnded(s.post("write a program")); l.Run.Phase != run.Completed {
 		t.Errorf("it ended as %s", l.Run.Phase)
 	}
 	if _, err := os.Stat(filepath.Join(allowed, "hello.sh")); err != nil {
@@ -44,7 +44,7 @@ func TestSettingHostPaths(t *testing.T) {
 	for _, path := range []string{other, gone, link} {
 		s := in(path)
 		execution := s.post("write a program")
-		s.ended(execution)
+		s.untilEnded(execution)
 		if end, ok := s.last(execution).(events.ExecutionFailed); !ok || end.Code != "HOST_PATH_REFUSED" {
 			t.Errorf("%s: %+v", path, s.last(execution))
 		}

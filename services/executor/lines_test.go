@@ -37,7 +37,7 @@ func TestBadLines_AreShownAndChangeNothing(t *testing.T) {
 	b.run()
 	s := b.session()
 	execution := s.post("go")
-	s.ended(execution)
+	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCompleted); !ok || c.Result != "real" {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -73,7 +73,7 @@ func TestUnknownArchitecture_EndsTheExecution(t *testing.T) {
 	b.run()
 	s := b.session(func(c *events.SessionCreated) { c.Architecture = "nonesuch" })
 	execution := s.post("go")
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "UNKNOWN_ARCHITECTURE" || !strings.Contains(f.Message, "nonesuch") {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -89,7 +89,7 @@ func TestPoison_GoesToDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := b.session()
-	s.ended(s.post("go"))
+	s.untilEnded(s.post("go"))
 	b.noJobs()
 	dead, err := b.js.Stream(b.ctx, topology.StreamDead)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestLargeTurn_IsSplitOverCommits(t *testing.T) {
 	})
 	b.run()
 	s := b.session()
-	s.ended(s.post("go"))
+	s.untilEnded(s.post("go"))
 	var got string
 	for _, e := range s.events() {
 		if c, ok := e.Data.(events.BlockComplete); ok {
@@ -136,9 +136,9 @@ func TestLinesBetweenTurns_AreStored(t *testing.T) {
 	b := newBench(t, answers)
 	b.run()
 	s := b.session()
-	s.ended(s.post("one"))
-	b.provider.only().runner.between("the agent yawns")
-	s.ended(s.post("two"))
+	s.untilEnded(s.post("one"))
+	b.provider.onlyBox().runner.between("the agent yawns")
+	s.untilEnded(s.post("two"))
 	found := false
 	for _, e := range s.events() {
 		if l, ok := e.Data.(events.Log); ok {

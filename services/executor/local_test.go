@@ -103,7 +103,7 @@ func processState(pid int) (byte, bool) {
 }
 
 // removeAll deletes the session and waits until nothing of it is left.
-func (s *talk) removeAll(e *copyOf) {
+func (s *talk) removeAll(e *runningExecutor) {
 	s.b.t.Helper()
 	s.remove()
 	s.job()
@@ -169,7 +169,7 @@ func TestLocal_TurnsRunTheRealAgent(t *testing.T) {
 	e := b.run()
 	s := b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })
 	first := s.post("write a program")
-	l := s.ended(first)
+	l := s.untilEnded(first)
 	if l.Run.Phase != run.Completed {
 		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 	}
@@ -181,7 +181,7 @@ func TestLocal_TurnsRunTheRealAgent(t *testing.T) {
 		t.Errorf("result %q", done.Result)
 	}
 	second := s.post("again")
-	s.ended(second)
+	s.untilEnded(second)
 	list := starts(s.events())
 	if len(list) != 2 || list[0].Warm || !list[1].Warm || list[0].PID != list[1].PID || list[0].PID == 0 {
 		t.Errorf("starts: %+v", list)
@@ -204,7 +204,7 @@ func TestLocal_AnotherExecutorFollowsTheAgent(t *testing.T) {
 	b.until("text flows", func() bool { return len(b.texts()) > 3 })
 	a.wire.kill()
 	e := b.run()
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if l.Run.Phase != run.Completed || l.Run.Epoch < 2 || len(starts(s.events())) != 1 {
 		t.Errorf("end: %+v after %s", s.last(execution), types(s.events()))
 	}
@@ -220,7 +220,7 @@ func TestLocal_LostSandboxIsReplaced(t *testing.T) {
 	b := newLocalBench(t, slow)
 	e := b.run()
 	s := b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })
-	s.ended(s.post("remember this"))
+	s.untilEnded(s.post("remember this"))
 	execution := s.post("count slowly")
 	b.until("text flows", func() bool {
 		return slices.ContainsFunc(b.texts(), func(d events.Delta) bool { return d.ExecutionID == execution && d.Offset > 0 })
@@ -230,7 +230,7 @@ func TestLocal_LostSandboxIsReplaced(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
 		t.Errorf("end: %+v after %s", s.last(execution), types(s.events()))
 	}
@@ -258,7 +258,7 @@ func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 			execution := s.post("count slowly")
 			b.until("text flows", func() bool { return len(b.texts()) > 0 })
 			if !running {
-				s.ended(execution)
+				s.untilEnded(execution)
 			}
 			for _, pid := range processesOf(s.id) {
 				if line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline")); err == nil && strings.HasPrefix(string(line), "runner\x00serve\x00") {
@@ -271,7 +271,7 @@ func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 				return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
 			})
 			if running {
-				s.ended(execution)
+				s.untilEnded(execution)
 				if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" {
 					t.Errorf("end %+v", s.last(execution))
 				}
@@ -290,7 +290,7 @@ func TestLocal_WarmTurnStartsSoon(t *testing.T) {
 	b := newLocalBench(t, program)
 	e := b.run(func(c *executor.Config) { c.Beat = time.Second })
 	s := b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })
-	s.ended(s.post("hello"))
+	s.untilEnded(s.post("hello"))
 	var took []time.Duration
 	for range 20 {
 		began := time.Now()
@@ -299,7 +299,7 @@ func TestLocal_WarmTurnStartsSoon(t *testing.T) {
 			return slices.ContainsFunc(b.texts(), func(d events.Delta) bool { return d.ExecutionID == execution })
 		})
 		took = append(took, time.Since(began))
-		s.ended(execution)
+		s.untilEnded(execution)
 	}
 	slices.Sort(took)
 	t.Logf("posted to first text: p50 %s, all %s", took[len(took)/2], took)

@@ -47,7 +47,7 @@ func TestLogsHaveIDs(t *testing.T) {
 	a := b.run(func(c *executor.Config) { c.Slots = 1 })
 	s := b.session()
 	execution := s.post("x")
-	box := s.ended(execution).Run.Sandbox.ID
+	box := s.untilEnded(execution).Run.Sandbox.ID
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}

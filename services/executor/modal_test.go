@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// metered returns a bench whose sandboxes are metered.
-func metered(t *testing.T, s script) *bench {
+// newMeteredBench returns a bench whose sandboxes are metered.
+func newMeteredBench(t *testing.T, s script) *bench {
 	b := newBench(t, s)
 	b.sandbox = executor.Modal
 	return b
@@ -35,7 +35,7 @@ func authority(t *testing.T) string {
 	return path
 }
 
-func priced(c *executor.Config) { c.ModalSandboxPrice = 0.25 }
+func withPrice(c *executor.Config) { c.ModalSandboxPrice = 0.25 }
 
 // giveUp ends the session's sandbox.
 func (s *talk) giveUp() {
@@ -80,21 +80,21 @@ func (s *talk) checkUsage(price float64) map[string]uint64 {
 func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{}, 1)
-	b := metered(t, steps(2, allow))
-	a := b.run(priced)
+	b := newMeteredBench(t, steps(2, allow))
+	a := b.run(withPrice)
 	s := b.session()
 	first := s.post("go")
 	allow <- struct{}{}
 	s.untilBlocks(1)
 	a.wire.kill()
-	b.run(priced)
+	b.run(withPrice)
 	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
-	s.ended(first)
+	s.untilEnded(first)
 	allow <- struct{}{}
 	second := s.post("go on")
 	allow <- struct{}{}
-	s.ended(second)
+	s.untilEnded(second)
 	s.giveUp()
 	of := s.checkUsage(0.25)
 	if of[first] == 0 {
@@ -113,15 +113,15 @@ func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
 func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{}, 1)
-	b := metered(t, steps(1, allow))
+	b := newMeteredBench(t, steps(1, allow))
 	b.run()
 	s := b.session()
 	execution := s.post("go")
 	s.until("it runs", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
-	b.provider.only().runner.die()
+	b.provider.onlyBox().runner.die()
 	s.until("another attempt runs", func(l eventlog.Loaded) bool { return l.Run.Attempt == 2 && l.Run.Phase == run.Running })
 	allow <- struct{}{}
-	s.ended(execution)
+	s.untilEnded(execution)
 	s.giveUp()
 	if of := s.checkUsage(0); of[execution] == 0 { // without a price only the time is recorded
 		t.Errorf("by executions: %v", of)
@@ -135,9 +135,9 @@ func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 func TestSandboxUsage_OfModalAlone(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
-	b.run(priced)
+	b.run(withPrice)
 	s := b.session()
-	s.ended(s.post("go"))
+	s.untilEnded(s.post("go"))
 	s.giveUp()
 	if got := types(s.events()); strings.Contains(got, "sandbox_usage") {
 		t.Errorf("events: %s", got)
@@ -147,15 +147,15 @@ func TestSandboxUsage_OfModalAlone(t *testing.T) {
 // The cost of a session's sandbox counts against its budget.
 func TestSandboxUsage_CountsAgainstTheBudget(t *testing.T) {
 	t.Parallel()
-	b := metered(t, polite)
+	b := newMeteredBench(t, polite)
 	b.run(func(c *executor.Config) { c.ModalSandboxPrice = 1e6 })
-	s := b.session(budgeted(events.Budget{CostUSD: 1}))
+	s := b.session(withBudget(events.Budget{CostUSD: 1}))
 	first := s.post("go")
 	s.untilStarted()
 	s.interrupt()
-	s.ended(first)
+	s.untilEnded(first)
 	second := s.post("go on")
-	s.ended(second)
+	s.untilEnded(second)
 	failed := of[events.ExecutionFailed](s)
 	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.Contains(failed[0].Message, "the session has cost $") {
 		t.Errorf("it failed with %+v", failed)

@@ -114,10 +114,10 @@ func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	o.lasts(s, execution, 3*run.MaxClaims)
 	o.away.Store(false)
 	allow <- struct{}{}
-	if l := s.ended(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 || b.provider.made != 1 {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 || b.provider.made != 1 {
 		t.Errorf("after the outage: %+v", s.last(execution))
 	}
-	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.only().runner.asked()) != 1 {
+	if got := wrote(s.events()); got != "[a b c]" || len(b.provider.onlyBox().runner.receivedQueries()) != 1 {
 		t.Errorf("wrote %s", got)
 	}
 	b.noJobs()
@@ -148,7 +148,7 @@ func TestOutage_ControlsAreObeyedAfterIt(t *testing.T) {
 			c.ask(s, execution)
 			o.lasts(s, execution, 3)
 			o.away.Store(false)
-			l := s.ended(execution)
+			l := s.untilEnded(execution)
 			if end, ok := s.last(execution).(events.ExecutionCancelled); !ok || end.Reason != c.reason || (l.Run.Sandbox.ID != "") != c.left {
 				t.Errorf("the end: %+v; sandbox %+v", s.last(execution), l.Run.Sandbox)
 			}
@@ -169,12 +169,12 @@ func TestOutage_BetweenTurns(t *testing.T) {
 			o := b.outOf(code)
 			b.run(impatient)
 			s := b.session()
-			s.ended(s.post("one"))
+			s.untilEnded(s.post("one"))
 			o.begin()
 			second := s.post("two")
 			o.lasts(s, second, 5)
 			o.away.Store(false)
-			s.ended(second)
+			s.untilEnded(second)
 			if got := wrote(s.events()); got != "[Hello, one Hello, two]" || b.provider.made != 1 {
 				t.Errorf("wrote %s in %d sandboxes", got, b.provider.made)
 			}
@@ -201,7 +201,7 @@ func TestOutage_ExecutorKilledMeanwhile(t *testing.T) {
 	o.away.Store(false)
 	s.until("the next executor follows", func(l eventlog.Loaded) bool { return l.Run.Epoch > 1 })
 	allow <- struct{}{}
-	if l := s.ended(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 {
 		t.Errorf("after the outage: %+v", s.last(execution))
 	}
 	if got := wrote(s.events()); got != "[a b]" {

@@ -38,7 +38,7 @@ func (p hooked) Resume(ctx context.Context, id string) error {
 func TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
-	var first *copyOf
+	var first *runningExecutor
 	frozen := make(chan struct{})
 	kill := sync.OnceFunc(func() { first.wire.kill(); close(frozen) })
 	b.wrap = func(p sandbox.Provider) sandbox.Provider { return hooked{p.(pausable), kill, func() {}} }
@@ -56,7 +56,7 @@ func TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox(t *testing.T) {
 	s.do(resume(execution))
 	s.until("it goes on", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if starts, made := len(of[events.ExecutionStarted](s)), b.provider.made; starts != 1 || made != 1 {
 		t.Errorf("%d starts in %d sandboxes", starts, made)
 	}
@@ -67,7 +67,7 @@ func TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox(t *testing.T) {
 func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
-	var first *copyOf
+	var first *runningExecutor
 	thawed := make(chan struct{})
 	kill := sync.OnceFunc(func() { first.wire.kill(); close(thawed) })
 	b.wrap = func(p sandbox.Provider) sandbox.Provider { return hooked{p.(pausable), func() {}, kill} }
@@ -87,7 +87,7 @@ func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	s.do(func(base session.Base, l eventlog.Loaded) session.Command {
 		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
 	})
-	s.ended(execution)
+	s.untilEnded(execution)
 	if starts, made := len(of[events.ExecutionStarted](s)), b.provider.made; starts != 1 || made != 1 {
 		t.Errorf("%d starts in %d sandboxes", starts, made)
 	}

@@ -28,8 +28,8 @@ func TestTurn_ReadsItsStateWhileCommitsAreInFlight(t *testing.T) {
 	b.egress = &fakeEgress{}
 	b.setSpent(events.Budget{Tokens: 1 << 30}, events.Spent{Tokens: 1})
 	b.run(func(c *executor.Config) { c.Beat, c.CommitWindow = time.Millisecond, time.Millisecond })
-	s := b.session(budgeted(events.Budget{Tokens: 1 << 30, TimeMs: 3600_000}), func(c *events.SessionCreated) { c.Options.HealthIntervalMs = 1 })
-	if l := s.ended(s.post("go")); l.Run.Phase != run.Completed || l.Run.Spent().Tokens != lines {
+	s := b.session(withBudget(events.Budget{Tokens: 1 << 30, TimeMs: 3600_000}), func(c *events.SessionCreated) { c.Options.HealthIntervalMs = 1 })
+	if l := s.untilEnded(s.post("go")); l.Run.Phase != run.Completed || l.Run.Spent().Tokens != lines {
 		t.Errorf("the turn ended %s after %d tokens", l.Run.Phase, l.Run.Spent().Tokens)
 	}
 	if got := blocksStored(s); got != lines {
@@ -48,7 +48,7 @@ func TestWarm_ChecksAnAgentWhileATurnTakesIt(t *testing.T) {
 	b.run(func(c *executor.Config) { c.WarmEvery = time.Millisecond })
 	s := b.session(func(c *events.SessionCreated) { c.Options.HealthIntervalMs = 1 })
 	for range turns {
-		if l := s.ended(s.post("go")); l.Run.Phase != run.Completed {
+		if l := s.untilEnded(s.post("go")); l.Run.Phase != run.Completed {
 			t.Fatalf("a turn ended %s", l.Run.Phase)
 		}
 	}

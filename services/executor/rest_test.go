@@ -17,7 +17,7 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	var b *bench
 	b = newStoreBench(t, func(f *fakeTurn) {
 		if f.Query.Content == "edit" {
-			if err := b.provider.only().files.Put(b.ctx, "a.txt", strings.NewReader("edited")); err != nil {
+			if err := b.provider.onlyBox().files.Put(b.ctx, "a.txt", strings.NewReader("edited")); err != nil {
 				t.Error(err)
 			}
 		}
@@ -25,7 +25,7 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	})
 	slow := b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	b.noJobs()
 	close(b.store.blockSnapshots()) // so that began is signalled for the put alone
 	put := make(chan struct{})
@@ -49,9 +49,9 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	})
 	close(put)
 	slow.log.setAway(false)
-	s.ended(execution)
+	s.untilEnded(execution)
 	b.noJobs()
-	if got := b.provider.only().files.all(); got != "a.txt=edited" {
+	if got := b.provider.onlyBox().files.all(); got != "a.txt=edited" {
 		t.Errorf("after the turn the workspace has %q", got)
 	}
 	s.check()
@@ -63,7 +63,7 @@ func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	b := newStoreBench(t, answers)
 	first := b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	b.noJobs()
 	close(b.store.blockSnapshots()) // as above
 	put := make(chan struct{})
@@ -73,7 +73,7 @@ func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	<-b.store.began
 	first.wire.kill()
 	b.run()
-	s.ended(s.post("two"))
+	s.untilEnded(s.post("two"))
 	s.until("the file is in place", func(l eventlog.Loaded) bool { return l.Run.Applied == 1 })
 	b.noJobs()
 	s.check()
@@ -86,7 +86,7 @@ func TestSyncAtRest_AfterAStandstillOverwritesNothing(t *testing.T) {
 	var b *bench
 	b = newStoreBench(t, func(f *fakeTurn) {
 		if f.Query.Content == "edit" {
-			if err := b.provider.only().files.Put(b.ctx, "a.txt", strings.NewReader("edited")); err != nil {
+			if err := b.provider.onlyBox().files.Put(b.ctx, "a.txt", strings.NewReader("edited")); err != nil {
 				t.Error(err)
 			}
 		}
@@ -94,7 +94,7 @@ func TestSyncAtRest_AfterAStandstillOverwritesNothing(t *testing.T) {
 	})
 	frozen := b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	b.noJobs()
 	close(b.store.blockSnapshots()) // so that began is signalled for the put alone
 	put := make(chan struct{})
@@ -103,11 +103,11 @@ func TestSyncAtRest_AfterAStandstillOverwritesNothing(t *testing.T) {
 	<-b.store.began
 	frozen.wire.freeze()
 	b.run()
-	s.ended(s.post("edit"))
+	s.untilEnded(s.post("edit"))
 	close(put)
 	frozen.wire.thaw()
 	<-b.store.returned
-	if got := b.provider.only().files.all(); got != "a.txt=edited" {
+	if got := b.provider.onlyBox().files.all(); got != "a.txt=edited" {
 		t.Errorf("the workspace has %q", got)
 	}
 	b.noJobs()

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// retried returns a session of an agent with a retry policy.
-func (b *bench) retried(r events.Retries) *talk {
+// retryingSession returns a session of an agent with a retry policy.
+func (b *bench) retryingSession(r events.Retries) *talk {
 	b.t.Helper()
 	return b.session(of1(b.agent("stubborn", 11, events.AgentSpec{Architecture: "claude-code", Instructions: "Do not give up.", Retries: r})))
 }
@@ -40,12 +40,12 @@ func TestRetries_ResumeInTheSameSandbox(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(3))
 	b.run()
-	s := b.retried(events.Retries{Attempts: 3})
-	l := s.ended(s.post("go"))
+	s := b.retryingSession(events.Retries{Attempts: 3})
+	l := s.untilEnded(s.post("go"))
 	if l.Run.Phase != run.Completed || l.Run.Attempt != 3 || b.provider.made != 1 {
 		t.Errorf("after two deaths: %+v", l.Run)
 	}
-	q := b.provider.only().runner.asked()
+	q := b.provider.onlyBox().runner.receivedQueries()
 	if len(q) != 3 || q[1].Attempt != 2 || q[1].Resume != "agent-session-7" || q[2].Attempt != 3 {
 		t.Errorf("asked %+v", q)
 	}
@@ -84,9 +84,9 @@ func TestRetries_LastFailureIsTheEnd(t *testing.T) {
 				c.script(t)
 			})
 			b.run()
-			s := b.retried(c.retries)
+			s := b.retryingSession(c.retries)
 			execution := s.post("go")
-			s.ended(execution)
+			s.untilEnded(execution)
 			if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != c.code || !strings.HasSuffix(f.Message, c.end) {
 				t.Errorf("end: %+v", s.last(execution))
 			}
@@ -129,15 +129,15 @@ func TestBackoff_HoldsNoSlot(t *testing.T) {
 		exits(3)(t)
 	})
 	b.run(func(c *executor.Config) { c.Slots = 1 })
-	s := b.retried(events.Retries{Attempts: 3, BackoffMs: 1500})
+	s := b.retryingSession(events.Retries{Attempts: 3, BackoffMs: 1500})
 	execution := s.post("go")
 	s.until("the first attempt died", func(l eventlog.Loaded) bool { return l.Run.Died == 1 })
 	other := b.session()
-	other.ended(other.post("other"))
+	other.untilEnded(other.post("other"))
 	if l := s.load(); l.Run.Died != 1 || l.Run.Phase != run.Starting {
 		t.Errorf("meanwhile: %+v", l.Run)
 	}
-	s.ended(execution)
+	s.untilEnded(execution)
 	// Each wait is twice the previous one.
 	var died []time.Time
 	var starts []time.Time
@@ -165,13 +165,13 @@ func TestBackoff_SurvivesTheExecutor(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(9))
 	a := b.run()
-	s := b.retried(events.Retries{Attempts: 2, BackoffMs: 5000})
+	s := b.retryingSession(events.Retries{Attempts: 2, BackoffMs: 5000})
 	execution := s.post("go")
 	l := s.until("the first attempt died", func(l eventlog.Loaded) bool { return l.Run.Died == 1 })
 	due := l.Run.NotBefore
 	a.wire.kill()
 	b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || !strings.HasSuffix(f.Message, "(attempt 2 of 2)") {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -180,7 +180,7 @@ func TestBackoff_SurvivesTheExecutor(t *testing.T) {
 			t.Errorf("started at %s, and was due at %s", e.Time, due)
 		}
 	}
-	if n := len(b.provider.only().runner.asked()); n != 2 {
+	if n := len(b.provider.onlyBox().runner.receivedQueries()); n != 2 {
 		t.Errorf("started %d times", n)
 	}
 	b.noJobs()
@@ -194,13 +194,13 @@ func TestRetries_SingleAttemptWithItsExecutorLost(t *testing.T) {
 		<-t.killed
 	})
 	a := b.run()
-	s := b.retried(events.Retries{Attempts: 1})
+	s := b.retryingSession(events.Retries{Attempts: 1})
 	execution := s.post("go")
 	s.until("the agent runs", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
 	a.wire.kill()
-	b.provider.only().runner.die()
+	b.provider.onlyBox().runner.die()
 	b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "SANDBOX_LOST" || b.provider.made != 1 {
 		t.Errorf("end: %+v after %d sandboxes", s.last(execution), b.provider.made)
 	}
@@ -211,14 +211,14 @@ func TestCancel_EndsTheWaitForAnAttempt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(9))
 	b.run()
-	s := b.retried(events.Retries{Attempts: 5, BackoffMs: 300_000})
+	s := b.retryingSession(events.Retries{Attempts: 5, BackoffMs: 300_000})
 	execution := s.post("go")
 	s.until("the first attempt died", func(l eventlog.Loaded) bool { return l.Run.Died == 1 })
 	s.cancel(execution)
-	if l := s.ended(execution); l.Run.Phase != run.Cancelled {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Cancelled {
 		t.Errorf("end: %+v", s.last(execution))
 	}
-	if n := len(b.provider.only().runner.asked()); n != 1 {
+	if n := len(b.provider.onlyBox().runner.receivedQueries()); n != 1 {
 		t.Errorf("started %d times", n)
 	}
 	b.noJobs()
@@ -232,7 +232,7 @@ func TestBackoff_PastTheTimeLimitEndsTheExecution(t *testing.T) {
 	ref := b.agent("stubborn", 11, events.AgentSpec{Architecture: "claude-code", Instructions: "Do not give up.", Retries: events.Retries{Attempts: 5, BackoffMs: 300_000}})
 	s := b.session(of1(ref), func(c *events.SessionCreated) { c.Options.TurnLimitMs = 60_000 })
 	execution := s.post("go")
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "AGENT_EXITED" || !strings.Contains(f.Message, "(attempt 1 of 5; the next would begin after") {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -247,14 +247,14 @@ func TestRetries_SingleAttemptWithItsEngineLost(t *testing.T) {
 	})
 	b.engine = "elsewhere"
 	a := b.run()
-	s := b.retried(events.Retries{Attempts: 1})
+	s := b.retryingSession(events.Retries{Attempts: 1})
 	execution := s.post("go")
 	s.until("the agent runs", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Running })
-	first := b.provider.only().spec.ID
+	first := b.provider.onlyBox().spec.ID
 	a.wire.kill()
 	b.engine = "here"
 	b.run(func(c *executor.Config) { c.EngineGone = time.Second })
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "SANDBOX_LOST" || b.provider.made != 1 {
 		t.Errorf("end: %+v after %d sandboxes", s.last(execution), b.provider.made)
 	}

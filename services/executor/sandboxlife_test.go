@@ -26,7 +26,7 @@ func TestSandboxLife_IdleSandboxIsEndedBefore(t *testing.T) {
 	b, forward := aging(t)
 	b.run(func(c *executor.Config) { c.SweepEvery = 20 * time.Millisecond })
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	s.put("a.txt", "A")
 	s.until("the file is there", func(l eventlog.Loaded) bool { return l.Run.Applied == 1 })
 	first := s.load().Run.Sandbox.ID
@@ -36,8 +36,8 @@ func TestSandboxLife_IdleSandboxIsEndedBefore(t *testing.T) {
 		t.Errorf("ends %+v", ends)
 	}
 	b.until("nothing is left of it", func() bool { wiped, gone := b.provider.wiped(first); return wiped && gone })
-	s.ended(s.post("two"))
-	if box := b.provider.only(); box.ID() == first || box.files.all() != "a.txt=A" {
+	s.untilEnded(s.post("two"))
+	if box := b.provider.onlyBox(); box.ID() == first || box.files.all() != "a.txt=A" {
 		t.Errorf("sandbox %s after %s has %q", box.ID(), first, box.files.all())
 	}
 	s.checkUsage(0)
@@ -62,9 +62,9 @@ func TestSandboxLife_TurnBeginsInAnotherSandbox(t *testing.T) {
 			b.sandbox = c.sandbox
 			b.run(func(cfg *executor.Config) { cfg.ModalTimeout = c.life })
 			s := b.session(short(events.Options{}))
-			s.ended(s.post("one"))
+			s.untilEnded(s.post("one"))
 			forward(c.age)
-			s.ended(s.post("two"))
+			s.untilEnded(s.post("two"))
 			if replaced := b.provider.made == 2; replaced != c.replaced {
 				t.Errorf("%d sandboxes were made", b.provider.made)
 			}
@@ -85,17 +85,17 @@ func TestSandboxLife_PoolIsRenewed(t *testing.T) {
 		}
 	}
 	b.until("the pool is filled", made(1))
-	first := b.provider.only().ID()
+	first := b.provider.onlyBox().ID()
 	forward(2 * time.Hour)
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	if id := s.load().Run.Sandbox.ID; id != first {
 		t.Errorf("the session has %s in place of %s", id, first)
 	}
 	s.remove()
 	s.job()
 	b.until("the pool is filled again", made(2))
-	second := b.provider.only().ID()
+	second := b.provider.onlyBox().ID()
 	forward(3 * time.Hour)
 	b.until("it is renewed", made(3))
 	if _, gone := b.provider.wiped(second); !gone {

@@ -20,8 +20,8 @@ func TestJobs_SnapshotOfOneSessionDoesNotDelayAnother(t *testing.T) {
 	b := newStoreBench(t, answers)
 	b.run()
 	a, other := b.session(short(events.Options{})), b.session(short(events.Options{}))
-	a.ended(a.post("one"))
-	other.ended(other.post("one"))
+	a.untilEnded(a.post("one"))
+	other.untilEnded(other.post("one"))
 	b.noJobs()
 	block := b.store.blockSnapshots()
 	a.put("0.txt", "0")
@@ -29,7 +29,7 @@ func TestJobs_SnapshotOfOneSessionDoesNotDelayAnother(t *testing.T) {
 	for i := 1; i <= 45; i++ {
 		a.put(fmt.Sprintf("%d.txt", i), fmt.Sprint(i))
 	}
-	if l := other.ended(other.post("two")); l.Run.Phase != run.Completed {
+	if l := other.untilEnded(other.post("two")); l.Run.Phase != run.Completed {
 		t.Errorf("the message to the other session ended as %s", l.Run.Phase)
 	}
 	if l := a.load(); l.Run.Applied != 0 {
@@ -50,7 +50,7 @@ func TestJobs_SnapshotsOfManySessionsDoNotDelayATurn(t *testing.T) {
 	var list []*talk
 	for range 12 {
 		s := b.session(short(events.Options{}))
-		s.ended(s.post("one"))
+		s.untilEnded(s.post("one"))
 		list = append(list, s)
 	}
 	b.noJobs()
@@ -59,7 +59,7 @@ func TestJobs_SnapshotsOfManySessionsDoNotDelayATurn(t *testing.T) {
 		s.put("a.txt", "a")
 	}
 	<-b.store.began
-	list[0].ended(list[0].post("two"))
+	list[0].untilEnded(list[0].post("two"))
 	for _, s := range list[1:] {
 		if l := s.load(); l.Run.Applied != 0 {
 			t.Errorf("a snapshot had ended by then: file changes up to %d are recorded", l.Run.Applied)
@@ -79,17 +79,17 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 	const anyEngine, here = "job.local.any", "job.local.on.here"
 	for name, test := range map[string]struct {
 		handled, further string // subjects
-		end              func(*copyOf)
+		end              func(*runningExecutor)
 	}{
-		"killed":                       {here, here, func(c *copyOf) { c.wire.kill() }},
-		"stopped":                      {here, here, func(c *copyOf) { _ = c.stop() }}, // the cleanup reports its error
-		"killed, job for any engine":   {anyEngine, here, func(c *copyOf) { c.wire.kill() }},
-		"killed, jobs for any engine":  {here, anyEngine, func(c *copyOf) { c.wire.kill() }},
-		"stopped, job for any engine":  {anyEngine, here, func(c *copyOf) { _ = c.stop() }},
-		"stopped, jobs for any engine": {here, anyEngine, func(c *copyOf) { _ = c.stop() }},
-		"killed in a turn":             {"", here, func(c *copyOf) { c.wire.kill() }},
-		"stopped in a turn":            {"", here, func(c *copyOf) { _ = c.stop() }},
-		"killed, its own job came anew": {here, here, func(c *copyOf) {
+		"killed":                       {here, here, func(c *runningExecutor) { c.wire.kill() }},
+		"stopped":                      {here, here, func(c *runningExecutor) { _ = c.stop() }}, // the cleanup reports its error
+		"killed, job for any engine":   {anyEngine, here, func(c *runningExecutor) { c.wire.kill() }},
+		"killed, jobs for any engine":  {here, anyEngine, func(c *runningExecutor) { c.wire.kill() }},
+		"stopped, job for any engine":  {anyEngine, here, func(c *runningExecutor) { _ = c.stop() }},
+		"stopped, jobs for any engine": {here, anyEngine, func(c *runningExecutor) { _ = c.stop() }},
+		"killed in a turn":             {"", here, func(c *runningExecutor) { c.wire.kill() }},
+		"stopped in a turn":            {"", here, func(c *runningExecutor) { _ = c.stop() }},
+		"killed, its own job came anew": {here, here, func(c *runningExecutor) {
 			c.wire.freeze()
 			time.Sleep(topology.JobWait + time.Second)
 			c.wire.thaw()
@@ -108,7 +108,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 			})
 			first := b.run()
 			s := b.session(short(events.Options{}))
-			s.ended(s.post("one"))
+			s.untilEnded(s.post("one"))
 			b.noJobs()
 			block := b.store.blockSnapshots()
 			if test.handled == "" {
@@ -157,13 +157,13 @@ func TestJobs_MessageEndsASnapshotAtRest(t *testing.T) {
 	b := newStoreBench(t, answers)
 	b.run()
 	s := b.session(short(events.Options{}))
-	s.ended(s.post("one"))
+	s.untilEnded(s.post("one"))
 	b.noJobs()
 	block := b.store.blockSnapshots()
 	defer close(block)
 	s.put("a.txt", "A")
 	<-b.store.began
-	if l := s.ended(s.post("two")); l.Run.Applied != 1 || l.Run.Snapshot.Applied != 0 {
+	if l := s.untilEnded(s.post("two")); l.Run.Applied != 1 || l.Run.Snapshot.Applied != 0 {
 		t.Errorf("at the end of the turn file changes up to %d are in the workspace, up to %d in a snapshot", l.Run.Applied, l.Run.Snapshot.Applied)
 	}
 	s.check()
@@ -211,7 +211,7 @@ func TestOrphan_IsFollowedWithoutASlot(t *testing.T) {
 			}
 			first.wire.kill()
 			test.end(orphan, execution)
-			orphan.ended(execution)
+			orphan.untilEnded(execution)
 			if l := own.load(); l.Run.Execution != running || l.Run.Phase != run.Running {
 				t.Errorf("the turn that holds the slot is %s", l.Run.Phase)
 			}
@@ -264,14 +264,14 @@ func TestOrphan_LostSandboxWaitsForASlot(t *testing.T) {
 				t.Fatal("a second agent was started with one slot")
 			}
 			own.cancel(running)
-			own.ended(running)
+			own.untilEnded(running)
 			b.until("one of those that wait has the slot", func() bool {
 				return len(of[events.ExecutionStarted](orphan)) == 2 || len(of[events.ExecutionStarted](third)) == 1
 			})
 			third.interrupt()
 			orphan.until("the second attempt has started", func(eventlog.Loaded) bool { return len(of[events.ExecutionStarted](orphan)) == 2 })
 			orphan.cancel(execution)
-			orphan.ended(execution)
+			orphan.untilEnded(execution)
 			if l := orphan.load(); l.Run.Claims > 1 {
 				t.Errorf("%d claims without progress", l.Run.Claims)
 			}
@@ -290,7 +290,7 @@ func TestAdoption_EndsInMidTurn(t *testing.T) {
 	first := s.post("one")
 	s.untilStarted()
 	s.interrupt()
-	s.ended(first)
+	s.untilEnded(first)
 	if err := gone.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +304,7 @@ func TestAdoption_EndsInMidTurn(t *testing.T) {
 	b.run()
 	s.until("it was handed over and taken again", func(l eventlog.Loaded) bool { return l.Run.Epoch >= 3 })
 	s.cancel(execution)
-	if l := s.ended(execution); l.Run.Phase != run.Cancelled || l.Run.Sandbox.Engine != "here" {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Cancelled || l.Run.Sandbox.Engine != "here" {
 		t.Errorf("it ended as %s on %s", l.Run.Phase, l.Run.Sandbox.Engine)
 	}
 	b.noJobs()

@@ -67,7 +67,7 @@ func boxes(more ...events.MCPServer) events.AgentSpec {
 // failedAs returns the terminal event of an execution that failed before it began.
 func (s *talk) failedAs(execution string) events.ExecutionFailed {
 	s.b.t.Helper()
-	if l := s.ended(execution); l.Run.Phase != run.Failed {
+	if l := s.untilEnded(execution); l.Run.Phase != run.Failed {
 		s.b.t.Fatalf("it ended as %s", l.Run.Phase)
 	}
 	failed, ok := s.last(execution).(events.ExecutionFailed)
@@ -85,16 +85,16 @@ func TestServers_RunBeforeTheQuery(t *testing.T) {
 	env := b.environment("street", 31, map[string]events.Variable{"WHOM": {Value: "Ada"}, "TOKEN": {Secret: true, Sealed: "s1"}})
 	agent := b.agent("boxer", 11, boxes(events.MCPServer{Name: "two", Type: events.MCPDocker, Image: "two:2", TimeoutMs: 7}))
 	s := b.session(of1(agent, env), func(c *events.SessionCreated) { c.Options.Egress = []string{"a.example"} })
-	s.ended(s.post("go"))
-	s.ended(s.post("again"))
+	s.untilEnded(s.post("go"))
+	s.untilEnded(s.post("again"))
 	if got := strings.Join(served.all(), ", "); got != "0 one:1 true, 0 one:1 true, 1 two:2 true, 1 two:2 true" {
 		t.Errorf("served %s", got)
 	}
-	box := b.provider.only()
+	box := b.provider.onlyBox()
 	if box.spec.Servers != 2 {
 		t.Errorf("the sandbox has room for %d", box.spec.Servers)
 	}
-	for _, q := range box.runner.asked() {
+	for _, q := range box.runner.receivedQueries() {
 		one, two := q.MCPServers[1], q.MCPServers[2]
 		if one.Type != "docker" || one.Socket != "/spool/mcp/0/server.sock" || !slices.Equal(one.Command, []string{"--for=Ada"}) || one.Env["T"] != "xhunter2-hunter2" || one.TimeoutMs != 30_000 {
 			t.Errorf("the first is asked for as %+v", one)
@@ -122,16 +122,16 @@ func TestServers_FailureNamesTheField(t *testing.T) {
 	if f := s.failedAs(s.post("go")); f.Code != "IMAGE_NOT_FOUND" || f.Message != "mcpServers[1].image: server one: there is no image" {
 		t.Errorf("%+v", f)
 	}
-	if n := len(b.provider.only().runner.asked()); n != 0 {
+	if n := len(b.provider.onlyBox().runner.receivedQueries()); n != 0 {
 		t.Errorf("the agent was asked %d times", n)
 	}
 	// The sandbox stays, and the next message tries again.
-	id := b.provider.only().spec.ID
+	id := b.provider.onlyBox().spec.ID
 	served.mu.Lock()
 	served.err = nil
 	served.mu.Unlock()
-	if l := s.ended(s.post("go")); l.Run.Phase != run.Completed || b.provider.only().spec.ID != id {
-		t.Errorf("it ended as %s in %s, before %s", l.Run.Phase, b.provider.only().spec.ID, id)
+	if l := s.untilEnded(s.post("go")); l.Run.Phase != run.Completed || b.provider.onlyBox().spec.ID != id {
+		t.Errorf("it ended as %s in %s, before %s", l.Run.Phase, b.provider.onlyBox().spec.ID, id)
 	}
 }
 
@@ -142,14 +142,14 @@ func TestServers_SandboxForFewerIsReplaced(t *testing.T) {
 	b.run()
 	env := b.environment("street", 31, map[string]events.Variable{"WHOM": {Value: "Ada"}, "TOKEN": {Secret: true, Sealed: "s1"}})
 	s := b.session(of1(b.agent("boxer", 11, boxes()), env))
-	s.ended(s.post("go"))
-	first := b.provider.only().spec.ID
+	s.untilEnded(s.post("go"))
+	first := b.provider.onlyBox().spec.ID
 	b.provider.mu.Lock()
 	spec := b.provider.specs[first]
 	spec.Servers = 0
 	b.provider.specs[first] = spec
 	b.provider.mu.Unlock()
-	if l := s.ended(s.post("again")); l.Run.Phase != run.Completed || l.Run.Sandbox.ID == first {
+	if l := s.untilEnded(s.post("again")); l.Run.Phase != run.Completed || l.Run.Sandbox.ID == first {
 		t.Errorf("it ended as %s in %s", l.Run.Phase, l.Run.Sandbox.ID)
 	}
 }
@@ -162,7 +162,7 @@ func TestServers_DoNotUseThePool(t *testing.T) {
 	b.until("the pool is full", func() bool { return b.provider.count() == 1 })
 	env := b.environment("street", 31, map[string]events.Variable{"WHOM": {Value: "Ada"}, "TOKEN": {Secret: true, Sealed: "s1"}})
 	s := b.session(of1(b.agent("boxer", 11, boxes()), env))
-	s.ended(s.post("go"))
+	s.untilEnded(s.post("go"))
 	if r := of[events.SandboxReady](s); len(r) != 1 || r[0].Pooled {
 		t.Errorf("ready %+v", r)
 	}
@@ -179,7 +179,7 @@ func TestServers_OtherProvidersRefuseThem(t *testing.T) {
 	if f := s.failedAs(s.post("go")); f.Code != "MCP_SERVER_UNSUPPORTED" || !strings.Contains(f.Message, "mcpServers[1].type: docker MCP servers need provider docker") {
 		t.Errorf("%+v", f)
 	}
-	if b.provider.only() != nil {
+	if b.provider.onlyBox() != nil {
 		t.Error("a sandbox was made")
 	}
 }

@@ -59,10 +59,10 @@ func TestSettingSlots(t *testing.T) {
 			second.untilStarted()
 		}
 		first.interrupt()
-		first.ended(one)
+		first.untilEnded(one)
 		second.untilStarted()
 		second.interrupt()
-		second.ended(two)
+		second.untilEnded(two)
 		ended, claimed := first.events(), second.events()
 		if together := claimed[0].Time.Before(ended[len(ended)-1].Time); together != (slots == 2) {
 			t.Errorf("%d slots: the second was claimed before the first ended: %v", slots, together)
@@ -127,7 +127,7 @@ func TestSettingCommitWindow(t *testing.T) {
 		b.run(func(c *executor.Config) { c.CommitWindow = window })
 		s := b.session()
 		said.Store(s)
-		s.ended(s.post("x"))
+		s.untilEnded(s.post("x"))
 		var at []time.Time
 		for rec, err := range b.log.Read(b.ctx, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: s.id}}) {
 			if err != nil {
@@ -159,11 +159,11 @@ func TestSettingKillAfter(t *testing.T) {
 		s.untilStarted()
 		began := time.Now()
 		s.cancel(execution)
-		s.ended(execution)
+		s.untilEnded(execution)
 		if took := time.Since(began); took < after {
 			t.Errorf("KillAfter %s: killed after %s", after, took)
 		}
-		if k := b.provider.only(); k == nil {
+		if k := b.provider.onlyBox(); k == nil {
 			t.Errorf("KillAfter %s: the sandbox was ended too", after)
 		}
 	}
@@ -180,7 +180,7 @@ func TestSettingMaxAttempts(t *testing.T) {
 		})
 		b.run(func(c *executor.Config) { c.MaxAttempts = attempts })
 		s := b.session()
-		s.ended(s.post("go"))
+		s.untilEnded(s.post("go"))
 		if b.provider.made != attempts {
 			t.Errorf("MaxAttempts %d: %d sandboxes", attempts, b.provider.made)
 		}
@@ -198,14 +198,14 @@ func TestSettingBeat(t *testing.T) {
 		s.untilStarted()
 		s.interrupt() // without a hint
 		if beat < time.Second {
-			s.ended(execution)
+			s.untilEnded(execution)
 			continue
 		}
 		if s.load().Run.Ended(execution) {
 			t.Error("it was found without a beat")
 		}
 		s.job() // which ends the wait
-		s.ended(execution)
+		s.untilEnded(execution)
 	}
 }
 
@@ -220,7 +220,7 @@ func TestMetrics_CountTheExecutorsWork(t *testing.T) {
 	want := func(name, label string, value float64) {
 		t.Helper()
 		b.until(name+" "+label+" is right", func() bool {
-			return gathered(t, b.metrics, "spool_executor_"+name, label) == value
+			return metricValue(t, b.metrics, "spool_executor_"+name, label) == value
 		})
 	}
 	want("slots", "", 3)
@@ -233,7 +233,7 @@ func TestMetrics_CountTheExecutorsWork(t *testing.T) {
 	want("agents", "working", 1)
 	want("sandboxes_total", "created", 2)
 	s.interrupt()
-	s.ended(execution)
+	s.untilEnded(execution)
 	want("executions", "", 0)
 	want("agents", "resting", 1)
 	want("agent_memory_bytes", "resting", 100)
@@ -245,13 +245,13 @@ func TestMetrics_CountTheExecutorsWork(t *testing.T) {
 	other.untilStarted()
 	want("sandboxes_total", "pooled", 1)
 	other.interrupt()
-	other.ended(execution)
+	other.untilEnded(execution)
 	b.provider.mu.Lock()
 	b.provider.createErr = &sandbox.Error{Code: sandbox.CodeSandboxFailed, Message: "no"}
 	b.provider.mu.Unlock()
 	third := b.session(func(c *events.SessionCreated) { c.Options.Image = "third" })
-	third.ended(third.post("x"))
-	b.until("a failure is counted", func() bool { return gathered(t, b.metrics, "spool_executor_sandboxes_total", "failed") >= 1 })
+	third.untilEnded(third.post("x"))
+	b.until("a failure is counted", func() bool { return metricValue(t, b.metrics, "spool_executor_sandboxes_total", "failed") >= 1 })
 	want("executions_ended_total", "failed", 1)
 }
 
@@ -259,9 +259,9 @@ func outcome(end events.Payload) string {
 	return strings.TrimPrefix(string(end.EventType()), "execution_")
 }
 
-// gathered returns the sum of a metric, and of one value of its label unless that is "": counters, gauges, or the
+// metricValue returns the sum of a metric, and of one value of its label unless that is "": counters, gauges, or the
 // number of a histogram's observations.
-func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
+func metricValue(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
 	t.Helper()
 	list, err := registry.Gather()
 	if err != nil {
@@ -328,7 +328,7 @@ func TestSettingStoreReserve(t *testing.T) {
 	natstest.Fill(t, b.nc, 21)
 	for s, execution := range map[*talk]string{quiet: cancelled, late: waiting} {
 		s.cancel(execution)
-		s.ended(execution)
+		s.untilEnded(execution)
 	}
 	b.noJobs()
 }
@@ -374,7 +374,7 @@ func TestSettingOutput(t *testing.T) {
 			})
 			s := b.session()
 			for turn := range 2 {
-				s.ended(s.post("go"))
+				s.untilEnded(s.post("go"))
 				failed, said := of[events.ExecutionFailed](s), of[events.Log](s)
 				if len(failed) != turn+1 || failed[turn].Code != "OUTPUT_LIMIT" {
 					t.Fatalf("it failed with %+v", failed)
@@ -402,7 +402,7 @@ func TestOutputLimit_HoldsOverATakeover(t *testing.T) {
 	b.until("half of it is said", func() bool { return len(of[events.Log](s)) > 500 })
 	first.wire.kill()
 	b.run(limit)
-	s.ended(x)
+	s.untilEnded(x)
 	failed, said := of[events.ExecutionFailed](s), of[events.Log](s)
 	if len(failed) != 1 || failed[0].Code != "OUTPUT_LIMIT" || len(said) > 1000 || len(said) < 990 {
 		t.Errorf("it failed with %+v after %d events", failed, len(said))
@@ -430,7 +430,7 @@ func TestSettingPace(t *testing.T) {
 			})
 			b.run(func(to *executor.Config) { to.OutputEventsPerSecond, to.OutputBytesPerSecond = c.events, c.bytes })
 			s := b.session()
-			s.ended(s.post("go"))
+			s.untilEnded(s.post("go"))
 			if p := <-got; p != c.want {
 				t.Errorf("the runner is told %+v", p)
 			}

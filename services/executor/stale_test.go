@@ -12,12 +12,12 @@ func TestStaleStream_RunsTheNextQuery(t *testing.T) {
 	b := newBench(t, answers)
 	first := b.run()
 	s := b.session()
-	s.ended(s.post("one"))
-	fake := b.provider.only().runner
+	s.untilEnded(s.post("one"))
+	fake := b.provider.onlyBox().runner
 	fake.lag(true)
 	first.wire.freeze()
 	second := b.run()
-	s.ended(s.post("two"))
+	s.untilEnded(s.post("two"))
 	if err := second.stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -25,8 +25,8 @@ func TestStaleStream_RunsTheNextQuery(t *testing.T) {
 	x := s.post("three")
 	b.until("the first executor has it", func() bool { return s.load().Run.Execution == x })
 	fake.lag(false)
-	s.ended(x)
-	if asked := fake.asked(); len(asked) != 3 {
+	s.untilEnded(x)
+	if asked := fake.receivedQueries(); len(asked) != 3 {
 		t.Errorf("the runner was given %d queries", len(asked))
 	}
 	b.noJobs()

@@ -46,7 +46,7 @@ func TestSubagentSkills_StayForEveryAttempt(t *testing.T) {
 			{Name: "printer", Instructions: "You print.", Skills: refs("pdf", "csv", "lost"), MCPServers: []string{"db"}}, {Name: "plain", Instructions: "You do nothing."},
 		},
 	})))
-	if l := s.ended(s.post("go")); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
+	if l := s.untilEnded(s.post("go")); l.Run.Phase != run.Completed || l.Run.Attempt != 2 {
 		t.Fatalf("it ended as %+v", l.Run)
 	}
 	slices.Sort(brought)
@@ -56,7 +56,7 @@ func TestSubagentSkills_StayForEveryAttempt(t *testing.T) {
 		t.Errorf("the sandbox got the skills %q, want %q", brought, want)
 	}
 	at := func(n int) string { return "LOCATION: /bin/skills/" + digestOf(n) + "/\n" }
-	for i, q := range b.provider.only().runner.asked() {
+	for i, q := range b.provider.onlyBox().runner.receivedQueries() {
 		printer, plain := q.Subagents[0], q.Subagents[1]
 		for text, wants := range map[string][]string{
 			q.SystemPrompt:       {"You review code.", "### SKILL: csv\n" + at(22), "### SKILL: lost\n\nHow to lost."},

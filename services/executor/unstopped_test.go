@@ -33,7 +33,7 @@ rules:
 `
 
 // silentTool starts a silent tool call and returns its execution, its process and its workspace.
-func silentTool(b *bench, e *copyOf) (s *talk, execution string, pid int, dir string) {
+func silentTool(b *bench, e *runningExecutor) (s *talk, execution string, pid int, dir string) {
 	b.t.Helper()
 	s = b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })
 	execution = s.post("wait")
@@ -90,7 +90,7 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	if done, ok := s.last(execution).(events.ExecutionCompleted); !ok || !strings.Contains(done.Result, "waited") || len(starts(s.events())) != 1 {
 		t.Errorf("the end is %+v after %s", s.last(execution), types(s.events()))
 	}
@@ -123,7 +123,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 		}
 	}
 	e := b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	f, ok := s.last(execution).(events.ExecutionFailed)
 	if !ok || f.Code != "CLAIMS_EXHAUSTED" || f.Unstopped {
 		t.Errorf("the end is %+v", s.last(execution))
@@ -135,7 +135,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := s.post("hello")
-	if l := s.ended(second); l.Run.Phase != run.Completed {
+	if l := s.untilEnded(second); l.Run.Phase != run.Completed {
 		t.Errorf("the next turn ended with %+v", s.last(second))
 	}
 	if exists(filepath.Join(dir, "effect")) {
@@ -185,7 +185,7 @@ func TestExecutorLost_TheNextTurnStopsTheAgentFirst(t *testing.T) {
 	s.lose(execution)
 	second := s.post("hello")
 	e := b.run()
-	if l := s.ended(second); l.Run.Phase != run.Completed || l.Run.Sandbox.Unstopped {
+	if l := s.untilEnded(second); l.Run.Phase != run.Completed || l.Run.Sandbox.Unstopped {
 		t.Errorf("the next turn ended with %+v in %+v", s.last(second), l.Run.Sandbox)
 	}
 	if lives(pid) {
@@ -232,12 +232,12 @@ func TestClaimsExhausted_SaysThatTheAgentCouldNotBeStopped(t *testing.T) {
 	}
 	away.Store(true)
 	b.run(func(c *executor.Config) { c.SweepEvery = 50 * time.Millisecond })
-	l := s.ended(execution)
+	l := s.untilEnded(execution)
 	f, ok := s.last(execution).(events.ExecutionFailed)
 	if !ok || f.Code != "CLAIMS_EXHAUSTED" || !f.Unstopped || !strings.Contains(f.Message, "the socket is gone") || !l.Run.Sandbox.Unstopped {
 		t.Errorf("the end is %+v in %+v", s.last(execution), l.Run.Sandbox)
 	}
-	fake := b.provider.only().runner
+	fake := b.provider.onlyBox().runner
 	if !fake.runs() {
 		t.Fatal("the agent was stopped although it cannot be reached")
 	}
@@ -261,7 +261,7 @@ func abandoned(b *bench, allow chan<- struct{}) (s *talk, execution string) {
 	execution = s.post("go")
 	allow <- struct{}{}
 	s.untilBlocks(1)
-	b.provider.only().runner.deafen()
+	b.provider.onlyBox().runner.deafen()
 	first.wire.kill()
 	return s, execution
 }
@@ -290,7 +290,7 @@ func TestClaimsExhausted_EndsTheSandboxOfARunnerThatDoesNotObey(t *testing.T) {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	b.run()
-	s.ended(execution)
+	s.untilEnded(execution)
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "CLAIMS_EXHAUSTED" || f.Unstopped {
 		t.Errorf("the end is %+v", s.last(execution))
 	}

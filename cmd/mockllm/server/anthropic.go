@@ -40,7 +40,7 @@ func (a anthropic) parse(body []byte) (*Conversation, error) {
 		return nil, errors.New("max_tokens: Field required")
 	}
 	c := &Conversation{API: Anthropic, Model: req.Model, Stream: req.Stream}
-	system, err := joined(req.System)
+	system, err := joinedText(req.System)
 	if err != nil {
 		return nil, fmt.Errorf("system: %w", err)
 	}
@@ -84,7 +84,7 @@ func (anthropic) message(c *Conversation, role string, content json.RawMessage) 
 			c.addCall(b.ID, b.Name, string(b.Input))
 		case b.Type == "tool_result":
 			var text string
-			if text, err = joined(b.Content); err == nil {
+			if text, err = joinedText(b.Content); err == nil {
 				err = c.addResult(b.ToolUseID, text)
 			}
 		}

@@ -76,7 +76,7 @@ func (m chatMessage) addTo(c *Conversation) error {
 			c.addCall(call.ID, call.Function.Name, call.Function.Arguments)
 		}
 	case "tool":
-		text, err := joined(m.Content)
+		text, err := joinedText(m.Content)
 		if err != nil {
 			return fmt.Errorf("content: %w", err)
 		}

@@ -169,7 +169,7 @@ func tokens(bytes int) int { return (bytes + 3) / 4 }
 // addUser adds text of the user. A tool call that has no result then is an error of the client, which the real services
 // refuse as well.
 func (c *Conversation) addUser(text string) error {
-	if err := c.answered(); err != nil {
+	if err := c.checkAnswered(); err != nil {
 		return err
 	}
 	c.add(userText, text)
@@ -191,8 +191,8 @@ func (c *Conversation) addResult(id, text string) error {
 	return nil
 }
 
-// answered returns an error if a tool call has no result.
-func (c *Conversation) answered() error {
+// checkAnswered returns an error if a tool call has no result.
+func (c *Conversation) checkAnswered() error {
 	if len(c.calls) > 0 {
 		return fmt.Errorf("tool call %q has no result", c.calls[0])
 	}
@@ -247,8 +247,8 @@ func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
 	return nil
 }
 
-// called splits the name of a tool in a namespace.
-func (c *Conversation) called(name string) (namespace, short string) {
+// splitName splits the name of a tool in a namespace.
+func (c *Conversation) splitName(name string) (namespace, short string) {
 	if namespace, short, ok := strings.Cut(name, "."); ok && c.namespaces[namespace] {
 		return namespace, short
 	}
@@ -263,5 +263,5 @@ func (c *Conversation) check() error {
 	if len(c.entries) == 0 {
 		return errors.New("messages: at least one message is required")
 	}
-	return c.answered()
+	return c.checkAnswered()
 }

@@ -14,9 +14,9 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 	}
 	one := func(n *yaml.Node, path string) { s.calls = append(s.calls, l.call(n, path)) }
 	seen := l.object(n, path, map[string]field{
-		"text":     is(stepText, l.paced(&s, "text")),
-		"thinking": is(stepThinking, l.paced(&s, "text")),
-		"endless":  is(stepEndless, l.paced(&s, "text")),
+		"text":     is(stepText, l.pacedText(&s, "text")),
+		"thinking": is(stepThinking, l.pacedText(&s, "text")),
+		"endless":  is(stepEndless, l.pacedText(&s, "text")),
 		"tool":     is(stepTools, one),
 		"tools": is(stepTools, func(n *yaml.Node, path string) {
 			l.list(n, path, one)
@@ -39,8 +39,8 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 	return s
 }
 
-// paced reads a text with its own pace, or a plain text.
-func (l *loader) paced(s *step, name string) field {
+// pacedText reads a text with its own pace, or a plain text.
+func (l *loader) pacedText(s *step, name string) field {
 	return func(n *yaml.Node, path string) {
 		if n.Kind == yaml.ScalarNode {
 			l.template(&s.text)(n, path)

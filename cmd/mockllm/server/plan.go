@@ -158,7 +158,7 @@ func (p *plan) add(s step, v *view) error {
 
 func fillCall(call callSpec, pace pacing, v *view) (part, error) {
 	out := part{kind: stepTools, pacing: pace}
-	out.namespace, out.name = v.conversation.called(call.name)
+	out.namespace, out.name = v.conversation.splitName(call.name)
 	if free, ok := call.input.(*template.Template); ok {
 		if !v.conversation.customTools[call.name] {
 			return out, fmt.Errorf("the request offers no tool %q that takes free text: its input must be a mapping", call.name)

@@ -83,7 +83,7 @@ func (i responsesItem) addTo(c *Conversation) error {
 	case "custom_tool_call":
 		c.addCall(i.CallID, i.name(), i.Input)
 	case "function_call_output", "custom_tool_call_output":
-		text, err := joined(i.Output)
+		text, err := joinedText(i.Output)
 		if err != nil {
 			return fmt.Errorf("output: %w", err)
 		}

@@ -100,7 +100,7 @@ func texts(raw json.RawMessage) ([]string, error) {
 	return all, nil
 }
 
-func joined(raw json.RawMessage) (string, error) {
+func joinedText(raw json.RawMessage) (string, error) {
 	all, err := texts(raw)
 	return strings.Join(all, "\n"), err
 }

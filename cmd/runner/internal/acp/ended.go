@@ -29,7 +29,7 @@ func (s *session) promptAnswered(m message, t *agent.Turn) error {
 		r.StopReason = sdk.StopReasonMaxTokens
 	}
 	// An agent that is asked to stop before it has begun may end its turn as if the turn were complete.
-	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.stopped() {
+	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.isInterrupted() {
 		r.StopReason, r.Usage = sdk.StopReasonCancelled, nil
 	}
 	if s.isMisdirected(r.StopReason) {
@@ -112,7 +112,7 @@ func (s *session) stop(r sdk.StopReason) runner.Ended {
 	case sdk.StopReasonEndTurn:
 		return runner.Ended{Outcome: runner.Completed}
 	case sdk.StopReasonCancelled:
-		if s.stopped() {
+		if s.isInterrupted() {
 			return runner.Ended{Outcome: runner.Interrupted}
 		}
 		return fail("AGENT_PROTOCOL", "the agent cancelled the turn without a request")
@@ -129,7 +129,7 @@ func (s *session) stop(r sdk.StopReason) runner.Ended {
 
 // failed returns the end of the turn for an error in place of an answer.
 func (s *session) failed(e *sdk.RequestError) runner.Ended {
-	if s.stopped() {
+	if s.isInterrupted() {
 		return runner.Ended{Outcome: runner.Interrupted, Message: describe(e)}
 	}
 	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describe(e)}

@@ -45,7 +45,7 @@ func (s *session) initialized(m message, t *agent.Turn) error {
 		if a != nil {
 			version = a.Name + " " + a.Version
 		}
-		s.note(t, logged("warn", "the agent is %s; version %s was tested", version, s.d.Version))
+		s.note(t, logEvent("warn", "the agent is %s; version %s was tested", version, s.d.Version))
 	}
 	if err := s.reachable(); err != nil {
 		s.fail(t, "AGENT_PROTOCOL", err.Error())
@@ -94,10 +94,10 @@ func (s *session) openSession(t *agent.Turn) error {
 	case s.caps.SessionCapabilities.Resume != nil:
 		return s.call(sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{
 			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: s.servers(),
-		}, s.resumed)
+		}, s.sessionResumed)
 	case s.caps.LoadSession:
 		s.loading = true
-		return s.call(sdk.AgentMethodSessionLoad, s.load(sdk.SessionId(s.resume)), s.resumed)
+		return s.call(sdk.AgentMethodSessionLoad, s.load(sdk.SessionId(s.resume)), s.sessionResumed)
 	}
 	s.lost(t, "the agent cannot go on with a session")
 	return s.start()
@@ -109,7 +109,7 @@ func (s *session) load(id sdk.SessionId) sdk.LoadSessionRequest {
 
 // start opens a new session.
 func (s *session) start() error {
-	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.started)
+	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.sessionStarted)
 }
 
 // lost journals that the agent does not know the earlier turns.
@@ -119,8 +119,8 @@ func (s *session) lost(t *agent.Turn, why string) {
 	})
 }
 
-// opened is the answer to a request that opens a session.
-type opened struct {
+// openResponse is the answer to a request that opens a session.
+type openResponse struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Config    []configOption         `json:"configOptions"`
 	Models    *sdk.SessionModelState `json:"models"`
@@ -139,12 +139,12 @@ type configOption struct {
 	} `json:"options"`
 }
 
-func (s *session) started(m message, t *agent.Turn) error {
+func (s *session) sessionStarted(m message, t *agent.Turn) error {
 	if m.Error != nil {
 		s.fail(t, s.code(m.Error), "the agent opened no session: "+describe(m.Error))
 		return nil
 	}
-	o, err := decode[opened](m.Result, "answer to session/new")
+	o, err := decode[openResponse](m.Result, "answer to session/new")
 	if err == nil && o.SessionID == "" {
 		err = fmt.Errorf("answer to session/new: sessionId is missing")
 	}
@@ -155,13 +155,13 @@ func (s *session) started(m message, t *agent.Turn) error {
 	return s.choose(o, t)
 }
 
-func (s *session) resumed(m message, t *agent.Turn) error {
+func (s *session) sessionResumed(m message, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
 		s.lost(t, describe(m.Error))
 		return s.start()
 	}
-	o, err := decode[opened](m.Result, "answer to session/resume")
+	o, err := decode[openResponse](m.Result, "answer to session/resume")
 	if err != nil {
 		s.fail(t, "AGENT_PROTOCOL", err.Error())
 		return nil
@@ -171,7 +171,7 @@ func (s *session) resumed(m message, t *agent.Turn) error {
 }
 
 // choose sets the model in the way that the agent offers.
-func (s *session) choose(o opened, t *agent.Turn) error {
+func (s *session) choose(o openResponse, t *agent.Turn) error {
 	s.mu.Lock()
 	s.id = o.SessionID
 	s.mu.Unlock()
@@ -210,7 +210,7 @@ func (s *session) choose(o opened, t *agent.Turn) error {
 		return s.handshakeDone(t)
 	}
 	s.d.Shown = "" // the model is unknown
-	s.note(t, logged("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
+	s.note(t, logEvent("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
 	return s.handshakeDone(t)
 }
 

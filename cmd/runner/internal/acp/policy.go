@@ -229,7 +229,7 @@ func (s *session) answerPermission(m message, t *agent.Turn) error {
 		d = decide(c, s.tool(c), s.place.Workspace, s.d.Skills)
 	}
 	outcome := choose(q.Options, &d)
-	if s.stopped() {
+	if s.isInterrupted() {
 		// The protocol demands this answer to every request after a cancellation.
 		outcome = sdk.NewRequestPermissionOutcomeCancelled()
 		d = decision{rule: d.rule, reason: "The turn was interrupted."}

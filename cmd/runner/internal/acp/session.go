@@ -110,7 +110,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 		return nil
 	}
 	// A warm agent that prints nothing is considered hung, and a model may take long to answer.
-	if err := s.sendPing(ignored); err != nil {
+	if err := s.sendPing(ignoreAnswer); err != nil {
 		return err
 	}
 	return s.ask(t)
@@ -186,13 +186,13 @@ func (s *session) cancel(id sdk.SessionId) error {
 // requestStopAgain repeats the request to stop when the agent begins something new after it: the agent may not have begun the
 // turn when it was asked first.
 func (s *session) requestStopAgain() error {
-	if !s.stopped() || !s.pending {
+	if !s.isInterrupted() || !s.pending {
 		return nil
 	}
 	return s.cancel(s.id)
 }
 
-func (s *session) stopped() bool {
+func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
@@ -306,9 +306,9 @@ func (s *session) note(t *agent.Turn, p events.Payload) {
 }
 
 func (s *session) log(t *agent.Turn, level, format string, args ...any) {
-	t.Emit(events.MainConversation, logged(level, format, args...))
+	t.Emit(events.MainConversation, logEvent(level, format, args...))
 }
 
-func logged(level, format string, args ...any) events.Log {
+func logEvent(level, format string, args ...any) events.Log {
 	return events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)}
 }

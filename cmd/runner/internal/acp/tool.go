@@ -209,7 +209,7 @@ func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Tu
 		f.close(t, "")
 		finish(t)
 		if s.caps.SessionCapabilities.Close != nil {
-			if err := s.call(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignored); err != nil {
+			if err := s.call(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignoreAnswer); err != nil {
 				return err
 			}
 		}
@@ -220,7 +220,7 @@ func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Tu
 	})
 }
 
-func ignored(message, *agent.Turn) error { return nil }
+func ignoreAnswer(message, *agent.Turn) error { return nil }
 
 // output returns the result of a call as text: its content, else its raw output.
 func output(made []toolContent, raw json.RawMessage) string {

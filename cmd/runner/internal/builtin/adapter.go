@@ -26,7 +26,7 @@ type Adapter struct{}
 // Command returns the command that starts the runner's own binary as an agent.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	args := []string{"agent", "--workspace", l.Workspace, "--state", l.State}
-	resume, err := resumed(l)
+	resume, err := sessionToResume(l)
 	if err != nil {
 		return agent.Command{}, err
 	}

@@ -15,9 +15,9 @@ func anchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) 
 // forkID returns the id of the new agent session of a launch with a Fork.
 func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
 
-// resumed returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
+// sessionToResume returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
 // anchor's message. If the copy cannot be made, none is left, and Open reports that the conversation is lost.
-func resumed(l agent.Launch) (string, error) {
+func sessionToResume(l agent.Launch) (string, error) {
 	if l.Resume == "" || l.Fork == nil {
 		return l.Resume, nil
 	}

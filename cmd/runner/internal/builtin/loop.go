@@ -102,14 +102,14 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 		}
 		for _, call := range answer.Message.Calls {
 			if ctx.Err() != nil {
-				return interrupted(), nil
+				return interruptedEnd(), nil
 			}
 			if err := t.said.Add(model.Message{Role: model.Tool, CallID: call.ID, Text: t.do(ctx, call)}); err != nil {
 				return runner.Ended{}, err
 			}
 		}
 		if ctx.Err() != nil {
-			return interrupted(), nil
+			return interruptedEnd(), nil
 		}
 	}
 	return runner.Ended{
@@ -135,12 +135,12 @@ func userMessage(q runner.Query) model.Message {
 	return m
 }
 
-func interrupted() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
+func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
 // broken returns the outcome of a turn whose model gave no answer.
 func (t *turn) broken(ctx context.Context, err error) runner.Ended {
 	if ctx.Err() != nil {
-		return interrupted()
+		return interruptedEnd()
 	}
 	var m *model.Error
 	if errors.As(err, &m) {

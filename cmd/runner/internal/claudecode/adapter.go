@@ -98,7 +98,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if !has(l, "CLAUDE_CODE_MAX_RETRIES") {
 		set["CLAUDE_CODE_MAX_RETRIES"] = maxRetries
 	}
-	if shake := newHandshake(l); shake.says() {
+	if shake := newHandshake(l); shake.hasContent() {
 		sum := sha256.Sum256(shake.bytes())
 		set[promptDigest] = hex.EncodeToString(sum[:])
 	}

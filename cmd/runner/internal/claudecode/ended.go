@@ -72,7 +72,7 @@ func (s *session) result(l line, raw []byte, t *agent.Turn) error {
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
 	s.expectLastLine(t)
-	ended := s.ended(r)
+	ended := s.outcome(r)
 	ended.Usage, ended.CostUSD = spent, cost
 	t.End(ended)
 	s.turn = newTurnState()
@@ -92,13 +92,13 @@ func (s *session) settle(t *agent.Turn) {
 	}
 }
 
-// ended returns the end of the turn for a result. It uses is_error and not the subtype.
-func (s *session) ended(r result) runner.Ended {
+// outcome returns the end of the turn for a result. It uses is_error and not the subtype.
+func (s *session) outcome(r result) runner.Ended {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
 	case !r.IsError:
 		return runner.Ended{Outcome: runner.Completed, Result: r.Result}
-	case s.stopped() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
+	case s.isInterrupted() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
 		return runner.Ended{Outcome: runner.Interrupted}
 	case r.Subtype == "success":
 		return runner.Ended{Outcome: runner.Failed, Code: modelCode(r.APIErrorStatus, s.turn.why), Message: message}

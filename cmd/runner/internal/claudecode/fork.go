@@ -34,7 +34,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return nil, err
 	}
 	if l.Fork.Provided {
-		return provided(l, id, to)
+		return copyProvided(l, id, to)
 	}
 	from, err := originals(l)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// provided copies the conversation of a transcript that a caller provided, and returns the arguments with which the
+// copyProvided copies the conversation of a transcript that a caller provided, and returns the arguments with which the
 // CLI resumes it.
-func provided(l agent.Launch, id, to string) ([]string, error) {
+func copyProvided(l agent.Launch, id, to string) ([]string, error) {
 	workspace, err := filepath.EvalSymlinks(l.Workspace)
 	if err != nil {
 		return nil, err

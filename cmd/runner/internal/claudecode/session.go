@@ -80,7 +80,7 @@ func newHandshake(l agent.Launch) handshake {
 	return handshake{Prompt: l.SystemPrompt, Subagents: subagents(l)}
 }
 
-func (h handshake) says() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
+func (h handshake) hasContent() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
 
 // bytes returns the same bytes for the same handshake.
 func (h handshake) bytes() []byte {
@@ -241,7 +241,7 @@ func (s *session) interruptAgain() error {
 	return s.Interrupt()
 }
 
-func (s *session) stopped() bool {
+func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted

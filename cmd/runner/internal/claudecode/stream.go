@@ -14,13 +14,13 @@ type conversation struct {
 	block    string // the subagent block, "" for the agent itself
 	parent   string // id of the parent conversation
 	lastText string // its last text
-	answer   streamed
+	answer   streamedAnswer
 }
 
-// streamed is an answer of the model that is being streamed. If the stream breaks in its first block, the CLI repeats
+// streamedAnswer is an answer of the model that is being streamed. If the stream breaks in its first block, the CLI repeats
 // the request without streaming and does not report it. A whole message with another id follows then, which replaces
 // what was streamed.
-type streamed struct {
+type streamedAnswer struct {
 	id     string
 	model  string
 	again  bool // the CLI requested it again
@@ -62,7 +62,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 	switch e.Type {
 	case "message_start":
 		s.abandon(c, t)
-		c.answer = streamed{id: e.Message.ID, model: e.Message.Model}
+		c.answer = streamedAnswer{id: e.Message.ID, model: e.Message.Model}
 		if c.id == events.MainConversation {
 			s.turn.model = e.Message.Model
 		}
@@ -71,12 +71,12 @@ func (s *session) stream(l line, t *agent.Turn) error {
 	case "content_block_start":
 		c.answer.blocks = append(c.answer.blocks, s.begin(c, e, t))
 	case "content_block_delta":
-		if b := c.answer.at(e.Index); b != nil && b.open && b.block != "" {
+		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
 			t.Text(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
 		}
 	case "content_block_stop":
 		// If the whole block did not come before, the streamed text is all there is.
-		if b := c.answer.at(e.Index); b != nil && b.open && b.block != "" {
+		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
 			b.open = false
 			t.Complete(b.block, nil)
 		}
@@ -122,7 +122,7 @@ func (s *session) abandon(c *conversation, t *agent.Turn) {
 	}
 }
 
-func (a *streamed) at(index int) *streamedBlock {
+func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	for _, b := range slices.Backward(a.blocks) {
 		if b.index == index {
 			return b
@@ -133,7 +133,7 @@ func (a *streamed) at(index int) *streamedBlock {
 
 // find returns the block that a whole part belongs to: by the id of the call, else the first block of its type that
 // has no whole part yet. A message that was requested again has other calls.
-func (a *streamed) find(p part) *streamedBlock {
+func (a *streamedAnswer) find(p part) *streamedBlock {
 	for _, b := range a.blocks {
 		if !b.stated && b.part.Type == p.Type && (b.part.ID == p.ID || a.again && b.open) {
 			return b
@@ -156,7 +156,7 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 		s.synthetic(l, m, c, t)
 		return nil
 	}
-	if a := &c.answer; a.id != "" && m.ID != a.id && a.unfinished() {
+	if a := &c.answer; a.id != "" && m.ID != a.id && a.isUnfinished() {
 		logf(t, "warn", "the model's stream broke; the agent asked again, and message %s takes the place of %s", m.ID, a.id)
 		a.id, a.again = m.ID, true
 		s.turn.seen = plus(s.turn.seen, m.Usage)
@@ -171,7 +171,7 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 	return nil
 }
 
-func (a *streamed) unfinished() bool {
+func (a *streamedAnswer) isUnfinished() bool {
 	return slices.ContainsFunc(a.blocks, func(b *streamedBlock) bool { return b.open && !b.stated })
 }
 

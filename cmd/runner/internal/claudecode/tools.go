@@ -43,7 +43,7 @@ type arguments struct {
 	Todos  []events.TodoItem `json:"todos"` // TodoWrite
 }
 
-// arguments decodes the input of a call, as far as it is known. Arguments of another type are ignored.
+// readArguments decodes the input of a call, as far as it is known. Arguments of another type are ignored.
 func readArguments(input json.RawMessage) arguments {
 	var a arguments
 	if len(input) > 0 && json.Unmarshal(input, &a) != nil {

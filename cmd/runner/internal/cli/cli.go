@@ -102,7 +102,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 	}
 	err = k.Run(log)
 	var code exit
-	var failed coded
+	var failed codedError
 	switch {
 	case err == nil:
 		return 0

@@ -119,7 +119,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	cmd.Env = withoutOwn(sys.Environ)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return coded{err, notStarted(err)}
+		return codedError{err, exitCodeOf(err)}
 	}
 	tree := process.Tree(log, cmd.Process.Pid)
 	defer func() {
@@ -160,8 +160,8 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	return nil
 }
 
-// notStarted returns the exit code with which shells report that a program could not be started.
-func notStarted(err error) int {
+// exitCodeOf returns the exit code with which shells report that a program could not be started.
+func exitCodeOf(err error) int {
 	if errors.Is(err, fs.ErrPermission) {
 		return 126
 	}

@@ -54,7 +54,7 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 	}
 	var ended runner.Ended
 	err = w.reaping(ctx, func(whole context.Context) error {
-		ended, err = w.once(ctx, whole, sys, q)
+		ended, err = w.runOnce(ctx, whole, sys, q)
 		return err
 	})
 	if err != nil {
@@ -69,14 +69,14 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 	return exit(exitFailed)
 }
 
-// once runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn has
+// runOnce runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn has
 // not ended ten seconds later.
-func (w *agentRuntime) once(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
+func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
 	if refusal := w.supervisor.Start(q); refusal != nil {
 		stop()
-		return w.refused(sys, q, refusal)
+		return w.printRefusal(sys, q, refusal)
 	}
 	go func() { finished <- w.supervisor.Run(whole) }()
 	defer context.AfterFunc(ctx, func() {
@@ -91,8 +91,8 @@ func (w *agentRuntime) once(ctx, whole context.Context, sys *System, q runner.Qu
 	return ended, errors.Join(err, <-finished)
 }
 
-// refused prints the end of a query that never began, so that a reader of the journal learns about it.
-func (w *agentRuntime) refused(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
+// printRefusal prints the end of a query that never began, so that a reader of the journal learns about it.
+func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
 	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
 	data, err := json.Marshal(ended)
 	if err != nil {

@@ -99,7 +99,7 @@ func (c *mcpJoinCommand) Run(ctx context.Context, sys *System) error {
 	})
 	switch {
 	case err != nil:
-		return coded{err, code}
+		return codedError{err, code}
 	case code != 0:
 		return exit(code)
 	}

@@ -20,13 +20,13 @@ const (
 	exitIrregular  = 6 // not a regular file, or an invalid path
 )
 
-// coded is an error with its own exit code.
-type coded struct {
+// codedError is an error with its own exit code.
+type codedError struct {
 	error
 	code int
 }
 
-func (c coded) Unwrap() error { return c.error }
+func (c codedError) Unwrap() error { return c.error }
 
 // workspaceFlag is the workspace of a file command.
 type workspaceFlag struct {
@@ -43,13 +43,13 @@ func (a workspaceFlag) with(f func(*workspace.Workspace) error) error {
 	err = f(w)
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
-		return coded{err, exitNotFound}
+		return codedError{err, exitNotFound}
 	case errors.Is(err, sandbox.ErrOutside):
-		return coded{err, exitOutside}
+		return codedError{err, exitOutside}
 	case errors.Is(err, fs.ErrPermission):
-		return coded{err, exitPermission}
+		return codedError{err, exitPermission}
 	case errors.Is(err, fs.ErrInvalid):
-		return coded{err, exitIrregular}
+		return codedError{err, exitIrregular}
 	}
 	return err
 }

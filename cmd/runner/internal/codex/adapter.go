@@ -86,10 +86,10 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		return agent.Command{}, fmt.Errorf("home of Codex: %w", err)
 	}
 	configured := append(slices.Clone(settings),
-		"model_providers.spool.base_url="+quote(cmp.Or(l.Env["OPENAI_BASE_URL"], inherited(l, "OPENAI_BASE_URL"), openAI)),
+		"model_providers.spool.base_url="+quote(cmp.Or(l.Env["OPENAI_BASE_URL"], inheritedVariable(l, "OPENAI_BASE_URL"), openAI)),
 	)
 	// If the variable is configured and not set, each turn fails. Some model servers need no key.
-	if cmp.Or(l.Env["OPENAI_API_KEY"], inherited(l, "OPENAI_API_KEY")) != "" {
+	if cmp.Or(l.Env["OPENAI_API_KEY"], inheritedVariable(l, "OPENAI_API_KEY")) != "" {
 		configured = append(configured, `model_providers.spool.env_key="OPENAI_API_KEY"`)
 	}
 	if l.Model != "" {
@@ -200,7 +200,7 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-func inherited(l agent.Launch, name string) string {
+func inheritedVariable(l agent.Launch, name string) string {
 	for _, kv := range l.Environ {
 		if v, ok := strings.CutPrefix(kv, name+"="); ok {
 			return v
@@ -211,7 +211,7 @@ func inherited(l agent.Launch, name string) string {
 
 // lookup returns the path of the CLI on the agent's PATH.
 func lookup(l agent.Launch) (string, error) {
-	for _, dir := range filepath.SplitList(cmp.Or(l.Env["PATH"], inherited(l, "PATH"))) {
+	for _, dir := range filepath.SplitList(cmp.Or(l.Env["PATH"], inheritedVariable(l, "PATH"))) {
 		if !filepath.IsAbs(dir) {
 			continue // never the workspace's own "codex"
 		}

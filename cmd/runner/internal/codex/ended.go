@@ -52,7 +52,7 @@ func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 		s.logf(t, "warn", "the agent ended a turn that no query asked for")
 	default:
 		kept := s.turn.early
-		s.end(s.ended(n.Turn), t)
+		s.end(s.outcome(n.Turn), t)
 		return s.logUnclaimed(kept, t)
 	}
 	return nil
@@ -80,7 +80,7 @@ func (s *session) settle(interrupted bool, t *agent.Turn) {
 		if w.item.Type == "commandExecution" && (interrupted || w.thread != s.thread) {
 			commands[w.thread] = append(commands[w.thread], w.item.ID)
 		}
-		unfinished(w, interrupted, t)
+		showUnfinished(w, interrupted, t)
 	}
 	if s.turn.todo != "" {
 		t.Complete(s.turn.todo, nil)
@@ -126,13 +126,13 @@ func (s *session) terminate(was pendingRequest, result json.RawMessage) error {
 	return nil
 }
 
-// ended returns the outcome of a turn from the status that the CLI reports.
-func (s *session) ended(u turn) runner.Ended {
+// outcome returns the outcome of a turn from the status that the CLI reports.
+func (s *session) outcome(u turn) runner.Ended {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
 	case u.Status == "completed":
 		return runner.Ended{Outcome: runner.Completed, Result: s.turn.result}
-	case u.Status == "interrupted" && s.stopped():
+	case u.Status == "interrupted" && s.isInterrupted():
 		return runner.Ended{Outcome: runner.Interrupted}
 	case u.Status == "failed":
 		word, status := why.info()

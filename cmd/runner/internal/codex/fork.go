@@ -10,16 +10,16 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// nested is the prefix of the ids of items that the tool `exec` made: their results are a part of that tool's result,
+// nestedPrefix is the prefix of the ids of items that the tool `exec` made: their results are a part of that tool's result,
 // which comes later.
-const nested = "exec-"
+const nestedPrefix = "exec-"
 
 // anchor returns the anchor of the block for a completed item: its turn and its id. A fork can cut after a message and
 // after the result of a call. It cannot cut after a thought alone: the model's service requires the item that follows
 // it.
 func (s *session) anchor(n notification, i item) string {
 	_, call := i.toolCall()
-	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nested) {
+	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nestedPrefix) {
 		return ""
 	}
 	return n.TurnID + "/" + i.ID
@@ -30,7 +30,7 @@ func (s *session) anchor(n notification, i item) string {
 // reports that the conversation is lost.
 func fork(l agent.Launch) error {
 	if l.Fork.Provided {
-		return provided(l)
+		return copyProvided(l)
 	}
 	from, err := Adapter{}.Transcript(l.Place, l.Resume)
 	if err != nil {

@@ -310,8 +310,8 @@ func (i item) duration() uint32 {
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// unfinished shows that a call has no result because it was cut off, or still runs.
-func unfinished(w *work, interrupted bool, t *agent.Turn) {
+// showUnfinished shows that a call has no result because it was cut off, or still runs.
+func showUnfinished(w *work, interrupted bool, t *agent.Turn) {
 	if _, ok := w.item.toolCall(); !ok {
 		return
 	}

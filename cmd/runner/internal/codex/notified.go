@@ -64,7 +64,7 @@ func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) erro
 		s.logf(t, "warn", "the model is %s now", n.ToModel)
 		s.model = n.ToModel
 	case "warning", "guardianWarning", "configWarning", "deprecationNotice":
-		s.warned(n, t)
+		s.logWarning(n, t)
 	default:
 		if !slices.Contains(ignoredMethods, l.Method) {
 			s.logf(t, "info", "%s", raw)
@@ -73,7 +73,7 @@ func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) erro
 	return nil
 }
 
-func (s *session) warned(n notification, t *agent.Turn) {
+func (s *session) logWarning(n notification, t *agent.Turn) {
 	level, message := "warn", strings.TrimSpace(strings.Join([]string{n.Message, n.Summary, n.Details}, " "))
 	if strings.Contains(message, "bubblewrap") {
 		level = "debug" // the CLI's own command sandbox is not used

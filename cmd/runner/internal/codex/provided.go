@@ -9,9 +9,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// provided copies the conversation of a transcript from outside under the id of the new thread. The path of the copy
+// copyProvided copies the conversation of a transcript from outside under the id of the new thread. The path of the copy
 // among the CLI's files does not depend on the transcript.
-func provided(l agent.Launch) error {
+func copyProvided(l agent.Launch) error {
 	id := transcript.ForkID(l)
 	to := filepath.Join(home(l.Place), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
 	a := &adopter{id: id, workspace: l.Workspace}

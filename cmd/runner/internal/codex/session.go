@@ -248,7 +248,7 @@ func (s *session) stop(thread, turn string) {
 	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, pendingRequest{turn: turn})
 }
 
-func (s *session) stopped() bool {
+func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted

@@ -194,7 +194,7 @@ func (i item) texts() []string {
 	return plain
 }
 
-// answerQuestion has the parameters of all questions that are handled.
+// question has the parameters of all questions that are handled.
 type question struct {
 	ThreadID   string          `json:"threadId"`
 	ItemID     string          `json:"itemId"`

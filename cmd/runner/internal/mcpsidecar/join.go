@@ -71,7 +71,7 @@ func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 		case toStderr:
 			_, err = j.Stderr.Write(data)
 		case toEnd:
-			return finished(data)
+			return parseEnd(data)
 		default:
 			err = errMalformed
 		}
@@ -81,7 +81,7 @@ func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 	}
 }
 
-func finished(data []byte) (int, error) {
+func parseEnd(data []byte) (int, error) {
 	var e ended
 	if err := json.Unmarshal(data, &e); err != nil {
 		return 1, fmt.Errorf("%w: %w", errMalformed, err)

@@ -125,12 +125,12 @@ func writeFiles(l agent.Launch) (f files, err error) {
 	if err := write(filepath.Join(config, "package-lock.json"), lock); err != nil {
 		return f, err
 	}
-	if f.plugin, err = named(l, "plugin", ".js", plugin); err != nil {
+	if f.plugin, err = writeNamed(l, "plugin", ".js", plugin); err != nil {
 		return f, err
 	}
 	f.instructions = []string{filepath.Join(l.Workspace, "AGENTS.md")} // the file of the workspace, if it exists
 	if say := acp.Instructions(l); say != "" {
-		path, err := named(l, "instructions", ".md", []byte(say))
+		path, err := writeNamed(l, "instructions", ".md", []byte(say))
 		if err != nil {
 			return f, err
 		}
@@ -139,8 +139,8 @@ func writeFiles(l agent.Launch) (f files, err error) {
 	return f, nil
 }
 
-// named creates a file whose name depends on its content.
-func named(l agent.Launch, name, ext string, content []byte) (string, error) {
+// writeNamed creates a file whose name depends on its content.
+func writeNamed(l agent.Launch, name, ext string, content []byte) (string, error) {
 	sum := sha256.Sum256(content)
 	path := filepath.Join(l.State, "opencode", name+"-"+hex.EncodeToString(sum[:8])+ext)
 	return path, write(path, content)

@@ -272,8 +272,8 @@ func definitionFiles(l agent.Launch, set map[string]string) ([]agent.File, error
 	return []agent.File{{Path: definitionFile, Content: content}}, nil
 }
 
-// scoped returns a Dialect.Tool function that takes the agent's definition into account.
-func scoped(l agent.Launch) func(acp.Call) *acp.Tool {
+// classifier returns a Dialect.Tool function that takes the agent's definition into account.
+func classifier(l agent.Launch) func(acp.Call) *acp.Tool {
 	return func(c acp.Call) *acp.Tool {
 		known := tool(c)
 		name := known.Name

@@ -25,7 +25,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		Anchors:      true,
 		Skills:       acp.SkillDirs(l),
 		Transcript:   func(string) string { return database(l.Place) },
-		Tool:         scoped(l),
+		Tool:         classifier(l),
 		Notice:       notice,
 	}
 }

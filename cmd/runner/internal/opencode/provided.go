@@ -81,11 +81,11 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 	if id := transcript.Text(t.Info["id"]); id != session {
 		return nil, fmt.Errorf("it is the transcript of session %.100q", id)
 	}
-	t.Info = kept(t.Info, keptSession)
+	t.Info = pick(t.Info, keptSession)
 	t.Info["projectID"], t.Info["directory"] = transcript.JSON("global"), transcript.JSON("/") // the import replaces them
 	for i := range t.Messages {
 		m := &t.Messages[i]
-		if m.Info = kept(m.Info, keptMessage); transcript.Text(m.Info["role"]) == "assistant" {
+		if m.Info = pick(m.Info, keptMessage); transcript.Text(m.Info["role"]) == "assistant" {
 			m.Info["path"] = json.RawMessage(`{"cwd":"/","root":"/"}`)
 		}
 		parts := []members{}
@@ -99,7 +99,7 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 	return json.Marshal(t)
 }
 
-func kept(m members, names []string) members {
+func pick(m members, names []string) members {
 	out := members{}
 	for _, name := range names {
 		if v, ok := m[name]; ok {

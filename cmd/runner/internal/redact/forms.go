@@ -39,7 +39,7 @@ func forms(value string) []string {
 		all = append(all, percents(v)...)
 	}
 	for _, e := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-		for _, encoded := range aligned(e, value) {
+		for _, encoded := range alignedBase64(e, value) {
 			all = append(all, encoded, strings.ReplaceAll(encoded, "/", `\/`))
 		}
 	}
@@ -52,7 +52,7 @@ func forms(value string) []string {
 // escapes returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as
 // possible, safe for HTML, in ASCII only, and with escaped slashes.
 func escapes(text string) []string {
-	out := []string{unquoted(text, false), unquoted(text, true), ascii(unquoted(text, false))}
+	out := []string{innerJSON(text, false), innerJSON(text, true), ascii(innerJSON(text, false))}
 	for _, o := range slices.Clone(out) {
 		out = append(out, strings.ReplaceAll(o, "/", `\/`))
 	}
@@ -60,7 +60,7 @@ func escapes(text string) []string {
 	return slices.Compact(out)
 }
 
-func unquoted(text string, html bool) string {
+func innerJSON(text string, html bool) string {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(html)
@@ -108,10 +108,10 @@ func lowerDigits(escaped string) string {
 	return string(b)
 }
 
-// aligned returns the characters that a value leaves in the base64 encoding of a text that contains it, for each of the
+// alignedBase64 returns the characters that a value leaves in the base64 encoding of a text that contains it, for each of the
 // three offsets in a group at which the value may begin: only those characters that depend on no other bytes. It also
 // returns them with the last character, for a text that ends with the value.
-func aligned(e *base64.Encoding, value string) []string {
+func alignedBase64(e *base64.Encoding, value string) []string {
 	var out []string
 	for before := range 3 {
 		encoded := e.EncodeToString(append(make([]byte, before), value...))

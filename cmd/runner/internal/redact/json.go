@@ -53,7 +53,7 @@ func (s *Set) token(raw []byte) []byte {
 			return raw // not JSON: the final search covers it
 		}
 		if clean := s.String(text); clean != text {
-			return []byte(`"` + unquoted(clean, false) + `"`)
+			return []byte(`"` + innerJSON(clean, false) + `"`)
 		}
 	case len(raw) > 1 && s.finds(string(raw)):
 		return []byte(`"` + Marker + `"`)

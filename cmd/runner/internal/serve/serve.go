@@ -237,7 +237,7 @@ func (s *Server) single(c net.Conn, cmd runner.Claim, proved bool) {
 		}
 		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpInterrupt:
-		if refusal := s.unproved(proved); refusal != nil {
+		if refusal := s.checkProof(proved); refusal != nil {
 			s.refuse(c, refusal.Code, refusal.Message)
 			return
 		}
@@ -268,14 +268,14 @@ func (s *Server) claim(secret string) *runner.Error {
 	return nil
 }
 
-// unproved refuses a peer that has not proved the secret of a claimed runner.
-func (s *Server) unproved(proved bool) *runner.Error {
+// checkProof refuses a peer that has not proved the secret of a claimed runner.
+func (s *Server) checkProof(proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.unprovedLocked(proved)
+	return s.checkProofLocked(proved)
 }
 
-func (s *Server) unprovedLocked(proved bool) *runner.Error {
+func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	if proved || s.secret == "" {
 		return nil
 	}
@@ -286,11 +286,11 @@ func (s *Server) unprovedLocked(proved bool) *runner.Error {
 func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if refusal := s.unprovedLocked(proved); refusal != nil {
+	if refusal := s.checkProofLocked(proved); refusal != nil {
 		return refusal
 	}
 	if f.attach.Epoch < s.epoch {
-		return fenced(f.attach.Epoch, s.epoch)
+		return fencedError(f.attach.Epoch, s.epoch)
 	}
 	s.epoch, s.attached = f.attach.Epoch, true
 	if s.follower != nil {
@@ -305,13 +305,13 @@ func (s *Server) fence(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if epoch < s.epoch {
-		return fenced(epoch, s.epoch)
+		return fencedError(epoch, s.epoch)
 	}
 	s.epoch = epoch
 	return nil
 }
 
-func fenced(got, highest uint64) *runner.Error {
+func fencedError(got, highest uint64) *runner.Error {
 	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
 

@@ -61,7 +61,7 @@ type blockPosition struct {
 type applying struct {
 	ctx     context.Context
 	in      *wire.Reader
-	roots   opened
+	roots   openRoots
 	list    []wire.Entry
 	left    []int // missing blocks of each entry
 	places  map[wire.Hash][]blockPosition

@@ -39,8 +39,8 @@ const (
 	tickSecond = 2 * time.Second
 )
 
-// settled reports whether a change after the given time of reading would show in the times.
-func (s stat) settled(read time.Time) bool {
+// isSettled reports whether a change after the given time of reading would show in the times.
+func (s stat) isSettled(read time.Time) bool {
 	window := tick
 	if s.mtime%int64(time.Second) == 0 {
 		window = tickSecond

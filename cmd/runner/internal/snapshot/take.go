@@ -75,32 +75,32 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := s.look(); err != nil {
 		return err
 	}
-	more, err := s.known()
+	more, err := s.readKnown()
 	if err != nil || !more {
 		return err
 	}
 	return s.send()
 }
 
-// opened holds both roots, open. No path outside of them can be reached through them.
-type opened struct{ workspace, state *os.Root }
+// openRoots holds both roots, open. No path outside of them can be reached through them.
+type openRoots struct{ workspace, state *os.Root }
 
-func (r Roots) open() (opened, error) {
+func (r Roots) open() (openRoots, error) {
 	ws, err := os.OpenRoot(r.Workspace)
 	if err != nil {
-		return opened{}, fmt.Errorf("workspace: %w", err)
+		return openRoots{}, fmt.Errorf("workspace: %w", err)
 	}
 	if err := os.MkdirAll(r.State, 0o700); err != nil {
-		return opened{}, errors.Join(fmt.Errorf("state: %w", err), ws.Close())
+		return openRoots{}, errors.Join(fmt.Errorf("state: %w", err), ws.Close())
 	}
 	st, err := os.OpenRoot(r.State)
 	if err != nil {
-		return opened{}, errors.Join(fmt.Errorf("state: %w", err), ws.Close())
+		return openRoots{}, errors.Join(fmt.Errorf("state: %w", err), ws.Close())
 	}
-	return opened{ws, st}, nil
+	return openRoots{ws, st}, nil
 }
 
-func (o opened) close() {
+func (o openRoots) close() {
 	_ = o.workspace.Close() // nothing is buffered
 	_ = o.state.Close()
 }
@@ -109,7 +109,7 @@ func (o opened) close() {
 type taking struct {
 	Take
 	ctx           context.Context
-	roots         opened
+	roots         openRoots
 	in            *wire.Reader
 	out           *wire.Writer
 	before, after index
@@ -167,8 +167,8 @@ func (s *taking) look() error {
 
 func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
-// known reads the hashes that the host has. more is false when the host wants nothing else.
-func (s *taking) known() (more bool, err error) {
+// readKnown reads the hashes that the host has. more is false when the host wants nothing else.
+func (s *taking) readKnown() (more bool, err error) {
 	s.host = map[wire.Hash]struct{}{}
 	for {
 		t, content, err := s.in.Next()
@@ -239,7 +239,7 @@ func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 	for try := 1; ; try++ {
 		settled, err := s.content(dir, name, e, try == tries)
 		switch {
-		case errors.Is(err, errUnreadable) && s.remembered(e, info):
+		case errors.Is(err, errUnreadable) && s.useIndex(e, info):
 			return nil
 		case err != nil:
 			return err
@@ -252,9 +252,9 @@ func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 	}
 }
 
-// remembered uses the index for a file that has become unreadable, if its size and time are unchanged, and reports
+// useIndex uses the index for a file that has become unreadable, if its size and time are unchanged, and reports
 // whether it could.
-func (s *taking) remembered(e *wire.Entry, info fs.FileInfo) bool {
+func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 	k, now := s.before[e.Path], statOf(info)
 	k.stat.ctime = now.ctime
 	if k.stat != now || !s.hostHas(k.blocks) {
@@ -334,7 +334,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 			return false, err
 		}
 	}
-	if settled && stat.settled(began) {
+	if settled && stat.isSettled(began) {
 		s.after[e.Path] = known{stat, e.Blocks}
 	}
 	return settled, nil

@@ -85,7 +85,7 @@ func (s *Supervisor) beforeEnd(r *run) {
 	s.flush()
 	now, cancel := context.WithCancel(context.Background())
 	cancel() // the end does not wait for readers of the journal
-	s.tellKilled(now, r)
+	s.reportKilled(now, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = ""
@@ -172,8 +172,8 @@ func (s *Supervisor) killedForMemory(r *run) bool {
 	return true
 }
 
-// tellKilled journals that the kernel ended processes of tools while the agent is alive.
-func (s *Supervisor) tellKilled(ctx context.Context, r *run) {
+// reportKilled journals that the kernel ended processes of tools while the agent is alive.
+func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
 	if s.cfg.OOM == nil || !s.cfg.OOM.Own() {
 		return
 	}

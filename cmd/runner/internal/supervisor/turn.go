@@ -179,7 +179,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
 	if r.killed.Err() != nil {
 		s.start(r, t, begun)
-		s.killed(r, t, "ended before the agent was started")
+		s.endKilled(r, t, "ended before the agent was started")
 		return t
 	}
 	w, err := s.launch(r)
@@ -235,11 +235,11 @@ func cannotStart(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
 	case errors.As(err, &refusal):
-		return failed(refusal.Code, refusal.Message)
+		return failedWith(refusal.Code, refusal.Message)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return failed("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
+		return failedWith("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
 	}
-	return failed("INTERNAL", err.Error())
+	return failedWith("INTERNAL", err.Error())
 }
 
 // fate is the result of sending a query to a warm process.
@@ -281,7 +281,7 @@ func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line
 func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.Begin(r.query, t); err != nil {
-		s.abandon(t, failed("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
+		s.abandon(t, failedWith("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
 		return false
 	}
 	return true
@@ -308,20 +308,20 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 	for t.Ended() == nil {
 		select {
 		case <-r.killed.Done():
-			s.killed(r, t, "the agent's processes were ended")
+			s.endKilled(r, t, "the agent's processes were ended")
 		case line, ok := <-w.proc.Lines():
 			if !ok {
-				s.exited(r, w, t)
+				s.endExited(r, w, t)
 				return
 			}
 			s.feed(w, t, line)
 			if s.cfg.Journal.Slowed() {
-				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: slowed(r.query.Pace)})
+				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: slowedMessage(r.query.Pace)})
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-memory.C:
-			s.tellKilled(r.killed, r)
+			s.reportKilled(r.killed, r)
 		case <-silence.C:
 			if !warned {
 				warned = true
@@ -330,7 +330,7 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 				continue
 			}
 			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceKill), Action: "killed"})
-			s.abandon(t, failed("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
+			s.abandon(t, failedWith("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
 }
@@ -338,12 +338,12 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 // codeOutputSlowed is the code of the error event for an agent whose output is faster than its pace allows.
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
-func slowed(p runner.Pace) string {
+func slowedMessage(p runner.Pace) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
-// killed ends the processes and the turn of a run that was killed.
-func (s *Supervisor) killed(r *run, t *agent.Turn, message string) {
+// endKilled ends the processes and the turn of a run that was killed.
+func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 	r.mu.Lock()
 	exhausted := r.exhausted
 	r.mu.Unlock()
@@ -366,8 +366,8 @@ func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.
 	t.End(e)
 }
 
-// exited ends the turn of a process that has ended.
-func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
+// endExited ends the turn of a process that has ended.
+func (s *Supervisor) endExited(r *run, w *warm, t *agent.Turn) {
 	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
 	if tail := w.proc.StderrTail(); tail != "" {
 		message += "; it last said: " + tail
@@ -377,13 +377,13 @@ func (s *Supervisor) exited(r *run, w *warm, t *agent.Turn) {
 	r.mu.Unlock()
 	switch {
 	case r.killed.Err() != nil:
-		s.killed(r, t, message)
+		s.endKilled(r, t, message)
 	case w.proc.KilledBySystem() && s.killedForMemory(r):
-		s.abandon(t, failed(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
+		s.abandon(t, failedWith(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
 		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
 	default:
-		s.abandon(t, failed("AGENT_EXITED", message))
+		s.abandon(t, failedWith("AGENT_EXITED", message))
 	}
 }
 
@@ -393,7 +393,7 @@ func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
 		if p := recover(); p != nil {
 			// A bug in a session must not end the runner.
 			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
-			s.abandon(t, failed("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
+			s.abandon(t, failedWith("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
 	quoted := func() string { return agent.Beginning(w.redact.String(string(line.Data)), maxQuoted) }
@@ -415,7 +415,7 @@ func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
 	}
 }
 
-func failed(code, message string) runner.Ended {
+func failedWith(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 

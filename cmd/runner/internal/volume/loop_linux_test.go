@@ -47,7 +47,7 @@ func newVolume(t *testing.T) Volume {
 // deviceOf returns the loop device with the volume's name.
 func deviceOf(t *testing.T, v Volume) *device {
 	t.Helper()
-	list, err := attached()
+	list, err := attachedDevices()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func Make(l Limits, volumes []Volume) error {
 	if err := l.check(); err != nil {
 		return err
 	}
-	return locked(func() error {
+	return withLock(func() error {
 		for _, v := range volumes {
 			if err := v.format(l); err != nil {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
@@ -44,7 +44,7 @@ func Make(l Limits, volumes []Volume) error {
 
 // Attach attaches the file systems of volumes that have one. That is necessary after a reboot.
 func Attach(volumes []Volume) error {
-	return locked(func() error {
+	return withLock(func() error {
 		for _, v := range volumes {
 			if err := v.attach(); err != nil {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
@@ -57,8 +57,8 @@ func Attach(volumes []Volume) error {
 // Sweep detaches Spool's loop devices whose file was removed, and removes device nodes that name no device of Spool's.
 // It returns the number of detached devices.
 func Sweep() (detached int, err error) {
-	err = locked(func() error {
-		devices, err := attached()
+	err = withLock(func() error {
+		devices, err := attachedDevices()
 		if err != nil {
 			return err
 		}
@@ -81,8 +81,8 @@ func Sweep() (detached int, err error) {
 	return detached, err
 }
 
-// locked calls f while no other container does.
-func locked(f func() error) error {
+// withLock calls f while no other container does.
+func withLock(f func() error) error {
 	if err := os.MkdirAll(Nodes, 0o700); err != nil {
 		return err
 	}
@@ -178,8 +178,8 @@ type device struct {
 
 func (d device) path() string { return "/dev/loop" + strconv.Itoa(d.number) }
 
-// attached returns the loop devices that have a file.
-func attached() ([]device, error) {
+// attachedDevices returns the loop devices that have a file.
+func attachedDevices() ([]device, error) {
 	list, err := filepath.Glob(sysBlock + "/loop*/loop/backing_file")
 	if err != nil {
 		return nil, err
@@ -253,7 +253,7 @@ func (v Volume) attach() error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	devices, err := attached()
+	devices, err := attachedDevices()
 	if err != nil {
 		return err
 	}

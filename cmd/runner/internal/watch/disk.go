@@ -62,7 +62,7 @@ func (c *DiskConfig) validate() error {
 			return fmt.Errorf("disk watch: %q is not an absolute path", d)
 		}
 	}
-	c.Dirs = slices.DeleteFunc(slices.Clone(c.Dirs), func(dir string) bool { return below(c.Dirs, dir) })
+	c.Dirs = slices.DeleteFunc(slices.Clone(c.Dirs), func(dir string) bool { return isBelow(c.Dirs, dir) })
 	if c.Limit < 0 {
 		return fmt.Errorf("disk limit: %d bytes, want a positive number, or 0 for none", c.Limit)
 	}
@@ -252,7 +252,7 @@ func (d *Disk) measure() {
 	for _, dir := range d.cfg.Dirs {
 		m.walk(dir)
 	}
-	m.unnamed(d.cfg.Dirs, d.cfg.Processes())
+	m.addUnnamed(d.cfg.Dirs, d.cfg.Processes())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for path, was := range before {
@@ -266,7 +266,7 @@ func (d *Disk) measure() {
 	d.measured, d.used, d.free, d.at, d.took = m.bytes, m.bytes, free, time.Now(), time.Since(began)
 }
 
-// below reports whether a path lies in one of the folders.
-func below(dirs []string, path string) bool {
+// isBelow reports whether a path lies in one of the folders.
+func isBelow(dirs []string, path string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }

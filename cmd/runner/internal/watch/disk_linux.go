@@ -42,8 +42,8 @@ func freeSpace(dirs []string) map[uint64]int64 {
 	return out
 }
 
-// unnamed adds files that processes have open though their names in the folders are gone.
-func (m *meter) unnamed(dirs []string, pids []int) {
+// addUnnamed adds files that processes have open though their names in the folders are gone.
+func (m *meter) addUnnamed(dirs []string, pids []int) {
 	for _, pid := range pids {
 		fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
 		if err != nil {
@@ -51,7 +51,7 @@ func (m *meter) unnamed(dirs []string, pids []int) {
 		}
 		for _, fd := range fds {
 			target, err := os.Readlink(fd)
-			if err != nil || !strings.HasSuffix(target, " (deleted)") || !below(dirs, target) {
+			if err != nil || !strings.HasSuffix(target, " (deleted)") || !isBelow(dirs, target) {
 				continue
 			}
 			var st unix.Stat_t

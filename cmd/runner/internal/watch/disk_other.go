@@ -20,5 +20,5 @@ func look(path string) (stat, bool) {
 // freeSpace returns nil: only reports of the watcher and the time cause a measurement.
 func freeSpace([]string) map[uint64]int64 { return nil }
 
-// unnamed does nothing: unnamed files are not found on this system.
-func (*meter) unnamed([]string, []int) {}
+// addUnnamed does nothing: unnamed files are not found on this system.
+func (*meter) addUnnamed([]string, []int) {}

@@ -53,8 +53,8 @@ func (n *notifier) mark() (int, error) {
 	return wd, nil
 }
 
-// exhausted reports whether an error means that the kernel has no more watches.
-func exhausted(err error) bool {
+// isExhausted reports whether an error means that the kernel has no more watches.
+func isExhausted(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSYS)
 }
 

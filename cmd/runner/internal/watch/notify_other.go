@@ -15,4 +15,4 @@ func (*notifier) add(string) (int, error)       { return 0, errNoNotifier }
 func (*notifier) remove(int)                    {}
 func (*notifier) mark() (int, error)            { return 0, errNoNotifier }
 func (*notifier) read([]byte) ([]change, error) { return nil, errNoNotifier }
-func exhausted(error) bool                      { return true }
+func isExhausted(error) bool                    { return true }

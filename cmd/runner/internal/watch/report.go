@@ -79,15 +79,15 @@ func (w *Watcher) verdict(s *suspect, rel string) events.Payload {
 	switch {
 	case !s.known:
 		return events.FileCreated{Path: name, Size: size}
-	case s.written || !now.like(s.was):
+	case s.written || !now.equals(s.was):
 		return events.FileModified{Path: name, Size: size}
 	}
 	return nil
 }
 
-// like reports whether the files are equal except for their blocks on disk, which the file system often allocates
+// equals reports whether the files are equal except for their blocks on disk, which the file system often allocates
 // later.
-func (f file) like(g file) bool {
+func (f file) equals(g file) bool {
 	return f.size == g.size && f.modTime == g.modTime && f.inode == g.inode
 }
 

@@ -141,7 +141,7 @@ func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
 		return // gone meanwhile, which is reported
 	}
 	now := describe(info)
-	if was, known := f.files[name]; known && now.like(was) {
+	if was, known := f.files[name]; known && now.equals(was) {
 		return
 	}
 	if w.learning {
@@ -167,7 +167,7 @@ func (w *Watcher) listen(f *folder) {
 		}
 		f.wd = wd
 		w.watched[wd] = f
-	case exhausted(err):
+	case isExhausted(err):
 		w.fallBack(err)
 	case !errors.Is(err, fs.ErrNotExist):
 		w.cfg.Log.Warn("a folder of the workspace cannot be watched", "folder", f.path, "err", err)

@@ -21,7 +21,7 @@ const agentName = "agent"
 var accountFiles = []string{"passwd", "group"}
 
 // accounts returns the name of a file of accounts in a user's volume. The name depends on the image.
-func (pic picture) accounts(file string) string {
+func (pic imageInfo) accounts(file string) string {
 	id := strings.TrimPrefix(pic.id, "sha256:")
 	return id[:min(len(id), 12)] + "." + file
 }
@@ -65,7 +65,7 @@ type folder struct {
 
 // furnish makes a user the owner of folders, and writes the files of accounts for an image into the user's volume. The
 // account is the image's account of that name or number. home replaces its home folder, unless it is empty.
-func (p *Provider) furnish(ctx context.Context, pic picture, u user, name, home string, folders ...folder) error {
+func (p *Provider) furnish(ctx context.Context, pic imageInfo, u user, name, home string, folders ...folder) error {
 	const what = "prepare the volumes"
 	var volumes []volumeAt
 	for _, f := range folders {
@@ -105,7 +105,7 @@ func (p *Provider) furnish(ctx context.Context, pic picture, u user, name, home 
 }
 
 // writeAccounts writes the files of accounts for a helper's image.
-func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic picture, u user, name, home string) error {
+func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic imageInfo, u user, name, home string) error {
 	files, err := p.imageAccounts(ctx, helper, pic.id)
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		if errors.Is(err, sandbox.ErrNotFound) {
 			b, err = p.make(ctx, spec)
 		} else if err == nil {
-			b, err = p.again(ctx, c)
+			b, err = p.reuse(ctx, c)
 		}
 		if err == nil {
 			return b, nil
@@ -103,7 +103,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 type plan struct {
 	spec   sandbox.Spec
 	limits sandbox.Limits
-	pic    picture
+	pic    imageInfo
 	runner *runnerBinary
 	secret string // executors prove it to the runner
 	owner  string // the sandbox after which the volumes are named
@@ -132,7 +132,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	if errdefs.IsConflict(err) {
 		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // the next attempt finds it
 	}
-	err = pl.user.vanished(err)
+	err = pl.user.asVanished(err)
 	if err == nil {
 		err = p.reliable(ctx, pl)
 	}
@@ -184,7 +184,7 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 		if err != nil {
 			return pl, err
 		}
-		if pl.kept, err = p.kept(ctx, owner); err != nil {
+		if pl.kept, err = p.volumesExist(ctx, owner); err != nil {
 			return pl, err
 		}
 		if pl.kept {
@@ -224,7 +224,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	if err := p.reliableUser(ctx, pl.user, p.reservation(pl.owner)); err != nil {
 		return err
 	}
-	there, err := p.kept(ctx, pl.owner)
+	there, err := p.volumesExist(ctx, pl.owner)
 	if err == nil && !there {
 		return fmt.Errorf("workspace of %s: %w", pl.owner, errVanished)
 	}
@@ -281,8 +281,8 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // keeps the user while the workspace exists
 }
 
-// again returns the sandbox of a container that exists, and starts or resumes the container if necessary.
-func (p *Provider) again(ctx context.Context, c found) (*box, error) {
+// reuse returns the sandbox of a container that exists, and starts or resumes the container if necessary.
+func (p *Provider) reuse(ctx context.Context, c found) (*box, error) {
 	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
 	case container.StateRunning:
@@ -341,13 +341,13 @@ func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
 		Labels:      labels(pl),
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
-	host := p.confined(pl.limits)
+	host := p.restrictions(pl.limits)
 	host.Tmpfs, host.Mounts = p.tmpfs(pl.pic, pl.user), p.mounts(pl)
 	return config, host
 }
 
-// confined returns the restrictions of every container in which agents or their servers run.
-func (p *Provider) confined(l sandbox.Limits) *container.HostConfig {
+// restrictions returns the restrictions of every container in which agents or their servers run.
+func (p *Provider) restrictions(l sandbox.Limits) *container.HostConfig {
 	return &container.HostConfig{
 		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
@@ -420,7 +420,7 @@ func tmpfsLimit(bytes int64) string {
 
 // tmpfs returns the folders in memory. Volumes that the image declares are among them: on disk, no limit would apply to
 // them.
-func (p *Provider) tmpfs(pic picture, u user) map[string]string {
+func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", u.id, u.id)
 	size := "rw,exec,nosuid,nodev," + tmpfsLimit(p.cfg.TmpBytes)
 	out := map[string]string{shmDir: shmOptions}

@@ -247,7 +247,7 @@ func (p *Provider) volumeTool(ctx context.Context, volumes []volume.Volume, args
 }
 
 // tools copies the runner to the engine, and returns it with the operator's image.
-func (p *Provider) tools(ctx context.Context) (picture, *runnerBinary, error) {
+func (p *Provider) tools(ctx context.Context) (imageInfo, *runnerBinary, error) {
 	pic, err := p.image(ctx, fieldImage, p.cfg.Image)
 	if err != nil {
 		return pic, nil, err
@@ -326,8 +326,8 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 
 // exceed writes more into a volume than its limits, with the restrictions of an agent. It returns an error if that
 // succeeds.
-func (p *Provider) exceed(ctx context.Context, pic picture, r *runnerBinary, name string, files int) error {
-	host := p.confined(p.cfg.Limits)
+func (p *Provider) exceed(ctx context.Context, pic imageInfo, r *runnerBinary, name string, files int) error {
+	host := p.restrictions(p.cfg.Limits)
 	host.NanoCPUs, host.Mounts = 0, []mount.Mount{volumeAt{name: name}.mount(workspaceDir, false), volumeAt{name: r.volume()}.mount(binDir, true)}
 	return p.runTool(ctx, "exceed the limits of a volume", r, &container.Config{
 		Image: pic.ref, User: probeUser.String(), Entrypoint: []string{runnerPath}, WorkingDir: "/",

@@ -423,7 +423,7 @@ func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.removeDisks(context.Background(), name) })
-	if err := p.furnish(t.Context(), picture{ref: testImage}, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
+	if err := p.furnish(t.Context(), imageInfo{ref: testImage}, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.exceed(t.Context(), pic, r, name, probeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
@@ -453,7 +453,7 @@ func TestMemoryFolders_LimitFiles(t *testing.T) {
 	if errs != "" || !seen["/tmp"] || !seen[homeDir] || !seen[shmDir] || !seen[runDir] {
 		t.Errorf("flooded were %q, %s", out, errs)
 	}
-	for dir, options := range p.serverTmpfs(picture{volumes: []string{"/data"}}) {
+	for dir, options := range p.serverTmpfs(imageInfo{volumes: []string{"/data"}}) {
 		if !strings.Contains(options, "size=") || !strings.Contains(options, "nr_inodes=") {
 			t.Errorf("an MCP server's %s has no limit: %s", dir, options)
 		}

@@ -114,12 +114,12 @@ func (e *EgressProxy) Name() string { return EgressVolume(e.p.cfg.Engine) }
 // not changed: Ensure logs the settings in which it differs from the config. If the engine does not answer, the error is a
 // *sandbox.Error of CodeEngineUnavailable.
 func (e *EgressProxy) Ensure(ctx context.Context) error {
-	_, err := e.ensured(ctx)
+	_, err := e.ensureShared(ctx)
 	return err
 }
 
-// ensured returns the running container. Concurrent calls share the work, which continues when one of them is canceled.
-func (e *EgressProxy) ensured(ctx context.Context) (*egressContainer, error) {
+// ensureShared returns the running container. Concurrent calls share the work, which continues when one of them is canceled.
+func (e *EgressProxy) ensureShared(ctx context.Context) (*egressContainer, error) {
 	e.mu.Lock()
 	c := e.running
 	e.mu.Unlock()

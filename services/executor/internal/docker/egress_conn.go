@@ -22,7 +22,7 @@ func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 	var err error
 	for range 2 {
 		var c *egressContainer
-		if c, err = e.ensured(ctx); err != nil {
+		if c, err = e.ensureShared(ctx); err != nil {
 			return nil, err
 		}
 		var proc *process

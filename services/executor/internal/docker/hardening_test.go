@@ -366,14 +366,14 @@ func TestDiskLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	next := func(wanted func(runner.Message) bool) runner.Message {
+	next := func(wantedSkill func(runner.Message) bool) runner.Message {
 		t.Helper()
 		for {
 			var m runner.Message
 			if err := out.Decode(&m); err != nil {
 				t.Fatal(err)
 			}
-			if wanted(m) {
+			if wantedSkill(m) {
 				return m
 			}
 		}

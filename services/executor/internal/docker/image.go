@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// picture has the properties of an image that the provider uses.
-type picture struct {
+// imageInfo has the properties of an image that the provider uses.
+type imageInfo struct {
 	ref          string
 	id           string // digest of its content
 	architecture string
@@ -34,21 +34,21 @@ const fieldImage = "sessionOptions.image, or the agent's image: "
 
 // image looks up an image that a tenant may have named. field begins the error if the image is not allowed. The engine
 // learns only the names of allowed images.
-func (p *Provider) image(ctx context.Context, field, ref string) (picture, error) {
+func (p *Provider) image(ctx context.Context, field, ref string) (imageInfo, error) {
 	if ref == p.cfg.Image {
 		return p.lookUp(ctx, ref, true)
 	}
 	if err := p.cfg.Images.Check(ref); err != nil {
 		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
-		return picture{}, &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: field + err.Error() + ": use another image, or have the operator allow this one", Err: err}
+		return imageInfo{}, &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: field + err.Error() + ": use another image, or have the operator allow this one", Err: err}
 	}
 	return p.lookUp(ctx, ref, p.cfg.Pull)
 }
 
 // lookUp looks up an image, and pulls it if it is absent and pull is set.
-func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, error) {
+func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (imageInfo, error) {
 	if ref == "" {
-		return picture{}, guest.WithCode(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
+		return imageInfo{}, guest.WithCode(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
 	}
 	look := func() (image.InspectResponse, error) {
 		return call(ctx, p, "look up image "+ref, func(ctx context.Context) (image.InspectResponse, error) { return p.api.ImageInspect(ctx, ref) })
@@ -62,14 +62,14 @@ func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (picture, 
 	switch {
 	case err == nil:
 	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err):
-		return picture{}, guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine: check its name, or have the operator build or load it there", ref), nil)
+		return imageInfo{}, guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine: check its name, or have the operator build or load it there", ref), nil)
 	default:
-		return picture{}, err
+		return imageInfo{}, err
 	}
 	if found.Os != "linux" {
-		return picture{}, guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q is for %s: use one for linux", ref, found.Os), nil)
+		return imageInfo{}, guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q is for %s: use one for linux", ref, found.Os), nil)
 	}
-	pic := picture{ref: ref, id: found.ID, architecture: found.Architecture, platform: path.Join("linux", found.Architecture, found.Variant)}
+	pic := imageInfo{ref: ref, id: found.ID, architecture: found.Architecture, platform: path.Join("linux", found.Architecture, found.Variant)}
 	if found.Config != nil {
 		pic.user, pic.entrypoint, pic.cmd = found.Config.User, found.Config.Entrypoint, found.Config.Cmd
 		for _, v := range found.Config.Env {

@@ -53,7 +53,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 		return "", err
 	}
 	digest := want.Digest(pic.id, pic.platform)
-	name, err := p.whole(ctx, digest)
+	name, err := p.completeLayer(ctx, digest)
 	if err != nil {
 		return "", err
 	}
@@ -71,8 +71,8 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	})
 }
 
-// whole returns the volume of a complete layer, "" if there is none.
-func (p *Provider) whole(ctx context.Context, digest string) (string, error) {
+// completeLayer returns the volume of a complete layer, "" if there is none.
+func (p *Provider) completeLayer(ctx context.Context, digest string) (string, error) {
 	note, err := p.volume(ctx, p.wholeNote(digest))
 	if err != nil || note[labelLayer] == "" {
 		return "", err
@@ -115,7 +115,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 		return "", err
 	}
 	defer p.discard(ctx, helper)
-	if is, err := p.whole(ctx, digest); is != "" || err != nil {
+	if is, err := p.completeLayer(ctx, digest); is != "" || err != nil {
 		return is, err
 	}
 	name := p.filledBy(digest) + strings.ToLower(rand.Text())
@@ -149,7 +149,7 @@ func (p *Provider) publish(ctx context.Context, digest, name string) (string, er
 	if err != nil {
 		return "", err
 	}
-	is, err := p.whole(ctx, digest)
+	is, err := p.completeLayer(ctx, digest)
 	if err == nil && is == "" {
 		err = fmt.Errorf("layer %s: %w", digest, errVanished)
 	}
@@ -180,7 +180,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 		case other.ID != holder:
 			holder, since = other.ID, time.Now()
 		case time.Since(since) > p.stale:
-			if since, err = p.abandoned(bounded, digest, holder); err != nil {
+			if since, err = p.removeAbandoned(bounded, digest, holder); err != nil {
 				return "", err
 			}
 		}
@@ -194,8 +194,8 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 	}
 }
 
-// abandoned removes a lock whose holder fills no layer, and returns the engine's time.
-func (p *Provider) abandoned(ctx context.Context, digest, lock string) (time.Time, error) {
+// removeAbandoned removes a lock whose holder fills no layer, and returns the engine's time.
+func (p *Provider) removeAbandoned(ctx context.Context, digest, lock string) (time.Time, error) {
 	filling, _, err := p.layersInUse(ctx)
 	if err != nil {
 		return time.Time{}, err
@@ -259,7 +259,7 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 		if note := whole[name]; note == "" {
 			keep = p.cfg.Layers.Within + layerWait
 		} else {
-			last = later(last, made[note], made[p.lastUseNote(digest)])
+			last = latest(last, made[note], made[p.lastUseNote(digest)])
 		}
 		if filled[name] || seen[name] || !last.Before(now.Add(-keep)) {
 			continue
@@ -289,7 +289,7 @@ func (p *Provider) dropLayer(ctx context.Context, name, digest, note string) err
 	return err
 }
 
-func later(list ...time.Time) (last time.Time) {
+func latest(list ...time.Time) (last time.Time) {
 	for _, t := range list {
 		if t.After(last) {
 			last = t

@@ -239,7 +239,7 @@ func TestLayerLeftBehind(t *testing.T) {
 	spec.Fills = half
 	create(t, p, spec)
 	for range 2 {
-		if _, err := p.abandoned(t.Context(), digest, lock); err != nil {
+		if _, err := p.removeAbandoned(t.Context(), digest, lock); err != nil {
 			t.Fatal(err)
 		}
 	}

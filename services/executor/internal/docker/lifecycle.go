@@ -98,7 +98,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 	}
 	// Notes of sandboxes in between: if a sandbox was ended by its turn and by the sweep at the same time, its note may
 	// have been written again after the next sandbox had removed it.
-	list, _, err := p.ours(ctx)
+	list, _, err := p.ownVolumes(ctx)
 	for _, v := range list {
 		if v.Labels[labelRole] == roleNote && v.Labels[labelOwner] == owner {
 			_, gone := p.removeVolume(ctx, v.Name)

@@ -60,7 +60,7 @@ var machines = map[elf.Machine]string{
 }
 
 // binary returns the runner for the architecture of an image.
-func (p *Provider) binary(pic picture) (*runnerBinary, error) {
+func (p *Provider) binary(pic imageInfo) (*runnerBinary, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r := p.runners[pic.architecture]; r != nil {

@@ -248,7 +248,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("%w: another executor creates it: %w", errVanished, err) // the next attempt finds it
 	}
-	err = u.vanished(err)
+	err = u.asVanished(err)
 	if err == nil {
 		err = errors.Join(p.reliableServer(ctx, box.id, n, r), p.reliableUser(ctx, u, reserved))
 	}
@@ -311,7 +311,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile returns the configuration of a server's container.
-func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic picture, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
 	if err != nil {
@@ -340,7 +340,7 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 	if isRoot(pic.user) {
 		config.Env = []string{"HOME=" + homeDir}
 	}
-	host := p.confined(limits)
+	host := p.restrictions(limits)
 	host.Tmpfs = tmpfs
 	host.Mounts = append(host.Mounts, volumeAt{name: r.volume()}.mount(binDir, true), volumeAt{name: socketVolume(box.id, n)}.mount(serversDir, false))
 	host.Mounts = append(host.Mounts, u.mounts(pic)...)
@@ -357,7 +357,7 @@ func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbo
 }
 
 // serverTmpfs returns the folders in memory of a server.
-func (p *Provider) serverTmpfs(pic picture) map[string]string {
+func (p *Provider) serverTmpfs(pic imageInfo) map[string]string {
 	size := "rw,exec,nosuid,nodev,mode=1777," + tmpfsLimit(p.cfg.TmpBytes)
 	out := map[string]string{shmDir: shmOptions}
 	for _, v := range pic.volumes {

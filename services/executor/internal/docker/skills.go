@@ -55,8 +55,8 @@ func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	})
 }
 
-// wanted is a skill for which a caller waits.
-type wanted struct {
+// wantedSkill is a skill for which a caller waits.
+type wantedSkill struct {
 	digest string
 	zip    func(context.Context) (*os.File, error)
 	done   chan error // buffered
@@ -67,7 +67,7 @@ type shelving struct {
 	turn   chan struct{}   // its holder copies all wanted skills
 	mu     sync.Mutex      // guards the fields below
 	there  map[string]bool // skills that are on the engine, by digest
-	wanted []*wanted
+	wanted []*wantedSkill
 }
 
 func newShelving() shelving {
@@ -82,7 +82,7 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	if err != nil {
 		return "", err
 	}
-	s, w := &p.skills, &wanted{digest, zip, make(chan error, 1)}
+	s, w := &p.skills, &wantedSkill{digest, zip, make(chan error, 1)}
 	s.mu.Lock()
 	if l[labelSkills] != "" && s.there[digest] {
 		s.mu.Unlock()
@@ -109,7 +109,7 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 func (p *Provider) bringWanted(ctx context.Context) {
 	s := &p.skills
 	s.mu.Lock()
-	batch := map[string][]*wanted{}
+	batch := map[string][]*wantedSkill{}
 	for _, w := range s.wanted {
 		batch[w.digest] = append(batch[w.digest], w)
 	}
@@ -120,7 +120,7 @@ func (p *Provider) bringWanted(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, shelveWithin)
 	defer cancel()
-	var list []*wanted
+	var list []*wantedSkill
 	for _, same := range batch {
 		list = append(list, same[0])
 	}
@@ -142,14 +142,14 @@ func (p *Provider) bringWanted(ctx context.Context) {
 
 // bringSome copies as many skills as one holder of the lock may, and returns the rest. Errors go to errs. Among several
 // executors the name of the helper container is the lock.
-func (p *Provider) bringSome(ctx context.Context, list []*wanted, errs map[string]error) (left []*wanted) {
+func (p *Provider) bringSome(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
 	helper, err := p.skillsHelper(ctx)
 	if err != nil {
 		fail(list, errs, err)
 		return nil
 	}
 	defer p.discard(ctx, helper)
-	var missing []*wanted
+	var missing []*wantedSkill
 	for _, w := range list {
 		_, err := call(ctx, p, "look for a skill", func(ctx context.Context) (container.PathStat, error) {
 			return p.api.ContainerStatPath(ctx, helper, "/v/skills/"+w.digest+"."+complete)
@@ -172,7 +172,7 @@ func (p *Provider) bringSome(ctx context.Context, list []*wanted, errs map[strin
 	return missing[n:]
 }
 
-func fail(list []*wanted, errs map[string]error, err error) {
+func fail(list []*wantedSkill, errs map[string]error, err error) {
 	for _, w := range list {
 		if errs[w.digest] == nil {
 			errs[w.digest] = fmt.Errorf("copy skill %s to the engine: %w", w.digest, err)
@@ -194,12 +194,12 @@ func (p *Provider) skillsHelper(ctx context.Context) (string, error) {
 //
 // A copy is never interrupted: the engine may continue to unpack the received part of an interrupted copy after the
 // next copy has ended.
-func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wanted, errs map[string]error) (n int, err error) {
+func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wantedSkill, errs map[string]error) (n int, err error) {
 	err = p.stream(ctx, helper, "copy", func(out *tar.Writer) error {
 		for written := int64(0); n < len(list) && written < batchBytes; {
 			w := list[n]
 			n++
-			zip, size, err := w.whole(ctx)
+			zip, size, err := w.fetch(ctx)
 			if err != nil {
 				errs[w.digest] = err
 				continue
@@ -215,8 +215,8 @@ func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wante
 	return n, err
 }
 
-// whole returns a skill's ZIP and its size, after reading it to its end without an error.
-func (w *wanted) whole(ctx context.Context) (*os.File, int64, error) {
+// fetch returns a skill's ZIP and its size, after reading it to its end without an error.
+func (w *wantedSkill) fetch(ctx context.Context) (*os.File, int64, error) {
 	f, err := w.zip(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -236,14 +236,14 @@ func shelve(ctx context.Context, digest string, zip *os.File, size int64, out *t
 	if err := out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "/", Typeflag: tar.TypeDir, Mode: 0o555, ModTime: time.Unix(0, 0)}); err != nil {
 		return err
 	}
-	if err := below("v/skills/"+digest+"/", out, func(w io.Writer) error { return skill.Tar(ctx, zip, size, w) }); err != nil {
+	if err := tarBelow("v/skills/"+digest+"/", out, func(w io.Writer) error { return skill.Tar(ctx, zip, size, w) }); err != nil {
 		return err
 	}
 	return out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "." + complete, Typeflag: tar.TypeReg, Mode: 0o444, ModTime: time.Unix(0, 0)})
 }
 
-// below copies the entries of another tar with a folder in front of their names.
-func below(folder string, out *tar.Writer, from func(io.Writer) error) error {
+// tarBelow copies the entries of another tar with a folder in front of their names.
+func tarBelow(folder string, out *tar.Writer, from func(io.Writer) error) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {

@@ -115,7 +115,7 @@ func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
 // mounts returns the mounts of the user's volume, which the engine keeps while a container mounts it, and of the files
 // of accounts. An engine before version 26 cannot mount a file of a volume, so the files are mounted by their path on
 // the engine's machine.
-func (u user) mounts(pic picture) []mount.Mount {
+func (u user) mounts(pic imageInfo) []mount.Mount {
 	if u.dir == "" {
 		return nil
 	}
@@ -238,9 +238,9 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	return u, labels, err
 }
 
-// vanished wraps errVanished and the error if an error of the engine names the user's files: another executor that
+// asVanished wraps errVanished and the error if an error of the engine names the user's files: another executor that
 // created the same container failed, and removed them.
-func (u user) vanished(err error) error {
+func (u user) asVanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
 	}

@@ -141,8 +141,8 @@ func (p *Provider) note(ctx context.Context, id, owner string) error {
 	})
 }
 
-// kept reports whether the volumes of a sandbox exist.
-func (p *Provider) kept(ctx context.Context, owner string) (bool, error) {
+// volumesExist reports whether the volumes of a sandbox exist.
+func (p *Provider) volumesExist(ctx context.Context, owner string) (bool, error) {
 	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
 		l, err := p.volume(ctx, v)
 		if err != nil || l[labelRole] != roleVolume {
@@ -174,11 +174,11 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	if err := p.strays(ctx); err != nil {
 		return 0, err
 	}
-	used, err := p.used(ctx)
+	used, err := p.usedOwners(ctx)
 	if err != nil {
 		return 0, err
 	}
-	list, last, err := p.ours(ctx)
+	list, last, err := p.ownVolumes(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -209,8 +209,8 @@ func ownerOf(v *volume.Volume) string {
 	return v.Labels[labelOwner]
 }
 
-// used returns the owners and digests that containers, or this provider, use.
-func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
+// usedOwners returns the owners and digests that containers, or this provider, use.
+func (p *Provider) usedOwners(ctx context.Context) (map[string]bool, error) {
 	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})
 	})
@@ -229,8 +229,8 @@ func (p *Provider) used(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// ours returns the volumes, and when each owner last used them.
-func (p *Provider) ours(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
+// ownVolumes returns the volumes, and when each owner last used them.
+func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
 	answer, err := call(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
 			filters.Arg("label", labelRole), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})

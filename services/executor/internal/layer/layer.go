@@ -58,8 +58,8 @@ func CheckURL(s string) error {
 	return nil
 }
 
-// routed reports whether a registry is a route of the egress proxy.
-func routed(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
+// isRouted reports whether a registry is a route of the egress proxy.
+func isRouted(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
 
 // Installer is a command that installs packages into a layer.
 type Installer struct {
@@ -77,7 +77,7 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 		if c.NPMRegistry != "" {
 			args = append(args, "--registry="+c.NPMRegistry)
 		}
-		if routed(c.NPMRegistry) { // the archives that it names are behind the same route
+		if isRouted(c.NPMRegistry) { // the archives that it names are behind the same route
 			args = append(args, "--replace-registry-host=always")
 		}
 		out = append(out, Installer{"npm", append(append(args, "--"), set.NPM...)})

@@ -71,8 +71,8 @@ func (b *box) runner() (started, bool) {
 	return s, ok && p.start == s.Start && !p.dead
 }
 
-// paused reports whether the runner is stopped by a signal.
-func (b *box) paused() bool {
+// isPaused reports whether the runner is stopped by a signal.
+func (b *box) isPaused() bool {
 	s, alive := b.runner()
 	if !alive {
 		return false
@@ -145,7 +145,7 @@ func (b *box) startRunner(ctx context.Context) error {
 	}()
 	p, ok := find(cmd.Process.Pid)
 	if !ok {
-		return b.died()
+		return b.exitError()
 	}
 	if err := writeJSON(filepath.Join(b.dir, "runner.json"), started{p.pid, p.start}); err != nil {
 		return errors.Join(err, b.end(ctx))
@@ -192,7 +192,7 @@ func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
 		// No process listens yet, or a runner that was killed has not closed its socket.
 		select {
 		case <-exited:
-			return b.died()
+			return b.exitError()
 		case <-ctx.Done():
 			return fmt.Errorf("the runner does not listen: %w", errors.Join(ctx.Err(), err))
 		case <-tick.C:
@@ -211,8 +211,8 @@ func (b *box) claim(ctx context.Context) error {
 	return runner.GiveSecret(c, b.rec.Secret)
 }
 
-// died returns the error of a runner that has ended, with the end of its output.
-func (b *box) died() error {
+// exitError returns the error of a runner that has ended, with the end of its output.
+func (b *box) exitError() error {
 	raw, err := os.ReadFile(filepath.Join(b.dir, "runner.log"))
 	if err != nil {
 		return fmt.Errorf("the runner ended at once: %w", err)
@@ -234,7 +234,7 @@ func (b *box) end(ctx context.Context) error {
 		if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("end the runner: %w", err)
 		}
-		b.gone(ctx, politely)
+		b.awaitGone(ctx, politely)
 	}
 	deadline := time.Now().Add(forcibly)
 	tick := time.NewTicker(look)
@@ -260,8 +260,8 @@ func (b *box) end(ctx context.Context) error {
 	return nil
 }
 
-// gone blocks until the runner has ended, for d at most.
-func (b *box) gone(ctx context.Context, d time.Duration) {
+// awaitGone blocks until the runner has ended, for d at most.
+func (b *box) awaitGone(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	tick := time.NewTicker(look)
@@ -290,7 +290,7 @@ func (b *box) spread(doomed map[int]string) (alive []int) {
 				continue
 			}
 			_, child := doomed[p.parent]
-			if child || p.marked(marker+"="+b.rec.ID) {
+			if child || p.hasMarker(marker+"="+b.rec.ID) {
 				doomed[p.pid], grown = p.start, true
 			}
 		}

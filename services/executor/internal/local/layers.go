@@ -217,7 +217,7 @@ func (p *Provider) install(ctx context.Context, dir string, want sandbox.Package
 		cmd := exec.Command(path, i.Args[1:]...) //nolint:gosec // running it is the purpose
 		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = dir, p.installEnv(), &said, &said, afterInstall
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		err = p.watched(ctx, cmd, dir)
+		err = p.runWatched(ctx, cmd, dir)
 		var exit *exec.ExitError
 		var typed *sandbox.Error
 		switch {
@@ -241,9 +241,9 @@ func (p *Provider) install(ctx context.Context, dir string, want sandbox.Package
 	return nil
 }
 
-// watched runs a command until it ends, ctx ends, or the folder is too large. Then it kills the command's process
+// runWatched runs a command until it ends, ctx ends, or the folder is too large. Then it kills the command's process
 // group.
-func (p *Provider) watched(ctx context.Context, cmd *exec.Cmd, dir string) error {
+func (p *Provider) runWatched(ctx context.Context, cmd *exec.Cmd, dir string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.Dir
 	if err != nil || time.Since(info.ModTime()) < p.cfg.Layers.Keep {
 		return err
 	}
-	used, err := p.sees(ctx, filepath.Join(p.layersDir(), digest))
+	used, err := p.usesLayer(ctx, filepath.Join(p.layersDir(), digest))
 	if err != nil || used {
 		return err
 	}
@@ -344,8 +344,8 @@ func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.Dir
 	return errors.Join(err, os.Remove(p.layerLock(digest)), unlock())
 }
 
-// sees reports whether a sandbox uses a layer.
-func (p *Provider) sees(ctx context.Context, dir string) (bool, error) {
+// usesLayer reports whether a sandbox uses a layer.
+func (p *Provider) usesLayer(ctx context.Context, dir string) (bool, error) {
 	list, err := p.List(ctx)
 	if err != nil {
 		return false, err

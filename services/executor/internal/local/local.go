@@ -231,7 +231,7 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	for _, e := range entries {
 		rec, err := p.read(e.Name())
 		if errors.Is(err, sandbox.ErrNotFound) {
-			if dir := p.folder(e.Name()); events.CheckID("sandbox id", events.KindSandbox, e.Name()) == nil && abandoned(dir) {
+			if dir := p.folder(e.Name()); events.CheckID("sandbox id", events.KindSandbox, e.Name()) == nil && isAbandoned(dir) {
 				p.cfg.Logger.Info("removing what was left of a sandbox", "sandbox", e.Name())
 				if err := removeAll(dir); err != nil {
 					return nil, fmt.Errorf("remove what was left of sandbox %s: %w", e.Name(), err)
@@ -244,7 +244,7 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 		}
 		box := p.box(rec)
 		_, alive := box.runner()
-		out = append(out, sandbox.Info{ID: rec.ID, Labels: rec.Labels, Created: rec.Created, Running: alive, Paused: box.paused()})
+		out = append(out, sandbox.Info{ID: rec.ID, Labels: rec.Labels, Created: rec.Created, Running: alive, Paused: box.isPaused()})
 	}
 	return out, nil
 }
@@ -296,7 +296,7 @@ func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
 		err := readJSON(filepath.Join(dir, stateRecord), &l)
 		if errors.Is(err, fs.ErrNotExist) {
 			// The folder is being created, or an executor was killed while it created or removed it. Its content stays.
-			if abandoned(dir) {
+			if isAbandoned(dir) {
 				_ = os.Remove(filepath.Join(dir, "agent")) // a folder that is not empty is not removed
 				_ = os.Remove(dir)
 			}
@@ -374,8 +374,8 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// abandoned reports whether a folder without a record has not changed for abandonedAfter, so that no executor is creating it.
-func abandoned(dir string) bool {
+// isAbandoned reports whether a folder without a record has not changed for abandonedAfter, so that no executor is creating it.
+func isAbandoned(dir string) bool {
 	info, err := os.Stat(dir)
 	return err == nil && time.Since(info.ModTime()) > abandonedAfter
 }

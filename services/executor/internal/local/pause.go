@@ -57,16 +57,16 @@ func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) erro
 	if s == syscall.SIGCONT {
 		return kill(r.PID, s)
 	}
-	return box.stopped(ctx)
+	return box.awaitStopped(ctx)
 }
 
-// stopped blocks until the runner has stopped, which takes a moment after the signal.
-func (b *box) stopped(ctx context.Context) error {
+// awaitStopped blocks until the runner has stopped, which takes a moment after the signal.
+func (b *box) awaitStopped(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, forcibly)
 	defer cancel()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for !b.paused() {
+	for !b.isPaused() {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -56,8 +56,8 @@ func processes() []proc {
 	return out
 }
 
-// marked reports whether a process was started with a variable. It reports false for processes of other users.
-func (p proc) marked(variable string) bool {
+// hasMarker reports whether a process was started with a variable. It reports false for processes of other users.
+func (p proc) hasMarker(variable string) bool {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/environ")
 	if err != nil {
 		return false

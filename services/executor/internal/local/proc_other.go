@@ -55,5 +55,5 @@ func list(which ...string) []proc {
 	return out
 }
 
-// marked reports whether a process was started with a variable.
-func (p proc) marked(variable string) bool { return strings.Contains(p.command, " "+variable+" ") }
+// hasMarker reports whether a process was started with a variable.
+func (p proc) hasMarker(variable string) bool { return strings.Contains(p.command, " "+variable+" ") }

@@ -85,7 +85,7 @@ func (b *box) command(ctx context.Context, args ...string) (guest.Process, error
 
 // start starts a program in the sandbox. kill is the id for `runner kill`, "" for commands of the runner.
 func (b *box) start(ctx context.Context, args []string, dir string, env map[string]string, kill string) (guest.Process, error) {
-	h := b.p.known(b.id)
+	h := b.p.knownHandle(b.id)
 	if h == nil { // the sandbox was not used yet, or has ended
 		var err error
 		if h, err = b.p.current(ctx, b.id); err != nil {

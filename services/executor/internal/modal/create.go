@@ -117,7 +117,7 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 	image := from.image
 	h := &handle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
 	if spec.Workspace != "" {
-		kept, err := p.named(ctx, workspaceName(spec.Workspace)+":"+from.key)
+		kept, err := p.imageByName(ctx, workspaceName(spec.Workspace)+":"+from.key)
 		if err != nil {
 			return nil, err
 		}
@@ -134,12 +134,12 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 		p.images.forget(ref)
 		return nil, fmt.Errorf("image of sandbox %s: %w: %w", spec.ID, errVanished, err)
 	}
-	return h, p.refused(err)
+	return h, p.refusalError(err)
 }
 
-// refused returns Modal's refusal of a sandbox with its code. Modal has no call that lists its regions, and no
+// refusalError returns Modal's refusal of a sandbox with its code. Modal has no call that lists its regions, and no
 // gRPC code of its own for an unknown region, so the message decides.
-func (p *Provider) refused(err error) error {
+func (p *Provider) refusalError(err error) error {
 	if p.cfg.Region != "" && hasCode(err, codes.InvalidArgument, codes.NotFound) && strings.Contains(strings.ToLower(err.Error()), "region") {
 		return &sandbox.Error{Code: sandbox.CodeRegionUnknown, Err: err, Message: fmt.Sprintf(
 			"Modal has no region %q for this workspace: set SPOOL_MODAL_REGION to one that it has (%v)", p.cfg.Region, err)}

@@ -118,7 +118,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error)
 	key := hex.EncodeToString(from[:6]) + "-" + runner[:12]
 	name := "spool-image-" + key
 	for {
-		image, err := p.named(ctx, name)
+		image, err := p.imageByName(ctx, name)
 		if image != nil || err != nil {
 			return prepared{image, key}, err
 		}
@@ -148,8 +148,8 @@ func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.
 	return base, err
 }
 
-// named returns the image that is published under a name; nil if there is none.
-func (p *Provider) named(ctx context.Context, name string) (*sdk.Image, error) {
+// imageByName returns the image that is published under a name; nil if there is none.
+func (p *Provider) imageByName(ctx context.Context, name string) (*sdk.Image, error) {
 	image, err := call(ctx, p, callWithin, "look up image "+name, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromName(ctx, name, &sdk.ImageFromNameParams{Environment: p.cfg.Environment})
 	})
@@ -175,7 +175,7 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 		helper, err = p.ownHelper(ctx, name)
 	}
 	if err != nil {
-		return nil, p.refused(err)
+		return nil, p.refusalError(err)
 	}
 	if helper == nil {
 		return nil, nil //nolint:nilnil // another executor prepares the image

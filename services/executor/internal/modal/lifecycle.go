@@ -105,7 +105,7 @@ func (p *Provider) forget(id string) {
 	}
 }
 
-func (p *Provider) known(id string) *handle {
+func (p *Provider) knownHandle(id string) *handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.handles[id]
@@ -194,7 +194,7 @@ func (p *Provider) byName(ctx context.Context, name string) (sb *sdk.Sandbox, ta
 
 // current returns the handle of a sandbox that runs; sandbox.ErrNotFound otherwise.
 func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
-	h := p.known(id)
+	h := p.knownHandle(id)
 	if h == nil {
 		h, err := p.find(ctx, id)
 		if err != nil {
@@ -202,7 +202,7 @@ func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
 		}
 		return p.remember(id, h), nil
 	}
-	ended, err := p.ended(ctx, h.sandbox())
+	ended, err := p.hasEnded(ctx, h.sandbox())
 	if err == nil && ended {
 		p.forget(id)
 		return nil, fmt.Errorf("sandbox %s has ended: %w", id, sandbox.ErrNotFound)
@@ -210,8 +210,8 @@ func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
 	return h, err
 }
 
-// ended reports whether a sandbox has ended.
-func (p *Provider) ended(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
+// hasEnded reports whether a sandbox has ended.
+func (p *Provider) hasEnded(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
 	code, err := call(ctx, p, callWithin, "look at a sandbox", func(ctx context.Context) (*int, error) {
 		fresh, err := p.client.Sandboxes.FromID(ctx, sb.SandboxID, nil) // sb may be detached
 		if err != nil {

@@ -232,7 +232,7 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 		return p.client.Sandboxes.Create(ctx, app, image, params)
 	})
 	if err != nil {
-		return found, p.refused(err)
+		return found, p.refusalError(err)
 	}
 	if err := errors.Join(p.end(context.WithoutCancel(ctx), trial), trial.Detach()); err != nil {
 		return found, err

@@ -146,7 +146,7 @@ func TestTerminate_KeepsOrWipesTheWorkspace(t *testing.T) {
 	p := provide(t, cfg)
 	snapshots := func(id string) bool {
 		t.Helper()
-		image, err := p.named(t.Context(), workspaceName(id))
+		image, err := p.imageByName(t.Context(), workspaceName(id))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -50,7 +50,7 @@ func (p *Provider) start(ctx context.Context, h *handle, what string, args []str
 		return sb.Exec(ctx, args, &sdk.SandboxExecParams{Workdir: dir, Env: env})
 	})
 	if err != nil {
-		return nil, p.notStarted(ctx, h, sb, what, err)
+		return nil, p.startError(ctx, h, sb, what, err)
 	}
 	proc := &process{
 		p: p, sb: sb, what: what, cp: cp, stdin: newInput(cp.Stdin),
@@ -67,15 +67,15 @@ func (p *Provider) start(ctx context.Context, h *handle, what string, args []str
 	return proc, nil
 }
 
-// notStarted returns sandbox.ErrNotFound for a sandbox that has ended, and err for one that cannot be reached.
-func (p *Provider) notStarted(ctx context.Context, h *handle, sb *sdk.Sandbox, what string, err error) error {
+// startError returns sandbox.ErrNotFound for a sandbox that has ended, and err for one that cannot be reached.
+func (p *Provider) startError(ctx context.Context, h *handle, sb *sdk.Sandbox, what string, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
 	if rerr := h.renew(ctx, p, sb); rerr != nil {
 		return errors.Join(err, rerr)
 	}
-	ended, perr := p.ended(ctx, sb)
+	ended, perr := p.hasEnded(ctx, sb)
 	if perr == nil && ended {
 		return fmt.Errorf("%s: %w: %w", what, sandbox.ErrNotFound, err)
 	}
@@ -91,7 +91,7 @@ func (p *process) pump(to *guest.Pipe, from io.ReadCloser) {
 	}
 	if err != nil {
 		ctx := context.Background()
-		if ended, perr := p.p.ended(ctx, p.sb); perr == nil && ended {
+		if ended, perr := p.p.hasEnded(ctx, p.sb); perr == nil && ended {
 			err = nil
 		}
 		err = p.p.translate(ctx, "streams: "+p.what, err)
@@ -143,7 +143,7 @@ func (p *process) exit() (int, error) {
 		case err == nil:
 			return guest.ExitCode(code), nil
 		}
-		ended, perr := p.p.ended(ctx, p.sb)
+		ended, perr := p.p.hasEnded(ctx, p.sb)
 		switch {
 		case perr == nil && ended, ctx.Err() != nil:
 			return -1, nil

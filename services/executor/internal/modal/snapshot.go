@@ -40,7 +40,7 @@ func (p *Provider) publish(ctx context.Context, image *sdk.Image, name string) e
 
 // dropWorkspace removes the snapshot of a sandbox, if there is one.
 func (p *Provider) dropWorkspace(ctx context.Context, id string) error {
-	image, err := p.named(ctx, workspaceName(id))
+	image, err := p.imageByName(ctx, workspaceName(id))
 	if image == nil || err != nil {
 		return err
 	}

@@ -79,7 +79,7 @@ func (t *Translator) Missing(last uint64, now time.Time) []Result {
 }
 
 func (t *Translator) line(l runner.Line, now time.Time) Result {
-	at := t.at(l.Time, now)
+	at := t.limitTime(l.Time, now)
 	switch l.Type {
 	case events.TextDelta:
 		var d runner.Delta
@@ -184,7 +184,7 @@ func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Resul
 	}
 	return Result{Event: &events.Event{
 		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
-		Time:        t.at(now, now),
+		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
 		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.Valid(text, 1024)},
 	}}
@@ -197,7 +197,7 @@ func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
 		return nil
 	}
 	t.foreign = l.ExecutionID
-	return []Result{t.keep(l, t.at(now, now), events.Log{
+	return []Result{t.keep(l, t.limitTime(now, now), events.Log{
 		Level: "warn", Stream: "runner",
 		Message: fmt.Sprintf("line %d is about execution %.64q, which does not run: dropped, as are others about it", l.N, l.ExecutionID),
 	})}
@@ -208,7 +208,7 @@ func (t *Translator) bad(l runner.Line, now time.Time) Result {
 }
 
 func (t *Translator) complain(n uint64, code, message string, now time.Time) Result {
-	return t.keep(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.at(now, now), events.Error{Code: code, Message: message})
+	return t.keep(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
 }
 
 func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Result {
@@ -231,8 +231,8 @@ func betweenTurns(data events.Payload) bool {
 	return false
 }
 
-// at limits a runner's time to the range from the last event to now.
-func (t *Translator) at(said, now time.Time) time.Time {
+// limitTime limits a runner's time to the range from the last event to now.
+func (t *Translator) limitTime(said, now time.Time) time.Time {
 	if said.IsZero() || said.After(now) {
 		said = now
 	}

@@ -49,7 +49,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	defer s.end()
 	switch {
 	case c.tunnel != nil:
-		s.tunneled(w, r, c)
+		s.serveTunneled(w, r, c)
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
 		s.tunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
@@ -66,8 +66,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // bounded returns the first 500 bytes of a text that a sandbox or a server may have chosen, as valid UTF-8.
 func bounded(s string) string { return strings.ToValidUTF8(truncate.Prefix(s, 500), "\uFFFD") }
 
-// denied journals and counts a denial.
-func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
+// recordDenial journals and counts a denial.
+func (s *Server) recordDenial(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.Denied(d.Code)
 	if err := sb.Journal.Denied(time.Now(), sb.Owner(), d); err != nil {
 		s.cfg.Logger.Error("a denial is not journaled", "sandbox", sb.ID(), "error", err)
@@ -77,7 +77,7 @@ func (s *Server) denied(sb *registry.Sandbox, d events.EgressDenied) {
 // deny journals and counts a denial, and answers the sandbox with it.
 func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
 	d.Host, d.Method, d.Message = bounded(d.Host), bounded(d.Method), bounded(d.Message)
-	s.denied(sb, d)
+	s.recordDenial(sb, d)
 	failure{status, d.Code, d.Message}.write(w)
 }
 
@@ -96,7 +96,7 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 	}
 	access := sb.Access(t)
 	if !access.Named() {
-		d.Code, d.Message = NotAllowed, unnamed(t)
+		d.Code, d.Message = NotAllowed, notAllowedMessage(t)
 		return t, access, d
 	}
 	return t, access, nil
@@ -107,7 +107,7 @@ func about(t egress.Target, method string) *events.EgressDenied {
 	return &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
 }
 
-func unnamed(t egress.Target) string {
+func notAllowedMessage(t egress.Target) string {
 	return t.String() + " is not in the session's allowlist; models need no entry, they are reached through their routes"
 }
 

@@ -136,7 +136,7 @@ func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err er
 		d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and nothing else than requests of HTTP/1.1, in TLS or plain, can be judged by them: "+err.Error()
 	}
 	d.Message = bounded(d.Message)
-	s.denied(sb, *d)
+	s.recordDenial(sb, *d)
 }
 
 // journalUnparsed journals a request in a tunnel that the HTTP server refused before any handler saw it.
@@ -148,11 +148,11 @@ func (s *Server) journalUnparsed(c *conn) {
 	t := c.tunnel.target
 	d := about(t, bounded(method))
 	d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and what was sent is no request of HTTP/1.1 that could be judged by them"
-	s.denied(c.sandbox, *d)
+	s.recordDenial(c.sandbox, *d)
 }
 
-// tunneled serves a request inside a tunnel, by the current policy.
-func (s *Server) tunneled(w http.ResponseWriter, r *http.Request, c *conn) {
+// serveTunneled serves a request inside a tunnel, by the current policy.
+func (s *Server) serveTunneled(w http.ResponseWriter, r *http.Request, c *conn) {
 	t := c.tunnel.target
 	denial := checkMethod(t, c.sandbox.Access(t), r)
 	if denial == nil {
@@ -198,7 +198,7 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 	d.Code = MethodNotAllowed
 	switch {
 	case !a.Named():
-		d.Code, d.Message = NotAllowed, unnamed(t)
+		d.Code, d.Message = NotAllowed, notAllowedMessage(t)
 		return d
 	case r.Method == http.MethodTrace:
 		d.Message = "TRACE is not forwarded"

@@ -141,5 +141,5 @@ func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *reg
 	for _, secret := range secrets {
 		detail = redactText(detail, secret)
 	}
-	return s.unreached(w, r, server.Target, errors.New(detail))
+	return s.answerUnreached(w, r, server.Target, errors.New(detail))
 }

@@ -122,7 +122,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 			c.rt.authorize(out.Header, out.URL)
 			out.Header.Set("Accept-Encoding", "identity")
 		},
-		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.answered, ErrorHandler: c.unanswered,
+		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.handleAnswer, ErrorHandler: c.answerFailure,
 		ErrorLog: slog.NewLogLogger(c.s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	r = r.WithContext(ctx)
@@ -138,8 +138,8 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 	p.ServeHTTP(w, r)
 }
 
-// answered handles the answer's head.
-func (c *call) answered(res *http.Response) error {
+// handleAnswer handles the answer's head.
+func (c *call) handleAnswer(res *http.Response) error {
 	c.status = res.StatusCode
 	c.progress()
 	res.Header.Del("Set-Cookie") // it belongs to the operator's account
@@ -208,8 +208,8 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unanswered answers that the model does not respond.
-func (c *call) unanswered(w http.ResponseWriter, r *http.Request, err error) {
+// answerFailure answers that the model does not respond.
+func (c *call) answerFailure(w http.ResponseWriter, r *http.Request, err error) {
 	c.failed = err
 	switch cause := context.Cause(r.Context()); {
 	case errors.Is(cause, errSilent):

@@ -156,7 +156,7 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 		if mine.tunnel != nil {
 			s.journalUnparsed(mine)
 		} else if method, target, ok := mine.unparsed(); ok {
-			s.denied(mine.sandbox, events.EgressDenied{Host: bounded(target), Method: bounded(method), Code: BadHost, Message: "the request does not name a valid host"})
+			s.recordDenial(mine.sandbox, events.EgressDenied{Host: bounded(target), Method: bounded(method), Code: BadHost, Message: "the request does not name a valid host"})
 		}
 		mine.Close() //nolint:errcheck // it is closed already; this calls its onClose
 	}
