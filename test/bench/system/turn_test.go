@@ -21,7 +21,7 @@ func TestTakeTurn_ReturnsErrorOfPost(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		defer conn.CloseNow() //nolint:errcheck // the client has closed it
+		defer conn.CloseNow()                                //nolint:errcheck // the client has closed it
 		if _, _, err := conn.Read(r.Context()); err != nil { // session:join
 			t.Error(err)
 		}
