@@ -8,10 +8,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Usage is what sessions took of a tenant's budgets and limits. As a difference it may be negative.
+// Usage is the usage of a tenant's budgets and limits by sessions. As a difference it may be negative.
 type Usage struct {
 	Turns      int64   `json:"turns,omitempty"`   // executions that were started
-	Tokens     int64   `json:"tokens,omitempty"`  // in and out, those of caches too
+	Tokens     int64   `json:"tokens,omitempty"`  // input and output tokens, including those of caches
 	CostUSD    float64 `json:"costUsd,omitempty"` // dollars
 	TimeMs     int64   `json:"timeMs,omitempty"`  // milliseconds that executions ran
 	Events     int64   `json:"events,omitempty"`  // that sessions added to the log
@@ -40,7 +40,7 @@ func (u Usage) Spent() events.Spent {
 	}
 }
 
-// Logged returns what was added to the log. Negative measures count as zero.
+// Logged returns the events and bytes that were added to the log. Negative measures count as zero.
 func (u Usage) Logged() events.Output {
 	return events.Output{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
 }
@@ -59,7 +59,7 @@ type SessionUsage struct {
 	executions map[string]*executionUsage
 }
 
-// executionUsage is what the usage depends on of an execution.
+// executionUsage is the state of an execution on which the usage of later events depends.
 type executionUsage struct {
 	started bool
 	ended   bool
@@ -71,9 +71,10 @@ type executionUsage struct {
 // Size returns how many entries the fold keeps in memory.
 func (s *SessionUsage) Size() int { return 1 + len(s.days) + len(s.executions) }
 
-// Add folds a commit and returns what the commit adds to the usage of the tenant, by the day in UTC, as 2026-01-31. Each event
-// counts on the day of its own time. After session_deleted only the cost of sandboxes counts. run_retired states what the session
-// took in all: if some of its commits were erased before they were folded, the difference is added.
+// Add folds a commit and returns what the commit adds to the usage of the tenant, by the day in UTC, as 2026-01-31.
+// Each event counts on the day of its own time. After session_deleted only the cost of sandboxes counts. run_retired
+// states the total usage of the session: if some of its commits were erased before they were folded, Add returns the
+// difference.
 func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
 	added := map[string]Usage{}
 	add := func(day string, u Usage) {
@@ -120,8 +121,8 @@ func (s *SessionUsage) addAfterDeletion(day string, e events.Event, add func(str
 	}
 }
 
-// spend returns what an event says that the session took. Requests that the egress proxy metered count as they are reported. If
-// it metered none of an execution, what the agent reported counts at the end of the execution.
+// spend returns the usage that an event reports. Requests that the egress proxy metered count when they are reported.
+// If the proxy metered none of an execution, the usage that the agent reported counts at the end of the execution.
 func (s *SessionUsage) spend(e events.Event) Usage {
 	var x *executionUsage
 	if e.ExecutionID != "" {
@@ -138,7 +139,7 @@ func (s *SessionUsage) spend(e events.Event) Usage {
 		return Usage{CostUSD: d.CostUSD}
 	case events.ModelCalled:
 		if x != nil && x.ended && !x.metered && x.tokens > 0 {
-			return Usage{} // the proxy reports late what was counted at the end
+			return Usage{} // the agent's report was already counted at the end
 		}
 		if x != nil && !x.ended {
 			x.metered = true
@@ -162,7 +163,7 @@ func (s *SessionUsage) spend(e events.Event) Usage {
 	return Usage{}
 }
 
-// end returns what counts at the end of an execution. The data of an end that could not be decoded counts nothing.
+// end returns the usage that counts at the end of an execution. An end whose data could not be decoded counts nothing.
 func (x *executionUsage) end(e events.Event) Usage {
 	x.ended = true
 	var took Usage

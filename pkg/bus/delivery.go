@@ -78,17 +78,18 @@ func Held(ctx context.Context) bool {
 	return ok && d.held()
 }
 
-// ReleaseSlot frees the handler's place among the Concurrency of its Subscriber: the subscription asks for another message while the
-// handler goes on. The message stays the handler's, with its heartbeat, and a drain waits for it as for others. Handlers that outlast
-// others by far call it once they hold a limit of their own. Further calls do nothing, as do those with a ctx that is not a handler's.
+// ReleaseSlot releases the handler's slot, one of the Concurrency slots of its Subscriber: the subscription requests
+// another message while the handler continues. The message still belongs to the handler, with its heartbeat, and a
+// drain waits for it as for others. A handler that runs much longer than others calls ReleaseSlot when it has acquired
+// a limit of its own. Further calls do nothing, as do calls with a ctx that does not belong to a handler.
 func ReleaseSlot(ctx context.Context) {
 	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
 		d.releasing.Do(func() { close(d.released) })
 	}
 }
 
-// deliver hands one message out, which was asked for at a time, and returns when it is answered. It reports whether the caller still
-// has its slot: if not, another goroutine has taken it over.
+// deliver passes one message, which was requested at the time asked, to the handler, and returns when the message is
+// answered. It reports whether the caller still has its slot: if not, another goroutine has taken the slot over.
 func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 	meta, err := m.Metadata()
 	if err != nil {

@@ -159,7 +159,7 @@ var (
 	_ message.SubscribeInitializer = (*Subscriber)(nil)
 )
 
-// NewSubscriber returns a Subscriber, or an error that names the setting at fault. It talks to nobody yet.
+// NewSubscriber returns a Subscriber, or an error that names the invalid setting. It sends no request.
 func NewSubscriber(cfg SubscriberConfig) (*Subscriber, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -200,7 +200,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	return u.out, nil
 }
 
-// SubscribeInitialize makes or updates the durable for topic, so that messages count for it from now on.
+// SubscribeInitialize creates or updates the durable for topic, so that the durable receives messages from now on.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
 	return s.initialize(context.Background(), topic)
 }
@@ -215,8 +215,9 @@ func (s *Subscriber) initialize(ctx context.Context, topic string) error {
 	return err
 }
 
-// Close asks for no further message, gives back those that nobody has taken, and waits for the handlers at work: CloseTimeout for
-// them to finish, then a second more after their contexts are cancelled. What is not answered then is left to AckWait, and logged.
+// Close requests no further message, returns messages that no handler has to the queue, and waits for the running
+// handlers: for CloseTimeout, and a second more after their contexts are cancelled. Messages that are not answered
+// then are redelivered after AckWait; Close logs them.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	if !s.closed {

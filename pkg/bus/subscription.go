@@ -14,10 +14,10 @@ const (
 	pullExpiry = 30 * time.Second
 	// pullHeartbeat is how often the server confirms a waiting pull request; without two of them it is sent again.
 	pullHeartbeat = 5 * time.Second
-	// pullGrace is how late what the server has to say may come.
+	// pullGrace is the delay with which heartbeats and answers of the server may arrive.
 	pullGrace   = 2 * time.Second
 	reopenDelay = time.Second
-	// drainTimeout bounds the wait for a message that was on its way when the subscription ended.
+	// drainTimeout is how long the subscription waits for a message that was on its way when the subscription ended.
 	drainTimeout = time.Second
 )
 
@@ -33,7 +33,7 @@ type subscription struct {
 	drain    context.CancelFunc
 	base     context.Context // of every message; ends when handlers have had their time
 	kill     context.CancelFunc
-	abandon  chan struct{} // closed when nobody waits for handlers any more
+	abandon  chan struct{} // closed when Close no longer waits for handlers
 
 	slots sync.WaitGroup
 	idle  chan struct{} // closed when all slots have ended
@@ -104,7 +104,8 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 	}
 }
 
-// slot has at most one message at a time. It ends with a message whose handler has released the slot: another goroutine has it then.
+// slot handles one message at a time. It returns after a message whose handler has released the slot: another
+// goroutine then has the slot.
 func (u *subscription) slot() {
 	for u.draining.Err() == nil {
 		p, err := newPull(u.s.cfg.JetStream, u.s.cfg.Stream, u.durable, u.s.cfg.PullExpiry)

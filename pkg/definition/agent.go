@@ -28,7 +28,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	c.label("model", s.Model)
 	c.text("instructions", s.Instructions, MaxText)
 	if n := utf8.RuneCountInString(strings.TrimSpace(s.Instructions)); n < MinInstructions {
-		c.fail("instructions", "they have %d characters; at least %d are needed", n, MinInstructions)
+		c.fail("instructions", "has %d characters; at least %d are required", n, MinInstructions)
 	}
 	c.text("memoryFile", s.MemoryFile, MaxText)
 	c.list("tools.allow", s.Tools.Allow)
@@ -42,21 +42,21 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	c.dependencies(s.Dependencies)
 	c.sandbox(s)
 	if b := s.Limits.BudgetUSD; b < 0 || math.IsNaN(b) || math.IsInf(b, 0) {
-		c.fail("limits.budgetUsd", "it is not a number of dollars from 0 on")
+		c.fail("limits.budgetUsd", "must be a number of dollars, 0 or more")
 	}
 	c.option(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
 	c.retries(s.Retries)
 	name, ok := architecture.Canonical(s.Architecture)
 	switch {
 	case s.Architecture == "":
-		c.fail("architecture", "it is missing: one of %s", architecture.List())
+		c.fail("architecture", "is required; must be one of %s", architecture.List())
 	case !ok:
-		c.fail("architecture", "there is no architecture %.64q; there are %s", s.Architecture, architecture.List())
+		c.fail("architecture", "unknown architecture %.64q; must be one of %s", s.Architecture, architecture.List())
 	default:
 		c.honoured(s, name)
 		c.option(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
 		settings := command.CheckOptions(events.Options{ModelSettings: s.ModelSettings})
-		if settings == nil && name == ACP { // elsewhere the table of what is honoured refuses them; a session may name the model
+		if settings == nil && name == ACP { // for other architectures the table Honours refuses the settings; the model may come from the session
 			settings = command.CheckModelSettings(name, events.Options{Model: cmp.Or(s.Model, "the session's"), ModelProvider: s.ModelProvider, ModelSettings: s.ModelSettings})
 		}
 		c.option(settings, "sessionOptions.", "")
@@ -69,13 +69,13 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 
 func (c *checker) retries(r events.Retries) {
 	if r.Attempts > MaxAttempts {
-		c.fail("retries.attempts", "it is %d; at most %d are made", r.Attempts, MaxAttempts)
+		c.fail("retries.attempts", "is %d; the limit is %d", r.Attempts, MaxAttempts)
 	}
 	if most := uint32(events.MaxBackoff.Milliseconds()); r.BackoffMs > most {
-		c.fail("retries.backoffMs", "it is %d; at most %d (five minutes) are waited", r.BackoffMs, most)
+		c.fail("retries.backoffMs", "is %d; the limit is %d (five minutes)", r.BackoffMs, most)
 	}
 	if r.Attempts == 1 && r.BackoffMs > 0 {
-		c.fail("retries.backoffMs", "there is nothing to wait for: retries.attempts is 1")
+		c.fail("retries.backoffMs", "must not be set if retries.attempts is 1")
 	}
 }
 
@@ -114,7 +114,7 @@ func (c *checker) subagents(agent events.AgentSpec) {
 		c.list(within(at, "mcpServers"), s.MCPServers)
 		for j, name := range s.MCPServers {
 			if name != "" && !slices.ContainsFunc(agent.MCPServers, func(m events.MCPServer) bool { return m.Name == name }) {
-				c.fail(element(within(at, "mcpServers"), j), "the agent has no MCP server %.64q", name)
+				c.fail(element(within(at, "mcpServers"), j), "%.64q is not an MCP server of the agent", name)
 			}
 		}
 		c.references(within(at, "skills"), s.Skills, MaxEntries)
@@ -129,7 +129,7 @@ func (c *checker) apart(list []events.MCPServer) {
 	for i, longer := range list {
 		for j, s := range list {
 			if s.Name != "" && strings.HasPrefix(longer.Name, s.Name+"__") {
-				c.fail(within(element("mcpServers", i), "name"), "%q cannot be told from a tool of %s, and sub-agents name the servers that they have", longer.Name, element("mcpServers", j))
+				c.fail(within(element("mcpServers", i), "name"), "%q could be a tool of %s; server names must not begin with the name of another server and \"__\"", longer.Name, element("mcpServers", j))
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func (c *checker) name(seen map[string]int, list string, i int, name, joints str
 	field := within(element(list, i), "name")
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 	if name == "" || len(name) > maxName || strings.Trim(name, letters+joints) != "" || strings.Contains(joints, name[:1]) {
-		c.fail(field, "%.64q is not a name: 1 to %d characters of a-z, 0-9 and %s, a letter or digit first", name, maxName, strings.Join(strings.Split(joints, ""), " "))
+		c.fail(field, "%.64q is not a name; must have 1 to %d characters of a-z, 0-9 and %s, and begin with a letter or digit", name, maxName, strings.Join(strings.Split(joints, ""), " "))
 		return
 	}
 	c.once(seen, list, "name", name, i)
@@ -167,7 +167,7 @@ func (c *checker) declarations(all map[string]events.Declaration) {
 		c.text(within(field, "value"), d.Value, MaxValue)
 		c.text(within(field, "description"), d.Description, MaxDescription)
 		if d.Secret && d.Value != "" {
-			c.fail(within(field, "value"), "agents hold no secrets: leave the value to an environment, or to the run")
+			c.fail(within(field, "value"), "must not be set: agents hold no secrets; set the value in an environment, or in the request")
 		}
 	}
 }
@@ -193,27 +193,27 @@ func (c *checker) files(list []events.FileSpec) {
 		c.option(command.CheckPath("path", f.Path, false), "path", within(at, "path"))
 		c.once(seen, "files", "path", f.Path, i)
 		if f.Mode > uint32(fs.ModePerm) {
-			c.fail(within(at, "mode"), "%#o is no permission bits: at most %#o", f.Mode, uint32(fs.ModePerm))
+			c.fail(within(at, "mode"), "%#o is not permission bits; the limit is %#o", f.Mode, uint32(fs.ModePerm))
 		}
 		content, err := base64.StdEncoding.Strict().DecodeString(f.ContentBase64)
 		switch {
 		case f.Content != "" && f.ContentBase64 != "":
-			c.fail(within(at, "contentBase64"), "there is a content beside it: give one of the two")
+			c.fail(within(at, "contentBase64"), "must not be set together with content")
 		case err != nil:
-			c.fail(within(at, "contentBase64"), "it is not base 64: %v", err)
+			c.fail(within(at, "contentBase64"), "is not base64: %v", err)
 		}
 		total += len(f.Content) + len(content)
 	}
 	for i, f := range list { // a file cannot also be a folder
 		for dir, below := parentDir(f.Path); below; dir, below = parentDir(dir) {
 			if other, ok := seen[dir]; ok {
-				c.fail(within(element("files", i), "path"), "%s is a file, of %s", dir, element("files", other))
+				c.fail(within(element("files", i), "path"), "folder %s is also a file: %s", dir, element("files", other))
 				break
 			}
 		}
 	}
 	if total > MaxFiles {
-		c.fail("files", "all files together have %d bytes; at most %d are taken", total, MaxFiles)
+		c.fail("files", "has %d bytes together; the limit is %d", total, MaxFiles)
 	}
 }
 

@@ -32,9 +32,9 @@ const (
 )
 
 var (
-	errNotUTF8 = errors.New("it is not valid UTF-8")
-	errNUL     = errors.New("it holds NUL")
-	errEmpty   = errors.New("what stands there is empty")
+	errNotUTF8 = errors.New("is not valid UTF-8")
+	errNUL     = errors.New("has a NUL byte")
+	errEmpty   = errors.New("is empty")
 )
 
 // checker collects errors.
@@ -47,14 +47,14 @@ func (c *checker) fail(field, format string, args ...any) {
 // text checks the size of a text in bytes.
 func (c *checker) text(field, s string, limit int) {
 	if len(s) > limit {
-		c.fail(field, "it has %d bytes; at most %d are taken", len(s), limit)
+		c.fail(field, "has %d bytes; the limit is %d", len(s), limit)
 	}
 }
 
 // must adds an error if a text is empty.
 func (c *checker) must(field, s string) bool {
 	if strings.TrimSpace(s) == "" {
-		c.fail(field, "it is missing, or empty")
+		c.fail(field, "is required")
 		return false
 	}
 	return true
@@ -63,14 +63,14 @@ func (c *checker) must(field, s string) bool {
 // label checks a short text on one line.
 func (c *checker) label(field, s string) {
 	if utf8.RuneCountInString(s) > maxLabel || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		c.fail(field, "it is not one line of at most %d characters", maxLabel)
+		c.fail(field, "must be one line of at most %d characters", maxLabel)
 	}
 }
 
 // count checks the size of a list or a map.
 func (c *checker) count(field string, n, limit int) {
 	if n > limit {
-		c.fail(field, "there are %d; at most %d are taken", n, limit)
+		c.fail(field, "has %d entries; the limit is %d", n, limit)
 	}
 }
 
@@ -93,7 +93,7 @@ func (c *checker) once(seen map[string]int, list, field, name string, i int) {
 		if field != "" {
 			at = within(at, field)
 		}
-		c.fail(at, "%.80q stands in %s already", name, element(list, before))
+		c.fail(at, "%.80q is already in %s", name, element(list, before))
 		return
 	}
 	seen[name] = i
@@ -188,13 +188,13 @@ func CheckEntry(ref events.Reference, tags []string) []FieldError {
 		c.fail(wrong.Field, "%s", wrong.Detail)
 	}
 	if ref.Version != "" {
-		c.fail("version", "an entry is applied without one: its version follows from what it holds")
+		c.fail("version", "must not be set: the version of an entry follows from its content")
 	}
 	c.count("tags", len(tags), versions.MaxTags)
 	seen := map[string]int{}
 	for i, t := range tags {
 		if !events.IsTag(t) {
-			c.fail(element("tags", i), "%.64q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", t)
+			c.fail(element("tags", i), "%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", t)
 			continue
 		}
 		c.once(seen, "tags", "", t, i)
@@ -218,9 +218,9 @@ func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
 	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
 		switch {
 		case v.Secret && v.Value != "":
-			c.fail(within(field, "value"), "a secret's value is sealed before it is stored")
+			c.fail(within(field, "value"), "must not be set: the value of a secret is encrypted before it is stored")
 		case v.Secret && v.Sealed == "":
-			c.fail(within(field, "sealed"), "it is missing: the key under which the secret's value lies")
+			c.fail(within(field, "sealed"), "is required: the key of the secret's encrypted value")
 		}
 	})
 }
@@ -230,7 +230,7 @@ func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
 func CheckDraft(s events.EnvironmentSpec) []FieldError {
 	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
 		if v.Sealed != "" {
-			c.fail(within(field, "sealed"), "only the server seals: give the value")
+			c.fail(within(field, "sealed"), "must not be set by clients; set value")
 		}
 	})
 }
@@ -240,7 +240,7 @@ func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field stri
 	c.strings(reflect.ValueOf(s), "")
 	c.text("description", s.Description, MaxDescription)
 	if s.Variables == nil {
-		c.fail("variables", "it is missing")
+		c.fail("variables", "is required")
 	}
 	c.count("variables", len(s.Variables), MaxEntries)
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
@@ -249,7 +249,7 @@ func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field stri
 		c.text(within(field, "value"), v.Value, MaxValue)
 		c.text(within(field, "description"), v.Description, MaxDescription)
 		if v.Sealed != "" && !v.Secret {
-			c.fail(within(field, "sealed"), "only a secret's value lies sealed")
+			c.fail(within(field, "sealed"), "must not be set: only secrets have an encrypted value")
 		}
 		each(&c, field, v)
 	}

@@ -29,7 +29,7 @@ func agentWith(change func(*events.AgentSpec)) events.AgentSpec {
 func describe(list []definition.FieldError) string {
 	var out []string
 	for _, e := range list {
-		if !strings.HasSuffix(e.Detail, "does not honour it") {
+		if !strings.HasSuffix(e.Detail, "does not support this field") {
 			out = append(out, e.Error())
 		}
 	}
@@ -68,48 +68,48 @@ func TestCheckAgent_NamesInvalidFields(t *testing.T) {
 	}{
 		"good":                  {func(*events.AgentSpec) {}, ""},
 		"ten characters":        {func(s *events.AgentSpec) { s.Instructions = "éééééééééé" }, ""},
-		"nine characters":       {func(s *events.AgentSpec) { s.Instructions = "ééééééééé" }, "instructions: they have 9 characters"},
-		"spaces":                {func(s *events.AgentSpec) { s.Instructions = strings.Repeat(" ", 20) }, "instructions: they have 0 characters"},
+		"nine characters":       {func(s *events.AgentSpec) { s.Instructions = "ééééééééé" }, "instructions: has 9 characters"},
+		"spaces":                {func(s *events.AgentSpec) { s.Instructions = strings.Repeat(" ", 20) }, "instructions: has 0 characters"},
 		"largest instructions":  {func(s *events.AgentSpec) { s.Instructions = mib }, ""},
-		"larger instructions":   {func(s *events.AgentSpec) { s.Instructions = mib + "x" }, "instructions: it has 1048577 bytes"},
-		"larger memory":         {func(s *events.AgentSpec) { s.MemoryFile = mib + "x" }, "memoryFile: it has 1048577 bytes"},
-		"larger description":    {func(s *events.AgentSpec) { s.Description = mib }, "description: it has"},
-		"NUL":                   {func(s *events.AgentSpec) { s.Description = "a\x00" }, "description: it holds NUL"},
-		"no UTF-8":              {func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {Value: "\xff"}} }, "environment.A.value: it is not valid UTF-8"},
-		"name of two lines":     {func(s *events.AgentSpec) { s.Name = "a\nb" }, "name: it is not one line"},
-		"long model":            {func(s *events.AgentSpec) { s.Model = strings.Repeat("m", 201) }, "model: it is not one line"},
-		"no architecture":       {func(s *events.AgentSpec) { s.Architecture = "" }, "architecture: it is missing"},
-		"model provider":        {func(s *events.AgentSpec) { s.ModelProvider = "gpt" }, `modelProvider: there is no model provider "gpt"`},
+		"larger instructions":   {func(s *events.AgentSpec) { s.Instructions = mib + "x" }, "instructions: has 1048577 bytes"},
+		"larger memory":         {func(s *events.AgentSpec) { s.MemoryFile = mib + "x" }, "memoryFile: has 1048577 bytes"},
+		"larger description":    {func(s *events.AgentSpec) { s.Description = mib }, "description: has"},
+		"NUL":                   {func(s *events.AgentSpec) { s.Description = "a\x00" }, "description: has a NUL byte"},
+		"no UTF-8":              {func(s *events.AgentSpec) { s.Environment = map[string]events.Declaration{"A": {Value: "\xff"}} }, "environment.A.value: is not valid UTF-8"},
+		"name of two lines":     {func(s *events.AgentSpec) { s.Name = "a\nb" }, "name: must be one line"},
+		"long model":            {func(s *events.AgentSpec) { s.Model = strings.Repeat("m", 201) }, "model: must be one line"},
+		"no architecture":       {func(s *events.AgentSpec) { s.Architecture = "" }, "architecture: is required"},
+		"model provider":        {func(s *events.AgentSpec) { s.ModelProvider = "gpt" }, `modelProvider: unknown model provider "gpt"`},
 		"another's provider":    {func(s *events.AgentSpec) { s.ModelProvider = "anthropic" }, `modelProvider: architecture spool cannot use model provider "anthropic"; it can use openai, nvidia`},
-		"unknown architecture":  {func(s *events.AgentSpec) { s.Architecture = "Codex" }, `architecture: there is no architecture "Codex"`},
+		"unknown architecture":  {func(s *events.AgentSpec) { s.Architecture = "Codex" }, `architecture: unknown architecture "Codex"`},
 		"alias":                 {func(s *events.AgentSpec) { s.Architecture = "claude-sdk" }, ""},
 		"acp":                   {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{"a"} }, ""},
 		"acp without a command": {func(s *events.AgentSpec) { s.Architecture = "acp" }, "command: architecture acp runs the agent that you name"},
-		"empty program":         {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{" ", "a"} }, "command[0]: the first part"},
-		"long argument":         {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{"a", mib} }, "command[1]: it has"},
+		"empty program":         {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{" ", "a"} }, "command[0]: is empty; the first part"},
+		"long argument":         {func(s *events.AgentSpec) { s.Architecture, s.Command = "acp", []string{"a", mib} }, "command[1]: has"},
 		"image":                 {func(s *events.AgentSpec) { s.Image = "Nope:" }, `image: "Nope:" is not a reference of an image`},
-		"tools":                 {func(s *events.AgentSpec) { s.Tools.Allow = []string{"Read", "", "Read"} }, "tools.allow[1]: it is missing, or empty\ntools.allow[2]: \"Read\" stands in tools.allow[0] already"},
+		"tools":                 {func(s *events.AgentSpec) { s.Tools.Allow = []string{"Read", "", "Read"} }, "tools.allow[1]: is required\ntools.allow[2]: \"Read\" is already in tools.allow[0]"},
 		"skills": {func(s *events.AgentSpec) {
 			s.Skills = []events.Reference{{Slug: "a"}, {Slug: "B"}, {Slug: "a", Version: "v"}, {Scope: "x", Slug: "a"}}
-		}, "skills[1].slug: \nskills[2]: \"a\" stands in skills[0]\nskills[3].scope: "},
+		}, "skills[1].slug: \nskills[2]: \"a\" is already in skills[0]\nskills[3].scope: "},
 		"skills in two ways": {func(s *events.AgentSpec) {
 			s.Skills = []events.Reference{{Slug: "a"}, {Scope: events.ScopeOrganization, Slug: "a"}}
-		}, `skills[1]: "a" stands in skills[0]`},
+		}, `skills[1]: "a" is already in skills[0]`},
 		"subagents": {func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i"}, {Name: "a_b"}, {Name: "a", Description: "d", Instructions: "i"}}
-		}, "subagents[1].description: \nsubagents[1].instructions: \nsubagents[1].name: \"a_b\" is not a name\nsubagents[2].name: \"a\" stands in subagents[0]"},
+		}, "subagents[1].description: \nsubagents[1].instructions: \nsubagents[1].name: \"a_b\" is not a name\nsubagents[2].name: \"a\" is already in subagents[0]"},
 		"servers and skills of subagents": {func(s *events.AgentSpec) {
 			server(func(*events.MCPServer) {})(s)
 			s.Subagents = []events.SubagentSpec{{
 				Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m", "n", "m", ""}, Skills: []events.Reference{{Slug: "a"}, {Slug: "B"}, {Slug: "a"}},
 			}}
-		}, "subagents[0].mcpServers[1]: the agent has no MCP server \"n\"\nsubagents[0].mcpServers[2]: \nsubagents[0].mcpServers[3]: \nsubagents[0].skills[1].slug: \nsubagents[0].skills[2]: "},
+		}, "subagents[0].mcpServers[1]: \"n\" is not an MCP server of the agent\nsubagents[0].mcpServers[2]: \nsubagents[0].mcpServers[3]: \nsubagents[0].skills[1].slug: \nsubagents[0].skills[2]: "},
 		"servers that look alike": {func(s *events.AgentSpec) {
 			for _, name := range []string{"m_", "n__b", "n", "n_c"} {
 				server(func(m *events.MCPServer) { m.Name = name })(s)
 			}
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"n"}}}
-		}, "mcpServers[1].name: \"n__b\" cannot be told from a tool of mcpServers[2]"},
+		}, "mcpServers[1].name: \"n__b\" could be a tool of mcpServers[2]"},
 		"commands": {func(s *events.AgentSpec) {
 			s.Commands = []events.CommandSpec{{Name: "-a", Prompt: "p"}, {Name: "b"}, {Name: strings.Repeat("c", 65), Prompt: "p"}}
 		}, "commands[0].name: \ncommands[1].prompt: \ncommands[2].name: "},
@@ -118,84 +118,84 @@ func TestCheckAgent_NamesInvalidFields(t *testing.T) {
 		}, "environment.HOME: \nenvironment.LONG.value: \nenvironment.a-b: \nenvironment[\"\"]: "},
 		"secrets": {func(s *events.AgentSpec) {
 			s.Environment = map[string]events.Declaration{"A": {Secret: true, Required: true}, "B": {Secret: true, Value: "x"}}
-		}, "environment.B.value: agents hold no secrets"},
+		}, "environment.B.value: must not be set: agents hold no secrets"},
 		"files": {func(s *events.AgentSpec) {
 			s.Files = []events.FileSpec{{Path: "a/b"}, {Path: "../x"}, {Path: "a/b"}, {Path: "a/b/c/d"}, {Path: "a", Mode: 0o1777}, {Path: ""}}
-		}, "files[0].path: a is a file, of files[4]\nfiles[1].path: it holds a part ..\nfiles[2].path: \"a/b\" stands in files[0]\nfiles[2].path: a is a file\nfiles[3].path: a/b is a file, of files[0]\nfiles[4].mode: 01777 is no permission bits\nfiles[5].path: it is empty"},
+		}, "files[0].path: folder a is also a file: files[4]\nfiles[1].path: must not have a part ..\nfiles[2].path: \"a/b\" is already in files[0]\nfiles[2].path: folder a is also a file\nfiles[3].path: folder a/b is also a file: files[0]\nfiles[4].mode: 01777 is not permission bits\nfiles[5].path: is empty"},
 		"contents": {func(s *events.AgentSpec) {
 			s.Files = []events.FileSpec{{Path: "a", ContentBase64: "eA=="}, {Path: "b", ContentBase64: "eA"}, {Path: "c", Content: "x", ContentBase64: "eA=="}, {Path: "d", ContentBase64: "eB=="}}
-		}, "files[1].contentBase64: it is not base 64\nfiles[2].contentBase64: there is a content beside it\nfiles[3].contentBase64: it is not base 64"},
+		}, "files[1].contentBase64: is not base64\nfiles[2].contentBase64: must not be set together with content\nfiles[3].contentBase64: is not base64"},
 		"largest files": {func(s *events.AgentSpec) {
 			s.Files = []events.FileSpec{{Path: "a", Content: strings.Repeat("x", 4<<20)}, {Path: "b", ContentBase64: base64.StdEncoding.EncodeToString(make([]byte, 4<<20))}}
 		}, ""},
 		"larger files": {func(s *events.AgentSpec) {
 			s.Files = []events.FileSpec{{Path: "a", Content: strings.Repeat("x", 4<<20)}, {Path: "b", ContentBase64: base64.StdEncoding.EncodeToString(make([]byte, 4<<20+1))}}
-		}, "files: all files together have 8388609 bytes"},
+		}, "files: has 8388609 bytes together"},
 		"egress": {func(s *events.AgentSpec) {
 			s.Egress = []string{"GET a.com", "http://b", "*.com", "127.0.0.1", "", "GET,get b"}
-		}, "egress[1]: it is a URL\negress[2]: that is every host\negress[3]: nothing could reach it\negress[4]: it is empty\negress[5]: what stands before the space are no methods: \"get\""},
-		"too much egress": {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: there are 257"},
+		}, "egress[1]: must be a host, not a URL\negress[2]: must not be every host\negress[3]: is never reachable\negress[4]: is empty\negress[5]: the text before the space must be methods: \"get\""},
+		"too much egress": {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: has 257 entries"},
 		"budget":          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
 		"infinite budget": {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
 		"no budget":       {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
 		"retries":         {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 20, BackoffMs: 300_000} }, ""},
-		"many retries":    {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 21, BackoffMs: 300_001} }, "retries.attempts: it is 21\nretries.backoffMs: it is 300001"},
-		"useless backoff": {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 1, BackoffMs: 1} }, "retries.backoffMs: there is nothing to wait for"},
+		"many retries":    {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 21, BackoffMs: 300_001} }, "retries.attempts: is 21\nretries.backoffMs: is 300001"},
+		"useless backoff": {func(s *events.AgentSpec) { s.Retries = events.Retries{Attempts: 1, BackoffMs: 1} }, "retries.backoffMs: must not be set if"},
 		"dependencies": {func(s *events.AgentSpec) {
 			s.Dependencies = events.Dependencies{NPM: []string{"@a/b@1.0.0", "left-pad@^1.3.0", "@a/b@2.0.0"}, PIP: []string{"httpx[http2]==0.27.0", "--index-url==1"}}
-		}, "dependencies.npm[1]: \"left-pad@^1.3.0\": it is not a package of npm with an exact version\ndependencies.npm[2]: \"@a/b\" stands in npm[0] already\ndependencies.pip[1]: \"--index-url==1\": it is not"},
-		"too many dependencies": {func(s *events.AgentSpec) { s.Dependencies.PIP = slices.Repeat([]string{"a==1"}, 101) }, "dependencies.pip: there are 101; at most 100 are taken"},
+		}, "dependencies.npm[1]: \"left-pad@^1.3.0\": must be an npm package with an exact version\ndependencies.npm[2]: \"@a/b\" is already in npm[0]\ndependencies.pip[1]: \"--index-url==1\": must be a Python package"},
+		"too many dependencies": {func(s *events.AgentSpec) { s.Dependencies.PIP = slices.Repeat([]string{"a==1"}, 101) }, "dependencies.pip: has 101 entries; the limit is 100"},
 		"too many": {func(s *events.AgentSpec) {
 			for i := range definition.MaxEntries + 1 {
 				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
 			}
-		}, "commands: there are 1001"},
+		}, "commands: has 1001 entries"},
 		"server": {server(func(m *events.MCPServer) {
 			m.Headers = map[string]string{"Authorization": "Bearer ${TOKEN}"}
 			m.TimeoutMs = 300_000
 		}), ""},
 		"server's name":           {server(func(m *events.MCPServer) { m.Name = "a_b-c" }), ""},
 		"server's wrong name":     {server(func(m *events.MCPServer) { m.Name = "_a" }), "mcpServers[0].name: "},
-		"server's type":           {server(func(m *events.MCPServer) { m.Type = "podman" }), `mcpServers[0].type: "podman" is not one of stdio, http and docker`},
+		"server's type":           {server(func(m *events.MCPServer) { m.Type = "podman" }), `mcpServers[0].type: "podman" is not a type; must be stdio, http or docker`},
 		"server's timeout":        {server(func(m *events.MCPServer) { m.TimeoutMs = 300_001 }), "mcpServers[0].timeoutMs: "},
-		"server's tools":          {server(func(m *events.MCPServer) { m.Tools = []string{"a", "a"} }), `mcpServers[0].tools[1]: "a" stands in mcpServers[0].tools[0]`},
-		"no address":              {server(func(m *events.MCPServer) { m.URL = "" }), "mcpServers[0].url: it is missing"},
-		"relative address":        {server(func(m *events.MCPServer) { m.URL = "/mcp" }), "mcpServers[0].url: it is not an absolute address"},
-		"address without a host":  {server(func(m *events.MCPServer) { m.URL = "https:///mcp" }), "mcpServers[0].url: it is not an absolute address"},
-		"another protocol":        {server(func(m *events.MCPServer) { m.URL = "ftp://a/b" }), "mcpServers[0].url: it is not an absolute address"},
-		"address with a user":     {server(func(m *events.MCPServer) { m.URL = "https://u:p@a/b" }), "mcpServers[0].url: it holds a user's name"},
-		"address with a fragment": {server(func(m *events.MCPServer) { m.URL = "https://a/b#" }), "mcpServers[0].url: it holds a fragment"},
+		"server's tools":          {server(func(m *events.MCPServer) { m.Tools = []string{"a", "a"} }), `mcpServers[0].tools[1]: "a" is already in mcpServers[0].tools[0]`},
+		"no address":              {server(func(m *events.MCPServer) { m.URL = "" }), "mcpServers[0].url: is required"},
+		"relative address":        {server(func(m *events.MCPServer) { m.URL = "/mcp" }), "mcpServers[0].url: must be an absolute URL"},
+		"address without a host":  {server(func(m *events.MCPServer) { m.URL = "https:///mcp" }), "mcpServers[0].url: must be an absolute URL"},
+		"another protocol":        {server(func(m *events.MCPServer) { m.URL = "ftp://a/b" }), "mcpServers[0].url: must be an absolute URL"},
+		"address with a user":     {server(func(m *events.MCPServer) { m.URL = "https://u:p@a/b" }), "mcpServers[0].url: must not have a user name"},
+		"address with a fragment": {server(func(m *events.MCPServer) { m.URL = "https://a/b#" }), "mcpServers[0].url: must not have a fragment"},
 		"address with variables":  {server(func(m *events.MCPServer) { m.URL = "https://${HOST_NAME}:${PORT}/${PATH_}" }), ""},
 		"address in a variable":   {server(func(m *events.MCPServer) { m.URL = "${MCP_URL}" }), ""},
 		"open placeholder":        {server(func(m *events.MCPServer) { m.URL = "https://a/${X" }), "mcpServers[0].url: a ${ is not closed"},
 		"reserved placeholder":    {server(func(m *events.MCPServer) { m.Headers = map[string]string{"X": "${HOME}"} }), "mcpServers[0].headers.X: variable HOME is set by Spool"},
 		"headers": {server(func(m *events.MCPServer) {
 			m.Headers = map[string]string{"a b": "", "HOST": "x", "X-A": "1\r\nB: 2", "x-a": "", "T'": "ok\t"}
-		}), "mcpServers[0].headers.HOST: \nmcpServers[0].headers.X-A: \nmcpServers[0].headers.x-a: X-A stands there already\nmcpServers[0].headers[\"a b\"]: "},
+		}), "mcpServers[0].headers.HOST: \nmcpServers[0].headers.X-A: \nmcpServers[0].headers.x-a: is already set as X-A\nmcpServers[0].headers[\"a b\"]: "},
 		"http with a program":     {server(func(m *events.MCPServer) { m.Command, m.Env = []string{"a"}, map[string]string{"A": "1"} }), "mcpServers[0].command: \nmcpServers[0].env: "},
 		"stdio":                   {stdio(func(m *events.MCPServer) { m.Env = map[string]string{"A": "$$${B}"} }), ""},
-		"stdio without a program": {stdio(func(m *events.MCPServer) { m.Command = nil }), "mcpServers[0].command: it is missing"},
+		"stdio without a program": {stdio(func(m *events.MCPServer) { m.Command = nil }), "mcpServers[0].command: is required"},
 		"stdio with an address":   {stdio(func(m *events.MCPServer) { m.URL, m.Headers = "https://a", map[string]string{"A": "b"} }), "mcpServers[0].headers: \nmcpServers[0].url: "},
 		"stdio's variables":       {stdio(func(m *events.MCPServer) { m.Env = map[string]string{"PATH": "x", "A": "${B C}"} }), "mcpServers[0].env.A: \nmcpServers[0].env.PATH: "},
-		"stdio's arguments":       {stdio(func(m *events.MCPServer) { m.Command = []string{"a", "${", "\x00"} }), "mcpServers[0].command[1]: a ${\nmcpServers[0].command[2]: it holds NUL\nmcpServers[0].command[2]: it holds NUL"},
+		"stdio's arguments":       {stdio(func(m *events.MCPServer) { m.Command = []string{"a", "${", "\x00"} }), "mcpServers[0].command[1]: a ${\nmcpServers[0].command[2]: has a NUL byte\nmcpServers[0].command[2]: has a NUL byte"},
 		"stdio's empty program":   {stdio(func(m *events.MCPServer) { m.Command = []string{""} }), "mcpServers[0].command[0]: "},
 		"docker": {docker(func(m *events.MCPServer) {
 			m.Command, m.Env, m.TimeoutMs, m.Tools = []string{"--root", "${ROOT}"}, map[string]string{"A": "${B}"}, 1000, []string{"a"}
 		}), ""},
-		"docker without an image":    {docker(func(m *events.MCPServer) { m.Image = "" }), "mcpServers[0].image: it is missing"},
+		"docker without an image":    {docker(func(m *events.MCPServer) { m.Image = "" }), "mcpServers[0].image: is required"},
 		"docker's wrong image":       {docker(func(m *events.MCPServer) { m.Image = "--privileged" }), `mcpServers[0].image: "--privileged" is not a reference of an image`},
 		"docker's variable image":    {docker(func(m *events.MCPServer) { m.Image = "a:${TAG}" }), "mcpServers[0].image: "},
-		"docker with an address":     {docker(func(m *events.MCPServer) { m.URL, m.Headers = "https://a", map[string]string{"A": "b"} }), "mcpServers[0].headers: a server of type docker has none\nmcpServers[0].url: "},
+		"docker with an address":     {docker(func(m *events.MCPServer) { m.URL, m.Headers = "https://a", map[string]string{"A": "b"} }), "mcpServers[0].headers: must not be set for a server of type docker\nmcpServers[0].url: "},
 		"docker's variables":         {docker(func(m *events.MCPServer) { m.Env = map[string]string{"PATH": "x", "A": "${B C}"} }), "mcpServers[0].env.A: \nmcpServers[0].env.PATH: "},
 		"docker's arguments":         {docker(func(m *events.MCPServer) { m.Command = []string{"", "${"} }), "mcpServers[0].command[1]: a ${"},
-		"docker's long argument":     {docker(func(m *events.MCPServer) { m.Command = []string{strings.Repeat("x", 4097)} }), "mcpServers[0].command[0]: it has 4097 bytes"},
-		"an image that is no docker": {stdio(func(m *events.MCPServer) { m.Image = "a" }), "mcpServers[0].image: only a server of type docker has one"},
+		"docker's long argument":     {docker(func(m *events.MCPServer) { m.Command = []string{strings.Repeat("x", 4097)} }), "mcpServers[0].command[0]: has 4097 bytes"},
+		"an image that is no docker": {stdio(func(m *events.MCPServer) { m.Image = "a" }), "mcpServers[0].image: must not be set: only servers of type docker have an image"},
 		"too many containers": {func(s *events.AgentSpec) {
 			for i := range 9 {
 				docker(func(m *events.MCPServer) { m.Name = fmt.Sprintf("m%d", i) })(s)
 			}
-		}, "mcpServers[8].type: there are more than 8 servers of type docker"},
-		"servers of one name": {func(s *events.AgentSpec) { server(func(*events.MCPServer) {})(s); stdio(func(*events.MCPServer) {})(s) }, `mcpServers[1].name: "m" stands in mcpServers[0] already`},
+		}, "mcpServers[8].type: more than 8 servers have type docker"},
+		"servers of one name": {func(s *events.AgentSpec) { server(func(*events.MCPServer) {})(s); stdio(func(*events.MCPServer) {})(s) }, `mcpServers[1].name: "m" is already in mcpServers[0]`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -219,14 +219,14 @@ func TestCheckInstance_NamesInvalidFields(t *testing.T) {
 	}
 	got := describe(definition.CheckInstance(events.InstanceSpec{Description: "\x00", Environments: []events.Reference{{Slug: "a"}, {Slug: "a", Version: "v"}, {Slug: "A"}}}))
 	want := `agent.slug: "" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens
-description: it holds NUL
-environments[1]: "a" stands in environments[0] already
+description: has a NUL byte
+environments[1]: "a" is already in environments[0]
 environments[2].slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`
 	if got != want {
 		t.Errorf("got\n%s", got)
 	}
 	many := definition.CheckInstance(events.InstanceSpec{Agent: events.Reference{Slug: "a"}, Environments: make([]events.Reference, definition.MaxEnvironments+1)})
-	if !strings.Contains(describe(many), "environments: there are 33") {
+	if !strings.Contains(describe(many), "environments: has 33 entries") {
 		t.Errorf("got %v", many)
 	}
 }
@@ -239,19 +239,19 @@ func TestCheckEnvironment_KeepsSecretsOutOfStoredSpecs(t *testing.T) {
 		spec          events.EnvironmentSpec
 		draft, stored string
 	}{
-		"none":    {events.EnvironmentSpec{}, "variables: it is missing", "variables: it is missing"},
+		"none":    {events.EnvironmentSpec{}, "variables: is required", "variables: is required"},
 		"empty":   {events.EnvironmentSpec{Variables: map[string]events.Variable{}}, "", ""},
 		"plain":   {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "v"}}}, "", ""},
-		"value":   {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "v", Secret: true}}}, "", "variables.A.value: a secret's value is sealed before it is stored"},
-		"nothing": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true}}}, "", "variables.A.sealed: it is missing: the key under which the secret's value lies"},
-		"sealed":  {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true, Sealed: "k"}}}, "variables.A.sealed: only the server seals: give the value", ""},
-		"no secret": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Sealed: "k"}}}, "variables.A.sealed: only a secret's value lies sealed\nvariables.A.sealed: only the server seals: give the value",
-			"variables.A.sealed: only a secret's value lies sealed"},
+		"value":   {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "v", Secret: true}}}, "", "variables.A.value: must not be set: the value of a secret is encrypted before it is stored"},
+		"nothing": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true}}}, "", "variables.A.sealed: is required: the key of the secret's encrypted value"},
+		"sealed":  {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Secret: true, Sealed: "k"}}}, "variables.A.sealed: must not be set by clients; set value", ""},
+		"no secret": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Sealed: "k"}}}, "variables.A.sealed: must not be set by clients; set value\nvariables.A.sealed: must not be set: only secrets have an encrypted value",
+			"variables.A.sealed: must not be set: only secrets have an encrypted value"},
 		"names":           {events.EnvironmentSpec{Variables: map[string]events.Variable{"PATH": {}}}, "variables.PATH: variable PATH is set by Spool itself", "variables.PATH: variable PATH is set by Spool itself"},
-		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: TRACE is never passed on; " + egress.Form, "egress[1]: TRACE is never passed on; " + egress.Form},
-		"too much egress": {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: slices.Repeat([]string{"a.com"}, command.MaxEgress+1)}, "egress: there are 257; at most 256 are taken", "egress: there are 257; at most 256 are taken"},
-		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: it has 122881 bytes; at most 122880 are taken",
-			"variables.A.value: it has 122881 bytes; at most 122880 are taken"},
+		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: method TRACE is never allowed; " + egress.Form, "egress[1]: method TRACE is never allowed; " + egress.Form},
+		"too much egress": {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: slices.Repeat([]string{"a.com"}, command.MaxEgress+1)}, "egress: has 257 entries; the limit is 256", "egress: has 257 entries; the limit is 256"},
+		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: has 122881 bytes; the limit is 122880",
+			"variables.A.value: has 122881 bytes; the limit is 122880"},
 	} {
 		if got := describe(definition.CheckDraft(c.spec)); got != c.draft {
 			t.Errorf("%s, as it is sent: %s", name, got)
@@ -268,15 +268,15 @@ func TestCheckEntry_NamesInvalidFields(t *testing.T) {
 		t.Error(got)
 	}
 	got := describe(definition.CheckEntry(events.Reference{Slug: "a", Version: "v1"}, []string{"v", "V", "v"}))
-	if !strings.HasPrefix(got, `tags[1]: "V" is not a tag`) || !strings.Contains(got, "\ntags[2]: \"v\" stands in tags[0] already\nversion: ") {
+	if !strings.HasPrefix(got, `tags[1]: "V" is not a tag`) || !strings.Contains(got, "\ntags[2]: \"v\" is already in tags[0]\nversion: ") {
 		t.Errorf("got\n%s", got)
 	}
-	if got := describe(definition.CheckEntry(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: there are 65; at most 64") {
+	if got := describe(definition.CheckEntry(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: has 65 entries; the limit is 64") {
 		t.Errorf("got %.200s", got)
 	}
 }
 
-func TestFill_ReadsTheFilesOfADefinition(t *testing.T) {
+func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 	t.Parallel()
 	env := func(name string) (string, bool) {
 		v, ok := map[string]string{"TOKEN": "t0p\n", "EMPTY": "", "NUL": "h1dden\x00"}[name]
@@ -302,13 +302,13 @@ func TestFill_ReadsTheFilesOfADefinition(t *testing.T) {
 		"file":           {from(definition.Source{File: "key"}, true), "k", ""},
 		"lines":          {from(definition.Source{File: "lines"}, false), "a\n", ""},
 		"empty":          {from(definition.Source{Env: "EMPTY"}, false), "", ""},
-		"empty secret":   {from(definition.Source{Env: "EMPTY"}, true), "", "spec.variables.A.valueFrom: what stands there is empty"},
-		"empty file":     {from(definition.Source{File: "empty"}, true), "", "spec.variables.A.valueFrom: what stands there is empty"},
+		"empty secret":   {from(definition.Source{Env: "EMPTY"}, true), "", "spec.variables.A.valueFrom: is empty"},
+		"empty file":     {from(definition.Source{File: "empty"}, true), "", "spec.variables.A.valueFrom: is empty"},
 		"no variable":    {from(definition.Source{Env: "NOPE"}, true), "", "spec.variables.A.valueFrom: variable NOPE is not set here"},
 		"no file":        {from(definition.Source{File: "nope"}, true), "", "spec.variables.A.valueFrom: there is no such file"},
-		"NUL":            {from(definition.Source{Env: "NUL"}, true), "", "spec.variables.A.valueFrom: it holds NUL"},
-		"not UTF-8":      {from(definition.Source{File: "bad"}, true), "", "spec.variables.A.valueFrom: it is not valid UTF-8"},
-		"large":          {from(definition.Source{File: "large"}, true), "", "spec.variables.A.valueFrom: it has 122881 bytes; at most 122880 are taken"},
+		"NUL":            {from(definition.Source{Env: "NUL"}, true), "", "spec.variables.A.valueFrom: has a NUL byte"},
+		"not UTF-8":      {from(definition.Source{File: "bad"}, true), "", "spec.variables.A.valueFrom: is not valid UTF-8"},
+		"large":          {from(definition.Source{File: "large"}, true), "", "spec.variables.A.valueFrom: has 122881 bytes; the limit is 122880"},
 		"kept by server": {from(definition.Source{}, true), "", ""},
 	} {
 		got, wrong := c.spec.Fill(env, files)
@@ -431,7 +431,7 @@ func TestHonours_AgreesWithCheckAgent(t *testing.T) {
 						at = list // CheckAgent refuses the list as a whole
 					}
 				}
-				want = at + ": architecture " + canonical + " does not honour it"
+				want = at + ": architecture " + canonical + " does not support this field"
 			}
 			got := definition.CheckAgent(s)
 			if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || got[0].Error() != want) {

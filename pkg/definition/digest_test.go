@@ -62,7 +62,7 @@ func TestDigest_DependsOnTheValueOnly(t *testing.T) {
 		t.Errorf("another value has the same digest, %v", err)
 	}
 	if _, err := definition.Digest(events.AgentSpec{Limits: events.Limits{BudgetUSD: math.NaN()}}); err == nil {
-		t.Error("Digest accepted NaN or infinity")
+		t.Error("Digest accepted NaN")
 	}
 }
 
@@ -86,6 +86,6 @@ spec:
 `))
 	fmt.Println(err)
 	// Output:
-	// agent.yaml:5:17: spec.architecture: there is no architecture "codecs"; there are claude-code (alias claude-sdk), codex, opencode, acp, spool
-	// agent.yaml:7:12: spec.egress[0]: it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
+	// agent.yaml:5:17: spec.architecture: unknown architecture "codecs"; must be one of claude-code (alias claude-sdk), codex, opencode, acp, spool
+	// agent.yaml:7:12: spec.egress[0]: must be a host, not a URL or a network; an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com
 }

@@ -40,9 +40,9 @@ func (s EnvironmentSpec) CheckFile() []FieldError {
 		switch {
 		case v.ValueFrom == Source{}:
 		case v.Value != "":
-			c.fail(from, "there is a value beside it: give one of the two")
+			c.fail(from, "must not be set together with value")
 		case v.ValueFrom.Env != "" && v.ValueFrom.File != "":
-			c.fail(from, "it names env and file: give one of the two")
+			c.fail(from, "must have env or file, not both")
 		}
 	}
 	// The remaining rules are those of a draft. Rules of values are checked again when the values are known.
@@ -112,7 +112,7 @@ const MaxValue = 120 << 10
 func checkValue(s string) error {
 	switch {
 	case len(s) > MaxValue:
-		return fmt.Errorf("it has %d bytes; at most %d are taken", len(s), MaxValue)
+		return fmt.Errorf("has %d bytes; the limit is %d", len(s), MaxValue)
 	case !utf8.ValidString(s):
 		return errNotUTF8
 	case strings.ContainsRune(s, 0):

@@ -35,11 +35,11 @@ func everyone(how string) Cells {
 // can is the cell of the model providers that an architecture can use.
 func can(name string) string { return strings.Join(architecture.ModelProvidersOf(name), " or ") }
 
-// Honours is the table of what is honoured, by field of events.AgentSpec. Of tools
-// and limits each field has its row; of lists of objects the list has one, and a field
-// of its objects may have one as well, such as mcpServers.headers.
+// Honours returns the table of the fields of events.AgentSpec that architectures honour. Each field of tools and
+// limits has a row. A list of objects has one row, and a field of its objects may have one as well, such as
+// mcpServers.headers.
 //
-// To honour a field in one more architecture write its cell here, and run go generate.
+// To honour a field in one more architecture, add its cell here and run go generate.
 func Honours() map[string]Cells {
 	before, under := "put before the first message", "appended to the instructions"
 	narrowed, taken := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
@@ -107,7 +107,7 @@ func (h honourer) walk(v reflect.Value, row, field string) {
 		return
 	}
 	if cells, ok := h.table[row]; ok && cells[h.architecture] == "" {
-		h.fail(field, "architecture %s does not honour it", h.architecture)
+		h.fail(field, "architecture %s does not support this field", h.architecture)
 		return
 	}
 	switch {

@@ -64,7 +64,7 @@ func readJSON(data []byte) ([]*yaml.Node, error) {
 				return list, err
 			}
 			r.move(int(r.dec.InputOffset()))
-			return list, &jsonError{r.line, fmt.Errorf("it is no JSON: %w", err)}
+			return list, &jsonError{r.line, fmt.Errorf("is not JSON: %w", err)}
 		}
 		list = append(list, n)
 	}

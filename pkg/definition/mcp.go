@@ -25,16 +25,16 @@ func (c *checker) servers(list []events.MCPServer) {
 		case events.MCPDocker:
 			c.docker(at, s)
 			if containers++; containers == MaxContainers+1 {
-				c.fail(within(at, "type"), "there are more than %d servers of type docker", MaxContainers)
+				c.fail(within(at, "type"), "more than %d servers have type docker", MaxContainers)
 			}
 		default:
-			c.fail(within(at, "type"), "%.64q is not one of %s, %s and %s", s.Type, events.MCPStdio, events.MCPHTTP, events.MCPDocker)
+			c.fail(within(at, "type"), "%.64q is not a type; must be %s, %s or %s", s.Type, events.MCPStdio, events.MCPHTTP, events.MCPDocker)
 		}
 		if s.Type != events.MCPDocker && s.Image != "" {
-			c.fail(within(at, "image"), "only a server of type docker has one")
+			c.fail(within(at, "image"), "must not be set: only servers of type docker have an image")
 		}
 		if s.TimeoutMs > MaxTimeoutMs {
-			c.fail(within(at, "timeoutMs"), "%d ms is not between 1 and %d", s.TimeoutMs, MaxTimeoutMs)
+			c.fail(within(at, "timeoutMs"), "is %d ms; must be between 1 and %d", s.TimeoutMs, MaxTimeoutMs)
 		}
 		c.list(within(at, "tools"), s.Tools)
 	}
@@ -43,7 +43,7 @@ func (c *checker) servers(list []events.MCPServer) {
 func (c *checker) stdio(at string, s events.MCPServer) {
 	field := within(at, "command")
 	if len(s.Command) == 0 {
-		c.fail(field, "it is missing: a server of type stdio is a program that runs in the sandbox")
+		c.fail(field, "is required: a server of type stdio is a program that runs in the sandbox")
 	}
 	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", field)
 	c.process(at, s)
@@ -74,10 +74,10 @@ func (c *checker) process(at string, s events.MCPServer) {
 		c.placeholders(field, s.Env[name])
 	}
 	if s.URL != "" {
-		c.fail(within(at, "url"), "a server of type %s has none", s.Type)
+		c.fail(within(at, "url"), "must not be set for a server of type %s", s.Type)
 	}
 	if len(s.Headers) > 0 {
-		c.fail(within(at, "headers"), "a server of type %s has none", s.Type)
+		c.fail(within(at, "headers"), "must not be set for a server of type %s", s.Type)
 	}
 }
 
@@ -89,24 +89,24 @@ func (c *checker) http(at string, s events.MCPServer) {
 		folded := strings.ToLower(name)
 		switch before, twice := seen[folded]; {
 		case name == "" || strings.Trim(name, wordCharacters+"!#$%&'*+.^`|~") != "":
-			c.fail(field, "%.64q is not the name of a header", name)
+			c.fail(field, "%.64q is not a header name", name)
 		case slices.Contains([]string{"host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer"}, folded):
-			c.fail(field, "this header belongs to the connection")
+			c.fail(field, "must not be set: the connection sets this header")
 		case twice:
-			c.fail(field, "%s stands there already", before)
+			c.fail(field, "is already set as %s", before)
 		}
 		seen[folded] = name
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-			c.fail(field, "a header's value has no line breaks and no control characters")
+			c.fail(field, "must not have line breaks or control characters")
 		}
 		c.text(field, value, MaxDescription)
 		c.placeholders(field, value)
 	}
 	if len(s.Command) > 0 {
-		c.fail(within(at, "command"), "a server of type http has none")
+		c.fail(within(at, "command"), "must not be set for a server of type http")
 	}
 	if len(s.Env) > 0 {
-		c.fail(within(at, "env"), "a server of type http has none")
+		c.fail(within(at, "env"), "must not be set for a server of type http")
 	}
 }
 
@@ -122,11 +122,11 @@ func (c *checker) url(field, s string) {
 	}
 	switch {
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		c.fail(field, "it is not an absolute address with http or https, such as https://example.com/mcp")
+		c.fail(field, "must be an absolute URL with http or https, such as https://example.com/mcp")
 	case u.User != nil:
-		c.fail(field, "it holds a user's name: give credentials as a header, with ${VARIABLE}")
+		c.fail(field, "must not have a user name: pass credentials in a header, with ${VARIABLE}")
 	case u.Fragment != "" || strings.HasSuffix(filled, "#"):
-		c.fail(field, "it holds a fragment, which no server sees")
+		c.fail(field, "must not have a fragment")
 	}
 }
 

@@ -54,7 +54,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 	if len(r.wrong) > 0 {
 		r.wrong.sort()
 		if extra := len(r.wrong) - maxWrong; extra > 0 {
-			r.wrong = append(r.wrong[:maxWrong], &Error{File: r.file, Detail: fmt.Sprintf("there is more that is wrong, at %d places at least", extra)})
+			r.wrong = append(r.wrong[:maxWrong], &Error{File: r.file, Detail: fmt.Sprintf("at least %d more errors", extra)})
 		}
 		return nil, r.wrong
 	}
@@ -68,10 +68,10 @@ func (r *reader) documents(data []byte) []*yaml.Node {
 		return nil
 	}
 	if len(data) > MaxFile {
-		return refuse(Place{}, fmt.Sprintf("it is larger than %d MiB", MaxFile>>20))
+		return refuse(Place{}, fmt.Sprintf("is larger than %d MiB", MaxFile>>20))
 	}
 	if at := invalidUTF8(data); at >= 0 {
-		return refuse(placeOf(data, at), "it is not valid UTF-8")
+		return refuse(placeOf(data, at), "is not valid UTF-8")
 	}
 	var list []*yaml.Node
 	var err error
@@ -85,7 +85,7 @@ func (r *reader) documents(data []byte) []*yaml.Node {
 	if err != nil {
 		refuse(whereOf(err), strings.TrimPrefix(lineOf.ReplaceAllString(err.Error(), ""), "yaml: "))
 	} else if len(list) == 0 {
-		return refuse(Place{1, 1}, "it is empty: a definition has kind, slug and spec")
+		return refuse(Place{1, 1}, "is empty: a definition has kind, slug and spec")
 	}
 	for i, n := range list {
 		if deep := tooDeep(n, maxDepth); deep != nil {
@@ -112,7 +112,7 @@ func readYAML(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
-var errDeep = fmt.Errorf("lists and mappings lie more than %d deep in each other", maxDepth)
+var errDeep = fmt.Errorf("lists and mappings are nested more than %d deep", maxDepth)
 
 // lineOf matches a line number in errors of the YAML library.
 var lineOf = regexp.MustCompile(`line (\d+): `)
@@ -123,7 +123,7 @@ func whereOf(err error) Place {
 		return j.Place
 	}
 	if m := lineOf.FindStringSubmatch(err.Error()); m != nil {
-		line, _ := strconv.Atoi(m[1]) // digits; an overflow gives no line
+		line, _ := strconv.Atoi(m[1]) // digits; after an overflow there is no line
 		return Place{Line: line}
 	}
 	return Place{}
@@ -174,7 +174,7 @@ func (r *reader) document(n *yaml.Node) (Document, bool) {
 		var f file[any]
 		readInto(r, n, &f, &d)
 		if n.Kind == yaml.MappingNode && !r.told(before, "kind") {
-			r.fail(nearest(r.places, "kind"), "kind", "%.64q is none of %s, %s and %s", kind, KindAgent, KindInstance, KindEnvironment)
+			r.fail(nearest(r.places, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
 		}
 		r.check(d, before, nil)
 	}
@@ -217,7 +217,7 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 	}
 }
 
-// told reports whether an error about a field was added since before.
+// told reports whether an error about a field was added after the first before errors.
 func (r *reader) told(before int, field string) bool {
 	for _, e := range r.wrong[before:] {
 		if e.Field == field {
@@ -239,7 +239,7 @@ func (r *reader) twice(list []Document) {
 	for _, d := range list {
 		key := string(d.Kind) + " " + d.Ref.String()
 		if first, ok := seen[key]; ok {
-			r.wrong = append(r.wrong, d.At("slug", fmt.Sprintf("%s stands in line %d already", key, first.Line)))
+			r.wrong = append(r.wrong, d.At("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
 			continue
 		}
 		seen[key] = d.places[""]

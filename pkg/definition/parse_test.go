@@ -129,12 +129,12 @@ func TestParse_ReadsJSON(t *testing.T) {
 		t.Errorf("%+v, %v", docs, err)
 	}
 	for in, want := range map[string]string{
-		`{"kind":"agent","slug":"a",` + "\n" + ` "x\n": [[[]]], "spec":{"instructions": 7}}`: `x.json:2:2: ["x\n"]: there is no such field`,
-		`{"kind":"agent",`:             "x.json:1:17: it is no JSON: unexpected EOF",
-		`{"kind":"agent",}`:            "x.json:1:17: it is no JSON: invalid character",
-		"{}\n  nonsense":               "x.json:2:3: it is no JSON: invalid character",
-		"":                             "x.json:1:1: it is empty",
-		strings.Repeat(`[`, 1_000_000): "x.json:1:34: lists and mappings lie more than 32 deep",
+		`{"kind":"agent","slug":"a",` + "\n" + ` "x\n": [[[]]], "spec":{"instructions": 7}}`: `x.json:2:2: ["x\n"]: unknown field`,
+		`{"kind":"agent",`:             "x.json:1:17: is not JSON: unexpected EOF",
+		`{"kind":"agent",}`:            "x.json:1:17: is not JSON: invalid character",
+		"{}\n  nonsense":               "x.json:2:3: is not JSON: invalid character",
+		"":                             "x.json:1:1: is empty",
+		strings.Repeat(`[`, 1_000_000): "x.json:1:34: lists and mappings are nested more than 32 deep",
 	} {
 		if _, err := definition.Parse("x.json", []byte(in)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60s: %v\nwant %s", in, err, want)
@@ -169,51 +169,51 @@ spec:
   limits: {turns: 1.5}
   egress: [ok.example.com, "https://x", "*"]
 `, `f:2:7: slug: "Bad_Slug" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens
-f:3:6: org: it must be a text: put it in quotes
-f:4:12: tags[1]: "-no" is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first
-f:4:19: tags[2]: "ok" stands in tags[0] already
-f:5:1: extra: there is no such field; there are kind, slug, scope, org, tags, spec
-f:8:17: spec.instructions: they have 5 characters; at least 10 are needed
-f:9:10: spec.model: it must be a text
-f:10:15: spec.skills[1]: "a" stands in skills[0] already
+f:3:6: org: must be a text: put it in quotes
+f:4:12: tags[1]: "-no" is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen
+f:4:19: tags[2]: "ok" is already in tags[0]
+f:5:1: extra: unknown field; must be one of kind, slug, scope, org, tags, spec
+f:8:17: spec.instructions: has 5 characters; at least 10 are required
+f:9:10: spec.model: must be a text
+f:10:15: spec.skills[1]: "a" is already in skills[0]
 f:10:21: spec.skills[2]: "x//y" is not [scope/][org/]slug[@version]
 f:10:36: spec.skills[3].slug: "B" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens
-f:10:39: spec.skills[3].nonsense: there is no such field; there are scope, org, kind, slug, version
+f:10:39: spec.skills[3].nonsense: unknown field; must be one of scope, org, kind, slug, version
 f:12:11: spec.environment.PATH: variable PATH is set by Spool itself
-f:13:18: spec.environment.PIN.value: it must be a text: put it in quotes
-f:13:32: spec.environment.PIN.secret: it must be true or false
-f:14:20: spec.environment.TOKEN.value: agents hold no secrets: leave the value to an environment, or to the run
+f:13:18: spec.environment.PIN.value: must be a text: put it in quotes
+f:13:32: spec.environment.PIN.secret: must be true or false
+f:14:20: spec.environment.TOKEN.value: must not be set: agents hold no secrets; set the value in an environment, or in the request
 f:16:12: spec.files[0].path: it begins with a slash: it is relative to the workspace
-f:17:21: spec.files[1].mode: it must be a whole number from 0 to 4294967295
-f:18:12: spec.files[2].path: a is a file, of files[1]
-f:18:44: spec.files[2].contentBase64: there is a content beside it: give one of the two
-f:19:12: spec.command: architecture codex does not honour it
-f:20:19: spec.limits.turns: it must be a whole number from 0 to 4294967295
-f:21:28: spec.egress[1]: it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
-f:21:41: spec.egress[2]: a star stands only at the beginning, before a dot; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com`},
-		"missing":        {"kind: agent\n", "f:1:1: slug: it is missing\nf:1:1: spec: it is missing"},
-		"no kind":        {"slug: a\nspec: {}\n", "f:1:1: kind: it is missing"},
-		"unknown kind":   {"slug: a\nkind: robot\nspec: {x: [1]}\n", `f:2:7: kind: "robot" is none of agent, instance and environment`},
-		"list of kinds":  {"slug: a\nkind: [agent]\nspec: {}\n", "f:2:7: kind: it must be a text"},
-		"no mapping":     {"- a\n", "f:1:1: it must be a mapping"},
-		"empty":          {"# nothing\n---\n", "f:1:1: it is empty: a definition has kind, slug and spec"},
-		"null":           {"kind: instance\nslug: a\nspec:\n  agent:\n", "f:4:9: spec.agent: it is empty: leave it out, or give a reference: a text such as org/slug@version, or a mapping"},
+f:17:21: spec.files[1].mode: must be a whole number from 0 to 4294967295
+f:18:12: spec.files[2].path: folder a is also a file: files[1]
+f:18:44: spec.files[2].contentBase64: must not be set together with content
+f:19:12: spec.command: architecture codex does not support this field
+f:20:19: spec.limits.turns: must be a whole number from 0 to 4294967295
+f:21:28: spec.egress[1]: must be a host, not a URL or a network; an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com
+f:21:41: spec.egress[2]: a star is allowed only at the beginning, before a dot; an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com`},
+		"missing":        {"kind: agent\n", "f:1:1: slug: is required\nf:1:1: spec: is required"},
+		"no kind":        {"slug: a\nspec: {}\n", "f:1:1: kind: is required"},
+		"unknown kind":   {"slug: a\nkind: robot\nspec: {x: [1]}\n", `f:2:7: kind: "robot" is not a kind; must be agent, instance or environment`},
+		"list of kinds":  {"slug: a\nkind: [agent]\nspec: {}\n", "f:2:7: kind: must be a text"},
+		"no mapping":     {"- a\n", "f:1:1: must be a mapping"},
+		"empty":          {"# nothing\n---\n", "f:1:1: is empty: a definition has kind, slug and spec"},
+		"null":           {"kind: instance\nslug: a\nspec:\n  agent:\n", "f:4:9: spec.agent: is empty: leave it out, or set it to a reference: a text such as org/slug@version, or a mapping"},
 		"no YAML":        {minimal + "---\nkind: [\n", "f:7: did not find expected node content"},
 		"both":           {"kind: instance\nslug: B\nspec: {agent: a}\n---\nkind: [\n", `f:2:7: slug: "B" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens` + "\nf:5: did not find expected node content"},
-		"given twice":    {minimal + "slug: b\n", "f:6:1: slug: it is given twice"},
-		"defined twice":  {minimal + "---\n" + minimal, "f:8:7: slug: agent a stands in line 1 already"},
-		"merge":          {"kind: environment\nslug: a\nspec:\n  variables: {A: &x {value: v}, B: {<<: *x}}\n", "f:4:37: spec.variables.B: merge keys (<<) are not read: write the fields out"},
-		"keys":           {"kind: environment\nslug: a\nspec:\n  variables: {1: {}, [a]: {}}\n", "f:4:15: spec.variables: a name in it is no text: put it in quotes\nf:4:22: spec.variables: a name in it is no text: put it in quotes"},
+		"given twice":    {minimal + "slug: b\n", "f:6:1: slug: is set twice"},
+		"defined twice":  {minimal + "---\n" + minimal, "f:8:7: slug: agent a is already defined in line 1"},
+		"merge":          {"kind: environment\nslug: a\nspec:\n  variables: {A: &x {value: v}, B: {<<: *x}}\n", "f:4:37: spec.variables.B: merge keys (<<) are not supported: write the fields out"},
+		"keys":           {"kind: environment\nslug: a\nspec:\n  variables: {1: {}, [a]: {}}\n", "f:4:15: spec.variables: has a name that is not a text: put the name in quotes\nf:4:22: spec.variables: has a name that is not a text: put the name in quotes"},
 		"names":          {"kind: environment\nslug: a\nspec:\n  variables: {a.b: {}, A: {}}\n", `f:4:20: spec.variables["a.b"]: "a.b" is not a variable's name: 1 to 128 characters of A-Z, a-z, 0-9 and _, not a digit first`},
-		"secrets":        {"kind: environment\nslug: a\nspec:\n  variables:\n    A: {secret: true}\n    B: {value: x, valueFrom: {env: B}}\n    C: {valueFrom: {env: C, file: c}}\n    D: {sealed: x}\n    E: {valueFrom: {}}\n", "f:6:30: spec.variables.B.valueFrom: there is a value beside it: give one of the two\nf:7:20: spec.variables.C.valueFrom: it names env and file: give one of the two\nf:8:9: spec.variables.D.sealed: there is no such field; there are value, valueFrom, secret, description"},
+		"secrets":        {"kind: environment\nslug: a\nspec:\n  variables:\n    A: {secret: true}\n    B: {value: x, valueFrom: {env: B}}\n    C: {valueFrom: {env: C, file: c}}\n    D: {sealed: x}\n    E: {valueFrom: {}}\n", "f:6:30: spec.variables.B.valueFrom: must not be set together with value\nf:7:20: spec.variables.C.valueFrom: must have env or file, not both\nf:8:9: spec.variables.D.sealed: unknown field; must be one of value, valueFrom, secret, description"},
 		"account":        {"kind: instance\nslug: a\nscope: identity_account\nspec: {agent: x/y/z/a}\n", "f:1:1: org: is empty: the scope identity_account requires the name of the account\n" + `f:4:15: spec.agent: "x/y/z/a" is not [scope/][org/]slug[@version]`},
-		"not UTF-8":      {"kind: agent\nslug: \xff", "f:2:7: it is not valid UTF-8"},
+		"not UTF-8":      {"kind: agent\nslug: \xff", "f:2:7: is not valid UTF-8"},
 		"control":        {"kind: agent\nslug: a\x01", `f:2:8: a control character stands here; in double quotes it may be written as \x and two digits`},
-		"tagged":         {"kind: instance\nslug: a\nspec: {agent: !!binary YQ==, description: !mine x}\n", "f:3:15: spec.agent: it must be a reference: a text such as org/slug@version, or a mapping; put a text that looks like something else in quotes\nf:3:43: spec.description: it must be a text: put it in quotes"},
-		"long field":     {"kind: agent\nslug: a\n" + strings.Repeat("é", 60) + ": 1\nspec: {architecture: spool, instructions: 0123456789}", "f:3:1: [\"" + strings.Repeat("é", 32) + "…\"]: there is no such field; there are kind, slug, scope, org, tags, spec\nf:4:43: spec.instructions: it must be a text: put it in quotes"},
+		"tagged":         {"kind: instance\nslug: a\nspec: {agent: !!binary YQ==, description: !mine x}\n", "f:3:15: spec.agent: must be a reference: a text such as org/slug@version, or a mapping; put a text that looks like something else in quotes\nf:3:43: spec.description: must be a text: put it in quotes"},
+		"long field":     {"kind: agent\nslug: a\n" + strings.Repeat("é", 60) + ": 1\nspec: {architecture: spool, instructions: 0123456789}", "f:3:1: [\"" + strings.Repeat("é", 32) + "…\"]: unknown field; must be one of kind, slug, scope, org, tags, spec\nf:4:43: spec.instructions: must be a text: put it in quotes"},
 		"unknown alias":  {"kind: *x\n", "f: unknown anchor 'x' referenced"},
-		"deep":           {minimal + "  x: " + strings.Repeat("[", 40) + strings.Repeat("]", 40), "f:6:37: lists and mappings lie more than 32 deep in each other"},
-		"no text at all": {"", "f:1:1: it is empty: a definition has kind, slug and spec"},
+		"deep":           {minimal + "  x: " + strings.Repeat("[", 40) + strings.Repeat("]", 40), "f:6:37: lists and mappings are nested more than 32 deep"},
+		"no text at all": {"", "f:1:1: is empty: a definition has kind, slug and spec"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -267,7 +267,7 @@ func TestParse_RefusesLargeInputsFast(t *testing.T) {
 			took := time.Since(start)
 			t.Logf("%v: %.200v", took, err)
 			if took > time.Minute { // a quadratic computation over a megabyte would take hours
-				t.Errorf("it took %v", took)
+				t.Errorf("Parse took %v", took)
 			}
 		})
 	}

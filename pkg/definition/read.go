@@ -57,7 +57,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	switch {
 	case t.Kind() == reflect.Interface: // the spec of an unknown kind is not read
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == tagNull:
-		r.fail(p, path, "it is empty: leave it out, or give %s", wants(t))
+		r.fail(p, path, "is empty: leave it out, or set it to %s", wants(t))
 	case t == typeReference && n.Kind == yaml.ScalarNode:
 		r.reference(n, to, p, path)
 	case t == typeReference:
@@ -80,7 +80,7 @@ func (r *reader) afford(n *yaml.Node, p Place, path string) bool {
 	r.spent = r.spent || len(r.wrong) > maxWrong
 	if !r.spent && (r.nodes < 0 || r.bytes < 0) {
 		r.spent = true
-		r.fail(p, path, "up to here there are more than %d values, or %d MiB: what aliases stand for counts each time", maxNodes, maxRead>>20)
+		r.fail(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxRead>>20)
 	}
 	return !r.spent
 }
@@ -107,7 +107,7 @@ func wants(t reflect.Type) string {
 // pairs calls each for every pair of a mapping. It adds errors for keys that are not texts or that are repeated.
 func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each func(key, value *yaml.Node)) bool {
 	if n.Kind != yaml.MappingNode {
-		r.fail(p, path, "it must be %s", wants(t))
+		r.fail(p, path, "must be %s", wants(t))
 		return false
 	}
 	seen := map[string]bool{}
@@ -119,11 +119,11 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each 
 		}
 		switch {
 		case key.ShortTag() == tagMerge:
-			r.fail(at, path, "merge keys (<<) are not read: write the fields out")
+			r.fail(at, path, "merge keys (<<) are not supported: write the fields out")
 		case key.Kind != yaml.ScalarNode || key.ShortTag() != tagText:
-			r.fail(at, path, "a name in it is no text: put it in quotes")
+			r.fail(at, path, "has a name that is not a text: put the name in quotes")
 		case seen[key.Value]:
-			r.fail(at, within(path, truncate.Text(key.Value, 64)), "it is given twice")
+			r.fail(at, within(path, truncate.Text(key.Value, 64)), "is set twice")
 		default:
 			seen[key.Value] = true
 			if r.afford(key, at, path) {
@@ -146,14 +146,14 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
 		given[key.Value] = true
 		f, ok := known[key.Value]
 		if !ok {
-			r.fail(placeOfNode(key), within(path, truncate.Text(key.Value, 64)), "there is no such field; there are %s", strings.Join(names, ", "))
+			r.fail(placeOfNode(key), within(path, truncate.Text(key.Value, 64)), "unknown field; must be one of %s", strings.Join(names, ", "))
 			return
 		}
 		r.read(value, to.Field(f.index), within(path, f.name))
 	})
 	for _, f := range fieldsOf(to.Type()) {
 		if ok && f.required && !given[f.name] && !r.spent {
-			r.fail(p, within(path, f.name), "it is missing")
+			r.fail(p, within(path, f.name), "is required")
 		}
 	}
 }
@@ -161,7 +161,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
 // reference reads the string form of a reference.
 func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string) {
 	if n.ShortTag() != tagText {
-		r.fail(p, path, "it must be %s; put a text that looks like something else in quotes", wants(typeReference))
+		r.fail(p, path, "must be %s; put a text that looks like something else in quotes", wants(typeReference))
 		return
 	}
 	ref, err := events.ParseReference(n.Value)
@@ -193,7 +193,7 @@ func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p Place, path s
 
 func (r *reader) list(n *yaml.Node, to reflect.Value, p Place, path string) {
 	if n.Kind != yaml.SequenceNode {
-		r.fail(p, path, "it must be a list")
+		r.fail(p, path, "must be a list")
 		return
 	}
 	for i, c := range n.Content {
@@ -235,7 +235,7 @@ func (r *reader) scalar(n *yaml.Node, to reflect.Value, p Place, path string) {
 		ok = ok && (tag == tagInt || tag == tagFloat) && number(n, to)
 	}
 	if !ok {
-		r.fail(p, path, "it must be %s%s", wants(to.Type()), hint)
+		r.fail(p, path, "must be %s%s", wants(to.Type()), hint)
 	}
 }
 

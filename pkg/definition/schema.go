@@ -14,15 +14,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// The schema is made by hand from the same fields that the reader knows, so that the
-// two cannot differ in them. A generator would have to be told most of what is here: which
-// document a kind has, that references may be texts, and the rules of texts and numbers,
-// which pkg/events cannot state in tags of a library.
+// The schema is built by our own code from the same fields that the reader uses, so that both always agree on them. A
+// generator would need most of this information as input: the document of each kind, that references may be texts, and
+// the rules for texts and numbers, which pkg/events cannot express in tags of a library.
 
 // object is a JSON object.
 type object = map[string]any
 
-// Patterns of what has a grammar of its own.
+// Patterns of texts that have a grammar.
 const (
 	patternSlug     = `^[a-z0-9]+([.-][a-z0-9]+)*$`
 	patternTag      = `^[a-z0-9_][a-z0-9._-]{0,63}$`
@@ -31,7 +30,7 @@ const (
 	patternVariable = `^[A-Za-z_][A-Za-z0-9_]{0,127}$`
 )
 
-// rules are what a schema can say of fields beside their types, by Type.field.
+// rules returns the constraints of fields that are not expressed by their types, by Type.field.
 func rules() map[string]object {
 	slug := object{"pattern": patternSlug, "maxLength": maxName}
 	return map[string]object{
@@ -65,8 +64,8 @@ func scopes() []events.Scope {
 	return []events.Scope{events.ScopePlatform, events.ScopeOrganization, events.ScopeAccount}
 }
 
-// Schema is the JSON Schema (draft 2020-12) of one document of a file. notes are the
-// comments of fields, as Type.Field. What it refuses Parse refuses; Parse knows more rules.
+// Schema returns the JSON Schema (draft 2020-12) of one document of a file. notes are the comments of fields, by
+// Type.Field. Parse refuses every document that the schema refuses, and checks further rules.
 func Schema(notes map[string]string) ([]byte, error) {
 	g := schema{notes: notes, rules: rules(), used: map[string]bool{}, defs: object{}}
 	var choose []any

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Stored is an environment that a server has, as a file: of secrets without what they hold.
+// Stored converts a server's environment into the form of a file. Secrets have no values.
 func Stored(s events.EnvironmentSpec) EnvironmentSpec {
 	out := EnvironmentSpec{Description: s.Description, Variables: make(map[string]Variable, len(s.Variables)), Egress: s.Egress}
 	for name, v := range s.Variables {
@@ -52,7 +52,7 @@ func write[S any](w io.Writer, d Document, spec S) error {
 
 var typeFile = reflect.TypeFor[events.FileSpec]()
 
-// node is a value as YAML; what JSON leaves out when it is empty is left out.
+// node converts a value to YAML. It leaves out fields that JSON leaves out when they are empty.
 func node(v reflect.Value) *yaml.Node {
 	if r, ok := v.Interface().(events.Reference); ok {
 		return text(r.String())
@@ -107,19 +107,19 @@ func empty(v reflect.Value) bool {
 	return v.IsZero()
 }
 
-// text is a scalar; one of several lines stands as a block if it comes back from there as it is.
+// text returns a scalar. A text of several lines is written as a block if reading the block returns the same text.
 func text(s string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: s}
 	switch {
 	case asBlock(s):
 		n.Style = yaml.LiteralStyle
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }):
-		n.Style = yaml.DoubleQuotedStyle // which escapes what a terminal would obey
+		n.Style = yaml.DoubleQuotedStyle // escapes the control characters of terminals
 	}
 	return n
 }
 
-// asBlock tells whether a text is several lines that need neither escapes nor an indentation of their own.
+// asBlock reports whether a text has several lines and needs neither escapes nor an indentation indicator.
 func asBlock(s string) bool {
 	body := strings.TrimSuffix(s, "\n")
 	if !strings.Contains(body, "\n") || strings.HasSuffix(body, "\n") || strings.ContainsAny(s[:1], "\n\t ") {

@@ -56,7 +56,7 @@ var (
 func ParseNPM(s string) (Package, error) {
 	at := strings.LastIndexByte(s, '@')
 	if len(s) > maxEntry || !formNPM.MatchString(s) || at > maxNPM {
-		return Package{}, errors.New("it is not a package of npm with an exact version: name@1.2.3 or @scope/name@1.2.3, no range, tag or address")
+		return Package{}, errors.New("must be an npm package with an exact version: name@1.2.3 or @scope/name@1.2.3, without range, tag or address")
 	}
 	return Package{Name: s[:at], Version: s[at+1:], text: s}, nil
 }
@@ -66,7 +66,7 @@ func ParsePIP(s string) (Package, error) {
 	name, version, _ := strings.Cut(s, "==")
 	name, list, bracket := strings.Cut(name, "[")
 	if len(s) > maxEntry || !formPIP.MatchString(s) || len(name) > maxPIP {
-		return Package{}, errors.New("it is not a package for Python with an exact version: name==1.2.3 or name[extra]==1.2.3, no range, wildcard, marker or address")
+		return Package{}, errors.New("must be a Python package with an exact version: name==1.2.3 or name[extra]==1.2.3, without range, wildcard, marker or address")
 	}
 	p := Package{Name: normal(name), Version: version}
 	p.text = p.Name
@@ -125,7 +125,7 @@ func Parse(d events.Dependencies) (Set, error) {
 
 func parse(list string, entries []string, read func(string) (Package, error)) (out []string, wrong Errors) {
 	if len(entries) > Max {
-		return nil, Errors{{list, -1, fmt.Sprintf("there are %d; at most %d are taken", len(entries), Max)}}
+		return nil, Errors{{list, -1, fmt.Sprintf("has %d entries; the limit is %d", len(entries), Max)}}
 	}
 	seen := map[string]int{}
 	for i, s := range entries {
@@ -135,7 +135,7 @@ func parse(list string, entries []string, read func(string) (Package, error)) (o
 			continue
 		}
 		if before, ok := seen[p.Name]; ok {
-			wrong = append(wrong, &EntryError{list, i, fmt.Sprintf("%.80q stands in %s[%d] already", p.Name, list, before)})
+			wrong = append(wrong, &EntryError{list, i, fmt.Sprintf("%.80q is already in %s[%d]", p.Name, list, before)})
 			continue
 		}
 		seen[p.Name] = i

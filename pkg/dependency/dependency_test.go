@@ -83,7 +83,7 @@ func TestParse_ReportsAllInvalidEntries(t *testing.T) {
 		t.Errorf("%+v, %v", none, err)
 	}
 	_, err = dependency.Parse(events.Dependencies{NPM: []string{"a@1.0.0", "x", "a@2.0.0"}, PIP: []string{"b.c==1", "B_c[x]==2"}})
-	for _, want := range []string{`npm[1]: "x": it is not`, `npm[2]: "a" stands in npm[0] already`, `pip[1]: "b-c" stands in pip[0] already`} {
+	for _, want := range []string{`npm[1]: "x": must be an npm package`, `npm[2]: "a" is already in npm[0]`, `pip[1]: "b-c" is already in pip[0]`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not contain %s", err, want)
 		}
@@ -96,7 +96,7 @@ func TestParse_ReportsAllInvalidEntries(t *testing.T) {
 		t.Error(err)
 	}
 	var wrong dependency.Errors
-	if _, err := dependency.Parse(events.Dependencies{PIP: many}); !errors.As(err, &wrong) || wrong[0].Index != -1 || wrong.Error() != "pip: there are 101; at most 100 are taken" {
+	if _, err := dependency.Parse(events.Dependencies{PIP: many}); !errors.As(err, &wrong) || wrong[0].Index != -1 || wrong.Error() != "pip: has 101 entries; the limit is 100" {
 		t.Error(err)
 	}
 }

@@ -56,19 +56,19 @@ func parseHost(s string) (Host, error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
 		inner, ok = strings.CutSuffix(inner, "]")
 		if !ok {
-			return Host{}, errors.New("its bracket is not closed")
+			return Host{}, errors.New("the bracket is not closed")
 		}
 		return parseIPv6(inner)
 	}
 	if strings.Contains(s, ":") {
-		return Host{}, errors.New("an IPv6 address stands in brackets")
+		return Host{}, errors.New("an IPv6 address must be in brackets")
 	}
 	name := strings.ToLower(strings.TrimSuffix(s, "."))
 	switch {
 	case name == "":
-		return Host{}, errors.New("it is empty")
+		return Host{}, errors.New("is empty")
 	case len(name) > maxName:
-		return Host{}, fmt.Errorf("it is longer than %d characters", maxName)
+		return Host{}, fmt.Errorf("is longer than %d characters", maxName)
 	}
 	labels := strings.Split(name, ".")
 	for _, l := range labels {
@@ -81,7 +81,7 @@ func parseHost(s string) (Host, error) {
 	}
 	addr, err := netip.ParseAddr(name)
 	if err != nil || addr.String() != name {
-		return Host{}, errors.New("it ends in a number and so means an address, but is not written as four decimal numbers")
+		return Host{}, errors.New("ends in a number, so must be an address of four decimal numbers")
 	}
 	return Host{Addr: addr}, nil
 }
@@ -93,9 +93,9 @@ func parseIPv6(s string) (Host, error) {
 	addr, err := netip.ParseAddr(s)
 	switch {
 	case err != nil || !addr.Is6():
-		return Host{}, errors.New("there is no IPv6 address in the brackets")
+		return Host{}, errors.New("must have an IPv6 address in the brackets")
 	case addr.Is4In6():
-		return Host{}, errors.New("an IPv4 address is written as four decimal numbers, not as IPv6")
+		return Host{}, errors.New("an IPv4 address must be written as four decimal numbers, not as IPv6")
 	}
 	return Host{Addr: addr}, nil
 }
@@ -103,7 +103,7 @@ func parseIPv6(s string) (Host, error) {
 func checkLabel(l string) error {
 	switch {
 	case l == "":
-		return errors.New("there is nothing between two dots")
+		return errors.New("must not have an empty part between dots")
 	case len(l) > maxLabel:
 		return fmt.Errorf("a part is longer than %d characters", maxLabel)
 	case l[0] == '-' || l[len(l)-1] == '-':
@@ -114,9 +114,9 @@ func checkLabel(l string) error {
 		switch {
 		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_':
 		case c >= 0x80:
-			return errors.New("it has characters beyond ASCII: write an international name in its xn-- form")
+			return errors.New("has characters beyond ASCII; write an international name in its xn-- form")
 		default:
-			return fmt.Errorf("the character %q does not belong in a name", c)
+			return fmt.Errorf("must not have the character %q", c)
 		}
 	}
 	return nil
@@ -162,7 +162,7 @@ func ParseTarget(authority string, assume uint16) (Target, error) {
 func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 || strconv.FormatUint(n, 10) != s {
-		return 0, errors.New("its port is not a number between 1 and 65535")
+		return 0, errors.New("the port must be a number between 1 and 65535")
 	}
 	return uint16(n), nil
 }

@@ -42,7 +42,7 @@ func TestParseHost_NormalizesAndRefuses(t *testing.T) {
 	}
 }
 
-func TestParseTarget_RequiresHostAndPort(t *testing.T) {
+func TestParseTarget_NormalizesAndRefuses(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{"ok.com:443": "ok.com:443", "OK.com.:8443": "ok.com:8443", "[2606:4700::1111]:443": "[2606:4700::1111]:443", "ok.com": "ok.com:80"} {
 		if got, err := egress.ParseTarget(in, 80); err != nil || got.String() != want {
@@ -78,14 +78,14 @@ func TestAllowlist_AllowsOnlyItsEntries(t *testing.T) {
 			no: []string{"ok.com:443", "aok.com:443", "a.ok.com.evil:443", "a.ok.com:8080"}},
 		{name: "all below a host, one port", entries: []string{"*.ok.com:8080"}, yes: []string{"a.ok.com:8080"}, no: []string{"a.ok.com:443"}},
 		{name: "an address", entries: []string{"8.8.8.8", "[2606:4700::1111]:53"}, yes: []string{"8.8.8.8:443", "[2606:4700::1111]:53", "[2606:4700:0::1111]:53"}, no: []string{"8.8.4.4:443"}},
-		{name: "one that does not parse", entries: []string{"ok.com", "not a host"}, fails: true, failsAt: 1, reasonHas: "no methods"},
+		{name: "one that does not parse", entries: []string{"ok.com", "not a host"}, fails: true, failsAt: 1, reasonHas: "must be methods"},
 		{name: "empty", entries: []string{""}, fails: true, reasonHas: "empty"},
 		{name: "a URL", entries: []string{"https://ok.com"}, fails: true, reasonHas: "URL"},
 		{name: "a network", entries: []string{"8.8.8.0/24"}, fails: true, reasonHas: "network"},
 		{name: "a star alone", entries: []string{"*"}, fails: true, reasonHas: "star"},
 		{name: "a star within", entries: []string{"a.*.com"}, fails: true, reasonHas: "star"},
 		{name: "two stars", entries: []string{"*.*.com"}, fails: true, reasonHas: "'*'"},
-		{name: "a top level domain", entries: []string{"*.com"}, fails: true, reasonHas: "top level"},
+		{name: "a top level domain", entries: []string{"*.com"}, fails: true, reasonHas: "top-level"},
 		{name: "below an address", entries: []string{"*.8.8.8.8"}, fails: true, reasonHas: "address"},
 		{name: "port 0", entries: []string{"ok.com:0"}, fails: true, reasonHas: "port"},
 		{name: "no port", entries: []string{"ok.com:"}, fails: true, reasonHas: "port"},
@@ -185,7 +185,7 @@ func FuzzParseHost(f *testing.F) {
 				t.Fatalf("%q is a name and an address", s)
 			}
 			if strings.Trim(h.Name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" || strings.HasSuffix(h.Name, ".") {
-				t.Fatalf("%q gives the name %q", s, h.Name)
+				t.Fatalf("%q is read as the name %q", s, h.Name)
 			}
 		}
 	})

@@ -34,7 +34,7 @@ func parseProvider(entry string) (feature string, ok bool, err error) {
 		return "", false, nil
 	}
 	if !IsProviderFeature(feature) {
-		return "", true, fmt.Errorf("%s is not something that a model provider can be allowed: after %s stands one of %s", Printable(feature), providerPrefix, strings.Join(providerFeatures, ", "))
+		return "", true, fmt.Errorf("%s is not a feature of model providers; after %s must follow one of %s", Printable(feature), providerPrefix, strings.Join(providerFeatures, ", "))
 	}
 	return feature, true, nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Form describes an allowlist entry, for error messages.
-const Form = "an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com"
+const Form = "an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com"
 
 // Limits of an entry's methods.
 const (
@@ -34,7 +34,7 @@ type Rule struct {
 func ParseRule(entry string) (Rule, error) {
 	var r Rule
 	if entry == "" {
-		return r, errors.New("it is empty")
+		return r, errors.New("is empty")
 	}
 	if feature, ok, err := parseProvider(entry); ok {
 		return Rule{Provider: feature}, err
@@ -52,20 +52,20 @@ func ParseRule(entry string) (Rule, error) {
 func parseMethods(s string) ([]string, error) {
 	list := strings.Split(s, ",")
 	if len(list) > maxMethods {
-		return nil, fmt.Errorf("it has %d methods; at most %d are taken", len(list), maxMethods)
+		return nil, fmt.Errorf("has %d methods; the limit is %d", len(list), maxMethods)
 	}
 	for i, m := range list {
 		switch {
 		case m == "":
-			return nil, errors.New("its methods have an empty one: they stand in upper case, with one comma between two and one space behind the last")
+			return nil, errors.New("has an empty method; methods must be in upper case, separated by commas, with one space after the last")
 		case len(m) > maxMethod:
-			return nil, fmt.Errorf("its method %s is longer than %d characters", Printable(m), maxMethod)
+			return nil, fmt.Errorf("method %s is longer than %d characters", Printable(m), maxMethod)
 		case strings.Trim(m, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") != "" || m[0] == '-':
-			return nil, fmt.Errorf("what stands before the space are no methods: %s is not in upper case letters", Printable(m))
+			return nil, fmt.Errorf("the text before the space must be methods: %s is not in upper case letters", Printable(m))
 		case m == "CONNECT" || m == "TRACE":
-			return nil, fmt.Errorf("%s is never passed on", m)
+			return nil, fmt.Errorf("method %s is never allowed", m)
 		case slices.Contains(list[:i], m):
-			return nil, fmt.Errorf("its method %s stands there twice", m)
+			return nil, fmt.Errorf("method %s is set twice", m)
 		}
 	}
 	slices.Sort(list)
@@ -75,11 +75,11 @@ func parseMethods(s string) ([]string, error) {
 // parseTarget parses the part of an entry after the methods.
 func (r *Rule) parseTarget(s string) error {
 	if strings.Contains(s, "/") {
-		return errors.New("it is a URL or a network, not a host")
+		return errors.New("must be a host, not a URL or a network")
 	}
 	below, wild := strings.CutPrefix(s, "*.")
 	if !wild && strings.Contains(s, "*") {
-		return errors.New("a star stands only at the beginning, before a dot")
+		return errors.New("a star is allowed only at the beginning, before a dot")
 	}
 	host := below
 	if i := strings.LastIndexByte(below, ':'); i >= 0 && i > strings.LastIndexByte(below, ']') {
@@ -94,13 +94,13 @@ func (r *Rule) parseTarget(s string) error {
 	case err != nil:
 		return err
 	case h.Name == "" && wild:
-		return errors.New("there is nothing below an address")
+		return errors.New("an address has no names below it")
 	case h.Name == "":
 		if err := CheckAddress(h.Addr); err != nil {
-			return fmt.Errorf("nothing could reach it: %w", err)
+			return fmt.Errorf("is never reachable: %w", err)
 		}
 	case wild && !strings.Contains(h.Name, "."):
-		return errors.New("that is every host of a top level domain")
+		return errors.New("must not be every host of a top-level domain")
 	}
 	r.Host, r.Below = h, wild
 	return nil
@@ -173,7 +173,7 @@ func Union(limit int, layers ...Layer) ([]Sourced, error) {
 				out = append(out, Sourced{Entry: s, From: l.From})
 			}
 			if len(out) > limit {
-				return nil, &LayerError{l.From, fmt.Errorf("with it there are more than %d entries in all", limit)}
+				return nil, &LayerError{l.From, fmt.Errorf("has more than %d entries together with the layers before", limit)}
 			}
 		}
 	}

@@ -27,7 +27,7 @@ func ExampleParseAllowlist() {
 	// example.com:8443 <nil> false
 	// badexample.com:8443 <nil> false
 	// api.example.com:443 <nil> false
-	// allow[0]: "https://example.com/path": it is a URL or a network, not a host; an entry is host, host:port or *.host, after methods and a space where not all are allowed: GET,HEAD api.example.com
+	// allow[0]: "https://example.com/path": must be a host, not a URL or a network; an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com
 }
 
 // TestParseRule_AcceptsAndRefuses tests the syntax of an entry.
@@ -184,7 +184,7 @@ func FuzzParseRule(f *testing.F) {
 			at.Host.Name = "x." + at.Host.Name
 		}
 		if a := list.Access(at); !a.Named() || a.Allows("SPOOL") != (len(r.Methods) == 0 || slices.Contains(r.Methods, "SPOOL")) || a.Allows("TRACE") != (len(r.Methods) == 0) {
-			t.Fatalf("%q gives %+v of %s", s, a, at)
+			t.Fatalf("%q allows %+v of %s", s, a, at)
 		}
 	})
 }

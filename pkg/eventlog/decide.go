@@ -5,12 +5,13 @@ import (
 	"fmt"
 )
 
-// MaxAttempts bounds the attempts of Decide.
+// MaxAttempts is the maximum number of attempts of Decide.
 const MaxAttempts = 64
 
-// Decide calls attempt until it returns nil or an error other than *ConflictError, and returns that error. An attempt loads the present
-// state, decides and appends; *ConflictError means that another writer appended in between. After MaxAttempts conflicts Decide fails
-// with an error that is no *ConflictError: the caller gives the command back, to be carried out later.
+// Decide calls attempt until it returns nil or an error other than *ConflictError, and returns that error. An attempt
+// loads the current state, decides and appends; *ConflictError means that another writer appended in between. After
+// MaxAttempts conflicts Decide returns an error that is not a *ConflictError, so that the caller returns the command
+// to the queue.
 func Decide(attempt func() error) error {
 	for range MaxAttempts {
 		err := attempt()

@@ -52,7 +52,7 @@ func ParseRoots(setting string, roots []string) ([]string, error) {
 func CheckSyntax(path string) error {
 	switch {
 	case len(path) > MaxPath:
-		return fmt.Errorf("it has %d bytes; at most %d are taken", len(path), MaxPath)
+		return fmt.Errorf("has %d bytes; the limit is %d", len(path), MaxPath)
 	case checkText(path) != nil:
 		return checkText(path)
 	case !filepath.IsAbs(path):
@@ -65,10 +65,10 @@ func CheckSyntax(path string) error {
 
 func checkText(path string) error {
 	if !utf8.ValidString(path) {
-		return errors.New("it is not valid UTF-8")
+		return errors.New("is not valid UTF-8")
 	}
 	if strings.ContainsFunc(path, unicode.IsControl) {
-		return errors.New("it holds a control character")
+		return errors.New("has a control character")
 	}
 	return nil
 }
@@ -148,13 +148,13 @@ func resolved(path string) string {
 	return path
 }
 
-// within reports whether path is dir or lies in it. Both must be absolute and clean.
+// within reports whether path is dir or is below it. Both must be absolute and clean.
 func within(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// reason returns an error that says in one line why the folder cannot be used.
+// reason returns an error with the reason why the folder cannot be used, on one line.
 func reason(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -65,7 +65,7 @@ func (a *archive) readDocument(ctx context.Context) error {
 		e := &a.files[i]
 		switch base := e.name[max(0, len(e.name)-len(DocumentName)):]; {
 		case e.name == DocumentName && e.size > a.lim.Document:
-			return badDocument("", "has %d bytes; at most %d are taken", e.size, a.lim.Document)
+			return badDocument("", "has %d bytes; the limit is %d", e.size, a.lim.Document)
 		case e.name == DocumentName:
 			text, err := io.ReadAll(a.unpacker(ctx).open(e))
 			if err != nil {

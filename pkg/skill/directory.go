@@ -61,7 +61,7 @@ type entry struct {
 // readDirectory reads the central directory and validates each entry separately.
 func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 	if size > lim.Packed {
-		return nil, tooLarge("has %d bytes; at most %d are taken", size, lim.Packed)
+		return nil, tooLarge("has %d bytes; the limit is %d", size, lim.Packed)
 	}
 	at, length, count, err := readEnd(r, size)
 	if err != nil {
@@ -163,9 +163,9 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 func (e *entry) check(attributes uint32, extra []byte) error {
 	switch kind := attributes >> 16 & modeType; {
 	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&attributesRefused != 0:
-		return refused(e.raw, "is a link, a device or the like; only files and folders are taken")
+		return refused(e.raw, "is a link, a device or similar; only files and folders are allowed")
 	case kind == modeFolder && !e.folder, kind == modeFile && e.folder:
-		return refused(e.raw, "is a folder by its name or by its mode, and not by both")
+		return refused(e.raw, "is a folder either by its name or by its mode, but must be by both")
 	}
 	if err := e.checkExtra(extra); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (e *entry) check(attributes uint32, extra []byte) error {
 // checkExtra returns an error for links and devices that only the extra fields describe. All other extra fields,
 // valid or not, are ignored.
 func (e *entry) checkExtra(extra []byte) error {
-	link := refused(e.raw, "is a link or a device; only files and folders are taken")
+	link := refused(e.raw, "is a link or a device; only files and folders are allowed")
 	for len(extra) >= 4 {
 		id, n := binary.LittleEndian.Uint16(extra), int(binary.LittleEndian.Uint16(extra[2:]))
 		if extra = extra[4:]; n > len(extra) {

@@ -16,18 +16,18 @@ func readDocument(document string) (name, description string, err error) {
 	case !utf8.ValidString(document):
 		return "", "", badDocument("", "is not UTF-8")
 	case strings.ContainsRune(document, 0):
-		return "", "", badDocument("", "is no text: it has a NUL")
+		return "", "", badDocument("", "has a NUL byte")
 	}
 	front, _, ok := split(document)
 	switch {
 	case !ok:
-		return "", "", badDocument("", "has no front matter: it begins with a line of ---, then name and description, then a line of ---")
+		return "", "", badDocument("", "has no front matter; must begin with a line of ---, then name and description, then a line of ---")
 	case len(front) > maxFrontMatter:
-		return "", "", badDocument("", "has a front matter of %d bytes; at most %d are taken", len(front), maxFrontMatter)
+		return "", "", badDocument("", "has a front matter of %d bytes; the limit is %d", len(front), maxFrontMatter)
 	}
 	var fields map[string]yaml.Node
 	if err := yaml.Unmarshal([]byte(front), &fields); err != nil {
-		return "", "", badDocument("", "has a front matter that is no YAML mapping: %s", oneLine(err.Error()))
+		return "", "", badDocument("", "has a front matter that is not a YAML mapping: %s", oneLine(err.Error()))
 	}
 	if name, err = text(fields, "name"); err != nil {
 		return "", "", err
@@ -39,7 +39,7 @@ func readDocument(document string) (name, description string, err error) {
 		return "", "", err
 	}
 	if n := utf8.RuneCountInString(description); n > maxDescription {
-		return "", "", badDocument("description", "has %d characters; at most %d are taken", n, maxDescription)
+		return "", "", badDocument("description", "has %d characters; the limit is %d", n, maxDescription)
 	}
 	return name, description, nil
 }
@@ -69,7 +69,7 @@ func text(fields map[string]yaml.Node, name string) (string, error) {
 	n, ok := fields[name]
 	switch {
 	case !ok:
-		return "", badDocument(name, "is missing in the front matter")
+		return "", badDocument(name, "is required in the front matter")
 	case n.Kind != yaml.ScalarNode || n.Tag != "!!str":
 		return "", badDocument(name, "is not text; put it in quotes")
 	case strings.TrimSpace(n.Value) == "":

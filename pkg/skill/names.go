@@ -26,7 +26,7 @@ func checkName(raw string) (name string, folder bool, err error) {
 	case strings.Contains(raw, `\`):
 		return "", false, refused(raw, "has a backslash in its name; paths have slashes")
 	case strings.HasPrefix(raw, "/"):
-		return "", false, refused(raw, "is an absolute path")
+		return "", false, refused(raw, "is an absolute path; must be relative")
 	case len(raw) > 1 && raw[1] == ':':
 		return "", false, refused(raw, "begins with a drive")
 	case len(raw) > maxName:
@@ -34,7 +34,7 @@ func checkName(raw string) (name string, folder bool, err error) {
 	}
 	elements := strings.Split(name, "/")
 	if len(elements) > maxDepth {
-		return "", false, refused(raw, "lies more than %d folders deep", maxDepth)
+		return "", false, refused(raw, "is more than %d folders deep", maxDepth)
 	}
 	for _, e := range elements {
 		switch {
@@ -116,9 +116,9 @@ func (t *tree) add(e *entry) error {
 		case was.name != p.name:
 			return refused(e.raw, "and %s differ only in case, or in how they are encoded", quote(was.name))
 		case was.folder != p.folder:
-			return refused(e.raw, "is, or lies under, a path that is a file and a folder: %s", quote(p.name))
+			return refused(e.raw, "is, or is below, a path that is both a file and a folder: %s", quote(p.name))
 		case was.listed && p.listed:
-			return refused(e.raw, "is there twice")
+			return refused(e.raw, "is in the ZIP twice")
 		}
 		p.listed = p.listed || was.listed
 		t.paths[key.String()] = p

@@ -327,7 +327,7 @@ func (c *claude) end() (Info, error) {
 	return said(c.info)
 }
 
-// said returns an error for a transcript without messages.
+// said returns i, or an error if the transcript has no messages.
 func said(i Info) (Info, error) {
 	if i.Messages == 0 {
 		return Info{}, refuse(0, "it has no messages: there is nothing to go on with")

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// lastWords is how long a command whose stream was cut off may take to say why.
+	// lastWords is how long the command whose stream was cut off may take to report the reason.
 	lastWords = 2 * time.Second
-	// maxWords is how much of what it said is kept, in bytes.
+	// maxWords is the maximum number of bytes that are kept of a command's error output.
 	maxWords = 4 << 10
 )
 
@@ -41,12 +41,12 @@ func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, 
 		defer close(c.heard)
 		_, _ = io.Copy(&c.said, c.p.Stderr()) // that it ended is all there is to know
 	}()
-	c.stop = context.AfterFunc(ctx, func() { _ = c.p.Kill() }) // Wait tells
+	c.stop = context.AfterFunc(ctx, func() { _ = c.p.Kill() }) // Wait returns the error
 	return c, nil
 }
 
-// finish waits for the command's end and gives err, the exit code or the context's
-// end as one error. A command of which err says that it went wrong is ended.
+// finish waits for the end of the command and returns err, the exit code or the context's error as one error. If err
+// is not nil, finish kills the command.
 func (c *command) finish(err error) error {
 	_ = c.p.Stdin().Close() // it may be closed already
 	switch {
@@ -57,9 +57,9 @@ func (c *command) finish(err error) error {
 		case <-patience.C:
 		}
 		patience.Stop()
-		_ = c.p.Kill() // Wait tells
+		_ = c.p.Kill() // Wait returns the error
 	case err != nil:
-		_ = c.p.Kill() // Wait tells
+		_ = c.p.Kill() // Wait returns the error
 	default:
 		_, _ = io.Copy(io.Discard, c.p.Stdout()) // nothing is expected; a full pipe would keep it from ending
 	}
@@ -86,7 +86,7 @@ func (c *command) finish(err error) error {
 	return nil
 }
 
-// tail keeps the end of what is written.
+// tail keeps the last bytes that are written to it.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -109,9 +109,8 @@ func (t *tail) last() string {
 	return strings.ToValidUTF8(strings.TrimPrefix(string(line), "runner: "), "\uFFFD")
 }
 
-// Unpack lays an archive's files, folders and links down in a folder of the
-// workspace, "" for the workspace itself, replacing files. A *RefusedError says
-// that the archive is at fault; what came before the refused entry stays.
+// Unpack extracts an archive's files, folders and links into a folder of the workspace, "" for the workspace itself.
+// It replaces existing files. A *RefusedError means that the archive is invalid; entries before the refused one stay.
 func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader) error {
 	if dir == "" {
 		dir = "."
@@ -119,7 +118,7 @@ func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader)
 	return pour(ctx, box, "the archive", tar, "runner", "unpack", "--", dir)
 }
 
-// Provide gives a sandbox a transcript, by its SHA-256 in hex, for a query with fork.provided.
+// Provide copies a transcript, identified by its SHA-256 in hex, into a sandbox, for a query with fork.provided.
 func Provide(ctx context.Context, box sandbox.Sandbox, sha256 string, content io.Reader) error {
 	return pour(ctx, box, "the transcript", content, "runner", "provide-transcript", "--sha256", sha256)
 }
@@ -133,7 +132,7 @@ func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Read
 	from := &source{r: content}
 	_, err = io.Copy(c.p.Stdin(), from)
 	if from.err != nil { // the runner must not take it for the content's end
-		_ = c.p.Kill() // Wait tells
+		_ = c.p.Kill() // Wait returns the error
 		return c.finish(fmt.Errorf("read %s: %w", what, from.err))
 	}
 	if err == nil {
@@ -145,7 +144,7 @@ func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Read
 	return c.finish(err)
 }
 
-// source keeps the error of what it reads from.
+// source remembers the error of the reader that it wraps.
 type source struct {
 	r   io.Reader
 	err error

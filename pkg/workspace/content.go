@@ -28,7 +28,7 @@ type shelf struct {
 	content []byte
 }
 
-// block gives a block's content, valid until the next call.
+// block returns a block's content, which is valid until the next call.
 func (l *library) block(ctx context.Context, h wire.Hash) ([]byte, error) {
 	at := l.m.places[h]
 	content, err := l.pack(ctx, at.pack)
@@ -142,9 +142,9 @@ func (r *reader) Close() error {
 	return nil
 }
 
-// Tar writes what lies below a folder of the workspace ("" for all) as a tar, its
-// names relative to that folder; ErrNotFound if there is no such folder. The
-// agent's records are never in it. It holds a few packs in memory, whatever the size.
+// Tar writes the content of a folder of the workspace ("" for the whole workspace) as a tar, with names relative to
+// that folder. It returns ErrNotFound if there is no such folder. The tar never contains the agent's records. Tar
+// holds a few packs in memory, independent of the size.
 func (m *Manifest) Tar(ctx context.Context, store Store, dir string, w io.Writer) error {
 	list, err := m.List(dir)
 	if err != nil {

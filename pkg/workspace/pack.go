@@ -116,8 +116,8 @@ func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *M
 	return m, repacked, nil
 }
 
-// wasteful returns the packs to repack: those of which less than half is needed, and small ones if there are many,
-// up to maxRepack.
+// wasteful returns the packs to repack, up to maxRepack: packs of which less than half is needed, and small packs if
+// there are many.
 func (p *packer) wasteful(m *Manifest) []int32 {
 	live := make([]int64, len(p.packs)+1) // including the next pack
 	m.blocks(func(h wire.Hash, length int) { live[p.places[h].pack] += int64(length) })

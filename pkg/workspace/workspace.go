@@ -1,7 +1,7 @@
-// Package workspace keeps the workspaces of sessions, with the agents' own
-// records beside them, as snapshots in an object store: content-addressed, only
-// what changed, restored into a new sandbox. The runner inside the sandbox reads
-// and writes the files; the other end of its stream is here.
+// Package workspace stores the workspaces of sessions, together with the agents' own records, as snapshots in an
+// object store. Snapshots are content-addressed: only changes are stored, and a snapshot can be restored into a new
+// sandbox. The runner inside the sandbox reads and writes the files; this package is the other end of the runner's
+// stream.
 package workspace
 
 import (
@@ -18,11 +18,11 @@ import (
 // Store holds objects by name. Names have slashes. An object appears as a whole
 // or not at all, also when its reader fails in the middle.
 type Store interface {
-	// Put stores all of r. Storing a name again replaces what it held.
+	// Put stores all of r. Storing a name again replaces its content.
 	Put(ctx context.Context, name string, r io.Reader) error
 	// Get opens an object; ErrNotFound if there is none.
 	Get(ctx context.Context, name string) (io.ReadCloser, error)
-	// Has tells whether there is an object.
+	// Has reports whether an object exists.
 	Has(ctx context.Context, name string) (bool, error)
 }
 
@@ -32,13 +32,13 @@ var (
 	ErrNotFound = errors.New("not found in the workspaces' store")
 	// ErrNotFile is a path of a snapshot that is a folder or a symbolic link.
 	ErrNotFile = errors.New("is not a file")
-	// ErrCut is a sandbox that fell silent before all was said.
+	// ErrCut means that the sandbox's stream ended before it was complete.
 	ErrCut = wire.ErrCut
 	// ErrTooLarge is a tree of more files than a snapshot takes.
 	ErrTooLarge = errors.New("the workspace has more than a snapshot takes")
 )
 
-// CorruptError is an object that does not hold what its name promises.
+// CorruptError is returned for an object whose content does not match its name.
 type CorruptError struct {
 	Object string // its name in the store
 	Err    error
@@ -49,7 +49,7 @@ func (e *CorruptError) Error() string {
 }
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// RefusedError is an archive with something that never goes into a workspace.
+// RefusedError is returned for an archive with an entry that is not allowed in a workspace.
 type RefusedError struct {
 	Message string // one sentence that names the entry
 }
@@ -76,11 +76,11 @@ const MaxSkips = 100
 type Options struct {
 	Tenant  string
 	Session string
-	// Previous is the id of the session's snapshot before, "" for none: what is in it is not stored again.
+	// Previous is the id of the session's previous snapshot, "" for none. Its content is not stored again.
 	Previous string
 }
 
-// Result is what a snapshot or a restore did.
+// Result is the result of a snapshot or a restore.
 type Result struct {
 	ID        string // m-…, the same for the same files
 	Files     uint32
@@ -88,15 +88,15 @@ type Result struct {
 	NewBytes  uint64 // of files, that had to be stored
 	Stored    uint64 // bytes of the objects that were added: packs and the manifest
 	Repacked  uint64 // bytes stored again, so that the snapshot needs fewer objects
-	ReadBytes uint64 // that the runner read to find what changed
+	ReadBytes uint64 // bytes that the runner read to find changes
 	Duration  time.Duration
-	Skips     []Skip // what is not in the snapshot, at most MaxSkips
+	Skips     []Skip // files that are not in the snapshot, at most MaxSkips
 	Skipped   uint32 // how many there are
 	Unsettled uint32 // files that changed each time while they were read
 	Lost      error  // why Previous could not be used, so that all was stored again; nil if it could
 }
 
-// Name is a snapshot's object: what ID names in the store.
+// Name returns the name of a snapshot's manifest in the store.
 func Name(tenant, session, id string) string { return tenant + "/" + session + "/" + id }
 
 // ParseName is the inverse of Name.

@@ -127,8 +127,8 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		if e.egress, err = cfg.egressClient(e.own); err != nil {
 			return nil, err
 		}
-		if shelf, ok := e.own.(skills.Shelf); ok {
-			e.skills = skills.New(shelf)
+		if p, ok := e.own.(skills.Provider); ok {
+			e.skills = skills.New(p)
 			deps.Skills = e.skills
 		}
 		if e.egress.api != nil {

@@ -40,7 +40,7 @@ func (a *announcer) started() error {
 }
 
 // send announces the changes of a batch, one session after the other. After a failure, the next successful call also
-// sends what started sends.
+// sends the request of started.
 func (a *announcer) send(list []fold.Live) error {
 	if a.missed {
 		if err := a.started(); err != nil {

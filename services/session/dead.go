@@ -14,13 +14,13 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 )
 
-// deadLetters does what people ask about messages that were given up. It is safe for concurrent use.
+// deadLetters retries and drops dead letters on request. It is safe for concurrent use.
 type deadLetters struct {
 	stream *bus.StreamHandle
 	react  *reactor.Reactor
 }
 
-// letter reads a letter of a tenant, or one that names no tenant; nil if there is none.
+// letter reads a dead letter of a tenant, or one that names no tenant. It returns nil if there is none.
 func (d *deadLetters) letter(ctx context.Context, tenant string, sequence uint64) (*topology.DeadLetter, error) {
 	stream, err := d.stream.Open(ctx)
 	if err != nil {

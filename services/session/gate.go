@@ -12,16 +12,16 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// drainTime bounds how long a copy that stops answers requests for consumers.
+// drainTime is how long a stopping copy of the service continues to answer requests for consumers.
 const drainTime = 5 * time.Second
 
-// Gate is the setting of the gate for consumers, which runs beside each copy of the service where NATS has accounts.
+// Gate holds the settings of the consumer gate. If NATS has accounts, the gate runs in each copy of the service.
 type Gate struct {
 	NATSGatePassword string `name:"nats-gate-password" env:"SPOOL_NATS_GATE_PASSWORD" help:"Password of user gate at NATS, as which each copy checks the services' requests for consumers; empty for a server without users, or where another process does."`
 }
 
-// Serve runs the gate on a connection of its own until the caller stops it; stop blocks until the requests that it has taken are
-// answered. Without a password Serve does nothing. caFile is the setting nats-ca.
+// Serve runs the gate on a separate connection until the caller calls stop, which blocks until all accepted requests
+// are answered. Without a password Serve does nothing. caFile is the setting nats-ca.
 func (g Gate) Serve(url, caFile string, logger *slog.Logger) (stop func(), err error) {
 	if g.NATSGatePassword == "" {
 		return func() {}, nil

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 )
 
-// readHeadsKey returns the key that heads are signed with, the zero key for none.
+// readHeadsKey returns the key with which heads are signed, or the zero key for none.
 func (c Config) readHeadsKey() (heads.PrivateKey, error) {
 	name, text := "heads-key", c.HeadsKey
 	if c.HeadsKeyFile != "" {

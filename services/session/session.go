@@ -1,11 +1,9 @@
-// Package session is the service that owns the life of sessions. It carries
-// out commands, publishes the jobs and arms the timers that the log makes due,
-// dispatches the next message of a queue, and ends executions that no executor
-// can end. Its state is in NATS alone, so any number of copies may run.
+// Package session implements the service that owns the life of sessions. It carries out commands, publishes the jobs
+// and sets the timers that the log makes due, dispatches the next message of a queue, and ends executions that no
+// executor can end. It keeps its state only in NATS, so any number of copies may run.
 package session
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,90 +21,71 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/lease"
 	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/session/internal/command"
-	"github.com/spoolhq/spool/services/session/internal/lease"
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 	"github.com/spoolhq/spool/services/session/internal/signer"
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// Config is the service's settings. The zero value takes every default.
+// Config holds the service's settings. The zero value takes every default.
 type Config struct {
-	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may rest before its sandbox is given up, unless the session says otherwise."`
-	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session says otherwise."`
-	SessionLimit   time.Duration `default:"24h" env:"SPOOL_SESSION_LIMIT" help:"How long a session lives, unless it says otherwise."`
+	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may be idle before its sandbox is released, unless the session sets another time."`
+	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session sets another time."`
+	SessionLimit   time.Duration `default:"24h" env:"SPOOL_SESSION_LIMIT" help:"How long a session lives, unless the session sets another time."`
 	Providers      []string      `default:"local" env:"SPOOL_SANDBOX_PROVIDERS" help:"The sandbox providers that this installation offers, of local, docker and modal; the first is the default."`
-	SyncInterval   time.Duration `default:"30s" env:"SPOOL_SYNC_INTERVAL" help:"How often the workspace is stored while a turn runs, unless the session says otherwise."`
-	HealthInterval time.Duration `default:"30s" env:"SPOOL_HEALTH_INTERVAL" help:"How often a sandbox is asked how it is, unless the session says otherwise."`
-	SandboxMaxAge  time.Duration `default:"24h" env:"SPOOL_SANDBOX_MAX_AGE" help:"After how long a sandbox is replaced between two turns, unless the session says otherwise."`
-	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"How many commands one copy carries out at once."`
-	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"How many commits of a shard one copy reacts to at once."`
-	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work in place of a workspace of their own; / for all. Empty or none means nowhere, but for spool up on loopback, where empty means everywhere. Executors need the same value."`
+	SyncInterval   time.Duration `default:"30s" env:"SPOOL_SYNC_INTERVAL" help:"Interval at which the workspace is stored while a turn runs, unless the session sets another one."`
+	HealthInterval time.Duration `default:"30s" env:"SPOOL_HEALTH_INTERVAL" help:"Interval of the health checks of a sandbox, unless the session sets another one."`
+	SandboxMaxAge  time.Duration `default:"24h" env:"SPOOL_SANDBOX_MAX_AGE" help:"Age at which a sandbox is replaced between two turns, unless the session sets another one."`
+	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"Number of commands that one copy carries out at once."`
+	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"Number of commits of a shard that one copy handles at once."`
+	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work instead of a workspace of their own; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Executors need the same value."`
 	SandboxImage   string        `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, which every session may name. Executors need the same value."`
-	SandboxImages  []string      `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Executors need the same value, and look again."`
-	StoreReserve   int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of what the streams of NATS may take on disk that is kept for ends, controls and deletions: past it what needs room is refused with STORAGE_FULL. Gateways and executors need the same value."`
+	SandboxImages  []string      `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Executors need the same value, and check again."`
+	StoreReserve   int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. While only the reserve is left, commands that need room are refused with STORAGE_FULL. Gateways and executors need the same value."`
 	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
 
-	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"How many API keys that are not revoked a tenant may have. Keys that expired more than a day ago make room."`
+	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"Largest number of API keys of a tenant, without revoked ones. Keys that expired more than a day ago are revoked to make room."`
 
-	HeadsKey     string        `default:"" env:"SPOOL_HEADS_KEY" help:"Private key that heads of the log are signed with, 64 hexadecimal digits: an Ed25519 seed. Empty, and without heads-key-file, means that they are not signed."`
-	HeadsKeyFile string        `default:"" env:"SPOOL_HEADS_KEY_FILE" help:"File with that key, in place of heads-key."`
-	HeadsEvery   time.Duration `default:"1m" env:"SPOOL_HEADS_EVERY" help:"How often the heads of what changed are signed. When an execution ends, those of its session are signed within seconds."`
+	HeadsKey     string        `default:"" env:"SPOOL_HEADS_KEY" help:"Private key with which heads of the log are signed, 64 hexadecimal digits: an Ed25519 seed. Without it and without heads-key-file, heads are not signed."`
+	HeadsKeyFile string        `default:"" env:"SPOOL_HEADS_KEY_FILE" help:"File that contains heads-key."`
+	HeadsEvery   time.Duration `default:"1m" env:"SPOOL_HEADS_EVERY" help:"Interval at which the heads of changed subjects are signed. When an execution ends, the heads of its session are signed within seconds."`
 
 	// Private are folders of the installation itself, in which no session may work.
 	Private []string `kong:"-"`
 
-	images   imagepolicy.Policy // that tenants may name
+	images   imagepolicy.Policy // images that tenants may name
 	headsKey heads.PrivateKey   // zero for none
 }
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
+	settings.Default(&c)
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
-	}{
-		{"idle-timeout", &c.IdleTimeout, 15 * time.Minute},
-		{"turn-limit", &c.TurnLimit, time.Hour},
-		{"session-limit", &c.SessionLimit, 24 * time.Hour},
-		{"engine-gone", &c.EngineGone, 30 * time.Second},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
-		}
-		if *d.value < time.Millisecond || *d.value > command.MaxDuration {
-			return c, fmt.Errorf("%s: %s is not between 1ms and %s", d.name, *d.value, command.MaxDuration)
+		value time.Duration
+	}{{"idle-timeout", c.IdleTimeout}, {"turn-limit", c.TurnLimit}, {"session-limit", c.SessionLimit}, {"engine-gone", c.EngineGone}} {
+		if d.value < time.Millisecond || d.value > command.MaxDuration {
+			return c, fmt.Errorf("%s: %s is not between 1ms and %s", d.name, d.value, command.MaxDuration)
 		}
 	}
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
-	}{
-		{"sync-interval", &c.SyncInterval, 30 * time.Second},
-		{"health-interval", &c.HealthInterval, 30 * time.Second},
-		{"sandbox-max-age", &c.SandboxMaxAge, 24 * time.Hour},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
+		value time.Duration
+	}{{"sync-interval", c.SyncInterval}, {"health-interval", c.HealthInterval}, {"sandbox-max-age", c.SandboxMaxAge}} {
+		if d.value < time.Second || d.value > 24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, d.value)
 		}
-		if *d.value < time.Second || *d.value > 24*time.Hour {
-			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, *d.value)
-		}
-	}
-	if c.HeadsEvery == 0 {
-		c.HeadsEvery = time.Minute
 	}
 	if c.HeadsEvery < time.Second || c.HeadsEvery > time.Hour {
 		return c, fmt.Errorf("heads-every: %s is not between 1s and 1h", c.HeadsEvery)
 	}
-	c.SandboxImage = cmp.Or(c.SandboxImage, "spool/sandbox:latest")
 	var err error
 	if c.headsKey, err = c.readHeadsKey(); err != nil {
 		return c, err
@@ -120,9 +99,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
 		return c, err
 	}
-	if len(c.Providers) == 0 {
-		c.Providers = []string{"local"}
-	}
 	for _, p := range c.Providers {
 		if p != "local" && p != "docker" && p != "modal" {
 			return c, fmt.Errorf("providers: there is no sandbox provider %.64q; there are local, docker and modal", p)
@@ -130,17 +106,11 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, n := range []struct {
 		name  string
-		value *int
-	}{{"command-workers", &c.CommandWorkers}, {"reactor-workers", &c.ReactorWorkers}} {
-		if *n.value == 0 {
-			*n.value = 64
+		value int
+	}{{"command-workers", c.CommandWorkers}, {"reactor-workers", c.ReactorWorkers}} {
+		if n.value < 1 || n.value > topology.ReactorPending {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, topology.ReactorPending)
 		}
-		if *n.value < 1 || *n.value > topology.ReactorPending {
-			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, topology.ReactorPending)
-		}
-	}
-	if c.MaxKeys == 0 {
-		c.MaxKeys = 1000
 	}
 	if c.MaxKeys < 1 || c.MaxKeys > 10_000 {
 		return c, fmt.Errorf("max-keys: %d is not between 1 and 10000", c.MaxKeys)
@@ -166,13 +136,13 @@ type Service struct {
 	deps    Deps
 	js      jetstream.JetStream
 	router  *bus.Router
-	leases  *lease.Watch
+	leases  *lease.Watcher
 	budgets *budget.Watch
 	room    *storage.Watch
 	clock   *bus.Clock
 	react   *reactor.Reactor
 	usage   *usage.Folder
-	signer  *signer.Signer // nil where no heads are signed
+	signer  *signer.Signer // nil if no heads are signed
 }
 
 // New returns a copy of the service. It sends nothing before Run.
@@ -213,7 +183,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.Metrics.MustRegister(s.room.Collectors()...)
 		deps.Metrics.MustRegister(s.usage.Collectors()...)
 	}
-	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: local, Gone: cfg.EngineGone})
+	s.leases = lease.NewWatcher(js, local, deps.Logger)
 	if !cfg.headsKey.IsZero() {
 		s.signer = signer.New(signer.Config{
 			Key: cfg.headsKey, Log: deps.Log, JetStream: js, Now: deps.Now, Logger: deps.Logger, Every: cfg.HeadsEvery,
@@ -226,7 +196,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
-		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
+		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, EngineGone: cfg.EngineGone, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
 		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.ended,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)
@@ -257,7 +227,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// handle registers all handlers on the Router.
+// handle registers all handlers with the Router.
 func (s *Service) handle(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
 		cfg, topic, err := bus.ForDurable(s.js, d)
@@ -269,7 +239,7 @@ func (s *Service) handle(commands *command.Handler) error {
 		if err != nil {
 			return err
 		}
-		// Commits, timers and commands are delivered again without limit: an outage of NATS must not lose one.
+		// Commits, timers and commands are redelivered without a limit, so that an outage of NATS does not lose one.
 		return s.router.Handle(name, topic, sub, fn, bus.WithMaxDeliveries(-1))
 	}
 	if err := add("commands", topology.CommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {

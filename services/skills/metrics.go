@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are what a copy counts.
+// metrics are the counters of one copy of the service.
 type metrics struct {
 	commands       *prometheus.CounterVec
 	commandSeconds *prometheus.HistogramVec
@@ -31,7 +31,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// DescribeMetrics registers what the service counts, of none: for documents.
+// DescribeMetrics registers the service's metrics without a running service, for the documentation.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
 
 func (m *metrics) command(typ, outcome string, took time.Duration) {

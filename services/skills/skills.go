@@ -1,11 +1,10 @@
-// Package skills is the service that owns skills. It checks each pushed ZIP,
-// stores it once, under its SHA-256, and writes the versions and tags of each
-// skill to the log. Its state is in NATS alone, so any number of copies may run.
+// Package skills implements the service that owns skills. It checks each pushed ZIP, stores it once, under its
+// SHA-256, and writes the versions and tags of each skill to the log. It keeps its state only in NATS, so any number
+// of copies may run.
 //
-// A push is uploading while its ZIP is being stored in the bucket, ready once
-// its event is in the log, and failed when it is answered with an error. A
-// failed push leaves only its upload. The janitor removes uploads, also those
-// of pushes that never came: services have no right to delete.
+// A push is uploading while its ZIP is being stored in the bucket, ready when its event is in the log, and failed when
+// it is answered with an error. A failed push leaves only its upload. The janitor removes uploads, also those without
+// a push: services have no right to delete.
 package skills
 
 import (
@@ -24,29 +23,28 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/skills/internal/command"
 )
 
 const (
-	// commandTime bounds one command: the largest ZIP is read, unpacked and stored within it.
+	// commandTime is the timeout of one command: the largest ZIP is read, unpacked and stored within it.
 	commandTime = 5 * time.Minute
 	// bucketWait is the pause before the service tries to open the bucket again.
 	bucketWait = 500 * time.Millisecond
 )
 
-// Config is the service's settings. The zero value takes every default.
+// Config holds the service's settings. The zero value takes every default.
 type Config struct {
-	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"How many skills one copy checks at once."`
-	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"The folder that ZIPs lie in while they are checked, up to 100 MiB each; empty means the system's for temporary files."`
+	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"Number of skills that one copy checks at once."`
+	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"Folder that holds ZIPs while they are checked, up to 100 MiB each; empty means the system's folder for temporary files."`
 }
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
-	if c.Workers == 0 {
-		c.Workers = 4
-	}
+	settings.Default(&c)
 	if c.Workers < 1 || c.Workers > topology.SkillsPending {
 		return c, fmt.Errorf("workers: %d is not between 1 and %d", c.Workers, topology.SkillsPending)
 	}
@@ -129,11 +127,11 @@ func (s *Service) route(name string, counts *metrics) error {
 		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
 		Service: name, Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
 	})
-	// A command is delivered again without limit, so that an outage of NATS does not lose it. Its deadline ends it.
+	// A command is redelivered without a limit, so that an outage of NATS does not lose it; its deadline ends it.
 	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))
 }
 
-// Ready is closed when commands are taken.
+// Ready is closed when the service handles commands.
 func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
 // Run blocks until ctx ends and the handlers that run have returned.
@@ -158,8 +156,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// bucket waits until the bucket is there: it is installed after the log, which
-// the service was given. Nil when ctx ends before.
+// bucket blocks until the bucket exists: it is created after the log. It returns nil if ctx ends before that.
 func (s *Service) bucket(ctx context.Context) (*natsstore.Store, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -65,8 +65,8 @@ func read(t *testing.T, res *http.Response) string {
 	return string(b)
 }
 
-// say is an Anthropic request whose user said the texts, one a turn, and whose
-// assistant answered "ok" in between.
+// say returns an Anthropic request with the texts of a user, one a turn, and an assistant that answered "ok" in
+// between.
 func say(stream bool, texts ...string) string {
 	var messages []map[string]any
 	for i, text := range texts {
@@ -90,7 +90,7 @@ func anthropicRequest(stream bool, messages []map[string]any, tools ...string) s
 	return string(b)
 }
 
-// answerText is the text of an Anthropic answer that was not streamed.
+// answerText returns the text of an Anthropic answer that was not streamed.
 func answerText(t *testing.T, url, body string) string {
 	t.Helper()
 	res := post(t, url+"/v1/messages", body)
@@ -247,7 +247,7 @@ func TestBadRequests(t *testing.T) {
 		{"no rule", "/v1/messages", say(false, "x"), 400, `no rule of the script matches`},
 		{"no rule, openai", "/v1/responses", `{"model":"m","input":"x"}`, 400, `"type":"invalid_request_error"`},
 		{"unanswered call", "/v1/messages", strings.Replace(open, "%s", `{"role":"user","content":"and now?"}`, 1), 400, `tool call \"t1\" has no result`},
-		{"unknown call", "/v1/messages", strings.Replace(open, "%s", `{"role":"user","content":[{"type":"tool_result","tool_use_id":"t9"}]}`, 1), 400, "no open tool call"},
+		{"unknown call", "/v1/messages", strings.Replace(open, "%s", `{"role":"user","content":[{"type":"tool_result","tool_use_id":"t9"}]}`, 1), 400, "not an open tool call"},
 		{"stored responses", "/v1/responses", `{"model":"m","previous_response_id":"r","input":"x"}`, 400, "previous_response_id"},
 		{"no route", "/v1/embeddings", `{}`, 404, "no route POST /v1/embeddings"},
 	}

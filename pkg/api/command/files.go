@@ -35,13 +35,13 @@ func CheckPath(field, path string, folder bool) error {
 	case path == "" && folder:
 		return nil
 	case path == "":
-		return invalid(field, "it is empty: give a path relative to the workspace")
+		return invalid(field, "is empty; must be a path relative to the workspace")
 	case len(path) > MaxPath:
-		return invalid(field, "it has %d bytes; at most %d are taken", len(path), MaxPath)
+		return invalid(field, "has %d bytes; the limit is %d", len(path), MaxPath)
 	case !utf8.ValidString(path):
-		return invalid(field, "it is not valid UTF-8")
+		return invalid(field, "is not valid UTF-8")
 	case strings.ContainsRune(path, 0):
-		return invalid(field, "it holds NUL")
+		return invalid(field, "has a NUL byte")
 	case strings.Contains(path, `\`):
 		return invalid(field, `it holds a backslash: write it with slashes`)
 	case path[0] == '/':
@@ -50,11 +50,11 @@ func CheckPath(field, path string, folder bool) error {
 	for part := range strings.SplitSeq(path, "/") {
 		switch {
 		case part == "..":
-			return invalid(field, "it holds a part ..: it must stay in the workspace")
+			return invalid(field, "must not have a part ..: the path must stay in the workspace")
 		case part == "" || part == ".":
-			return invalid(field, "it holds an empty part, or . in place of one: write a/b.txt")
+			return invalid(field, "must not have an empty part or a part .; write a/b.txt")
 		case len(part) > maxName:
-			return invalid(field, "a part of it has %d bytes; at most %d are taken", len(part), maxName)
+			return invalid(field, "a part of has %d bytes; the limit is %d", len(part), maxName)
 		}
 	}
 	return nil
@@ -70,10 +70,10 @@ func (f File) Check(field, tenant, session string) error {
 		return err
 	}
 	if f.Mode > maxMode {
-		return invalid(field+".mode", "%d is no permission bits: at most %d, which is 0777", f.Mode, maxMode)
+		return invalid(field+".mode", "%d is not permission bits; the limit is %d, which is 0777", f.Mode, maxMode)
 	}
 	if len(f.SHA256) != sha256Hex || strings.Trim(f.SHA256, "0123456789abcdef") != "" {
-		return invalid(field+".sha256", "it is not a SHA-256 in hex")
+		return invalid(field+".sha256", "must be a SHA-256 in hexadecimal digits")
 	}
 	// An object name in another session's folder would give access to that session's content.
 	if f.Object != "" && (!strings.HasPrefix(f.Object, ObjectFolder(tenant, session)) || CheckPath(field, f.Object, false) != nil) {

@@ -30,10 +30,10 @@ func checkModelSettings(s events.ModelSettings) error {
 		for _, p := range architecture.Presets() {
 			names = append(names, p.Name)
 		}
-		return invalid(at+"preset", "there is no preset %.64q; there are %s", s.Preset, strings.Join(names, ", "))
+		return invalid(at+"preset", "unknown preset %.64q; must be one of %s", s.Preset, strings.Join(names, ", "))
 	}
 	if len(s.Env) > MaxModelVariables {
-		return invalid(at+"env", "there are %d variables; the limit is %d", len(s.Env), MaxModelVariables)
+		return invalid(at+"env", "has %d variables; the limit is %d", len(s.Env), MaxModelVariables)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := at + "env." + name
@@ -49,7 +49,7 @@ func checkModelSettings(s events.ModelSettings) error {
 		}
 	}
 	if len(s.Args) > MaxArguments {
-		return invalid(at+"args", "there are %d arguments; the limit is %d", len(s.Args), MaxArguments)
+		return invalid(at+"args", "has %d arguments; the limit is %d", len(s.Args), MaxArguments)
 	}
 	for i, arg := range s.Args {
 		field := fmt.Sprintf("%sargs[%d]", at, i)
@@ -66,10 +66,10 @@ func checkModelSettings(s events.ModelSettings) error {
 // checkTemplate returns an error if the value is too long, is not text, or contains an unknown placeholder.
 func checkTemplate(field, s string) error {
 	if len(s) > MaxArgument {
-		return invalid(field, "it has %d bytes; at most %d are taken", len(s), MaxArgument)
+		return invalid(field, "has %d bytes; the limit is %d", len(s), MaxArgument)
 	}
 	if strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
-		return invalid(field, "it holds NUL, or is not valid UTF-8")
+		return invalid(field, "has a NUL byte, or is not valid UTF-8")
 	}
 	if err := layers.CheckPlaceholders(s); err != nil {
 		return invalid(field, "%v", err)

@@ -51,14 +51,14 @@ func CheckOptions(o events.Options) error {
 		ms   uint32
 	}{{"syncIntervalMs", o.SyncIntervalMs}, {"healthIntervalMs", o.HealthIntervalMs}, {"sandboxMaxAgeMs", o.SandboxMaxAgeMs}} {
 		if f.ms != 0 && (f.ms < MinInterval || f.ms > MaxInterval) {
-			return invalid("sessionOptions."+f.name, "%d ms is not between %d (1 s) and %d (24 h)", f.ms, MinInterval, MaxInterval)
+			return invalid("sessionOptions."+f.name, "is %d ms; must be between %d (1 s) and %d (24 h)", f.ms, MinInterval, MaxInterval)
 		}
 	}
 	if o.Image != "" && (len(o.Image) > MaxImage || !image.MatchString(o.Image)) {
 		return invalid("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
 	}
 	if o.ModelProvider != "" && !slices.Contains(architecture.ModelProviders(), o.ModelProvider) {
-		return invalid("sessionOptions.modelProvider", "there is no model provider %.64q; there are %s", o.ModelProvider, strings.Join(architecture.ModelProviders(), ", "))
+		return invalid("sessionOptions.modelProvider", "unknown model provider %.64q; must be one of %s", o.ModelProvider, strings.Join(architecture.ModelProviders(), ", "))
 	}
 	if o.HostPath != "" {
 		if err := hostpath.CheckSyntax(o.HostPath); err != nil {
@@ -75,7 +75,7 @@ func CheckOptions(o events.Options) error {
 		return err
 	}
 	if len(o.Egress) > MaxEgress {
-		return invalid("sessionOptions.egress", "there are %d entries; the limit is %d", len(o.Egress), MaxEgress)
+		return invalid("sessionOptions.egress", "has %d entries; the limit is %d", len(o.Egress), MaxEgress)
 	}
 	if _, err := egress.ParseAllowlist(o.Egress); err != nil {
 		field := "sessionOptions.egress"
@@ -91,7 +91,7 @@ func CheckOptions(o events.Options) error {
 // request.
 func CheckBudget(field string, b events.Budget) error {
 	if b.CostUSD < 0 || math.IsNaN(b.CostUSD) || math.IsInf(b.CostUSD, 0) {
-		return invalid(field+".costUsd", "it is not a number of dollars from 0 on")
+		return invalid(field+".costUsd", "must be a number of dollars, 0 or more")
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func CheckTenantLimits(field string, l events.TenantLimits) error {
 		return invalid(field, "all fields are empty: set at least one, or remove the limits")
 	}
 	if l.RequestsPerSecond < 0 || math.IsNaN(l.RequestsPerSecond) || math.IsInf(l.RequestsPerSecond, 0) {
-		return invalid(field+".requestsPerSecond", "value is not a number of 0 or more")
+		return invalid(field+".requestsPerSecond", "must be a number, 0 or more")
 	}
 	return nil
 }
@@ -114,17 +114,17 @@ var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za
 
 func checkCommand(list []string) error {
 	if len(list) > MaxArguments {
-		return invalid("sessionOptions.command", "command has %d parts; the limit is %d", len(list), MaxArguments)
+		return invalid("sessionOptions.command", "has %d parts; the limit is %d", len(list), MaxArguments)
 	}
 	for i, arg := range list {
 		field := fmt.Sprintf("sessionOptions.command[%d]", i)
 		switch {
 		case i == 0 && strings.TrimSpace(arg) == "":
-			return invalid(field, "the first part must be the agent's program, but it is empty")
+			return invalid(field, "is empty; the first part must be the agent's program")
 		case len(arg) > MaxArgument:
-			return invalid(field, "it has %d bytes; at most %d are taken", len(arg), MaxArgument)
+			return invalid(field, "has %d bytes; the limit is %d", len(arg), MaxArgument)
 		case strings.ContainsRune(arg, 0) || !utf8.ValidString(arg):
-			return invalid(field, "it holds NUL, or is not valid UTF-8")
+			return invalid(field, "has a NUL byte, or is not valid UTF-8")
 		}
 	}
 	return nil

@@ -54,10 +54,10 @@ func (r reader) message(data []byte, path string, m protoreflect.Message) error 
 			if r.ignoreUnknown {
 				return nil
 			}
-			return &FieldError{at, "there is no such field; " + known(m.Descriptor())}
+			return &FieldError{at, "unknown field; " + known(m.Descriptor())}
 		}
 		if seen[name] {
-			return &FieldError{at, "the field is given twice"}
+			return &FieldError{at, "is set twice"}
 		}
 		seen[name] = true
 		if !utf8.Valid(raw) {
@@ -112,7 +112,7 @@ func (r reader) mapField(raw json.RawMessage, at string, into protoreflect.Map, 
 	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
 		key, at := protoreflect.ValueOfString(name).MapKey(), join(at, name)
 		if into.Has(key) {
-			return &FieldError{at, "it is given twice"}
+			return &FieldError{at, "is set twice"}
 		}
 		v, err := r.value(raw, at, into.NewValue(), fd)
 		if err == nil {
@@ -324,11 +324,11 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// known returns a list of the fields of a message.
+// known returns the allowed fields of a message, for an error.
 func known(d protoreflect.MessageDescriptor) string {
 	var names []string
 	for i := range d.Fields().Len() {
 		names = append(names, d.Fields().Get(i).JSONName())
 	}
-	return "there are " + strings.Join(names, ", ")
+	return "must be one of " + strings.Join(names, ", ")
 }

@@ -92,9 +92,9 @@ func readStruct(raw json.RawMessage, at string, v reflect.Value) error {
 		field, ok := fields[name]
 		switch {
 		case !ok:
-			return &FieldError{at, "there is no such field; there are " + strings.Join(names, ", ")}
+			return &FieldError{at, "unknown field; must be one of " + strings.Join(names, ", ")}
 		case seen[name]:
-			return &FieldError{at, "the field is given twice"}
+			return &FieldError{at, "is set twice"}
 		}
 		seen[name] = true
 		return readGo(raw, at, field)
@@ -106,7 +106,7 @@ func readGoMap(raw json.RawMessage, at string, v reflect.Value) error {
 	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
 		at, key := join(at, name), reflect.ValueOf(name)
 		if v.MapIndex(key).IsValid() {
-			return &FieldError{at, "it is given twice"}
+			return &FieldError{at, "is set twice"}
 		}
 		value, err := readElement(raw, at, v.Type().Elem())
 		if err == nil {

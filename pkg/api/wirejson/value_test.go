@@ -12,7 +12,7 @@ import (
 func TestUnmarshalValue_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]string{
-		`{"mcpServers":[{"name":"a"},{"ulr":"x"}]}`: "spec.mcpServers[1].ulr: there is no such field; there are name, type, image, command, env, url, headers, timeoutMs, tools",
+		`{"mcpServers":[{"name":"a"},{"ulr":"x"}]}`: "spec.mcpServers[1].ulr: unknown field; must be one of name, type, image, command, env, url, headers, timeoutMs, tools",
 		`{"mcpServers":[{"headers":{"A":1}}]}`:      "spec.mcpServers[0].headers.A: must be a string, not a number",
 		`{"limits":{"turns":-1}}`:                   "spec.limits.turns: must be a whole number from 0 to 4294967295, not -1",
 		`{"limits":{"budgetUsd":1e999}}`:            "spec.limits.budgetUsd: must be a number, not 1e999",
@@ -20,14 +20,14 @@ func TestUnmarshalValue_NamesTheInvalidField(t *testing.T) {
 		`{"skills":["a/b/c/d"]}`:                    `spec.skills[0]: "a/b/c/d" is not [scope/][org/]slug[@version]`,
 		`{"skills":["A"]}`:                          `spec.skills[0]: slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
 		`{"skills":[{"slug":"a","scope":"mine"}]}`:  `spec.skills[0].scope: "mine" is not one of platform, organization and identity_account`,
-		`{"skills":[{"slug":"a","vers":"1"}]}`:      "spec.skills[0].vers: there is no such field; there are scope, org, kind, slug, version",
+		`{"skills":[{"slug":"a","vers":"1"}]}`:      "spec.skills[0].vers: unknown field; must be one of scope, org, kind, slug, version",
 		`{"skills":[{"slug":"a","kind":"agent"}]}`:  `spec.skills[0].kind: "agent" does not belong here: the field refers to an entry of kind skill`,
 		`{"skills":[null]}`:                         "spec.skills[0]: must not be null",
 		`{"skills":[7]}`:                            "spec.skills[0]: must be an object, not 7",
 		`{"skills":"a"}`:                            "spec.skills: must be a list, not a string",
 		`{"environment":{"A":{"secret":"yes"}}}`:    "spec.environment.A.secret: must be true or false, not a string",
-		`{"environment":{"A":{},"A":{}}}`:           "spec.environment.A: it is given twice",
-		`{"name":"a","name":"b"}`:                   "spec.name: the field is given twice",
+		`{"environment":{"A":{},"A":{}}}`:           "spec.environment.A: is set twice",
+		`{"name":"a","name":"b"}`:                   "spec.name: is set twice",
 		`["x"]`:                                     "spec: must be an object, not a list",
 		`{"name":"a"`:                               "spec: not valid JSON",
 		``:                                          "spec: not valid JSON",

@@ -22,13 +22,13 @@ import (
 func TestUnmarshal_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, body, want string }{
-		{"unknown field", `{"contents":"x"}`, "contents: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles, environment"},
-		{"proto name", `{"session_id":"x"}`, "session_id: there is no such field; there are sessionId, content, parts, metadata, workspaceFiles, environment"},
+		{"unknown field", `{"contents":"x"}`, "contents: unknown field; must be one of sessionId, content, parts, metadata, workspaceFiles, environment"},
+		{"proto name", `{"session_id":"x"}`, "session_id: unknown field; must be one of sessionId, content, parts, metadata, workspaceFiles, environment"},
 		{"number for a string", `{"content":5}`, "content: must be a string, not 5"},
 		{"object for a string", `{"content":{"a":1}}`, "content: must be a string, not an object"},
 		{"string for a list", `{"parts":"x"}`, "parts: must be a list, not a string"},
-		{"nested", `{"parts":[{"type":"text"},{"typ":"x"}]}`, "parts[1].typ: there is no such field; there are type, text, mediaType, data"},
-		{"twice", `{"content":"a","content":"b"}`, "content: the field is given twice"},
+		{"nested", `{"parts":[{"type":"text"},{"typ":"x"}]}`, "parts[1].typ: unknown field; must be one of type, text, mediaType, data"},
+		{"twice", `{"content":"a","content":"b"}`, "content: is set twice"},
 		{"not an object", `["x"]`, "must be an object, not a list"},
 		{"half an object", `{"content":"a"`, "not valid JSON: it ends too early"},
 		{"half a string", `{"content":"a`, "content: not valid JSON: it ends too early"},
@@ -39,7 +39,7 @@ func TestUnmarshal_NamesTheInvalidField(t *testing.T) {
 		{"a secret that is a number", `{"environment":{"PIN":{"value":123456,"secret":true}}}`, "environment.PIN.value: must be a string, not a number"},
 		{"a list of variables", `{"environment":[]}`, "environment: must be an object, not a list"},
 		{"no variable", `{"environment":{"A":null}}`, "environment.A: must be an object, not null"},
-		{"a variable twice", `{"environment":{"A":{},"A":{}}}`, "environment.A: it is given twice"},
+		{"a variable twice", `{"environment":{"A":{},"A":{}}}`, "environment.A: is set twice"},
 		{"deep document", strings.Repeat(`{"a":`, 100_000), "a: nested deeper than 512 levels"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -59,9 +59,9 @@ func TestUnmarshal_NamesTheInvalidField(t *testing.T) {
 		`{"sessionOptions":[]}`:                           "sessionOptions: must be an object, not a list",
 		`{"agent":7}`:                                     "agent: must be a reference, which is a string or an object, not 7",
 		`{"agent":{}}`:                                    `agent.slug: "" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
-		`{"agent":{"slug":"a","colour":"red"}}`:           "agent.colour: there is no such field; there are scope, org, kind, slug, version",
+		`{"agent":{"slug":"a","colour":"red"}}`:           "agent.colour: unknown field; must be one of scope, org, kind, slug, version",
 		`{"agent":{"slug":"a","kind":"instance"}}`:        `agent.kind: "instance" does not belong here: the field refers to an entry of kind agent`,
-		`{"instance":{"slug":"a","slug":"b"}}`:            "instance.slug: the field is given twice",
+		`{"instance":{"slug":"a","slug":"b"}}`:            "instance.slug: is set twice",
 		`{"environments":["a",{"slug":"b","org":"O"}]}`:   `environments[1].org: "O" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
 		`{"environments":[null]}`:                         "environments[0]: must be a reference, which is a string or an object, not null",
 		`{"agentProfileRef":{"slug":"a","version":"V"}}`:  `agentProfileRef.version: "V" is neither a tag (1 to 64 characters of a-z, 0-9, dots, hyphens and underscores) nor a SHA-256 in hex`,

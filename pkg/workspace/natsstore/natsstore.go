@@ -25,7 +25,7 @@ const (
 	chunkSize = 512 << 10
 	// inFlight is the maximum number of unacknowledged chunks of an object.
 	inFlight = 16
-	// stall is how long the bucket may neither take nor give a chunk.
+	// stall is the timeout for the bucket to accept or send the next chunk.
 	stall = 30 * time.Second
 	// answer is the time limit of a single request; again is the pause before it is repeated.
 	answer = 5 * time.Second

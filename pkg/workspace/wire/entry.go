@@ -137,7 +137,7 @@ func (e *Entry) BlockLen(i int) int {
 // Blocks is how many blocks a file of so many bytes has.
 func Blocks(size int64) int { return int((size + BlockSize - 1) / BlockSize) }
 
-// Check reports what an entry must not be: one that leads out of its tree, or contradicts itself.
+// Check returns an error for an entry that leads out of its tree or contradicts itself.
 func (e *Entry) Check() error {
 	if err := checkPath(e.Path); err != nil {
 		return err

@@ -12,21 +12,20 @@ import (
 // Protocol is the version that both sides state first.
 const Protocol = 1
 
-// MaxFrame bounds a frame's content in bytes: the entry of the largest file has a hash for each block.
+// MaxFrame is the maximum size of a frame's content in bytes: the entry of the largest file has a hash for each block.
 const MaxFrame = 2 << 20
 
-// Type is what a frame holds.
+// Type is the type of a frame.
 type Type byte
 
-// The frames. Either side speaks alone until it has sent one that hands over or ends.
+// The types of frames. One side sends frames until it sends one that passes the turn or ends the stream.
 //
-// Snapshot: the host says Hello; the runner says Hello and Found; the host says
-// Stop when it has that snapshot, else Known frames and Go; the runner sends
-// entries in order, each after those of its blocks that are not known, and End.
-// What it left out it reports with the entries, or before a Found with an id.
+// Snapshot: the host sends Hello; the runner sends Hello and Found. If the host has that snapshot, it sends Stop;
+// otherwise it sends Known frames and Go. The runner then sends entries in order, each after those of its blocks that
+// the host does not have, and End. The runner reports skipped files with the entries, or before a Found with an id.
 //
-// Restore: the host says Hello, sends all entries in order and Go, each block
-// once, and End; the runner says Hello and End once everything is in place.
+// Restore: the host sends Hello, all entries in order and Go, each block once, and End; the runner sends Hello, and
+// End when all files are in place.
 const (
 	FrameHello Type = 'H' // Hello
 	FrameFound Type = 'F' // Found
@@ -44,7 +43,7 @@ type Hello struct {
 	Protocol int `json:"protocol"`
 }
 
-// Found is what a runner can say of a tree without reading any content.
+// Found is the information about a tree that a runner has without reading any content.
 type Found struct {
 	ID    string `json:"id,omitempty"` // "" when content has to be read to know
 	Files uint32 `json:"files,omitempty"`
@@ -70,7 +69,7 @@ const (
 	PathTooLong Reason = "path_too_long" // its path, or a link's target, is longer than a snapshot takes
 )
 
-// End closes a stream: what came before it is the whole.
+// End ends a stream: all content was sent before it.
 type End struct {
 	ID    string `json:"id,omitempty"`
 	Files uint32 `json:"files"`
@@ -80,7 +79,7 @@ type End struct {
 
 // Exit codes of the commands snapshot, restore and unpack, which other commands of the runner do not have.
 const (
-	ExitDiskFull = 5 // the sandbox has no room for what was to be written
+	ExitDiskFull = 5 // the sandbox has no room for the content
 	ExitRefused  = 6 // the archive is at fault
 )
 
@@ -111,7 +110,7 @@ func (w *Writer) Frame(t Type, content []byte) error {
 	return nil
 }
 
-// Entry writes one that holds e.
+// Entry writes a frame that contains e.
 func (w *Writer) Entry(e *Entry) error {
 	line, err := e.Line()
 	if err != nil {
@@ -120,7 +119,7 @@ func (w *Writer) Entry(e *Entry) error {
 	return w.Frame(FrameEntry, line)
 }
 
-// JSON writes one that holds v.
+// JSON writes a frame that contains v as JSON.
 func (w *Writer) JSON(t Type, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -129,7 +128,7 @@ func (w *Writer) JSON(t Type, v any) error {
 	return w.Frame(t, raw)
 }
 
-// Flush sends what is buffered.
+// Flush sends the buffered frames.
 func (w *Writer) Flush() error {
 	if err := w.w.Flush(); err != nil {
 		return cut(err)
@@ -146,8 +145,8 @@ type Reader struct {
 // NewReader reads from r.
 func NewReader(r io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(r, 64<<10)} }
 
-// Next gives the next frame; its content is valid until the next call. A stream
-// that ends gives an error that wraps ErrCut: who reads stops at End.
+// Next returns the next frame, whose content is valid until the next call. At the end of the stream it returns an
+// error that wraps ErrCut, because a reader must stop at End.
 func (r *Reader) Next() (Type, []byte, error) {
 	var head [headerLen]byte
 	if _, err := io.ReadFull(r.r, head[:]); err != nil {
@@ -202,7 +201,7 @@ func Decode(t Type, content []byte, v any) error {
 	return nil
 }
 
-// Unexpected says that a frame came out of turn.
+// Unexpected returns the error for a frame that came out of turn.
 func Unexpected(t Type) error { return fmt.Errorf("frame %q does not belong here", byte(t)) }
 
 func cut(err error) error {

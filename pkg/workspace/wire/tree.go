@@ -17,7 +17,7 @@ const idPrefix = "m-"
 type Tree struct {
 	hash    hash.Hash
 	last    string
-	folders []string // those that the last entry lies in
+	folders []string // the folders that contain the last entry
 	entries int
 }
 
@@ -28,9 +28,8 @@ func NewTree() *Tree {
 	return t
 }
 
-// Add takes the next entry and gives its canonical line, without the newline.
-// It refuses one that Check refuses, one out of order, and one whose folder was
-// not added as a folder: so no path leads through a link.
+// Add adds the next entry and returns its canonical line, without the newline. It returns an error for an entry that
+// Check refuses, that is out of order, or whose folder was not added as a folder. So no path leads through a link.
 func (t *Tree) Add(e *Entry) ([]byte, error) {
 	if err := e.Check(); err != nil {
 		return nil, err
@@ -64,7 +63,7 @@ func (t *Tree) Add(e *Entry) ([]byte, error) {
 // ID names the tree as added so far: m- and the SHA-256 of its canonical form.
 func (t *Tree) ID() string { return fmt.Sprintf("%s%x", idPrefix, t.hash.Sum(nil)) }
 
-// CheckID reports an error unless id is one that ID gives.
+// CheckID returns an error unless id has the form of ids that ID returns.
 func CheckID(id string) error {
 	var h Hash
 	rest, ok := strings.CutPrefix(id, idPrefix)

@@ -1,12 +1,10 @@
-// Package janitor removes for good what nothing needs any more: the content of
-// deleted sessions, uploads that nothing names, snapshots beyond the retention.
+// Package janitor removes data that nothing needs any more: the content of deleted sessions, unreferenced uploads, and
+// snapshots beyond the retention.
 //
-// It is a role of the session service with a process and a NATS user of its own,
-// because only this user may delete messages. It keeps no state: what is to be
-// done follows from the log, the buckets and the read models. So it may be killed
-// at any point, and any number of copies may run: an advisory lock in Postgres lets
-// one of them work, and two at once would do no harm, since each step is
-// idempotent and every write to the log is guarded.
+// The janitor belongs to the session service, but has a process and a NATS user of its own, because only this user may
+// delete messages. It keeps no state: the log, the buckets and the read models show what is due. So it can be killed
+// at any point, and any number of copies may run: an advisory lock in Postgres lets one of them work. Two at once
+// would do no harm, because every step is idempotent and every append to the log is guarded.
 package janitor
 
 import (
@@ -20,45 +18,32 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/settings"
 )
 
-// Config is the janitor's settings. The zero value takes every default, but for DatabaseURL.
+// Config holds the janitor's settings. The zero value takes every default, except for DatabaseURL.
 type Config struct {
-	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"The Postgres of the read models."`
-	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"How long after every reader of the log has passed a session's deletion its content is removed."`
-	Interval    time.Duration `default:"1m" env:"SPOOL_GC_INTERVAL" help:"How often the janitor looks for what is to be removed."`
-	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"After how long content that nothing refers to is removed: of an upload that failed, of a skill without a version, secrets of a refused request. What has a name stays for at least 15m."`
-	Snapshots   int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"How many snapshots of its workspace a session keeps, the newest. The one that it resumes from always stays."`
-	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"The content of how many deleted sessions one pass removes."`
+	DatabaseURL string        `name:"database-url" required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
+	Grace       time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"Time after which the content of a deleted session is removed, counted from when every reader of the log has passed the deletion."`
+	Interval    time.Duration `default:"1m" env:"SPOOL_GC_INTERVAL" help:"Interval at which the janitor looks for data to remove."`
+	Uploads     time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"Age at which unreferenced content is removed: remains of failed uploads, ZIPs of skills without a version, secrets of refused requests. Content with a name stays for at least 15m."`
+	Snapshots   int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest snapshots of its workspace that a session keeps. The snapshot from which the session resumes is always kept."`
+	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"Largest number of deleted sessions whose content one pass removes."`
 }
 
-// withDefaults returns the config with nothing left at zero, or what is wrong with it.
+// withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
+	settings.Default(&c)
 	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		unset time.Duration
-		least time.Duration
-	}{
-		{"grace", &c.Grace, 10 * time.Minute, time.Millisecond},
-		{"interval", &c.Interval, time.Minute, 10 * time.Millisecond},
-		{"uploads", &c.Uploads, time.Hour, time.Millisecond},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
+		name         string
+		value, least time.Duration
+	}{{"grace", c.Grace, time.Millisecond}, {"interval", c.Interval, 10 * time.Millisecond}, {"uploads", c.Uploads, time.Millisecond}} {
+		if d.value < d.least || d.value > 366*24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between %s and 8784h", d.name, d.value, d.least)
 		}
-		if *d.value < d.least || *d.value > 366*24*time.Hour {
-			return c, fmt.Errorf("%s: %s is not between %s and 8784h", d.name, *d.value, d.least)
-		}
-	}
-	if c.Sessions == 0 {
-		c.Sessions = 100
 	}
 	if c.Sessions < 1 || c.Sessions > 10_000 {
 		return c, fmt.Errorf("sessions: %d is not between 1 and 10000", c.Sessions)
-	}
-	if c.Snapshots == 0 {
-		c.Snapshots = 500
 	}
 	if c.Snapshots < 2 || c.Snapshots > 1_000_000 {
 		return c, fmt.Errorf("snapshots: %d is not between 2 and 1000000", c.Snapshots)
@@ -79,7 +64,7 @@ type Deps struct {
 	Metrics prometheus.Registerer
 }
 
-// settling is how long named content that nothing refers to stays at least, whatever
-// Config.Uploads says: a command that is to refer to it is decided, or refused, by then.
-// It is longer than a snapshot (10m), a push of a skill (5m) and the deadline of a command take.
+// settling is the minimum time for which unreferenced objects with a name are kept, also if Config.Uploads is shorter.
+// By then the command that refers to the object was decided or refused: a snapshot takes 10 minutes, a push of a skill
+// 5, and commands have shorter deadlines.
 const settling = 15 * time.Minute

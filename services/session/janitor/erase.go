@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// eraser removes messages so that their bytes are gone from the server's disk. A
-// purge or a delete only forgets them: the bytes stay in the server's block files.
+// eraser removes messages so that their bytes are overwritten on the server's disk. After a purge or an ordinary
+// delete the bytes stay in the server's block files.
 type eraser struct{ stream jetstream.Stream }
 
 func openEraser(ctx context.Context, js jetstream.JetStream, name string) (eraser, error) {
@@ -44,7 +44,7 @@ func (e eraser) subject(ctx context.Context, subject string, below uint64) (n ui
 	return n, e.proof(ctx, subject, below)
 }
 
-// erase erases one message. One that is gone already is no error.
+// erase erases one message. A message that does not exist any more is not an error.
 func (e eraser) erase(ctx context.Context, seq uint64) error {
 	err := e.stream.SecureDeleteMsg(ctx, seq)
 	if err == nil {
@@ -56,7 +56,7 @@ func (e eraser) erase(ctx context.Context, seq uint64) error {
 	return fmt.Errorf("erase message %d of stream %s: %w", seq, e.name(), err)
 }
 
-// proof asks the stream's leader what is left: reads may be answered by a replica that lags.
+// proof asks the stream's leader for remaining messages, because a replica that lags may answer reads.
 func (e eraser) proof(ctx context.Context, subject string, below uint64) error {
 	info, err := e.stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
@@ -76,7 +76,7 @@ func (e eraser) proof(ctx context.Context, subject string, below uint64) error {
 	return nil
 }
 
-// from counts the messages on a subject from a sequence on.
+// from returns the number of messages on a subject from a sequence on.
 func (e eraser) from(ctx context.Context, subject string, seq uint64) (n uint64, err error) {
 	for {
 		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
@@ -90,10 +90,9 @@ func (e eraser) from(ctx context.Context, subject string, seq uint64) (n uint64,
 	}
 }
 
-// purge removes every message of a key-value bucket whose subject matches a
-// filter. Key-value buckets are made so that none of their messages can be deleted,
-// so the bytes of what is purged may stay in the server's files for a while:
-// hashes and ids, and values of secrets that are encrypted.
+// purge removes every message of a key-value bucket whose subject matches a filter. NATS creates key-value buckets so
+// that their messages cannot be deleted. The bytes of purged messages may therefore stay in the server's files for a
+// while: hashes and ids, and encrypted values of secrets.
 func (e eraser) purge(ctx context.Context, filter string) error {
 	if err := e.stream.Purge(ctx, jetstream.WithPurgeSubject(filter)); err != nil {
 		return fmt.Errorf("purge %s of stream %s: %w", filter, e.name(), err)
@@ -116,7 +115,7 @@ func since(filter string, t time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
 }
 
-// message is one of a stream.
+// message is a message of a stream.
 type message struct {
 	subject string
 	data    []byte
@@ -124,11 +123,12 @@ type message struct {
 	seq     uint64
 }
 
-// messages calls handle with each message that the stream holds now, in order. The
-// config says which: FilterSubjects, DeliverPolicy and OptStartTime.
+// messages calls handle with each message that the stream has now, in order. The config selects the messages by
+// FilterSubjects, DeliverPolicy and OptStartTime.
 func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
 	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
-	// Left to its inactivity: the right to delete a consumer of the log would be the right to delete a durable.
+	// The consumer is removed after its inactivity: with the right to delete a consumer of the log, the janitor could
+	// also delete a durable.
 	which.AckPolicy, which.MemoryStorage, which.Replicas, which.InactiveThreshold = jetstream.AckNonePolicy, true, 1, silence
 	c, err := e.stream.CreateConsumer(ctx, which)
 	if err != nil {

@@ -19,8 +19,8 @@ type fileChange struct {
 	N      uint32
 }
 
-// putFiles removes files that were put into the workspace of a session that exists: those whose request was refused, to which no
-// event refers, and those that the session's last snapshot holds.
+// putFiles removes uploaded files of a session that exists: files whose request was refused, to which no event refers,
+// and files that the session's last snapshot contains.
 func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error {
 	var manifest uint64
 	for _, o := range list {
@@ -48,7 +48,7 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 	if err != nil {
 		return fmt.Errorf("look for the session's files: %w", err)
 	}
-	// The read models may lag, so the log decides. All that a deleted session has goes with it.
+	// The read models may lag, so the log decides. The objects of a deleted session are removed with its content.
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil || l.Life.Status == session.Deleted {
 		return err
@@ -68,7 +68,7 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 	if len(held) == 0 {
 		return nil
 	}
-	// A fork that has no snapshot of its own yet may still put in files that its parent's next snapshot held.
+	// A fork that has no snapshot of its own yet may still apply files that its parent's next snapshot contains.
 	snapshots, err := p.forkSnapshots(ctx, k)
 	if err != nil || len(snapshots) > 0 {
 		return err
@@ -76,7 +76,8 @@ func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error 
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindFiles, Tenant: k.Tenant, Name: k.ID}, held)
 }
 
-// transcriptOf returns the transcript that a session began with, as a change that no snapshot holds: forks may begin with it too.
+// transcriptOf returns the transcript with which a session began, as a change that no snapshot contains, because forks
+// may begin with it too.
 func transcriptOf(l eventlog.Loaded) []fileChange {
 	if t := l.Life.Transcript; t != nil {
 		return []fileChange{{t.Object, math.MaxUint32}}
@@ -84,8 +85,8 @@ func transcriptOf(l eventlog.Loaded) []fileChange {
 	return nil
 }
 
-// heldChange returns the number of the last file change that no executor puts into a workspace again, since the session's last
-// snapshot holds it. A folder of the host is never filled from a snapshot.
+// heldChange returns the number of the last file change that no executor applies again, because the session's last
+// snapshot contains it. A folder of the host is never filled from a snapshot.
 func heldChange(l eventlog.Loaded) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0
@@ -93,8 +94,8 @@ func heldChange(l eventlog.Loaded) uint32 {
 	return l.Run.Snapshot.Applied
 }
 
-// unneeded returns the files to which no change refers, and those of which all changes are held by a snapshot. It notes the others, so
-// that passes before the next snapshot do not look again.
+// unneeded returns the files to which no change refers, and those whose changes are all contained in a snapshot. It
+// remembers the other files, so that passes before the next snapshot do not check them again.
 func (p *pass) unneeded(files []object, changes []fileChange, held uint32, manifest uint64) (refused, applied []object) {
 	last := map[string]uint32{}
 	for _, c := range changes {

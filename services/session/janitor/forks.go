@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// forking is how long a fork may be under way: from when the session service has last seen that the parent is not deleted until
-// the fork is in the log.
+// forking is the maximum time between the last check of the session service that the parent is not deleted, and the
+// commit of the fork.
 const forking = time.Minute
 
 // unfolded is a fork that the read models do not have yet.
@@ -57,8 +57,8 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfolded, error) {
 	return out, nil
 }
 
-// fork returns a session that is not deleted and that was forked from a session, directly or not; "" for none. The log is read
-// once in a pass: of a session that was deleted long enough before the pass no fork is made any more.
+// fork returns a session that is not deleted and that was forked from a session, directly or through other forks; ""
+// for none. The log is read once in a pass: a session that was deleted long enough before the pass gets no new forks.
 func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
 	if p.forks == nil {
 		list, err := p.unfoldedForks(ctx)
@@ -106,7 +106,7 @@ func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
 	return "", nil
 }
 
-// forked says what keeps a deleted session because of forks; "" for nothing.
+// forked returns the reason why forks keep a deleted session, or "" if they do not.
 func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
 	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {
@@ -122,7 +122,7 @@ func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
 	return "session " + fork + " was forked from it", nil
 }
 
-// forkSnapshots returns the names of a session's snapshots that forks begin with which have none of their own.
+// forkSnapshots returns the names of a session's snapshots with which forks begin that have no snapshot of their own.
 func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool, error) {
 	list, err := p.unfoldedForks(ctx)
 	if err != nil {

@@ -18,28 +18,28 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// passLock is the Postgres advisory lock of the janitor that works: the bytes of "spooljan".
+// passLock is the Postgres advisory lock of the janitor that runs a pass: the bytes of "spooljan".
 const passLock = 0x73706f6f6c6a616e
 
-// ErrBusy is a pass that was not begun because another janitor is in the middle of one.
+// ErrBusy is returned if another janitor is running a pass.
 var ErrBusy = errors.New("another janitor is at work; try again when it has finished")
 
-// Kind is what an item is.
+// Kind is the kind of an item.
 type Kind string
 
 // The kinds of items.
 const (
 	// KindSession is the content of a deleted session.
 	KindSession Kind = "session"
-	// KindChunks is content without a name: of an upload that failed, or of an object that was replaced.
+	// KindChunks is content without a name: remains of a failed upload or of a replaced object.
 	KindChunks Kind = "chunks"
 	// KindSnapshots are snapshots of a session's workspace beyond the retention.
 	KindSnapshots Kind = "snapshots"
-	// KindFiles are files that were put into a session's workspace and that its last snapshot holds.
+	// KindFiles are files that were uploaded into a session's workspace and that its last snapshot contains.
 	KindFiles Kind = "files"
 	// KindUploads are files whose request was refused, of a session that was never created, or that came after the removal of its content.
 	KindUploads Kind = "uploads"
-	// KindSkill is the ZIP of a skill that no version refers to, or an upload of one.
+	// KindSkill is the ZIP of a skill to which no version refers, or an upload of a skill.
 	KindSkill Kind = "skill"
 	// KindSecret is the value of a secret that came with a refused request.
 	KindSecret Kind = "secret"
@@ -53,30 +53,31 @@ type Item struct {
 	Messages uint32 `json:"messages,omitempty"` // commits of the log
 	Objects  uint32 `json:"objects,omitempty"`
 	Bytes    uint64 `json:"bytes,omitempty"` // of objects
-	// Waits says what has to happen first; "" for an item that is removed now.
+	// Waits is the condition for which the item waits; "" for an item that is removed now.
 	Waits string `json:"waits,omitempty"`
 }
 
-// Report is what a pass found.
+// Report lists the items that a pass found.
 type Report struct {
 	Items []Item `json:"items"`
 }
 
-// Janitor is one copy.
+// Janitor is one copy of the janitor.
 type Janitor struct {
 	cfg    Config
 	deps   Deps
 	js     jetstream.JetStream
 	counts *metrics
-	// fileNeeded holds the files that wait for a snapshot that holds them, by the sequence of their object: the sequence of the
-	// session's last manifest when that was found out. It is used within a pass alone.
+	// fileNeeded holds the files that wait for a snapshot that contains them. The key is the sequence of the file's
+	// object, the value the sequence of the session's last manifest at the time of the check. It is used only within a
+	// pass.
 	fileNeeded map[uint64]uint64
-	// trimmed holds what was removed of the workspaces of sessions that exist and is not in the log yet. What it holds when the
-	// process ends stays counted until the session's content is removed.
+	// trimmed holds removals from workspaces of existing sessions that are not in the log yet. If the process ends,
+	// their bytes count until the session's content is removed.
 	trimmed map[sessionKey]events.WorkspaceTrimmed
 }
 
-// New checks the config; nothing is asked of NATS or Postgres yet.
+// New checks the config. It does not connect to NATS or Postgres.
 func New(cfg Config, deps Deps) (*Janitor, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -98,8 +99,8 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics), fileNeeded: map[uint64]uint64{}, trimmed: map[sessionKey]events.WorkspaceTrimmed{}}, nil
 }
 
-// Run makes a pass at every interval until ctx ends. A pass that fails is logged,
-// and the next one goes on where it stopped.
+// Run makes a pass at every interval until ctx ends. A pass that fails is logged, and the next pass continues the
+// work.
 func (j *Janitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(j.cfg.Interval)
 	defer tick.Stop()
@@ -124,10 +125,10 @@ func (j *Janitor) Run(ctx context.Context) error {
 	}
 }
 
-// Pass does once what is due, or only reports it. What could not be done for one
-// session does not keep the others from being done; the error holds all of it.
+// Pass does the work that is due, or with dry only reports it. A failure for one session does not prevent the work for
+// others; the returned error contains all failures.
 func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
-	// What is old enough to be removed is judged by the clock that stamped it.
+	// The ages of objects are measured with the clock that set their times.
 	if err := j.deps.Clock.Measure(ctx); err != nil {
 		return Report{}, err
 	}
@@ -135,7 +136,7 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 	if err != nil {
 		return Report{}, fmt.Errorf("connect to postgres: %w", err)
 	}
-	// Closing the connection gives the lock back, also where this process is killed.
+	// Closing the connection releases the lock, also if this process is killed.
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
 	var alone bool
 	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(passLock)).Scan(&alone); err != nil {
@@ -144,7 +145,8 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 	if !alone {
 		return Report{}, ErrBusy
 	}
-	// At once: Postgres ends a connection in its own time, and the next pass may begin before.
+	// Release the lock explicitly: Postgres ends a connection some time later, and the next pass may begin before
+	// that.
 	defer func() {
 		_, unlock := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock($1)", int64(passLock))
 		err = errors.Join(err, unlock)
@@ -157,7 +159,7 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 	return p.report, err
 }
 
-// pass is one pass.
+// pass is the state of one pass.
 type pass struct {
 	cfg        Config
 	log        eventlog.Log
@@ -178,9 +180,9 @@ type pass struct {
 	secrets, idempotency eraser
 	workspaces, payloads *bucket
 	skills               *bucket
-	store                *natsstore.Store        // of workspaces, once it was opened
-	forks                *[]unfolded             // that the log has and the read models do not, once they were read
-	requests             map[sessionKey][]string // keys of idempotency records, once they were listed
+	store                *natsstore.Store        // store of workspaces; nil until it is opened
+	forks                *[]unfolded             // forks that the log has and the read models do not have yet; nil until they are read
+	requests             map[sessionKey][]string // keys of idempotency records; nil until they are listed
 }
 
 func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
@@ -211,7 +213,7 @@ func (p *pass) run(ctx context.Context) error {
 	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
 }
 
-// settled is the time before which named content that nothing refers to was stored if it is to be removed.
+// settled returns the time before which unreferenced objects with a name must have been stored to be removed.
 func (p *pass) settled() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
 
 // removeObjects reports objects as one item, and erases them unless the pass is dry.

@@ -2,7 +2,7 @@ package janitor
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics are what a copy counts.
+// metrics are the counters of one copy of the janitor.
 type metrics struct {
 	items  *prometheus.CounterVec
 	bytes  *prometheus.CounterVec
@@ -22,7 +22,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// DescribeMetrics registers what the janitor counts, of none: for documents.
+// DescribeMetrics registers the janitor's metrics without a running janitor, for the documentation.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
 
 func (m *metrics) removed(k Kind, n int, bytes uint64) {

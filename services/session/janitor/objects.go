@@ -17,7 +17,7 @@ import (
 type bucket struct {
 	eraser
 	bucket    string
-	bySession map[sessionKey][]object // once they were listed
+	bySession map[sessionKey][]object // nil until the objects are listed
 }
 
 // object is an object as its name message describes it.
@@ -58,8 +58,8 @@ func (b *bucket) list(ctx context.Context, keep func(object) bool) ([]object, er
 	return out, err
 }
 
-// sessions lists the objects by the session that they are named after. The names of
-// a bucket are read once in a pass: a session that is retired has no new ones.
+// sessions lists the objects by the session in their names. The names of a bucket are read once in a pass: a retired
+// session gets no new objects.
 func (b *bucket) sessions(ctx context.Context) (map[sessionKey][]object, error) {
 	if b.bySession != nil {
 		return b.bySession, nil
@@ -78,7 +78,7 @@ func (b *bucket) sessions(ctx context.Context) (map[sessionKey][]object, error) 
 	return list, nil
 }
 
-// of lists the objects of a session.
+// of returns the objects of a session.
 func (b *bucket) of(ctx context.Context, k sessionKey) ([]object, error) {
 	list, err := b.sessions(ctx)
 	return list[k], err
@@ -93,8 +93,8 @@ func sessionOf(name string) (sessionKey, bool) {
 	return sessionKey{parts[0], parts[1]}, true
 }
 
-// remove erases an object as it was listed. One that was stored again under the
-// same name meanwhile stays: its chunks and its name message are others.
+// remove erases an object as it was listed. If the object was stored again under the same name meanwhile, the new
+// object stays, because its chunks and its name message are others.
 func (b *bucket) remove(ctx context.Context, o object) error {
 	if _, err := b.subject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
 		return err
@@ -119,11 +119,11 @@ func (b *bucket) named(ctx context.Context, name string) (object, bool, error) {
 	return o, true, nil
 }
 
-// unnamed lists the chunk subjects that no object names, and that are older than
-// before: what an upload that failed, or an object that was replaced, left behind.
+// unnamed lists the chunk subjects that no object names and that are older than before: remains of failed uploads and
+// of replaced objects.
 func (b *bucket) unnamed(ctx context.Context, before time.Time) (nuids []string, err error) {
-	// The chunks first: an object's name is stored after its chunks, so every
-	// upload that has ended by now is named in the list that follows.
+	// List the chunks first: an object's name is stored after its chunks, so the names of all uploads that have ended
+	// are in the list that follows.
 	info, err := b.stream.Info(ctx, jetstream.WithSubjectFilter("$O."+b.bucket+".C.>"))
 	if err != nil {
 		return nil, fmt.Errorf("list chunks of bucket %s: %w", b.bucket, err)

@@ -17,14 +17,14 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// sealed is the value of a secret. The gateway stores it before it sends the command
-// that is to refer to it, so that it stays if the command is refused.
+// sealed is the encrypted value of a secret. The gateway stores it before it sends the command that refers to it, so
+// the value stays if the command is refused.
 type sealed struct {
 	key string // <tenant>.x.<execution>.<random>, or <tenant>.e.<random> of an environment
 	at  time.Time
 }
 
-// execution returns the execution that the value is for; of an environment's there is none.
+// execution returns the execution to which the value belongs, or "" for a value of an environment.
 func (s sealed) execution() (id string, ok bool) {
 	parts := strings.Split(s.key, ".")
 	if len(parts) == 4 && parts[1] == "x" {
@@ -58,7 +58,7 @@ func (p *pass) refusedSecrets(ctx context.Context) error {
 
 const secretPrefix = "$KV." + topology.BucketSecrets + "."
 
-// unknownSecrets returns values that are not new and that the read models do not refer to.
+// unknownSecrets returns values that are old enough and to which the read models do not refer.
 func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 	info, err := p.secrets.stream.Info(ctx, jetstream.WithSubjectFilter(secretPrefix+">"))
 	if err != nil {
@@ -94,7 +94,7 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read when a secret was stored: %w", err)
 		}
-		// One that was removed leaves a marker, without a value.
+		// A removed secret leaves a marker without a value.
 		if len(m.Data) > 0 && m.Time.Before(p.settled()) {
 			list = append(list, sealed{key, m.Time})
 		}
@@ -102,9 +102,8 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 	return list, nil
 }
 
-// unmentioned returns those values that no commit refers to. The read models may lag,
-// so the log is read from the time on at which the oldest value was stored, and from
-// a while before, since servers of a cluster do not agree on the time.
+// unmentioned returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
+// before the time at which the oldest value was stored, because servers of a cluster have different clocks.
 func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error) {
 	from := slices.MinFunc(list, func(a, b sealed) int { return a.at.Compare(b.at) }).at.Add(-settling)
 	found := map[string]bool{}
@@ -133,7 +132,7 @@ func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error)
 	return slices.DeleteFunc(list, func(s sealed) bool { return found[s.key] }), nil
 }
 
-// sealedOf adds the keys that any version of an environment refers to.
+// sealedOf adds the keys to which any version of an environment refers.
 func (p *pass) sealedOf(ctx context.Context, name string, found map[string]bool) error {
 	subject, err := events.ParseSubject(name)
 	if err != nil {

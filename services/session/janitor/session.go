@@ -27,12 +27,11 @@ import (
 // sessionKey names a session.
 type sessionKey struct{ Tenant, ID string }
 
-// page is how many deleted sessions are listed at once.
+// page is the number of deleted sessions that are listed at once.
 const page = 500
 
-// deletedSessions works on every session that is deleted and whose content was
-// not removed yet, until the pass has removed as many as it may. What fails for
-// one does not keep the others from being worked on.
+// deletedSessions processes every deleted session whose content was not removed yet, until the pass has removed the
+// maximum number of sessions. A failure for one session does not prevent the work for others.
 func (p *pass) deletedSessions(ctx context.Context) error {
 	var errs []error
 	var last sessionKey
@@ -59,9 +58,8 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 	}
 }
 
-// session does the next step of a deleted session: it retires the session's runs
-// once nothing reads or writes them any more, and removes the content when the
-// grace after that is over.
+// session does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
+// any more, and removes the content when the grace after that has passed.
 func (p *pass) session(ctx context.Context, k sessionKey) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
@@ -93,7 +91,7 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 		return fmt.Errorf("read the end of session %s: %w", k.ID, err)
 	}
 	if slices.ContainsFunc(rec.Events, func(e events.Event) bool { _, done := e.Data.(events.ContentRemoved); return done }) {
-		return nil // the read models have not heard of it yet
+		return nil // the read models do not have the session yet
 	}
 	if due := rec.Time.Add(p.cfg.Grace); p.now().Before(due) {
 		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
@@ -102,7 +100,8 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 	return p.remove(ctx, l)
 }
 
-// waits returns the reason why a session cannot be removed yet, as a sentence: what still reads or writes it up to a sequence. It returns "" if nothing does.
+// waits returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
+// it up to a sequence. It returns "" if there is none.
 func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
@@ -142,11 +141,11 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 	return "", nil
 }
 
-// actor is the janitor in the log.
+// actor returns the janitor's actor for commits.
 var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
-// retire ends the session's runs. From here on the guard refuses every other
-// writer: of an old head, and also of none, since a commit stays on each subject.
+// retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
+// because each subject keeps a commit.
 func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 	usage, stored, err := p.usage(ctx, l)
 	if err != nil {
@@ -170,7 +169,8 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 	})
 }
 
-// audit returns what run_retired keeps of who did what in the session. The deletion is left out, since its commit is not erased.
+// audit returns the audit entries that run_retired keeps of the session. It leaves out the deletion, whose commit is
+// not erased.
 func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
 	var list []events.Audited
 	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
@@ -184,8 +184,8 @@ func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, 
 	return eventlog.KeepAudit(list)
 }
 
-// records yields the commits of a session, or of one of its subjects. A payload that is lost ends a reading of the log: its commit is yielded
-// without it, and the reading begins again after the commit.
+// records yields the commits of a session, or of one of its subjects. If a payload is lost, the reader of the log
+// ends: the commit is yielded without the payload, and a new reader starts after it.
 func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		at := eventlog.Position{Shard: p.sessions.Position(of.ID, 1).Shard}
@@ -205,8 +205,8 @@ func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlo
 	}
 }
 
-// append writes what a command decides to the session's runs. A writer that was
-// faster is no error: the next pass looks again.
+// append writes the decision of a command to the session's runs. If another writer appended first, it returns no
+// error: the next pass checks again.
 func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
 	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
 	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
@@ -222,7 +222,7 @@ func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, comma
 	return err
 }
 
-// commits counts the commits of a subject, as the stream's leader knows them.
+// commits returns the number of commits of a subject from the stream's leader.
 func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
 	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
 	if err != nil {
@@ -231,8 +231,8 @@ func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32
 	return uint32(info.State.Subjects[s.String()]), nil //nolint:gosec // a session has no four billion commits
 }
 
-// usage returns what the session added to its tenant's usage, and how many bytes it stores. The read models have it:
-// they were found to be past the session's last commit.
+// usage returns the usage that the session added to its tenant, and the bytes that it stores. The read models have
+// them, because waits found that they are past the session's last commit.
 func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
@@ -252,7 +252,7 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 	}
 	for _, day := range slices.Sorted(maps.Keys(days)) {
 		d := days[day]
-		if day == "" { // what it stores now
+		if day == "" { // the row with the bytes that the session stores now
 			stored = d.Stored
 			continue
 		}
@@ -261,8 +261,8 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 	return out, stored, nil
 }
 
-// remove erases the session's content. Each step may be cut off and done again;
-// content_removed comes when nothing is left.
+// remove erases the session's content. Each step can be interrupted and repeated; content_removed is appended when
+// nothing is left.
 func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
 	held, err := p.held(ctx, l)
@@ -302,7 +302,7 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	if _, err := p.deltas.subject(ctx, events.DeltaSubject(l.Tenant, l.ID), 0); err != nil {
 		return err
 	}
-	// The log comes last: what else there is to remove is known from it.
+	// The log is erased last, because it names the other data.
 	e := p.streams[p.sessions.Position(l.ID, 1).Shard]
 	messages := uint32(0)
 	for _, h := range []eventlog.Head{l.LifeHead, l.RunHead} {
@@ -320,15 +320,15 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	})
 }
 
-// held lists what the commits of a session refer to.
+// held lists the objects to which the commits of a session refer.
 type held struct {
 	commits    uint32
 	executions []string
-	payloads   []object // under their digest alone, as former versions named them
+	payloads   []object // objects whose name is only their digest, as former versions named them
 }
 
-// held reads the session's commits that are left. A payload that is gone already
-// does not keep the rest from being read.
+// held reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
+// others.
 func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 	var h held
 	digests := map[string]bool{}
@@ -363,7 +363,7 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 			return h, err
 		}
 		if !found {
-			continue // it is named after the session, or gone
+			continue // the object has the session in its name, or does not exist any more
 		}
 		shared, err := p.mentioned(ctx, digest, l)
 		if err != nil {
@@ -376,8 +376,8 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 	return h, nil
 }
 
-// mentioned reports whether another subject of the log refers to a payload under
-// its digest alone. Commits of this version never do, so none comes to refer to it later.
+// mentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
+// version never do, so no such reference can appear later.
 func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
@@ -392,8 +392,8 @@ func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) 
 	return false, nil
 }
 
-// removeKeys erases values of secrets that came with the session's messages, and
-// the records of requests that came with an Idempotency-Key.
+// removeKeys purges values of secrets that came with the session's messages, and the records of requests with an
+// Idempotency-Key.
 func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string) error {
 	for _, execution := range executions {
 		if err := p.secrets.purge(ctx, "$KV."+topology.BucketSecrets+"."+k.Tenant+".x."+execution+".>"); err != nil {

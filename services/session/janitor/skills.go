@@ -16,12 +16,11 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// skillObjects removes uploads of skills whose push is decided, and ZIPs that no
-// version of a skill refers to.
+// skillObjects removes uploads of skills whose push was decided, and ZIPs to which no version of a skill refers.
 //
-// A push may be in progress. The skills service stores the ZIP anew unless the
-// stored one is a few minutes old at most, or the skill has the version; a ZIP that
-// is removed here is older, and remove leaves what was stored again.
+// A push may be in progress. The skills service stores the ZIP again unless the stored ZIP is at most a few minutes
+// old, or the skill already has the version. A ZIP that is removed here is older, and remove keeps an object that was
+// stored again.
 func (p *pass) skillObjects(ctx context.Context) error {
 	var zips []object
 	uploads, err := p.skills.list(ctx, func(o object) bool {
@@ -41,8 +40,8 @@ func (p *pass) skillObjects(ctx context.Context) error {
 	return err
 }
 
-// withoutVersion returns those ZIPs that no version refers to. The read models say
-// which they may be, since they are asked at once; the log decides.
+// withoutVersion returns the ZIPs to which no version refers. The read models, which answer with one query, list
+// candidates; the log decides.
 func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, error) {
 	digests := make([]string, len(zips))
 	for i, o := range zips {
@@ -67,8 +66,8 @@ func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, err
 	return slices.DeleteFunc(zips, func(o object) bool { return referred[o.Name] || !slices.Contains(digests, o.Name) }), nil
 }
 
-// referred reports which ZIPs the log's skills refer to. A removed version counts
-// while its removal is new: the removal of one may come between two steps of a push.
+// referred reports to which ZIPs the log's skills refer. A removed version still counts for a while, because its
+// removal may happen between two steps of a push.
 func (p *pass) referred(ctx context.Context, digests []string) (map[string]bool, error) {
 	by := map[string]map[string]bool{} // digests by the subject that mentions them
 	for _, e := range p.streams {

@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// workspaceObjects removes objects of sessions whose content stays: snapshots beyond the retention, files whose request
-// was refused, and what is named after a session that does not exist (any more).
+// workspaceObjects removes objects of sessions that are not deleted: snapshots beyond the retention, files whose
+// request was refused, and objects named after a session that does not exist.
 func (p *pass) workspaceObjects(ctx context.Context) error {
 	list, err := p.workspaces.sessions(ctx)
 	if err != nil {
@@ -49,8 +49,8 @@ func compareKeys(a, b sessionKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
 }
 
-// absent returns those sessions that the read models do not have, or whose content
-// was removed, and none of whose objects is new.
+// absent returns the sessions that the read models do not have, or whose content was removed, and that have no new
+// objects.
 func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
 	var tenants, ids []string
 	for k, objects := range list {
@@ -75,8 +75,8 @@ func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[se
 	return absent, nil
 }
 
-// uploads removes the objects of a session that does not exist: files that came with
-// a request that was refused. The read models may lag, so the log is asked.
+// uploads removes the objects of a session that does not exist: files that came with a refused request. The read
+// models may lag, so the log decides.
 func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
@@ -88,18 +88,16 @@ func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, list)
 }
 
-// present removes what a session that exists does not need.
+// present removes the objects that an existing session does not need.
 func (p *pass) present(ctx context.Context, k sessionKey, list []object) error {
 	return errors.Join(p.trim(ctx, k, list), p.putFiles(ctx, k, list))
 }
 
-// trim removes a session's snapshots beyond the retention, and the packs that no
-// other snapshot needs.
+// trim removes a session's snapshots beyond the retention, and the packs that no other snapshot needs.
 //
-// An executor may be taking a snapshot at the same time. The new snapshot refers
-// to packs of the session's last one, which stay, and to packs that are stored
-// anew, also where there are such; see workspace.Snapshot. Its own executor alone
-// can commit it, and no commit of another can come between: the log's guard refuses it.
+// An executor may be taking a snapshot at the same time. The new snapshot refers to packs of the session's last
+// snapshot, which stay, and to packs that it stores itself, also if equal packs exist; see workspace.Snapshot. Only
+// that executor can commit the snapshot, and no other commit can come in between: the log's guard refuses it.
 func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 	var manifests, packs []object
 	for _, o := range list {
@@ -110,18 +108,18 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 			packs = append(packs, o)
 		}
 	}
-	// A tenth more than stays, since all manifests that stay are read for it.
+	// Wait until there are a tenth more than the retention, because trimming reads all remaining manifests.
 	if len(manifests) <= p.cfg.Snapshots+p.cfg.Snapshots/10 {
 		return nil
 	}
-	// After the list: a snapshot that was committed later is not in it.
+	// Load after listing, so that a snapshot that is committed later is not in the list.
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil || l.Life.Status == session.Deleted || l.Run.Snapshot.ID == "" {
 		return err
 	}
 	last := workspace.Name(k.Tenant, k.ID, l.Run.Snapshot.ID)
 	if !slices.ContainsFunc(manifests, func(o object) bool { return o.Name == last }) {
-		return nil // it came after the list: the next pass looks again
+		return nil // the snapshot is newer than the list; the next pass handles it
 	}
 	slices.SortFunc(manifests, func(a, b object) int { return cmp.Compare(b.seq, a.seq) })
 	begun, err := p.forkSnapshots(ctx, k)
@@ -145,12 +143,13 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 			return err
 		}
 	}
-	// The packs first: while a manifest beyond the retention is there, the next pass comes back for the rest.
+	// Erase the packs first: as long as a manifest beyond the retention exists, the next pass removes the remaining
+	// ones.
 	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.settled()) })
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
 }
 
-// needs adds the packs of a snapshot that stays.
+// needs adds the packs of a snapshot that is kept.
 func (p *pass) needs(ctx context.Context, k sessionKey, manifest object, needed map[string]bool) error {
 	if p.store == nil {
 		var err error

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// noteTrimmed notes an object for reportTrimmed that was removed and that events of its session had counted.
+// noteTrimmed records a removed object that events of its session had counted, for reportTrimmed.
 func (p *pass) noteTrimmed(item Item, o object) {
 	if item.Kind != KindSnapshots && item.Kind != KindFiles {
 		return
@@ -24,13 +24,15 @@ func (p *pass) noteTrimmed(item Item, o object) {
 	p.trimmed[k] = t
 }
 
-// snapshotLate is how long after the end of a turn its snapshot may still come.
+// snapshotLate is the maximum time between the end of a turn and its snapshot.
 const snapshotLate = time.Hour
 
-// reportTrimmed records in the log what was removed of the workspaces of sessions, so that it no longer counts as stored by their tenants.
+// reportTrimmed records in the log which objects were removed from the workspaces of sessions, so that they no longer
+// count as stored by the tenants.
 //
-// Only the holder of a session's runs may write to them while something runs, so the report waits for the end of the turn, and for the
-// snapshot that follows it: an executor whose commit is refused takes none. Whoever else writes at rest loads the session again.
+// Only the holder of a session's runs may write to them while an execution runs. So the report waits for the end of
+// the turn and for the snapshot after it, because an executor whose commit is refused takes no snapshot. At rest, any
+// writer whose append is refused loads the session again.
 func (p *pass) reportTrimmed(ctx context.Context) error {
 	var errs []error
 	for k, t := range p.trimmed {
@@ -46,7 +48,7 @@ func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.Works
 	switch {
 	case err != nil:
 		return err
-	case l.Life.Status == session.Deleted || l.Run.Retired: // all that it stored is taken off with its content
+	case l.Life.Status == session.Deleted || l.Run.Retired: // the removal of its content subtracts all stored bytes
 		delete(p.trimmed, k)
 		return nil
 	case !l.Run.Over(), l.Run.Syncing != "":

@@ -100,7 +100,7 @@ func TestUnpackRefuses(t *testing.T) {
 		"absolute":                    {"", []tar.Header{{Name: "/etc/x"}}, nil, `"/etc/x": it leads out`},
 		"a folder outside":            {"../s", []tar.Header{{Name: "x"}}, nil, `"../s"`},
 		"an absolute link":            {"", []tar.Header{link("l", "/etc")}, nil, `"l": its target "/etc"`},
-		"a link out":                  {"", []tar.Header{link("l", "../x")}, nil, `"l": its target "../x" leads out`},
+		"a link out":                  {"", []tar.Header{link("l", "../x")}, nil, `"l": its target "../x" leads, or may lead, out`},
 		"a link out from below":       {"", []tar.Header{link("d/l", "../../x")}, nil, `"d/l": its target`},
 		"links that add up":           {"", []tar.Header{link("b", "."), link("a", "b/..")}, nil, `"a": its target "b/.."`},
 		"through a link":              {"", []tar.Header{link("l", "."), {Name: "l/x"}}, nil, `"l/x": "l" is in its way`},
@@ -112,8 +112,8 @@ func TestUnpackRefuses(t *testing.T) {
 		"below a file":                {"", []tar.Header{{Name: "f"}, {Name: "f/x"}}, nil, `"f/x": "f" is in its way`},
 		"a hard link to what is here": {"", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "agents"}}, nil, `"h": it is a hard link to "agents"`},
 		"a hard link out":             {"", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "../../x"}}, nil, `"h": it leads out`},
-		"a device":                    {"", []tar.Header{{Name: "null", Typeflag: tar.TypeChar}}, nil, `"null": it is neither file`},
-		"a pipe":                      {"", []tar.Header{{Name: "pipe", Typeflag: tar.TypeFifo}}, nil, `"pipe": it is neither file`},
+		"a device":                    {"", []tar.Header{{Name: "null", Typeflag: tar.TypeChar}}, nil, `"null": it is neither a file`},
+		"a pipe":                      {"", []tar.Header{{Name: "pipe", Typeflag: tar.TypeFifo}}, nil, `"pipe": it is neither a file`},
 		"too many entries":            {"", []tar.Header{{Name: "1"}, {Name: "2"}, {Name: "3"}}, []string{"--max-entries=2"}, `"3": the archive has more than 2 entries`},
 		"too many bytes":              {"", []tar.Header{{Name: "1"}, {Name: "2"}}, []string{"--max-bytes=20"}, `"2": the archive's files have more than 20 bytes`},
 	} {
@@ -153,7 +153,7 @@ func TestUnpackRefuses(t *testing.T) {
 	})
 }
 
-// FuzzUnpack: whatever the archive, nothing lands outside.
+// For any archive, no file is created outside.
 func FuzzUnpack(f *testing.F) {
 	for _, seed := range []string{"a", "../a", "d/l>../../x", "b>.\na>b/..\na/x", "l>.\nl/../x"} {
 		f.Add(seed)

@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
-// TestCertificates_AreTrustedByCAFile: what spool certificates makes is served by a server, and --ca-file lets commands trust it.
+// TestCertificates_AreTrustedByCAFile tests that a server can present a certificate of spool certificates, and that
+// commands trust it with --ca-file.
 func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -25,11 +26,11 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	certificates := func(args ...string) string {
 		t.Helper()
 		w := world(t)
-		var out, said bytes.Buffer
-		w.Out, w.Err = &out, &said
+		var out, stderr bytes.Buffer
+		w.Out, w.Err = &out, &stderr
 		args = append([]string{"certificates", "--authority", filepath.Join(dir, "authority"), "--ca-file", ca, "--issue", server + "=localhost, 127.0.0.1,", "--issue", other + "=other:7443,[2001:db8::1]:7443,2001:db8::2"}, args...)
 		if code := Main(t.Context(), args, w); code != ExitDone {
-			t.Fatalf("%v ended with %d: %s", args, code, said.String())
+			t.Fatalf("%v ended with %d: %s", args, code, stderr.String())
 		}
 		return out.String()
 	}
@@ -61,16 +62,16 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 		"": {"--ca-file", ca}, "certificate signed by unknown authority; name the file of its authority with --ca-file": nil, "ca-file: open " + dir: {"--ca-file", filepath.Join(dir, "missing")},
 	} {
 		w := world(t)
-		var said bytes.Buffer
-		w.Out, w.Err = &bytes.Buffer{}, &said
+		var stderr bytes.Buffer
+		w.Out, w.Err = &bytes.Buffer{}, &stderr
 		code := Main(t.Context(), append([]string{"sessions", "ls", "--url", url}, args...), w)
-		if (code == ExitDone) != (want == "") || !strings.Contains(said.String(), want) {
-			t.Errorf("%v: ended with %d: %s", args, code, said.String())
+		if (code == ExitDone) != (want == "") || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%v: ended with %d: %s", args, code, stderr.String())
 		}
 	}
 }
 
-// TestNATSCA_IsCheckedByCommands: with --nats-ca a command does not speak to a NATS without TLS.
+// TestNATSCA_IsCheckedByCommands tests that with --nats-ca a command does not connect to a NATS server without TLS.
 func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
@@ -93,18 +94,18 @@ func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 	}
 }
 
-func TestCertificates_RefusesWrongUse(t *testing.T) {
+func TestCertificates_RefusesInvalidFlags(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
 		"is not a folder with names": {"--issue", "folder"}, "issue: \"=nats\" is not": {"--issue", "=nats"}, "must be positive": {"--issue", "d=nats", "--valid-for=-1h"},
 	} {
 		w := world(t)
-		var said bytes.Buffer
-		w.Out, w.Err = &bytes.Buffer{}, &said
+		var stderr bytes.Buffer
+		w.Out, w.Err = &bytes.Buffer{}, &stderr
 		dir := t.TempDir()
 		code := Main(t.Context(), append([]string{"certificates", "--authority", dir, "--ca-file", filepath.Join(dir, "ca.pem")}, args...), w)
-		if code != ExitUsage || !strings.Contains(said.String(), want) {
-			t.Errorf("%v: ended with %d: %s", args, code, said.String())
+		if code != ExitUsage || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%v: ended with %d: %s", args, code, stderr.String())
 		}
 	}
 }

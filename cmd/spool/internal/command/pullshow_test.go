@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A file's name cannot write lines of its own into the diff that a user accepts.
+// TestDifference_QuotesNamesOfFiles tests that a file's name cannot add lines to the diff that a user accepts.
 func TestDifference_QuotesNamesOfFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -103,14 +103,14 @@ func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
 		return os.Open(c.From)
 	case err == nil:
 		return nil, usage("from: %s is neither a folder nor a ZIP", c.From)
-	case !errors.Is(err, fs.ErrNotExist) || !remote(c.From):
+	case !errors.Is(err, fs.ErrNotExist) || !isGitURL(c.From):
 		return nil, usage("from: %v", err)
 	}
-	return c.cloned(ctx)
+	return c.clone(ctx)
 }
 
-// remote reports whether from is a git URL, and not a path that does not exist.
-func remote(from string) bool {
+// isGitURL reports whether from is a git URL, and not a path that does not exist.
+func isGitURL(from string) bool {
 	url, _, _ := strings.Cut(from, "#")
 	host, _, scp := strings.Cut(url, ":")
 	return strings.Contains(url, "://") || strings.HasSuffix(url, ".git") || strings.Contains(url, ".git:") || scp && !strings.ContainsAny(host, `/\`)
@@ -139,8 +139,8 @@ func parseSource(from string) (source, error) {
 	return s, nil
 }
 
-// cloned packs a version of a repository, fetched with the local git and without its history.
-func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
+// clone packs a version of a repository, fetched with the local git and without its history.
+func (c *skillsPush) clone(ctx context.Context) (_ *os.File, err error) {
 	s, err := parseSource(c.From)
 	if err != nil {
 		return nil, err
@@ -181,14 +181,14 @@ func git(ctx context.Context, dir string, args ...string) error {
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_DIR="+filepath.Join(dir, ".git"), "GIT_WORK_TREE="+dir)
 	cmd.WaitDelay = time.Second
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrNotFound) {
 		return errors.New("git: not found on the PATH: install it, or push a folder")
 	}
 	if err != nil {
-		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(said.String())))
+		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(stderr.String())))
 	}
 	return nil
 }

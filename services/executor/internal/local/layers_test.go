@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// layerBed is a folder for providers, and a registry.
+// layerBed returns the config of a provider, and a registry.
 func layerBed(t *testing.T, script string) (Config, *dependencytest.Registry) {
 	t.Helper()
 	for _, args := range [][]string{{"npm", "--version"}, {"python3", "-m", "pip", "--version"}} {
@@ -57,8 +57,8 @@ func packages(t *testing.T, d events.Dependencies) sandbox.Packages {
 
 var both = events.Dependencies{NPM: []string{"greeter@1.2.3"}, PIP: []string{"greeting==0.1"}}
 
-// What an agent depends on is installed once by this machine's npm and pip, and sandboxes find it,
-// without a registry from then on. Installers see no model's key.
+// An agent's dependencies are installed once with this machine's npm and pip, and sandboxes find them, without a
+// registry from then on. Installers get no API keys.
 func TestLayer(t *testing.T) {
 	t.Setenv("ANTHROPIC_API_KEY", "sk-hunter2")
 	t.Setenv("npm_config_cache", t.TempDir()) // each time anew
@@ -99,7 +99,7 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// A shim of a version manager is not what installs: when it is killed, its own lock stays behind.
+// A version manager's shim is not used for the installation: if it is killed, its lock stays.
 func TestLayerBypassesShim(t *testing.T) {
 	t.Parallel()
 	cfg, _ := layerBed(t, "true")
@@ -118,7 +118,7 @@ func TestLayerBypassesShim(t *testing.T) {
 	}
 }
 
-// What cannot be installed is told with the installer's words, and leaves nothing.
+// A failed installation returns the end of the installer's output, and leaves nothing.
 func TestLayerFails(t *testing.T) {
 	t.Parallel()
 	cfg, _ := layerBed(t, "echo the script is unhappy; exit 3")
@@ -153,7 +153,7 @@ func TestLayerFails(t *testing.T) {
 	}
 }
 
-// An installation that nobody waits for any more ends with all that it started.
+// An installation without a caller ends with all its processes.
 func TestLayerCancelled(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "fifo")
@@ -180,7 +180,7 @@ func TestLayerCancelled(t *testing.T) {
 	}
 }
 
-// Layers that nobody has used for long go; those that a sandbox has, and those that are made just now, stay.
+// Layers that were not used for long are removed; those that a sandbox uses, and those that are being created, stay.
 func TestOldLayers(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, Config{Dir: t.TempDir(), Runner: "/none", Engine: "e"})
@@ -190,21 +190,21 @@ func TestOldLayers(t *testing.T) {
 	digest := func(c string) string { return strings.Repeat(c, 64) }
 	long := time.Now().Add(-8 * 24 * time.Hour)
 	for c, last := range map[string]time.Time{"a": long, "b": time.Now(), "c": long, "d": long} {
-		if err := os.MkdirAll(filepath.Join(p.shelf(), digest(c)), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(p.layersDir(), digest(c)), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(os.WriteFile(p.layerLock(digest(c)), nil, 0o600), os.Chtimes(p.layerLock(digest(c)), last, last)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(p.shelf(), digest("a")+".new-x"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(p.layersDir(), digest("a")+".new-x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	id := "sbx_119D2EWFRKKEB07X7DTDD0J410"
 	if err := os.MkdirAll(p.folder(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), record{ID: id, Layer: filepath.Join(p.shelf(), digest("c"))}); err != nil {
+	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), record{ID: id, Layer: filepath.Join(p.layersDir(), digest("c"))}); err != nil {
 		t.Fatal(err)
 	}
 	unlock, err := p.lockLayer(t.Context(), digest("d"))
@@ -219,7 +219,7 @@ func TestOldLayers(t *testing.T) {
 	if _, err := p.Orphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(p.shelf())
+	left, err := os.ReadDir(p.layersDir())
 	var names []string
 	for _, e := range left {
 		names = append(names, e.Name()[:1]+strings.TrimLeft(e.Name(), e.Name()[:1]))

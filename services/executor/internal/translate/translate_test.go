@@ -30,7 +30,7 @@ func line(n uint64, typ events.Type, data string) runner.Line {
 	return runner.Line{N: n, Type: typ, Time: begun.Add(time.Second), ExecutionID: execution, ConversationID: "main", Data: json.RawMessage(data)}
 }
 
-// one translates a line that has to give exactly one result.
+// one translates a line that must return exactly one result.
 func one(t *testing.T, tr *Translator, l runner.Line) Result {
 	t.Helper()
 	out := tr.Line(l, now)
@@ -60,9 +60,9 @@ func TestEvents(t *testing.T) {
 			line(1, "block_start", `{"block":{"id":"b1","kind":"tool_use","status":"odd","timestamp":"2999-01-01T00:00:00Z","executionId":"exe_other","conversationId":"other","toolUseId":"toolu_1"}}`),
 			`{"block":{"id":"` + events.Derive(events.KindBlock, journal, "b1") + `","kind":"tool_use","status":"pending","timestamp":"2026-01-02T03:04:06Z","executionId":"` + execution + `","conversationId":"main","toolUseId":"toolu_1"}}`,
 		},
-		"forged end":      {line(1, "execution_completed", `{}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be execution_completed, which is not a runner's to say"}`},
-		"forged claim":    {line(1, "execution_claimed", `{"epoch":99}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be execution_claimed, which is not a runner's to say"}`},
-		"forged life":     {line(1, "message_accepted", `{}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be message_accepted, which is not a runner's to say"}`},
+		"forged end":      {line(1, "execution_completed", `{}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be execution_completed, which a runner must not write"}`},
+		"forged claim":    {line(1, "execution_claimed", `{"epoch":99}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be execution_claimed, which a runner must not write"}`},
+		"forged life":     {line(1, "message_accepted", `{}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be message_accepted, which a runner must not write"}`},
 		"forged message":  {line(1, "block_start", `{"block":{"id":"b","kind":"user_message"}}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be a message of the user"}`},
 		"unknown type":    {line(1, "novel", `{"a":1}`), `{"level":"warn","stream":"runner","message":"line of unknown type \"novel\": {\"a\":1}"}`},
 		"data of no kind": {line(1, "block_start", `[]`), `{"code":"BAD_LINE","message":"line 1 of the runner: the data of \"block_start\" cannot be read: []"}`},
@@ -192,8 +192,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// Whatever a runner says: nothing panics, numbers and times ascend, the execution
-// and the source are the host's, and no host's type gets through.
+// For any lines of a runner: Translator does not panic, numbers and times ascend, the execution and the source are the
+// host's, and no type of the host gets through.
 func TestAnything(t *testing.T) {
 	t.Parallel()
 	names := []events.Type{runner.AgentStarted, runner.TurnEnded, events.TextDelta, "", "novel"}

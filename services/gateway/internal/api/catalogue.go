@@ -70,11 +70,11 @@ func parseReference(field, s string) (events.Reference, error) {
 	if err != nil {
 		return r, problem.Invalid(field, "%s", err.Error())
 	}
-	return own(r), nil
+	return shortScope(r), nil
 }
 
-// own returns the reference with the organization scope in its short form "", which the log uses.
-func own(r events.Reference) events.Reference {
+// shortScope returns the reference with the organization scope in its short form "", which the log uses.
+func shortScope(r events.Reference) events.Reference {
 	if r.Scope == events.ScopeOrganization {
 		r.Scope = ""
 	}
@@ -83,7 +83,7 @@ func own(r events.Reference) events.Reference {
 
 func parseReferences(field string, list []string) ([]events.Reference, error) {
 	if len(list) > maxEnvironments {
-		return nil, problem.Invalid(field, "there are %d entries; the limit is %d", len(list), maxEnvironments)
+		return nil, problem.Invalid(field, "has %d entries; the limit is %d", len(list), maxEnvironments)
 	}
 	var out []events.Reference
 	for i, s := range list {
@@ -107,19 +107,19 @@ type entryRequest interface {
 	GetOrg() string
 }
 
-func located(r entryRequest, version string) (events.Reference, error) {
+func entryReference(r entryRequest, version string) (events.Reference, error) {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {
 		return ref, badReference("", err)
 	}
-	return own(ref), nil
+	return shortScope(ref), nil
 }
 
 // mayWrite refuses to write platform entries, except with a key of tenant platform, which only the root key can
 // create, and on a server without keys.
 func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
-		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key makes; every tenant may read them")
+		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key creates; every tenant may read them")
 	}
 	// In the catalogue, a key that is limited to agents may change only agents; see auth.Allow.
 	if !events.AllowsAgent(p.Agents, ref.Slug) {
@@ -135,8 +135,8 @@ type applyRequest interface {
 	GetSpec() *spoolv1.Json
 }
 
-// applied validates a request to create a version, and decodes its definition into spec.
-func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
+// decodeApply validates a request to create a version, and decodes its definition into spec.
+func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
 		return events.Reference{}, problem.Invalid("ref", "ref is missing: set at least ref.slug")
@@ -162,16 +162,16 @@ func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, erro
 	if errors.As(wirejson.UnmarshalValue([]byte(text), "spec", spec), &bad) {
 		return ref, problem.Invalid(bad.Field, "%s", bad.Detail)
 	}
-	return own(ref), nil
+	return shortScope(ref), nil
 }
 
 func checkTags(field string, tags []string) error {
 	if len(tags) > maxTags {
-		return problem.Invalid(field, "there are %d entries; the limit is %d", len(tags), maxTags)
+		return problem.Invalid(field, "has %d entries; the limit is %d", len(tags), maxTags)
 	}
 	for i, t := range tags {
 		if !events.IsTag(t) {
-			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not a dot or a hyphen first", truncate.Text(t, 100))
+			return problem.Invalid(fmt.Sprintf("%s[%d]", field, i), "%+q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", truncate.Text(t, 100))
 		}
 	}
 	return nil
@@ -184,7 +184,7 @@ func about(n entryKind, p auth.Principal, ref events.Reference, r commands.Reque
 	return r
 }
 
-// answered converts the answer to a command about an entry.
+// applyResponse converts the answer to a command about an entry.
 func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
 	if a.Ref != nil {
 		ref = *a.Ref
@@ -270,7 +270,7 @@ type versionRequest interface {
 }
 
 func (s *Server) definition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
-	ref, err := located(r, r.GetVersion())
+	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}

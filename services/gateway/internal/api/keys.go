@@ -32,13 +32,13 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		return nil, err
 	}
 	if name := strings.TrimSpace(r.GetName()); name == "" || utf8.RuneCountInString(name) > maxKeyName {
-		return nil, problem.Invalid("name", "a key needs a name of 1 to %d characters, to recognise it by", maxKeyName)
+		return nil, problem.Invalid("name", "name must have 1 to %d characters", maxKeyName)
 	}
 	id, err := events.NewID(events.KindKey, s.Now(), s.Entropy)
 	if err != nil {
 		return nil, problem.From(err)
 	}
-	key, err := auth.MintKey(s.Entropy)
+	key, err := auth.NewKey(s.Entropy)
 	if err != nil {
 		return nil, problem.From(err)
 	}
@@ -49,7 +49,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	about := keySubject(tenant, id)
 	a, err := s.Send.Send(ctx, commands.Request{
 		Type: command.TypeCreateKey, Principal: p, Tenant: tenant, About: about,
-		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.Shown(key), SHA256: auth.Hash(key), Rights: rights},
+		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), SHA256: auth.Hash(key), Rights: rights},
 	})
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		rights = *a.Rights
 	}
 	out := &spoolv1.CreateKeyResponse{
-		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.Shown(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
+		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
 	}
 	if !rights.ExpiresAt.IsZero() {
 		out.ExpiresAt = wirejson.Time(rights.ExpiresAt)
@@ -104,7 +104,7 @@ func keyTenant(p auth.Principal, tenant string) (string, error) {
 		return "", problem.New(problem.Forbidden, "tenant", "a key only manages the keys of its own tenant; the root key manages those of others")
 	}
 	if tenant == events.PlatformTenant && !p.Admin {
-		return "", problem.New(problem.Forbidden, "tenant", "the keys of tenant platform, which owns what every tenant reads, are managed with the root key")
+		return "", problem.New(problem.Forbidden, "tenant", "the keys of tenant platform, which owns the shared entries, are managed with the root key")
 	}
 	return tenant, nil
 }

@@ -76,7 +76,7 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	given := r.GetEnvironment()
 	out := variables{}
 	if len(given) > maxVariables {
-		return out, problem.Invalid("environment", "there are %d variables; the limit is %d", len(given), maxVariables)
+		return out, problem.Invalid("environment", "has %d variables; the limit is %d", len(given), maxVariables)
 	}
 	total := 0
 	for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -227,7 +227,7 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 			latest = &have
 		}
 		if kept[name] = latest.Variables[name].Sealed; kept[name] == "" {
-			return nil, problem.Invalid(field+".value", "the secret has no value yet, so that none can be kept: give one")
+			return nil, problem.Invalid(field+".value", "the secret has no value yet: give one")
 		}
 	}
 	return kept, nil

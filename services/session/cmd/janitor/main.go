@@ -1,4 +1,4 @@
-// Command janitor removes for good what nothing needs any more.
+// Command janitor runs the service that erases the content of deleted sessions, and stored objects that nothing needs.
 package main
 
 import (

@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// budget sets or removes a tenant's budget for a period. Each has a chain of its
-// own, whose last event is what holds.
+// budget sets or removes a tenant's budget for a period. Each budget has a chain of its own, whose last event is in
+// force.
 func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer, error) {
 	var period events.Period
 	var data events.Payload
@@ -40,8 +40,8 @@ func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer
 	return h.appendTenantFact(ctx, c, events.BudgetOf(c.Tenant, period), data, notFound)
 }
 
-// appendTenantFact appends an event to a chain whose last event is what holds. It appends nothing if that is data
-// already, and returns notFound for a removal if nothing holds.
+// appendTenantFact appends an event to a chain whose last event is in force. It appends nothing if that event already
+// has this data. For a removal it returns notFound if no event is in force.
 func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
 	err := eventlog.Decide(func() error {
@@ -87,7 +87,7 @@ func isSet(data events.Payload) bool {
 	return false
 }
 
-// holds returns the event of a chain's last commit that sets what holds; nil if nothing holds.
+// holds returns the event of a chain's last commit that is in force, or nil if there is none.
 func holds(head eventlog.Head) (events.Payload, error) {
 	if head.Seq == 0 {
 		return nil, nil

@@ -42,7 +42,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	return answer, err
 }
 
-// definition decodes and checks what is applied. What it refers to must be there.
+// definition decodes and checks an applied definition. Entries to which it refers must exist.
 func (h *Handler) definition(ctx context.Context, c command.Command) (kind events.Aspect, ref events.Reference, tags []string, spec any, err error) {
 	switch c.Type {
 	case command.TypeApplyAgent:
@@ -80,7 +80,7 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 	}
 }
 
-// fields is the refusal of a definition: the first field that is at fault, and how many others are.
+// fields returns the refusal of an invalid definition: the first invalid field, and the number of others.
 func fields(prefix string, wrong []definition.FieldError) error {
 	if len(wrong) == 0 {
 		return nil
@@ -168,7 +168,7 @@ func (h *Handler) entry(ctx context.Context, c command.Command, subject events.S
 	return answer, nil
 }
 
-// resolve returns the definition that a reference names. A reference that names none is a fault of the request.
+// resolve returns the definition that a reference names. If there is none, it returns a refusal of the request.
 func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
 	if err := ref.Check(); err != nil {
 		return nil, invalid(field, err.Error())
@@ -181,13 +181,13 @@ func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field
 	return p, err
 }
 
-// missing is the refusal of a reference that means nothing.
+// missing returns the refusal of a reference to an entry that does not exist.
 func missing(kind events.Aspect, field string, ref events.Reference) error {
 	err := &eventlog.VersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
 
-// pin resolves the agent that a session is made from, nil for the built-in one, and writes down what it was.
+// pin resolves the agent of a new session and returns the pinned version, or nil for the built-in agent.
 func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
 	for i, s := range b.Environments {
 		field := fmt.Sprintf("environments[%d]", i)
@@ -195,7 +195,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 		if err != nil {
 			return nil, err
 		}
-		// It is resolved again when an execution begins; that it is there at all is said at once.
+		// The execution resolves the reference again when it begins. This check refuses a missing entry at once.
 		if _, err := h.resolve(ctx, events.Environment, c.Tenant, field, ref); err != nil {
 			return nil, err
 		}

@@ -21,11 +21,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Limits of what a command may carry.
+// Limits of the contents of a command.
 const (
 	MaxMessage  = 1 << 20  // bytes of a message's content
 	MaxMetadata = 16 << 10 // bytes of metadata
-	// MaxDuration is what fits into an unsigned 32-bit number of milliseconds: 49 days.
+	// MaxDuration is the largest duration in an unsigned 32-bit number of milliseconds: 49 days.
 	MaxDuration = time.Duration(1<<32-1) * time.Millisecond
 )
 
@@ -43,7 +43,7 @@ func decode(c command.Command, into any) error {
 	return nil
 }
 
-// created resolves what a session is made from.
+// created resolves the references of a new session.
 func (h *Handler) created(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
 	out := events.SessionCreated{Metadata: b.Metadata}
 	agent, err := h.pin(ctx, c, b, &out)
@@ -84,7 +84,7 @@ func (h *Handler) created(ctx context.Context, c command.Command, b command.Crea
 	return out, checkMetadata(b.Metadata)
 }
 
-// checkTranscript refuses a transcript that the session's agent cannot go on with.
+// checkTranscript refuses a transcript that the session's agent cannot continue.
 func checkTranscript(c command.Command, t events.Transcript, architecture string) error {
 	if t.Object != command.TranscriptObject(c.Tenant, c.SessionID) {
 		return invalid("transcript", fmt.Sprintf("%.100q is no transcript of the session", t.Object))
@@ -95,7 +95,7 @@ func checkTranscript(c command.Command, t events.Transcript, architecture string
 	return nil
 }
 
-// resolve returns the agent's architecture; without an agent that of the request.
+// resolve returns the agent's architecture or, without an agent, that of the request.
 func resolve(asked string, agent *events.AgentSpec) (string, error) {
 	name := cmp.Or(asked, architecture.Spool)
 	if agent != nil {
@@ -103,7 +103,7 @@ func resolve(asked string, agent *events.AgentSpec) (string, error) {
 	}
 	known, ok := architecture.Canonical(name)
 	if !ok {
-		return "", invalid("architecture", fmt.Sprintf("there is no architecture %.64q; there are %s", asked, architecture.List()))
+		return "", invalid("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.List()))
 	}
 	if agent == nil {
 		return known, nil
@@ -114,7 +114,8 @@ func resolve(asked string, agent *events.AgentSpec) (string, error) {
 	return known, nil
 }
 
-// inherit fills in what the agent says where the session says nothing. Hosts are added to the agent's.
+// inherit uses the agent's settings for options that the session does not set. The agent's hosts are added to the
+// session's.
 func inherit(o events.Options, agent *events.AgentSpec) events.Options {
 	if agent == nil {
 		return o
@@ -152,10 +153,10 @@ func (h *Handler) options(o events.Options) events.Options {
 	return o
 }
 
-// update merges changed options over the present ones. What is cleared is the service's default again.
+// update merges changed options into the current ones. A cleared option has the service's default again.
 func (h *Handler) update(b command.UpdateSession, l eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
-	if err == nil && b.Options != nil { // the image that the session has was allowed when it was created, and an executor looks again
+	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
 	}
 	if err == nil && l.Life.Status != session.None {
@@ -199,20 +200,20 @@ func checkPost(c command.Command, b command.PostMessage) error {
 	case strings.TrimSpace(text) == "":
 		return invalid("content", "the message is empty")
 	case size > MaxMessage:
-		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "content", Detail: fmt.Sprintf("the message has %d bytes; at most %d are taken", size, MaxMessage)}
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "content", Detail: fmt.Sprintf("the message has %d bytes; the limit is %d", size, MaxMessage)}
 	case !utf8.ValidString(text):
 		return invalid("content", "the message is not valid UTF-8")
 	}
 	return checkMetadata(b.Metadata)
 }
 
-// maxVariables bounds the variables of one message.
+// maxVariables is the maximum number of variables of one message.
 const maxVariables = 256
 
-// checkEnvironment refuses names that no variable may have, and secrets that are not sealed.
+// checkEnvironment refuses invalid names of variables, and secrets that are not encrypted.
 func checkEnvironment(list map[string]events.Variable) error {
 	if len(list) > maxVariables {
-		return invalid("environment", fmt.Sprintf("there are %d variables; at most %d are taken", len(list), maxVariables))
+		return invalid("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if err := layers.CheckName(name); err != nil {
@@ -227,7 +228,7 @@ func checkEnvironment(list map[string]events.Variable) error {
 
 func checkMetadata(m json.RawMessage) error {
 	if len(m) > MaxMetadata {
-		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; at most %d are taken", len(m), MaxMetadata)}
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; the limit is %d", len(m), MaxMetadata)}
 	}
 	return nil
 }

@@ -6,10 +6,10 @@ import (
 	"github.com/spoolhq/spool/pkg/api/command"
 )
 
-// DeadLetters is what people may do about messages that were given up. Its refusals are *command.Error. A letter that is
-// not there was dealt with before, which is no error: the gateway looked for it first.
+// DeadLetters retries and drops dead letters. It refuses a request with a *command.Error. A letter that does not exist
+// was retried or dropped before and is not an error: the gateway checked before that it existed.
 type DeadLetters interface {
-	// Retry has the letter's session looked at again, and removes the letter.
+	// Retry makes the services look at the letter's session again, and removes the letter.
 	Retry(ctx context.Context, tenant string, sequence uint64, cause string) error
 	// Drop removes the letter.
 	Drop(ctx context.Context, tenant string, sequence uint64) error

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// fileBuilder is builder for changes of the workspace.
+// fileBuilder returns the builder of a change of the workspace.
 func fileBuilder(c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypePutFile:

@@ -22,14 +22,14 @@ import (
 const (
 	codeCursorAhead = "CURSOR_AHEAD"
 
-	// snapshotWait is how long a fork waits for the snapshot that follows the end of an execution, and snapshotPoll how
-	// often it looks.
+	// snapshotWait is how long a fork waits for the snapshot after the end of an execution, and snapshotPoll is the
+	// interval of its checks.
 	snapshotWait = 5 * time.Second
 	snapshotPoll = 200 * time.Millisecond
 )
 
-// forkBuilder is builder for a fork. The parent is read once, when the fork turns out not to be there yet: a repeat of the
-// command is answered also after the parent was deleted.
+// forkBuilder returns the builder of a fork. It reads the parent only if the fork does not exist yet: a repeated
+// command is also answered after the parent was deleted.
 func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, error) {
 	var b command.ForkSession
 	if err := decode(c, &b); err != nil {
@@ -54,7 +54,7 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	}, nil
 }
 
-// fork reads the parent and returns what the fork begins with.
+// fork reads the parent and returns the initial state of the fork.
 func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
 	parent, err := h.parent(ctx, c, b.Parent)
 	if err != nil {
@@ -81,7 +81,8 @@ func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSes
 	if err := h.dropLostChanges(ctx, &out); err != nil {
 		return out, err
 	}
-	// The parent may have been deleted meanwhile. What is deleted after this is erased at the earliest after the janitor's grace.
+	// The parent may have been deleted meanwhile. If it is deleted after this check, the janitor erases it only after
+	// its grace, when the fork is in the log.
 	_, err = h.parent(ctx, c, b.Parent)
 	return out, err
 }
@@ -98,7 +99,8 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (eve
 	return l, nil
 }
 
-// cut finds where the parent can be forked. While the snapshot after the end of an execution is under way, it is waited for.
+// cut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, cut waits
+// for it.
 func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (fork.Cut, error) {
 	asked := fork.Tip
 	if at != nil {
@@ -112,7 +114,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 		}
 		cut, refusal := walk.Cut()
 		if refusal == nil && at != nil && *at > cut.Forked.Asked {
-			refusal = &fork.AheadError{Tip: cut.Forked.Asked} // they asked for the number that stands for the last event
+			refusal = &fork.AheadError{Tip: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
 			return cut, refusedCut(refusal)
@@ -127,7 +129,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 	}
 }
 
-// walk reads the parent's log as far as a fork at a seq needs it, from where an earlier fork has read it to.
+// walk reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
 func (h *Handler) walk(ctx context.Context, parent eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
 	known, err := h.walks.own(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
@@ -143,7 +145,8 @@ func (h *Handler) walk(ctx context.Context, parent eventlog.Loaded, asked uint32
 	return walk, last, err
 }
 
-// read adds the parent's events after one to a walk until no later one counts. keep, unless nil, is called after each whole commit.
+// read adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
+// is called after each complete commit.
 func (h *Handler) read(ctx context.Context, parent eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
 	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
@@ -174,8 +177,9 @@ func refusedCut(err error) error {
 	return &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: err.Error()}
 }
 
-// forkAgent puts another version or another agent of the same architecture in place of the parent's. Options stay
-// those of the parent, which are resolved; of another agent the session gets the default instance.
+// forkAgent replaces the parent's agent by another version, or by another agent of the same architecture. The options
+// are those of the parent, which are resolved already. If the agent is another one, the session gets its default
+// instance.
 func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string, out *events.SessionCreated) error {
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return invalid("sessionId", fmt.Sprintf("the session's sandboxes are of provider %.64q, which this installation does not offer; it offers %s", out.Provider, strings.Join(h.cfg.Providers, ", ")))
@@ -205,7 +209,7 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	return h.instantiate(ctx, c, out)
 }
 
-// checkSnapshots refuses a fork whose snapshots are not in the object store any more, or cannot be read.
+// checkSnapshots refuses a fork if its snapshots are no longer in the object store, or cannot be read.
 func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
 	needed := [][2]string{{f.Files(), f.Snapshot}}
 	if f.Records != f.Snapshot || f.State() != f.Files() {
@@ -227,8 +231,9 @@ func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.Se
 	return nil
 }
 
-// dropLostChanges leaves out the files that were put in between the snapshot and the point of the fork and that are not in the object store
-// any more: the janitor removes them once a later snapshot holds them. The fork says so.
+// dropLostChanges leaves out files that clients uploaded between the snapshot and the point of the fork, if the object
+// store no longer has them: the janitor removes them when a later snapshot contains them. The fork records that they
+// are missing.
 func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error {
 	var lost []string
 	kept := make([]events.Payload, 0, len(out.Changes))
@@ -260,7 +265,7 @@ func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error 
 	return nil
 }
 
-// checkSnapshot reads a snapshot's manifest, and looks for all objects that it needs.
+// checkSnapshot reads a snapshot's manifest and checks that all objects of the snapshot exist.
 func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) error {
 	store, err := h.cfg.Snapshots(ctx)
 	if err != nil {
@@ -288,7 +293,7 @@ func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) erro
 	return nil
 }
 
-// forked returns where the fork that a command made begins; nil for other commands.
+// forked returns the point where the fork of a command begins, or nil for other commands.
 func forked(c command.Command, l eventlog.Loaded) *events.SessionForked {
 	if c.Type != command.TypeForkSession {
 		return nil

@@ -33,7 +33,7 @@ type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
-// Config of a Handler; everything is required but Room.
+// Config configures a Handler. Every field except Room is required.
 type Config struct {
 	Sessions  eventlog.Sessions
 	Room      *storage.Watch
@@ -42,8 +42,8 @@ type Config struct {
 	Dead      DeadLetters
 	Now       func() time.Time
 	Providers []string
-	Images    imagepolicy.Policy // that tenants may name where sandboxes are Docker's
-	HostPaths hostpath.Policy    // of folders in which sessions with local sandboxes may work
+	Images    imagepolicy.Policy // images that tenants may name if sandboxes are containers
+	HostPaths hostpath.Policy    // folders in which sessions with local sandboxes may work
 	Logger    *slog.Logger
 	Service   string // the service and its copy, which the log names as the writer
 
@@ -53,7 +53,7 @@ type Config struct {
 
 	// LiveKeys returns the chains of a tenant's API keys that hold one commit: keys that are not revoked.
 	LiveKeys func(ctx context.Context, tenant string) ([]events.Subject, error)
-	MaxKeys  func(tenant string) int // API keys that a tenant may have, revoked ones apart
+	MaxKeys  func(tenant string) int // maximum number of API keys of a tenant, without revoked ones
 
 	// Snapshots are the workspaces in the object store, for forks.
 	Snapshots func(ctx context.Context) (workspace.Store, error)
@@ -65,9 +65,9 @@ type Config struct {
 // Handler carries out commands.
 type Handler struct {
 	cfg      Config
-	keyLocks [events.Partitions]sync.Mutex // held while keys are counted and one is stored, by tenant
-	walks    walks                         // of sessions that were forked
-	manifest sync.Mutex                    // held while the manifest of a snapshot is in memory: it may take hundreds of megabytes
+	keyLocks [events.Partitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
+	walks    walks                         // reading states of forked sessions
+	manifest sync.Mutex                    // locked while the manifest of a snapshot is in memory: it may need hundreds of megabytes
 }
 
 // New returns a Handler.
@@ -116,7 +116,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
 }
 
-// checkIDs keeps anything that is not an id away from subjects.
+// checkIDs refuses values that are not ids, because ids become parts of subjects.
 func checkIDs(c command.Command) error {
 	if err := events.CheckTenant("tenant", c.Tenant); err != nil {
 		return err
@@ -166,8 +166,8 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	return h.session(ctx, c, build)
 }
 
-// builder turns a request into what the session's life decides on, given the
-// session as it is loaded. What is wrong with the request itself is said at once.
+// builder converts a request into a command on the session's life, for the loaded state of the session. It returns an
+// error if the request itself is invalid.
 type builder func(l eventlog.Loaded, base session.Base) (session.Command, error)
 
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
@@ -230,7 +230,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 	return controlBuilder(c)
 }
 
-// controlBuilder is builder for what has no body.
+// controlBuilder returns the builder of a command without a body.
 func controlBuilder(c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
@@ -262,7 +262,7 @@ func controlBuilder(c command.Command) (builder, error) {
 	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
 }
 
-// session carries a command out on a session.
+// session carries out a command on a session.
 func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
 	freshness := eventlog.Any
@@ -280,9 +280,10 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 	return answer, nil
 }
 
-// decide loads the session, decides on the command and appends the decision. It completes the answer. confirmed is false for a refusal,
-// and for a decision that changes nothing: the guard of an append catches a replica that lags, but these have no guard, and so count
-// only if the leader of the stream was asked.
+// decide loads the session, decides on the command, appends the decision and completes the answer. confirmed is false
+// for a refusal, and for a decision that changes nothing, if they were made from a replica: an append has a guard,
+// which detects a replica that lags, but these decisions have none. They count only if the state came from the
+// stream's leader.
 func (h *Handler) decide(ctx context.Context, c command.Command, build builder, freshness eventlog.Freshness, answer *command.Answer) (confirmed bool, err error) {
 	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
 	if err != nil {
@@ -323,7 +324,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 	return true, nil
 }
 
-// checkRoom refuses what needs room while only the reserve of the store is left.
+// checkRoom refuses a command that needs room while only the reserve of the store is left.
 func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 	if !t.NeedsRoom() {
 		return nil
@@ -334,7 +335,8 @@ func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 	return nil
 }
 
-// checkEvents refuses what adds to a session once the tenant has added as many events to the log as it may on a day.
+// checkEvents refuses a command that adds events to a session if the tenant has reached its limit of events for the
+// day.
 func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	if !c.Type.NeedsRoom() {
 		return nil
@@ -349,7 +351,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	return nil
 }
 
-// decideWith returns the events of a command on a session as it is loaded.
+// decideWith returns the events of a command for the loaded state of a session.
 func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
@@ -379,7 +381,7 @@ func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	}
 }
 
-// label is a type as it is counted; whatever there is none of is one.
+// label returns the label of a type in metrics. All unknown types have one label.
 func label(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,

@@ -14,9 +14,9 @@ const (
 	codeHostPathRefused     = "HOST_PATH_REFUSED"
 )
 
-// hostPath returns the folder in which a session works in place of a workspace of
-// its own, without symbolic links; "" for none. It refuses a folder that the
-// policy does not allow, and one that is not the folder that the client sees.
+// hostPath returns the host folder in which a session works, without symbolic links, or "" if the session has an
+// ordinary workspace. It refuses a folder that the policy does not allow, and a folder whose identity differs from the
+// one that the client sent.
 func (h *Handler) hostPath(path string, b command.CreateSession, provider string, agent *events.AgentSpec) (string, error) {
 	if path == "" {
 		return "", nil

@@ -9,13 +9,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// codeImageNotAllowed is the code of an image that the operator's list does not have. Executors fail with the same.
+// codeImageNotAllowed is the code for an image that is not in the operator's list. Executors use the same code.
 const codeImageNotAllowed = "IMAGE_NOT_ALLOWED"
 
-// isolated reports whether a provider's sandboxes are made from images, and reach models by the egress proxy alone.
+// isolated reports whether a provider's sandboxes are made from images and reach models only through the egress proxy.
 func isolated(provider string) bool { return provider == "docker" || provider == "modal" }
 
-// checkImage refuses an image that is not allowed; "" is the installation's own.
+// checkImage refuses an image that is not allowed; "" means the installation's own image.
 func (h *Handler) checkImage(field, image string) error {
 	if image == "" {
 		return nil
@@ -35,7 +35,7 @@ func (h *Handler) checkAgentImages(prefix string, agent events.AgentSpec) error 
 	return err
 }
 
-// checkAppliedImages refuses a definition that no session here could run.
+// checkAppliedImages refuses a definition that no session of this installation could run.
 func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
 	if !slices.ContainsFunc(h.cfg.Providers, isolated) {
 		return nil
@@ -43,9 +43,8 @@ func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
 	return h.checkAgentImages("spec.", agent)
 }
 
-// checkSessionImages refuses a session with an image that is not allowed: its own
-// in place of the agent's, and those of the agent's MCP servers. An agent may be
-// older than the list.
+// checkSessionImages refuses a session if its image, or the agent's image that it uses, or an image of the agent's MCP
+// servers is not allowed. The agent may have been applied before the list of allowed images changed.
 func (h *Handler) checkSessionImages(provider, image string, agent *events.AgentSpec) error {
 	if !isolated(provider) {
 		return nil

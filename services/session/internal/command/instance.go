@@ -19,14 +19,13 @@ const (
 	// defaultSuffix ends the slug of an agent's default instance.
 	defaultSuffix = ".default"
 	maxSlug       = 64
-	// platformOrg is the organization of the default instances of the platform's agents, which lie with each tenant.
+	// platformOrg is the organization of default instances of the platform's agents. Each tenant has its own.
 	platformOrg = "platform"
 )
 
-// DefaultInstance returns the reference of an agent's default instance: the slug of
-// the agent with ".default" behind it, in the agent's scope and organization. Of a platform agent each
-// tenant has one of its own, in organization platform. A slug or an
-// organization that would be too long is cut and ends in a hash.
+// DefaultInstance returns the reference of an agent's default instance: the agent's slug with ".default" appended, in
+// the agent's scope and organization. For a platform agent each tenant has a default instance of its own, in
+// organization platform. A slug or an organization that would be too long is cut and ends in a hash.
 func DefaultInstance(agent events.Reference) events.Reference {
 	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: fit(agent.Slug, defaultSuffix)}
 	if agent.Scope == events.ScopePlatform {
@@ -38,7 +37,7 @@ func DefaultInstance(agent events.Reference) events.Reference {
 	return ref.Bare()
 }
 
-// fit appends a suffix to a slug, and cuts the slug where both are longer than a slug may be.
+// fit appends a suffix to a slug, and shortens the slug if the result would be too long.
 func fit(slug, suffix string) string {
 	if len(slug)+len(suffix) <= maxSlug {
 		return slug + suffix
@@ -70,7 +69,7 @@ func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent 
 		if made, err = h.makeDefaultInstance(ctx, c, ref, agent); err != nil {
 			return made, err
 		}
-		if p, err = entries.Resolve(ctx, events.Instance, c.Tenant, ref); errors.As(err, &none) { // removed since, before this command came again
+		if p, err = entries.Resolve(ctx, events.Instance, c.Tenant, ref); errors.As(err, &none) { // the instance was removed before this command was redelivered
 			return made, nil
 		}
 	}
@@ -95,7 +94,7 @@ func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, re
 		return ref, fmt.Errorf("digest of instance %s: %w", ref, err)
 	}
 	ref.Version = digest
-	own := c // of this commit: its events and its commit are not those of the session
+	own := c // the command of the instance's own commit, whose ids must differ from those of the session
 	own.ID, own.Actor.Kind, own.Actor.ID = events.Derive(events.KindCommand, c.ID, "instance"), "service", "session"
 	_, err = h.entry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
 		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}

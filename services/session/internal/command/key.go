@@ -14,14 +14,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// expiredFor is how long a key must have been expired before it is revoked to make room for another. Postgres decides whether a
-// key is accepted; the margin is for a clock here that differs from the clock there.
+// expiredFor is how long ago a key must have expired before it is revoked to make room for another. Postgres decides
+// whether a key is accepted; the margin allows for a difference between its clock and this one.
 const expiredFor = 24 * time.Hour
 
-// keyReaders is how many chains of keys are read at once.
+// keyReaders is the number of chains of keys that are read at once.
 const keyReaders = 32
 
-// storedKey is an API key as its chain in the log has it. A chain holds at most two commits: key_created, then key_revoked.
+// storedKey is the state of an API key in the log. The chain of a key has at most two commits: key_created, then
+// key_revoked.
 type storedKey struct {
 	created events.KeyCreated
 	maker   string // id of the key that made it; "" for none
@@ -41,10 +42,10 @@ func makerOf(a events.Actor) string {
 	return ""
 }
 
-// createKey stores an API key. The key of the actor must have all rights that the new key gets.
+// createKey stores an API key. The actor's key must have all rights of the new key.
 //
-// A revocation of the actor's key may run at the same time. createKey stores first and then looks whether the actor's key is
-// revoked; a revocation stores first and then looks for keys to revoke. So at least one of the two sees the other.
+// The actor's key may be revoked at the same time. createKey appends first and then checks whether the actor's key is
+// revoked; a revocation appends first and then looks for keys to revoke. So at least one of the two sees the other.
 func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.CreateKey
 	if err := decode(c, &b); err != nil {
@@ -79,7 +80,8 @@ func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Ans
 	return command.Answer{Position: h.keyPosition(key), Rights: &key.created.Rights}, nil
 }
 
-// grant returns the rights of a new key: what is empty is as the maker has it. FORBIDDEN names the right that the maker has not.
+// grant returns the rights of a new key. Rights that the request leaves out are those of the maker. It returns
+// FORBIDDEN, with the name of the right, if the maker lacks a requested right.
 func (h *Handler) grant(ctx context.Context, tenant, maker string, asked events.KeyRights) (events.KeyRights, error) {
 	own := events.KeyRights{Role: events.RoleAdmin}
 	if maker != "" {
@@ -120,7 +122,7 @@ func (h *Handler) grant(ctx context.Context, tenant, maker string, asked events.
 	return asked, nil
 }
 
-// boundary says what the rights of a maker are.
+// boundary describes the rights of a maker, for an error message.
 func boundary(field string, own events.KeyRights) string {
 	switch field {
 	case "role":
@@ -131,7 +133,7 @@ func boundary(field string, own events.KeyRights) string {
 	return "it expires at " + own.ExpiresAt.UTC().Format(time.RFC3339)
 }
 
-// isRevoked reports whether a key was revoked; "" is no key.
+// isRevoked reports whether a key was revoked. For "", which is no key, it returns false.
 func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, error) {
 	if keyID == "" {
 		return false, nil
@@ -219,7 +221,7 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	}
 	answer := command.Answer{Position: h.keyPosition(key)}
 	for look := newFamily(h, c.Tenant, b.KeyID); ; {
-		// A key of the list may have made another one before it was revoked, so the last look finds none.
+		// A key of the list may have made another key before it was revoked, so repeat until no key is found.
 		list, err := look.descendants(ctx)
 		if err != nil || len(list) == 0 {
 			return answer, err
@@ -301,7 +303,7 @@ func (f *family) descends(ctx context.Context, key string) (bool, error) {
 	return false, nil
 }
 
-// loadKey reads the chain of a key, as the leader has it. A key that does not exist has head.Seq 0.
+// loadKey reads the chain of a key from the stream's leader. head.Seq is 0 if the key does not exist.
 func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKey, error) {
 	log := h.cfg.Sessions.Log
 	head, err := log.Last(ctx, subject, eventlog.Leader)
@@ -327,12 +329,12 @@ func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKe
 	return key, fmt.Errorf("key on %s is revoked and was never created", subject)
 }
 
-// keyCreatedIn looks for key_created among the events of a commit, and fills in the key; it returns nil if there is none.
+// keyCreatedIn returns the key_created event of a commit, or nil if there is none, and copies its fields into key.
 func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *events.KeyCreated {
 	for _, e := range list {
 		if created, ok := e.Data.(events.KeyCreated); ok {
 			key.created, key.maker = created, created.CreatedBy
-			if key.maker == "" { // builds that did not record it left it to the actor
+			if key.maker == "" { // earlier builds did not record the maker: it is the actor
 				key.maker = makerOf(actor)
 			}
 			return &created
@@ -341,7 +343,7 @@ func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *even
 	return nil
 }
 
-// endKey appends key_revoked to a key that is stored, unless it is revoked.
+// endKey appends key_revoked to a stored key, unless the key is revoked already.
 func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
 	subject := key.head.Subject
 	first := true

@@ -17,30 +17,31 @@ const (
 	firstMarks = 1000 // events between two marks of a session, as long as they are not too many
 )
 
-// walks remembers how far the logs of sessions were read for forks, so that the next fork of a session does not read its log from
-// the beginning. It is a cache of one copy of the service: what it does not have is read again.
+// walks caches how far the logs of sessions were read for forks, so that the next fork of a session does not read its
+// log from the beginning. Each copy of the service has its own cache. Entries that are missing are read again.
 type walks struct {
 	mu       sync.Mutex
 	sessions map[topology.SessionRef]*walked
 	uses     uint64
 }
 
-// walked is what is remembered of one session. Its owner is the one fork that reads the log; others wait, and go on from its marks.
+// walked is the cache entry of one session. Its owner is the one fork that reads the log. Other forks wait for it and
+// continue from its marks.
 type walked struct {
 	owner   chan struct{} // holds a value while no fork owns it
 	used    uint64
 	marks   []mark // in the order of the log
 	spacing uint32 // events between two of them
-	last    mark   // the furthest one
+	last    mark   // the mark with the highest seq
 }
 
 // mark is a walk after a whole commit.
 type mark struct {
-	walk *fork.Walk // which is not changed any more
+	walk *fork.Walk // never modified
 	at   eventlog.Numbered
 }
 
-// own returns what is remembered of a session, once no other fork of it reads the log. The caller must release it.
+// own blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
 func (w *walks) own(ctx context.Context, ref topology.SessionRef) (*walked, error) {
 	w.mu.Lock()
 	one := w.sessions[ref]
@@ -91,8 +92,8 @@ func (w *walked) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 	return w.marks[i-1].walk.Clone(asked), w.marks[i-1].at
 }
 
-// keep remembers a walk after the last event of a commit, which is not after the event that is asked for. whole reports that the
-// log was read to its end.
+// keep stores a walk after the last event of a commit, which must not be after the requested event. whole reports that
+// the log was read to its end.
 func (w *walked) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
 	after := uint32(0)
 	if n := len(w.marks); n > 0 {

@@ -12,8 +12,8 @@ import (
 // ErrGone is the error of Again for a session that does not exist, or was deleted.
 var ErrGone = errors.New("the session does not exist, or was deleted")
 
-// Again publishes a job for a session if an executor has anything to do for it, whatever happened to the jobs that were published
-// before: the id of the job is new. The cause must be unique to the call.
+// Again publishes a job for a session if an executor has anything to do for it, even if jobs for the same work were
+// published before: the id of the job is new. The cause must be unique to the call.
 func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
 	l, err := r.settle(ctx, tenant, id)
 	if err != nil {

@@ -13,15 +13,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// DeadJob handles the dead letter of a job: it fails the execution that the job was for. No other job
-// follows by itself, so the execution and the messages behind it would wait for the turn limit.
+// DeadJob handles the dead letter of a job: it fails the execution for which the job was published. No other job would
+// follow, so without it the execution and the messages behind it would wait for the turn limit.
 func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)
 	if err != nil {
-		// The letter stays in DEAD for people.
+		// The letter stays in DEAD, where operators can read it.
 		r.cfg.Logger.Error("a dead job names no session", "sequence", bus.Sequence(msg), "error", err)
 		return nil
 	}

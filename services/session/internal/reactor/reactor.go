@@ -28,8 +28,10 @@ import (
 
 // Leases reports which engines and executors are alive.
 type Leases interface {
-	EngineLives(engine string) bool
-	ExecutorLives(ctx context.Context, executor string) (bool, error)
+	// EngineGone returns for how long no executor of an engine has renewed a lease.
+	EngineGone(provider, engine string) time.Duration
+	// Lives reports whether an executor has a lease.
+	Lives(ctx context.Context, executor string) (bool, error)
 }
 
 // Budgets returns the budgets and limits of a tenant, and its usage.
@@ -37,20 +39,22 @@ type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
-// Config of a Reactor; everything is required.
+// Config configures a Reactor. Every field is required.
 type Config struct {
 	Sessions  eventlog.Sessions
 	JetStream jetstream.JetStream
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
 	Budgets   Budgets
-	Now       func() time.Time
-	Logger    *slog.Logger
-	Reacted   func(lag time.Duration)                                   // is called after each commit, with the time since the log stored it
-	Published func()                                                    // is called after each job
-	Forget    func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
-	Ended     func(tenant, session string)                              // is called when an execution of a session has ended
-	Service   string                                                    // the service and its copy, which the log names as the writer
+	// EngineGone is how long an engine may be without a lease before its sessions' jobs are offered to others.
+	EngineGone time.Duration
+	Now        func() time.Time
+	Logger     *slog.Logger
+	Reacted    func(lag time.Duration)                                   // is called after each commit, with the time since the log stored it
+	Published  func()                                                    // is called after each job
+	Forget     func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
+	Ended      func(tenant, session string)                              // is called when an execution of a session has ended
+	Service    string                                                    // the service and its copy, which the log names as the writer
 }
 
 // Reactor reacts to commits and timers.
@@ -58,7 +62,7 @@ type Reactor struct {
 	cfg Config
 
 	mu     sync.Mutex
-	timers jetstream.Stream // nil until it is needed
+	timers jetstream.Stream // nil until the first use
 }
 
 // New returns a Reactor.
@@ -69,8 +73,8 @@ func (r *Reactor) actor() events.Actor {
 	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
-// maxRounds bounds how often the state is loaded again for one message because it
-// changed meanwhile. After that the message is delivered again.
+// maxRounds is how often the state is loaded again for one message because the state changed meanwhile. After that the
+// message is redelivered.
 const maxRounds = 32
 
 // errMoving is returned when the state changed after each of maxRounds attempts.
@@ -108,8 +112,8 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	return nil
 }
 
-// forget removes the secrets of executions that a message says have ended, if it is part of the log. Elsewhere a message is only a
-// reason to load the state.
+// forget removes the secrets of executions that have ended according to a message, if the message is part of the log.
+// Elsewhere the reactor uses a message only as a reason to load the state.
 func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ended []string) error {
 	if len(ended) == 0 {
 		return nil
@@ -119,7 +123,7 @@ func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ende
 	if errors.As(err, &foreign) {
 		return bus.Poison(foreign)
 	}
-	if err != nil && !errors.Is(err, eventlog.ErrNotFound) { // what the janitor has erased since has ended as well
+	if err != nil && !errors.Is(err, eventlog.ErrNotFound) { // executions whose commits the janitor has erased since have ended too
 		return bus.Transient(err)
 	}
 	for _, execution := range ended {
@@ -163,7 +167,7 @@ func summarize(payload []byte) (commitSummary, error) {
 	return g, nil
 }
 
-// Timer handles a timer that fired: it acts on what is due by now, whatever it was armed for.
+// Timer handles a timer that fired. It acts on everything that is due now, for whatever deadline the timer was set.
 func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -220,7 +224,7 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 		list, err := session.Decide(l.Life, c)
 		var refused *session.Error
 		if errors.As(err, &refused) {
-			continue // deleted, or not there: nothing of life is due
+			continue // the session is deleted or does not exist: nothing is due on its life
 		}
 		if err != nil {
 			return false, err
@@ -236,9 +240,9 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 	return true, r.abandon(ctx, l, outcome, now)
 }
 
-// lost returns the end of the active execution if no executor will end it, else nil.
-// That is so if it was cancelled before an executor claimed it, if a budget or a limit
-// that it needs is used up, or if its turn limit has passed and its executor is gone.
+// lost returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
+// before an executor claimed it, if a budget or a limit that it needs is used up, or if its turn limit has passed and
+// its executor is gone.
 func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
@@ -255,14 +259,15 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 	if l.Run.Execution != active {
 		return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "no executor claimed the execution within its turn limit"}, nil
 	}
-	lives, err := r.cfg.Leases.ExecutorLives(ctx, l.Run.Holder)
+	lives, err := r.cfg.Leases.Lives(ctx, l.Run.Holder)
 	if err != nil || lives {
 		return nil, err
 	}
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
 }
 
-// exceeded returns the end of the session's next execution if a budget, or the tenant's limit of events, keeps it from being started.
+// exceeded returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
+// prevents its start.
 func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionSpent(), "the session"); why != "" {
@@ -281,7 +286,7 @@ func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time
 	return nil, nil
 }
 
-// overdue reports whether the active execution has run past its turn limit and grace.
+// overdue reports whether the active execution has run longer than its turn limit and grace.
 func (r *Reactor) overdue(l eventlog.Loaded, now time.Time) bool {
 	at, ok := l.Life.TurnDeadline(l.View())
 	return ok && !now.Before(at)
@@ -322,7 +327,7 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 // put stores a job for a session in JOBS.
 func (r *Reactor) put(ctx context.Context, l eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
-	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineLives(box.Engine) {
+	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
 	}
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
@@ -345,7 +350,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 	}
 	now := r.cfg.Now()
 	if !at.After(now) {
-		// The turn is overdue, but its executor is alive. The next timer looks at it again.
+		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
 		at = now.Add(session.TurnGrace)
 	}
 	armed, err := r.armed(ctx, l.ID)
@@ -365,7 +370,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 	return again.LifeHead.Seq != l.LifeHead.Seq || again.RunHead.Seq != l.RunHead.Seq, nil
 }
 
-// timerStream returns TIMERS. The handle is kept: to get one is a round trip to the stream's leader.
+// timerStream returns TIMERS. It keeps the handle, because getting one is a round trip to the stream's leader.
 func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -380,10 +385,10 @@ func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// headerArmedAt is when a schedule fires, in Unix milliseconds.
+// headerArmedAt holds the time at which a schedule fires, in Unix milliseconds.
 const headerArmedAt = "Spool-Armed-At"
 
-// armed is when the session's timer fires; zero if none is set.
+// armed returns the time at which the session's timer fires, or the zero time if none is set.
 func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
 	stream, err := r.timerStream(ctx)
 	if err != nil {
@@ -398,7 +403,7 @@ func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
 	}
 	ms, err := strconv.ParseInt(msg.Header.Get(headerArmedAt), 10, 64)
 	if err != nil {
-		return time.Time{}, nil // not one of ours: it is replaced
+		return time.Time{}, nil // the schedule was not set by this service: replace it
 	}
 	return time.UnixMilli(ms), nil
 }

@@ -1,6 +1,6 @@
-// Package signer signs the heads of the log: once a minute the last commit of every subject that changed, and those of a session when
-// an execution of it has ended (docs/adr/0053). Any number of copies of the service may run it: the guard of the stream of heads lets one
-// of them write each entry.
+// Package signer signs the heads of the log (docs/adr/0053). Once a minute it signs the last commit of every subject
+// that changed, and soon after the end of an execution it signs those of the session. Any number of copies of the
+// service may run it: the guard on the stream of heads lets one of them write each entry.
 package signer
 
 import (
@@ -24,26 +24,27 @@ import (
 )
 
 const (
-	// defaultEvery is how often what changed is signed.
+	// defaultEvery is the interval at which changed subjects are signed.
 	defaultEvery = time.Minute
 	// settle is how long ends of executions are collected before they are signed together.
 	settle = time.Second
-	// maxEnded bounds the sessions that wait for that in one shard. What is beyond it is signed with what changed.
+	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
+	// signed with the next changed subjects.
 	maxEnded = heads.MaxHeads / 2
-	// readers is how many heads are read at once.
+	// readers is the number of heads that are read at once.
 	readers = 16
-	// passTime bounds one pass over a shard.
+	// passTime is the timeout of one pass over a shard.
 	passTime = time.Minute
 )
 
-// Config of a Signer; everything but Every is required.
+// Config configures a Signer. Every field except Every is required.
 type Config struct {
 	Key       heads.PrivateKey
 	Log       eventlog.Log
 	JetStream jetstream.JetStream
 	Now       func() time.Time
 	Logger    *slog.Logger
-	Every     time.Duration   // how often what changed is signed; 0 means once a minute
+	Every     time.Duration   // interval at which changed subjects are signed; 0 means once a minute
 	Signed    func(heads int) // is called after each entry that this copy stored
 	Failed    func()          // is called for each pass that failed
 }
@@ -64,10 +65,10 @@ type session struct{ tenant, id string }
 
 // tip is the end of a shard's chain.
 type tip struct {
-	seq   uint64 // in the stream of heads, 0 for none
+	seq   uint64 // sequence in the stream of heads, 0 for none
 	entry heads.Entry
 	hash  string
-	at    time.Time // of the last entry that covers all changes
+	at    time.Time // time of the last entry that covers all changes
 }
 
 // New returns a Signer.
@@ -83,7 +84,7 @@ func New(cfg Config) *Signer {
 	return s
 }
 
-// Ended asks that the heads of a session be signed soon. It does not block.
+// Ended requests that the heads of a session be signed soon. It does not block.
 func (s *Signer) Ended(tenant, id string) {
 	shard := events.Partition(id) % len(s.ended)
 	s.mu.Lock()
@@ -97,9 +98,9 @@ func (s *Signer) Ended(tenant, id string) {
 	}
 }
 
-// Run signs until ctx ends. A pass that fails is logged, and what it was about is signed by a later one.
+// Run signs until ctx ends. A pass that fails is logged, and a later pass signs the same subjects.
 func (s *Signer) Run(ctx context.Context) error {
-	s.pass(ctx, s.signChanges) // what came while no copy ran
+	s.pass(ctx, s.signChanges) // sign commits that were stored while no copy ran
 	changed := time.NewTicker(s.cfg.Every)
 	defer changed.Stop()
 	for {
@@ -134,7 +135,7 @@ func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error
 	}
 }
 
-// signChanges signs the last commit of each subject that changed since the last time, in as many entries as it takes.
+// signChanges signs the last commit of each subject that changed since the last time, in as many entries as necessary.
 func (s *Signer) signChanges(ctx context.Context, shard int) error {
 	again := false // this copy has just stored an entry that did not hold all changes
 	for {
@@ -189,8 +190,8 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 	return list, nil
 }
 
-// head reads the commit of a subject at a sequence, or, if the message there is not part of the log, the last one before it. There is none
-// where the janitor erased it meanwhile.
+// head reads the commit of a subject at a sequence. If the message there is not part of the log, it reads the last
+// commit before it. There is none if the janitor erased it meanwhile.
 func (s *Signer) head(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
 	rec, err := s.cfg.Log.At(ctx, eventlog.Position{Shard: shard, Seq: seq})
 	var foreign *eventlog.ForeignError
@@ -247,7 +248,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 		}
 		fresh := slices.DeleteFunc(slices.Clone(list), func(h heads.Head) bool { return h.Seq <= t.entry.Through })
 		if len(fresh) == 0 {
-			return nil // signed with what changed
+			return nil // a later pass over the changed subjects signs them
 		}
 		if stored, err := s.store(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
 			return err
@@ -255,8 +256,8 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 }
 
-// tip reads the end of a shard's chain. A chain that ends before an entry that this copy has seen was cut: nothing is signed after it, since
-// its next entry would hide that.
+// tip reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
+// nothing more is signed, because the next entry would hide the cut.
 func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
 	stream, err := s.stream.Open(ctx)
 	if err != nil {
@@ -297,7 +298,7 @@ func cutError(shard int, seen tip) error {
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
-// store appends an entry. It reports false if another copy was faster.
+// store appends an entry. It returns false if another copy appended first.
 func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Seal(s.cfg.Key)

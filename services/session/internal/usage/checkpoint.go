@@ -15,8 +15,8 @@ import (
 // checkpointKey is the key of the checkpoint. No tenant's name begins with an underscore.
 const checkpointKey = "_positions"
 
-// checkpoint says from where on the log is read again. The entries of all tenants include every commit up to it. Each write of it
-// expects the revision of the one before, so that one copy at a time folds.
+// checkpoint is the position from which the log is read again. The entries of all tenants include every commit up to
+// it. Each write expects the revision of the write before, so that one copy at a time folds.
 type checkpoint struct {
 	Positions map[string]uint64 `json:"positions"` // by stream, as streamID returns it
 }
@@ -40,8 +40,8 @@ func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uin
 // errMoved is returned when another writer changed a key first.
 var errMoved = errors.New("another writer was faster")
 
-// put writes a key and returns its new revision. revision is the last one known, 0 for none. It fails with errMoved if the key has
-// another one.
+// put writes a key and returns its new revision. revision is the last known one, 0 for none. put returns errMoved if
+// the key has another revision.
 func put(ctx context.Context, kv jetstream.KeyValue, key string, value any, revision uint64) (uint64, error) {
 	body, err := json.Marshal(value)
 	if err != nil {
@@ -62,7 +62,8 @@ func put(ctx context.Context, kv jetstream.KeyValue, key string, value any, revi
 	return revision, nil
 }
 
-// streamID names the stream of a shard. A stream that was deleted and made again has another id: its positions begin anew.
+// streamID returns the identity of a shard's stream. A stream that was deleted and created again has another identity:
+// its positions start again.
 func streamID(shard int, info *jetstream.StreamInfo) string {
 	return strconv.Itoa(shard) + "-" + strconv.FormatInt(info.Created.UnixNano(), 36)
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// entry is the value that the bucket budgets holds under a tenant: what services read, and what it was computed from.
+// entry is a tenant's value in the bucket budgets: the figures that services read, and the data from which they are
+// computed.
 type entry struct {
 	budget.Tenant
 	// Shards holds the usage by the stream of the shard, as streamID returns it. Entries that the projector of an earlier
@@ -18,7 +19,7 @@ type entry struct {
 
 // shardUsage is the fold of a tenant's commits in one shard, up to and including Seq.
 type shardUsage struct {
-	Seq     uint64                          `json:"seq"` // of the last commit that changed it
+	Seq     uint64                          `json:"seq"` // sequence of the last commit that changed this value
 	Total   budget.Usage                    `json:"total"`
 	Months  map[string]budget.Usage         `json:"months,omitempty"` // as 2026-01
 	Days    map[string]budget.Usage         `json:"days,omitempty"`   // as 2026-01-31
@@ -35,7 +36,7 @@ const (
 // month returns the month of a day.
 func month(day string) string { return day[:len("2006-01")] }
 
-// window is what is kept at a time: days and months from these on.
+// window is the range of days and months that an entry keeps: from these on.
 type window struct{ day, month string }
 
 func windowAt(now time.Time) window {
@@ -43,8 +44,8 @@ func windowAt(now time.Time) window {
 	return window{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
 }
 
-// add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed: a commit at or before the
-// shard's position was applied before.
+// add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed. A commit at
+// or before the shard's position was already applied and changes nothing.
 func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep window) bool {
 	if s := e.Shards[stream]; s != nil && rec.Position.Seq <= s.Seq {
 		return false
@@ -100,7 +101,7 @@ func (s *shardUsage) set(aspect events.Aspect, e events.Event) {
 	}
 }
 
-// shard returns the part of a stream, with its maps.
+// shard returns the entry's part for a stream, and creates its maps.
 func (e *entry) shard(stream string) *shardUsage {
 	if e.Shards == nil {
 		e.Shards = map[string]*shardUsage{}
@@ -132,8 +133,8 @@ func (e *entry) limited() bool {
 	return false
 }
 
-// publish computes what services read, as of a time. It drops the days and months that no window includes any more, and the shards
-// of streams that are gone.
+// publish computes the figures that services read, as of a time. It drops the days and months that no window includes
+// any more, and the shards of streams that no longer exist.
 func (e *entry) publish(streams []string, now time.Time) {
 	keep := windowAt(now)
 	shards := map[string]*shardUsage{}
@@ -170,8 +171,8 @@ func (e *entry) publish(streams []string, now time.Time) {
 	}
 }
 
-// since returns the usage of a window from its first day on. A day that the clock has not reached yet is included, since an event
-// may have been stamped by a clock that is ahead.
+// since returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
+// because the clock that set an event's time may be ahead.
 func (e *entry) since(period events.Period, from string) budget.Usage {
 	var sum budget.Usage
 	for _, s := range e.Shards {

@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// payloadTries is how often data is requested that the object store does not have, before a commit is folded without it: a
-	// replica may lag.
+	// payloadTries is how often missing data is requested from the object store before a commit is folded without it,
+	// because a replica may lag.
 	payloadTries = 3
 	payloadPause = 200 * time.Millisecond
-	// maxHistories is how many histories of sessions are read at once.
+	// maxHistories is the number of histories of sessions that are read at once.
 	maxHistories = 16
-	// maxPresent bounds how many entries of sessions are kept in memory, about.
+	// maxPresent is the approximate maximum number of sessions and executions in memory.
 	maxPresent = 100_000
 )
 
-// commits yields the commits of a reading past those that cannot be read. A message that is not part of the log, or does not
-// decode, is yielded without events. read begins a reading after a position; commits begins another one after each commit that
-// failed.
+// commits yields the commits of a reader and skips commits that cannot be read. A message that is not part of the log,
+// or that cannot be decoded, is yielded without events. read starts a reader after a position; after each failed
+// commit, commits starts another one behind it.
 func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Position) iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		tries := 0
@@ -65,14 +65,14 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 // sessionKey names a session.
 type sessionKey struct{ tenant, id string }
 
-// sessions holds the folds of the sessions that were used last. Those that are not present are folded again from the log.
+// sessions holds the folds of the most recently used sessions. Others are folded again from the log.
 type sessions struct {
 	log    eventlog.Log
 	max    int
 	recent map[sessionKey]*budget.SessionUsage
 	older  map[sessionKey]*budget.SessionUsage
 	size   int    // of recent
-	whole  []bool // by shard: every session of the shard that is not present has no commits yet
+	whole  []bool // by shard: every session of the shard that is not in memory has no commits yet
 }
 
 func newSessions(log eventlog.Log, limit int) *sessions {
@@ -82,7 +82,7 @@ func newSessions(log eventlog.Log, limit int) *sessions {
 // isSession reports whether a commit is one of a session.
 func isSession(s events.Subject) bool { return s.Aspect == events.Life || s.Aspect == events.Run }
 
-// find returns the fold of a session; nil if it is not present.
+// find returns the fold of a session, or nil if it is not in memory.
 func (s *sessions) find(k sessionKey) *budget.SessionUsage {
 	if u := s.recent[k]; u != nil {
 		return u
@@ -100,9 +100,10 @@ func (s *sessions) keep(k sessionKey, u *budget.SessionUsage) {
 	s.size += u.Size()
 }
 
-// load makes the sessions of commits present. Those that began before the commits are read from the log.
+// load ensures that the sessions of commits are in memory. Sessions that began before the commits are read from the
+// log.
 func (s *sessions) load(ctx context.Context, list []eventlog.Record) error {
-	missing := map[sessionKey]eventlog.Record{} // with the first commit in list
+	missing := map[sessionKey]eventlog.Record{} // the first commit in list of each missing session
 	for _, rec := range list {
 		k := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
 		if _, known := missing[k]; known || !isSession(rec.Subject) || len(rec.Events) == 0 || s.find(k) != nil {
@@ -155,7 +156,7 @@ func (s *sessions) history(ctx context.Context, before eventlog.Record) (*budget
 	return u, ctx.Err()
 }
 
-// add folds a commit of a session that is present.
+// add folds a commit of a session that is in memory.
 func (s *sessions) add(rec eventlog.Record) map[string]budget.Usage {
 	if !isSession(rec.Subject) {
 		return nil
@@ -167,7 +168,7 @@ func (s *sessions) add(rec eventlog.Record) map[string]budget.Usage {
 	return usage
 }
 
-// trim forgets the sessions that were used longest ago if there are too many.
+// trim removes the least recently used sessions from memory if there are too many.
 func (s *sessions) trim() {
 	if s.size <= s.max/2 {
 		return

@@ -1,6 +1,6 @@
-// Package usage folds what sessions take from the log into the bucket budgets, from which dispatch and executors learn what tenants
-// may take and have taken (docs/adr/0064). Any number of copies of the service may run a Folder: one of them folds, and compare-and-set
-// keeps the others from counting anything twice.
+// Package usage folds the usage of sessions from the log into the bucket budgets, from which dispatch and executors
+// read tenants' limits and usage (docs/adr/0064). Any number of copies of the service may run a Folder: one of them
+// folds, and compare-and-set prevents the others from counting anything twice.
 package usage
 
 import (
@@ -24,25 +24,25 @@ import (
 )
 
 const (
-	// batchCommits is how many commits are folded before the bucket is written.
+	// batchCommits is the number of commits that are folded before the bucket is written.
 	batchCommits = 1000
 	// batchPause is the pause between two writes of tenants that have budgets or limits.
 	batchPause = 25 * time.Millisecond
-	// checkpointEvery is how often the other tenants and the checkpoint are written.
+	// checkpointEvery is the interval at which the other tenants and the checkpoint are written.
 	checkpointEvery = time.Second
-	// standByTime is how often a copy that stands by looks at the checkpoint. It folds if the checkpoint was not written since the
-	// last look, and is behind the log.
+	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
+	// checkpoint was not written since the last check and is behind the log.
 	standByTime = 3 * time.Second
-	// writers is how many entries are written at once.
+	// writers is the number of entries that are written at once.
 	writers = 16
-	// writeTime bounds each write.
+	// writeTime is the timeout of each write.
 	writeTime = 10 * time.Second
 
 	firstWait = 50 * time.Millisecond
 	maxWait   = 2 * time.Second
 )
 
-// Config of a Folder; everything is required.
+// Config configures a Folder. Every field is required.
 type Config struct {
 	Log       eventlog.Log
 	JetStream jetstream.JetStream
@@ -54,7 +54,7 @@ type Config struct {
 type Folder struct {
 	cfg      Config
 	revision uint64       // of the checkpoint that this copy wrote last
-	oldest   atomic.Int64 // when the log stored the oldest commit that is read and not written, in Unix milliseconds; 0 for none
+	oldest   atomic.Int64 // when the log stored the oldest commit that was read and is not in the bucket yet, in Unix milliseconds; 0 for none
 }
 
 // New returns a Folder.
@@ -73,7 +73,8 @@ func (f *Folder) Collectors() []prometheus.Collector {
 	})}
 }
 
-// Run folds until ctx ends. After a failure it begins again at the checkpoint. While another copy folds it stands by.
+// Run folds until ctx ends. After a failure it starts again at the checkpoint. While another copy folds, it is on
+// standby.
 func (f *Folder) Run(ctx context.Context) error {
 	pauses := retry.Doubling(firstWait, maxWait)
 	for ctx.Err() == nil {
@@ -149,14 +150,15 @@ type leader struct {
 	kv       jetstream.KeyValue
 	streams  []string // ids by shard
 	tenants  map[string]*tenant
-	dirty    map[string]*tenant // whose entry is not written
+	dirty    map[string]*tenant // tenants whose changed entry is not written yet
 	sessions *sessions
-	// positions are the last commits read, by shard; stored are those of the checkpoint, nil if it has to be written.
+	// positions are the last commits read, by shard. stored are those of the checkpoint, or nil if it has to be
+	// written.
 	positions, stored []uint64
-	// fresh are the shards that are read from the beginning. Nothing is written until the end of each was reached, so that services
-	// go by the figures of an earlier version until all of the log is counted.
+	// fresh are the shards that are read from the beginning. Nothing is written until the end of each of them was
+	// reached, so that services use the figures of an earlier version until the whole log is counted.
 	fresh map[int]bool
-	ends  []uint64 // of the streams when the reading began
+	ends  []uint64 // last sequences of the streams when the reading began
 }
 
 // tenant is an entry in memory.
@@ -168,7 +170,7 @@ type tenant struct {
 	published bool
 }
 
-// item is a commit that was read, or the news that the end of a shard was reached.
+// item is a commit that was read, or the information that the end of a shard was reached.
 type item struct {
 	rec eventlog.Record
 	end bool
@@ -190,7 +192,7 @@ func (f *Folder) lead(ctx context.Context, progressed func()) error {
 	return g.Wait()
 }
 
-// begin writes the checkpoint anew, after which no other copy can write it, and then reads the entries.
+// begin writes the checkpoint again, after which no other copy can write it, and then reads the entries.
 func (f *Folder) begin(ctx context.Context) (*leader, error) {
 	l := &leader{
 		Folder: f, tenants: map[string]*tenant{}, dirty: map[string]*tenant{}, sessions: newSessions(f.cfg.Log, maxPresent), fresh: map[int]bool{},
@@ -267,7 +269,8 @@ func (l *leader) scan(ctx context.Context) (earlier bool, err error) {
 	}
 }
 
-// read passes on the commits of a shard after a position until ctx ends, and, if fresh is set, when the end of the shard was reached.
+// read sends the commits of a shard after a position until ctx ends. If fresh is set, it also sends an item when it
+// reaches the end of the shard.
 func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, items chan<- item) error {
 	push := func(it item) bool {
 		select {
@@ -295,18 +298,18 @@ func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, 
 		if err != nil {
 			return err
 		}
-		// What lay at the end may have been erased.
+		// The last commit may have been erased.
 		after.Seq = max(after.Seq, l.ends[after.Shard])
 		push(item{rec: eventlog.Record{Position: after}, end: true})
 	}
 	return pass(commits(ctx, after, func(p eventlog.Position) iter.Seq2[eventlog.Record, error] { return l.cfg.Log.Tail(ctx, p, filter) }))
 }
 
-// fold applies what is read, and writes the entries and the checkpoint.
+// fold applies items, and writes the entries and the checkpoint.
 func (l *leader) fold(ctx context.Context, items <-chan item, progressed func()) error {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
-	var last time.Time // when all was written
+	var last time.Time // time of the last write of all entries
 	for {
 		var batch []item
 		select {
@@ -343,7 +346,7 @@ func (l *leader) fold(ctx context.Context, items <-chan item, progressed func())
 	}
 }
 
-// take returns an item and those that wait behind it, up to a batch.
+// take returns an item and the items that already wait behind it, up to a batch.
 func take(it item, items <-chan item) []item {
 	batch := []item{it}
 	for len(batch) < batchCommits {
@@ -400,7 +403,7 @@ func (l *leader) apply(ctx context.Context, batch []item) error {
 	return nil
 }
 
-// write writes the entries that services read, or all and then the checkpoint.
+// write writes the changed entries that services read or, with all, every changed entry and then the checkpoint.
 func (l *leader) write(ctx context.Context, all bool) error {
 	if all {
 		// An entry of an earlier version whose tenant has no commits is replaced too: a later scan would find it again.
@@ -444,7 +447,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	return l.check(ctx)
 }
 
-// check writes the checkpoint if it changed.
+// check writes the checkpoint if its positions changed.
 func (l *leader) check(ctx context.Context) error {
 	if slices.Equal(l.positions, l.stored) {
 		return nil

@@ -1,6 +1,6 @@
-// Package command carries out what gateways ask of skills: it checks, keeps,
-// decides, appends, and answers. Every command has an id, so that a redelivery
-// changes nothing and is answered as the first delivery was.
+// Package command carries out the commands of gateways about skills: it checks and stores ZIPs, decides, appends, and
+// answers. Every command has an id, so that a redelivery changes nothing and gets the same answer as the first
+// delivery.
 package command
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-// The codes of refusals that are not skill's.
+// The codes of refusals that package skill does not define.
 const (
 	codeInvalid  = "INVALID_REQUEST"
 	codeNotFound = "SKILL_NOT_FOUND"
 	codeUpload   = "SKILL_UPLOAD_MISSING"
 )
 
-// Config of a Handler; everything is required.
+// Config configures a Handler. Every field is required.
 type Config struct {
 	Entries eventlog.Entries
 	NATS    *nats.Conn
 	Now     func() time.Time
 	Logger  *slog.Logger
-	Service string // the service and its copy, which the log names for what it writes
-	Scratch string // the folder that ZIPs lie in while they are checked
+	Service string // the service and its copy, recorded as the writer in commits
+	Scratch string // the folder that holds ZIPs while they are checked
 
 	// Done is called after each command with its type, its outcome (ok, a refusal's code, or retried) and the time that it took.
 	Done func(typ, outcome string, took time.Duration)
@@ -154,7 +154,7 @@ func decode(c command.Command, into any) error {
 	return invalid("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
 }
 
-// checkReference refuses what is no reference.
+// checkReference refuses an invalid reference.
 func checkReference(ref events.Reference) error {
 	var bad *events.ReferenceError
 	switch err := ref.Check(); {
@@ -174,10 +174,10 @@ func badReference(bad *events.ReferenceError) error {
 	return invalid(bad.Field, bad.Detail)
 }
 
-// decider returns the events that carry a command out on an entry in its present state.
+// decider returns the events of a command for the current state of an entry.
 type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
 
-// change carries a command out on an entry. It returns the entry as the decision found it, and as it is after the command.
+// change carries out a command on an entry. It returns the entry before and after the command.
 func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.Entry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
 	err = eventlog.Decide(func() error {
@@ -201,7 +201,7 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 	return before, after, nil
 }
 
-// position is of an entry's last commit; "" where there is none.
+// position returns the position of an entry's last commit, or "" if there is none.
 func (h *Handler) position(e eventlog.Entry) string {
 	if e.Head.Seq == 0 {
 		return ""
@@ -209,7 +209,7 @@ func (h *Handler) position(e eventlog.Entry) string {
 	return h.cfg.Entries.Position(e).String()
 }
 
-// label is a type as it is counted; whatever there is none of is one.
+// label returns the label of a type in metrics. All unknown types have one label.
 func label(t command.Type) string {
 	switch t {
 	case command.TypePushSkill, command.TypeTagSkill, command.TypeRemoveSkill:

@@ -18,9 +18,8 @@ type Store interface {
 	Put(ctx context.Context, name string, r io.Reader) error
 }
 
-// keeper stores a ZIP once, however many push it at once. Two copies of the
-// service may both begin to; the bucket then has it from the last of them, and
-// the chunks of the other have no name.
+// keeper stores a ZIP once, also if several pushes bring it at the same time. If two copies of the service store it at
+// the same time, the bucket has the object of the last one, and the chunks of the other one have no name.
 type keeper struct {
 	store Store
 
@@ -28,7 +27,8 @@ type keeper struct {
 	busy map[string]chan struct{} // by digest; closed when the command that stores it is done
 }
 
-// claim blocks until no other command of this copy stores the digest, or ctx ends. The caller then stores it until it calls release.
+// claim blocks until no other command of this copy stores the digest, or ctx ends. The caller may then store it, and
+// must call release.
 func (k *keeper) claim(ctx context.Context, digest string) (release func(), err error) {
 	for {
 		k.mu.Lock()
@@ -56,11 +56,11 @@ func (k *keeper) claim(ctx context.Context, digest string) (release func(), err 
 	}
 }
 
-// fresh is how old a ZIP may be for a push to rely on it. The janitor removes one that
-// no version refers to when it is older than 15 minutes, and a push takes 5 at most.
+// fresh is the maximum age of a stored ZIP on which a push relies. The janitor removes a ZIP to which no version
+// refers when it is older than 15 minutes, and a push takes at most 5 minutes.
 const fresh = 5 * time.Minute
 
-// keep stores a ZIP under its digest unless it is there and fresh.
+// keep stores a ZIP under its digest, unless the bucket has it and it is younger than fresh.
 func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	release, err := h.keeper.claim(ctx, digest)
 	if err != nil {
@@ -78,7 +78,7 @@ func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	return nil
 }
 
-// copyAtMost copies, and refuses what is longer than a skill may be.
+// copyAtMost copies r to w and returns an error if r is longer than a skill may be.
 func copyAtMost(w io.Writer, r io.Reader, most int64) (int64, error) {
 	n, err := io.Copy(w, io.LimitReader(r, most+1))
 	if err == nil && n > most {

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// push adds a version with the content of a ZIP. The answer has all that was
-// found in the ZIP but the document, which the client has.
+// push adds a version with the content of a ZIP. The answer has all information about the ZIP except the document,
+// which the client has.
 func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.PushSkill
 	if err := decode(c, &b); err != nil {
@@ -51,12 +51,12 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 		Ref: ref, Tags: b.Tags, Name: found.Name, Description: found.Description, Document: found.Document,
 		Bytes: found.Bytes, UnpackedBytes: found.UnpackedBytes, Files: found.Files,
 	}
-	// What the skill's state refuses is not stored either.
+	// A push that the skill's state refuses stores nothing either.
 	answer, err := h.pushed(ctx, c, true, pushed)
 	if b.DryRun || err != nil {
 		return answer, err
 	}
-	// The ZIP of a version that is there stays, also for a while after a removal that comes now.
+	// The ZIP of an existing version is kept, also for a while after the version is removed.
 	if !answer.Same {
 		if err := h.keep(ctx, found.Digest, zip); err != nil {
 			return command.Answer{}, err
@@ -68,7 +68,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 func checkPush(c command.Command, b command.PushSkill) error {
 	ref := b.Ref
 	if ref.Slug == "" {
-		ref.Slug = "x" // the name of the front matter stands there
+		ref.Slug = "x" // a valid placeholder: the slug comes from the front matter
 	}
 	if err := checkReference(ref); err != nil {
 		return err
@@ -78,7 +78,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 		return invalid("version", "a push makes its version itself: leave it out")
 	case !events.IsDigest(b.SHA256):
 		return invalid("sha256", "the digest is no SHA-256 in hex")
-	case b.Object != command.SkillUpload(c.Tenant, c.ID): // else a client could read the upload of another one
+	case b.Object != command.SkillUpload(c.Tenant, c.ID): // otherwise a client could read another client's upload
 		return invalid("object", "the upload is not this command's")
 	}
 	for i, t := range b.Tags {
@@ -90,11 +90,11 @@ func checkPush(c command.Command, b command.PushSkill) error {
 }
 
 func badTag(field, tag string) error {
-	return invalid(field, fmt.Sprintf("%.64q is not a tag: 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, the first none of . and -, and no SHA-256", tag))
+	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
 
-// again answers a push that was carried out before, without its upload; the
-// zero Answer if there was none, or its skill is not known yet.
+// again returns the answer to a push that was carried out before, without its upload. It returns the zero Answer if
+// the push was not carried out, or its skill is not known yet.
 func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
 	if b.DryRun || b.Ref.Slug == "" {
 		return command.Answer{}, nil
@@ -119,7 +119,7 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	return h.answer(ctx, c, p, e, e)
 }
 
-// pushed writes what was found in a ZIP. With dry it only answers what a push would change.
+// pushed appends the version of a checked ZIP. With dry it only returns what the push would change.
 func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
 	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
@@ -161,7 +161,7 @@ type upload struct {
 	size int64
 }
 
-func (u *upload) close() { _ = u.file.Close() } // it is gone with it
+func (u *upload) close() { _ = u.file.Close() } // the file has no name, so closing it removes it
 
 // fetch reads an upload into a file.
 func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, error) {

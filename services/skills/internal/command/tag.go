@@ -76,7 +76,7 @@ func resolve(e eventlog.Entry, ref events.Reference) (string, error) {
 	return digest, nil
 }
 
-// at is a reference to a version.
+// at returns the reference to a version.
 func at(ref events.Reference, digest string) events.Reference {
 	ref.Version = digest
 	return ref
