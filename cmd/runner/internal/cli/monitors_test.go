@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// files are the lines about files, with the execution that they are of.
+// files returns the lines about files, with their execution.
 func files(t *testing.T, lines []runner.Line) (out []string) {
 	t.Helper()
 	for _, l := range lines {
@@ -61,7 +61,7 @@ func TestFilesOfATurnAreTold(t *testing.T) {
 
 const megabyte = 1 << 20
 
-// errorsOf are the lines of type error.
+// errorsOf returns the lines of type error.
 func errorsOf(t *testing.T, lines []runner.Line) (out []events.Error) {
 	t.Helper()
 	for _, l := range lines {
@@ -132,7 +132,7 @@ func TestDiskLimitEndsTheTurn(t *testing.T) {
 	}
 }
 
-// writers are the processes that work in a folder.
+// writers returns the processes that work in a folder.
 func writers(dir string) (pids []string) {
 	paths, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range paths {

@@ -365,7 +365,7 @@ func TestSecondRunnerOnASocket(t *testing.T) {
 	}
 }
 
-// eventually asks until it holds.
+// eventually polls until the condition holds.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
