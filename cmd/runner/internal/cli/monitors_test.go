@@ -29,7 +29,7 @@ func files(t *testing.T, lines []runner.Line) (out []string) {
 	return out
 }
 
-func TestFilesOfATurnAreTold(t *testing.T) {
+func TestFiles_OfATurnAreReported(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.attach(1, 0)

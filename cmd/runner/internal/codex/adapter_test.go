@@ -116,7 +116,7 @@ func TestCommandTellsLaunchesApart(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
+func TestQuote_ReturnsTOML(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		`a"b\c`:  `"a\"b\\c"`,
