@@ -61,7 +61,7 @@ func requests(t *testing.T, b *agenttest.Bench, text string) []request {
 }
 
 // The model and the CLI get everything in an agent's definition.
-func TestRealDefinition(t *testing.T) {
+func TestRealDefinition_ReachesTheModel(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
 		"system prompt and memory file": realPrompts,

@@ -67,7 +67,7 @@ func (st *stage) ended() runner.Ended {
 
 func (st *stage) last() message {
 	st.t.Helper()
-	all := sent(st.t, &st.in)
+	all := sentMessages(st.t, &st.in)
 	return all[len(all)-1]
 }
 

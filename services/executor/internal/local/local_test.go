@@ -234,7 +234,7 @@ func TestRunnerKilled(t *testing.T) {
 	if err != nil || len(infos) != 1 || infos[0].Running {
 		t.Errorf("listed: %+v, %v", infos, err)
 	}
-	// Made again, it starts from nothing but the workspace.
+	// A new sandbox of the session starts with the workspace only.
 	if _, err := p.Create(t.Context(), spec); err != nil {
 		t.Fatal(err)
 	}
