@@ -32,7 +32,7 @@ func greet(t *testing.T, address string) (port string) {
 	return port
 }
 
-// dial is a script that prints what a listener says, or "refused".
+// dial returns a script that prints the text that a listener sends, or "refused".
 func dial(host, port string) string {
 	return "timeout 20 bash -c 'cat < /dev/tcp/" + host + "/" + port + "' 2>/dev/null || echo refused"
 }

@@ -134,7 +134,7 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	b.until("no process of the sandbox is left", func() bool { return len(processesOf(s.id)) == 0 })
 }
 
-// data is the folder of local sandboxes.
+// data returns the folder of local sandboxes.
 func (b *bench) data() string {
 	var cfg executor.Config
 	b.local(&cfg)

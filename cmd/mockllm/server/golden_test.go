@@ -27,7 +27,7 @@ rules:
 
 // The answers of each dialect are compared byte by byte. Other tests show that real clients and the real CLIs can read
 // them.
-func TestGolden(t *testing.T) {
+func TestGolden_BytesOfEachDialect(t *testing.T) {
 	t.Parallel()
 	messages := func(stream bool, text string) string {
 		return anthropicRequest(stream, []map[string]any{{"role": "user", "content": text}}, "Write")

@@ -109,7 +109,7 @@ func answerText(t *testing.T, url, body string) string {
 	return all.String()
 }
 
-func TestMatching(t *testing.T) {
+func TestMatching_FirstRuleAnswers(t *testing.T) {
 	t.Parallel()
 	const script = `
 rules:
@@ -229,7 +229,7 @@ rules:
 	}
 }
 
-func TestBadRequests(t *testing.T) {
+func TestBadRequests_AreRefused(t *testing.T) {
 	t.Parallel()
 	_, url := start(t, "models: [m]\nrules: [{match: {user: nothing else}, steps: [{text: x}]}]")
 	open := `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"tool_use","id":"t1","name":"A","input":{}}]},%s]}`

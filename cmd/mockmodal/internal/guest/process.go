@@ -51,7 +51,7 @@ func start(conn net.Conn, reader *bufio.Reader, spec Exec) {
 	streams.Wait()
 }
 
-// startFailureCode is the exit code that a shell returns for such an error.
+// startFailureCode returns the exit code that a shell returns for such an error.
 func startFailureCode(err error) int {
 	if errors.Is(err, os.ErrNotExist) {
 		return 127

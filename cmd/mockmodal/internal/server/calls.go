@@ -54,7 +54,7 @@ func (c *calls) count(method string) {
 	c.counts[method]++
 }
 
-// addFault puts a fault in force.
+// addFault activates a fault.
 func (c *calls) addFault(f fault) error {
 	if err := f.code.UnmarshalJSON([]byte(`"` + f.Code + `"`)); err != nil || f.code == codes.OK {
 		return fmt.Errorf("code %q is not a gRPC error code", f.Code)

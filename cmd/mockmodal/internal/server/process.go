@@ -165,7 +165,7 @@ type inputQueue struct {
 	accepted uint64        // bytes
 	pending  []byte
 	closed   bool // the end of the input was accepted
-	gone     bool // nobody reads any more
+	gone     bool // no process reads any more
 	stream   context.CancelFunc
 }
 
@@ -242,7 +242,7 @@ func (q *inputQueue) take() ([]byte, bool) {
 	}
 }
 
-// discard is called when nobody reads the input any more.
+// discard is called when no process reads the input any more.
 func (q *inputQueue) discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

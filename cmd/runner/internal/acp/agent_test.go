@@ -63,7 +63,7 @@ func TestOneProcess(t *testing.T) {
 }
 
 // The next process resumes the session, if the agent can; the repeated conversation is not journaled again.
-func TestResume(t *testing.T) {
+func TestResume_DoesNotJournalTheRepeatedConversation(t *testing.T) {
 	t.Parallel()
 	for kind, want := range map[string]string{"resumes": "before: one,", "loads": "before: one,", "plain": "before: "} {
 		t.Run(kind, func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestPlanAndThinking(t *testing.T) {
 	}
 }
 
-func TestTools(t *testing.T) {
+func TestTools_StreamTheirOutput(t *testing.T) {
 	t.Parallel()
 	x := newBench(t, "plain").AskOK("work", "worked", nil)
 	use, result := x.Blocks(events.KindToolUse), x.Blocks(events.KindToolResult)
@@ -159,7 +159,7 @@ func TestStopReasons(t *testing.T) {
 	b.AskOK("hello", "You said: hello", nil)
 }
 
-func TestPermissions(t *testing.T) {
+func TestPermissions_FollowThePolicy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
 	const all = " reject_always allow_always reject_once allow_once"
@@ -271,7 +271,7 @@ func TestInterrupt(t *testing.T) {
 
 // An agent may apply a late interrupt to the next turn, because it handles notifications asynchronously. That turn does
 // not end: the agent is asked again, once.
-func TestLateInterrupt(t *testing.T) {
+func TestLateInterrupt_DoesNotEndTheNextTurn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "late")
 	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStart("wait twice", nil))
@@ -288,7 +288,7 @@ func TestLateInterrupt(t *testing.T) {
 	}
 }
 
-func TestDies(t *testing.T) {
+func TestExit_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "resumes")
 	x := b.Ask("die", nil)
@@ -302,7 +302,7 @@ func TestDies(t *testing.T) {
 }
 
 // Lines that are not part of the protocol are journaled, and the turn continues.
-func TestNoise(t *testing.T) {
+func TestNoise_IsLoggedAndIgnored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
 	x := b.AskOK("noise", "still here", nil)

@@ -47,7 +47,7 @@ func tells(t *testing.T, n Notice) string {
 	return `{"method":"_x","params":` + string(raw) + `}`
 }
 
-func TestNotices(t *testing.T) {
+func TestNotices_ChangeTheEndOfTheTurn(t *testing.T) {
 	t.Parallel()
 	one, two := events.Usage{InputTokens: 10, OutputTokens: 1}, events.Usage{InputTokens: 20, OutputTokens: 2}
 	const (

@@ -117,7 +117,7 @@ func TestQueryDecidesModelAndPrompt(t *testing.T) {
 	}
 }
 
-func TestModelErrors(t *testing.T) {
+func TestModelErrors_HaveTheirCodes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		answers  []http.HandlerFunc
@@ -237,7 +237,7 @@ func TestInterruptWhileAProgramRuns(t *testing.T) {
 	}
 }
 
-func TestTurnLimit(t *testing.T) {
+func TestTurnLimit_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, calls("call_1", "list_directory", `{}`))
 	end := ended(t, startSpool(t, e, newPlace(t), "", map[string]string{"SPOOL_AGENT_MAX_STEPS": "3"}).turn("loop", nil))
@@ -249,7 +249,7 @@ func TestTurnLimit(t *testing.T) {
 	}
 }
 
-func TestCallsThatCannotBeRun(t *testing.T) {
+func TestCallsThatCannotRun_AreReportedToTheModel(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ tool, arguments, says string }{
 		"unknown tool":    {"fly", `{}`, "EXECUTION_ERROR: there is no tool"},
@@ -279,7 +279,7 @@ func TestCallsThatCannotBeRun(t *testing.T) {
 }
 
 // A process that was killed in the middle leaves a transcript that can be gone on with.
-func TestTranscriptOfACrash(t *testing.T) {
+func TestTranscript_OfACrashCanBeResumed(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, says("ok"))
 	place := newPlace(t)
@@ -318,7 +318,7 @@ func TestProcessRefusesBadSettings(t *testing.T) {
 	}
 }
 
-func TestNoKey(t *testing.T) {
+func TestMissingKey_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, says("ok"))
 	end := ended(t, startSpool(t, e, newPlace(t), "", map[string]string{"OPENAI_BASE_URL": "", "OPENAI_API_KEY": ""}).turn("x", nil))

@@ -24,7 +24,7 @@ func (r request) tools() []string {
 	return names
 }
 
-// last is what the model was told last.
+// last returns the last text that the model got.
 func (e *endpoint) last() string {
 	seen := e.seen()
 	m := seen[len(seen)-1].Messages

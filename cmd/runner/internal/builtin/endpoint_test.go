@@ -92,7 +92,7 @@ func (e *endpoint) seen() []request {
 	return append([]request(nil), e.requests...)
 }
 
-// chunk is one piece of an answer; delta is JSON.
+// chunk returns one piece of an answer; delta is JSON.
 func chunk(delta, finish string) string {
 	if finish == "" {
 		finish = "null"
@@ -273,7 +273,7 @@ func ended(t *testing.T, lines []runner.Line) runner.Ended {
 	return decode[runner.Ended](t, lines[len(lines)-1])
 }
 
-// completed gives the finished blocks of a kind.
+// completed returns the finished blocks of a kind.
 func completed(t *testing.T, lines []runner.Line, kind events.BlockKind) (blocks []events.Block) {
 	t.Helper()
 	for _, l := range lines {

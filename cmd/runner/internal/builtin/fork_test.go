@@ -15,7 +15,7 @@ import (
 )
 
 // A fork knows what the agent knew at the anchor, and nothing that came later.
-func TestFork(t *testing.T) {
+func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, says("I will."), func(w http.ResponseWriter, _ *http.Request) {
 		send(w,

@@ -180,7 +180,7 @@ func TestTranscriptPath(t *testing.T) {
 }
 
 // The names are those that the CLI was observed to create.
-func TestFolder(t *testing.T) {
+func TestFolder_IsNamedAsTheCLINamesIt(t *testing.T) {
 	t.Parallel()
 	long := "/tmp/claude-adapter/ln/" + strings.Repeat("x", 120) + "/" + strings.Repeat("y", 120)
 	for dir, want := range map[string]string{

@@ -61,7 +61,7 @@ func requests(t *testing.T, b *agenttest.Bench, text string) []request {
 }
 
 // The model and the CLI get everything in an agent's definition.
-func TestRealDefinition(t *testing.T) {
+func TestRealDefinition_ReachesTheModel(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
 		"system prompt and memory file": realPrompts,
@@ -302,7 +302,7 @@ func realTurns(t *testing.T) {
 	b.AskOK("go round", "All the rounds", nil)
 }
 
-// Another definition needs another process, and finds nothing of the one before.
+// Another definition needs another process, which has nothing of the previous one.
 func realOther(t *testing.T) {
 	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
 	first := b.AskOK("/deploy it", "Deploy it now", func(q *runner.Query) {
@@ -324,7 +324,7 @@ func realOther(t *testing.T) {
 	}
 }
 
-// The agent works with a secret; nobody reads it, however it is printed and streamed.
+// The agent works with a secret that no line contains, however it is printed and streamed.
 func realRedact(t *testing.T) {
 	const key = "s3cr3t-Value/42"
 	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,

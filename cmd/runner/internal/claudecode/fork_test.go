@@ -31,7 +31,7 @@ var original = strings.Join([]string{
 	``,
 }, "\n")
 
-// forkable is a launch that forks a session whose transcript was written in another workspace.
+// forkable returns a launch that forks a session whose transcript was written in another workspace.
 func forkable(t *testing.T, content, anchor string) agent.Launch {
 	t.Helper()
 	l := installed(t)

@@ -195,7 +195,7 @@ func TestInterruptIsRepeated(t *testing.T) {
 	}
 }
 
-func TestEnds(t *testing.T) {
+func TestTurnEnd_HasTheCodeOfItsResult(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		result string
@@ -241,7 +241,7 @@ func TestUsageIsTheTurns(t *testing.T) {
 	}
 }
 
-func TestTodoWrite(t *testing.T) {
+func TestTodoWrite_UpdatesOneBlock(t *testing.T) {
 	t.Parallel()
 	call := func(id, todos string) []string {
 		return []string{
@@ -275,7 +275,7 @@ func TestSubagentsEndWithTheTurn(t *testing.T) {
 	}
 }
 
-func TestParts(t *testing.T) {
+func TestParts_BecomeBlocks(t *testing.T) {
 	t.Parallel()
 	for want, part := range map[string]events.Part{
 		"query.parts[0].type":      {Type: "video"},

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// servedBy are the servers whose tools are among those that the model is offered.
+// servedBy returns the servers whose tools are among those that the model gets.
 func servedBy(tools []string) (servers []string) {
 	for _, t := range tools {
 		if rest, ok := strings.CutPrefix(t, "mcp__"); ok {

@@ -46,7 +46,7 @@ func printed(t *testing.T, out string) (lines []runner.Line) {
 	return lines
 }
 
-func TestExecuteQuery(t *testing.T) {
+func TestExecuteQuery_ReturnsItsExitCode(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		script string
@@ -240,7 +240,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-func TestUsage(t *testing.T) {
+func TestUsage_ErrorsHaveExitCodes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, tc := range map[string]struct {

@@ -87,7 +87,7 @@ func TestKillEndsAnExec(t *testing.T) {
 }
 
 // A kill may come before the command has started.
-func TestKillBeforeExec(t *testing.T) {
+func TestKill_BeforeExecPreventsIt(t *testing.T) {
 	t.Parallel()
 	run := t.TempDir()
 	if r := runCommand(t, "", "kill", "--id", "one", "--run-dir", run); r.code != 0 {
@@ -98,7 +98,7 @@ func TestKillBeforeExec(t *testing.T) {
 	}
 }
 
-func TestWaitReady(t *testing.T) {
+func TestWaitReady_BlocksUntilARunnerServes(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	if r := runCommand(t, "", "wait-ready", "--socket", s.socket); r.code != 0 || !strings.Contains(r.out, `"status"`) {

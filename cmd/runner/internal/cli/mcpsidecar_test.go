@@ -199,7 +199,7 @@ func TestMCPConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-func TestMCPErrors(t *testing.T) {
+func TestMCPErrors_HaveExitCodes(t *testing.T) {
 	t.Parallel()
 	none, _ := mcpServe(t)
 	dir := t.TempDir()

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// files are the lines about files, with the execution that they are of.
+// files returns the lines about files, with their execution.
 func files(t *testing.T, lines []runner.Line) (out []string) {
 	t.Helper()
 	for _, l := range lines {
@@ -29,7 +29,7 @@ func files(t *testing.T, lines []runner.Line) (out []string) {
 	return out
 }
 
-func TestFilesOfATurnAreTold(t *testing.T) {
+func TestFiles_OfATurnAreReported(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.attach(1, 0)
@@ -61,7 +61,7 @@ func TestFilesOfATurnAreTold(t *testing.T) {
 
 const megabyte = 1 << 20
 
-// errorsOf are the lines of type error.
+// errorsOf returns the lines of type error.
 func errorsOf(t *testing.T, lines []runner.Line) (out []events.Error) {
 	t.Helper()
 	for _, l := range lines {
@@ -132,7 +132,7 @@ func TestDiskLimitEndsTheTurn(t *testing.T) {
 	}
 }
 
-// writers are the processes that work in a folder.
+// writers returns the processes that work in a folder.
 func writers(dir string) (pids []string) {
 	paths, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range paths {

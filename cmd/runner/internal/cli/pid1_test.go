@@ -38,7 +38,7 @@ func serveFirst(t *testing.T, flags ...string) *served {
 	return serveAs(t, attr, []string{"RUNNER_TEST_PID1=1"}, flags...)
 }
 
-func TestFirstProcess(t *testing.T) {
+func TestServe_AsPID1EndsWithItsDescendants(t *testing.T) {
 	t.Parallel()
 	s := serveFirst(t)
 	c := s.attach(1, 0)
@@ -92,7 +92,7 @@ func TestFirstProcess(t *testing.T) {
 }
 
 // A terminal that closes, or a reader of the log that is gone, does not end a sandbox.
-func TestServeIsUnshaken(t *testing.T) {
+func TestServe_OutlivesHangupsAndBrokenPipes(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	for range 3 {

@@ -67,7 +67,7 @@ func TestProvideTranscript(t *testing.T) {
 	}
 }
 
-// place makes what an earlier attempt left where the transcript goes.
+// place creates the leftovers of an earlier attempt at the transcript's path.
 func place(state string, leave func(string) error) error {
 	if err := os.MkdirAll(filepath.Join(state, "launch"), 0o700); err != nil {
 		return err

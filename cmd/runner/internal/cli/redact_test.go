@@ -28,7 +28,7 @@ func hides(values ...string) func(*runner.Query) {
 	return func(q *runner.Query) { q.Redact = values }
 }
 
-func TestNothingThatIsHiddenIsJournaled(t *testing.T) {
+func TestRedact_SecretsAreNotJournaled(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.attach(1, 0)
@@ -51,7 +51,7 @@ func TestNothingThatIsHiddenIsJournaled(t *testing.T) {
 }
 
 // A key in the last output of a process, and in its files after its end, is redacted.
-func TestHiddenUntilTheProcessIsGone(t *testing.T) {
+func TestRedact_LastsUntilTheProcessIsGone(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.attach(1, 0)
@@ -74,7 +74,7 @@ func TestHiddenUntilTheProcessIsGone(t *testing.T) {
 }
 
 // The output of a warmed process, and a refusal, are redacted.
-func TestHiddenFromTheFirstLine(t *testing.T) {
+func TestRedact_BeginsWithTheFirstLine(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)
 	if r := c.warm(hides("hunter-2")); r.Error != nil {

@@ -59,7 +59,7 @@ func TestStrayOutputBecomesLines(t *testing.T) {
 	}
 }
 
-func TestAgentThatExitsInTheMiddle(t *testing.T) {
+func TestAgentExit_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)
 	lines := c.run("exe_1", "open half\nstderr out of memory\nraw \"{\\\"say\\\":\\\"cut\"\nexit 7")
@@ -78,7 +78,7 @@ func TestAgentThatExitsInTheMiddle(t *testing.T) {
 	}
 }
 
-func TestAgentThatIsSilent(t *testing.T) {
+func TestSilentAgent_IsReportedAndEnded(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t, "--silence-warn", "50ms", "--silence-kill", "200ms", "--term-grace", "50ms").attach(1, 0)
 	lines := c.run("exe_1", "say begun\nhang")
@@ -98,7 +98,7 @@ func TestAgentThatIsSilent(t *testing.T) {
 	}
 }
 
-func TestWarmAgentThatHungAfterItsResult(t *testing.T) {
+func TestHungWarmAgent_IsReplaced(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t, "--mute-kill", "100ms", "--term-grace", "50ms").attach(1, 0)
 	first := decode[runner.Started](t, c.run("exe_1", "session s-1\ndeaf")[0])
@@ -118,7 +118,7 @@ func TestWarmAgentThatHungAfterItsResult(t *testing.T) {
 	}
 }
 
-func TestAdapterThatPanics(t *testing.T) {
+func TestAdapterPanic_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t, "--term-grace", "50ms").attach(1, 0)
 	if e := ended(t, c.run("exe_1", "panic oh no\nhang")); e.Outcome != runner.Failed || e.Code != "INTERNAL" || !strings.Contains(e.Message, "oh no") {

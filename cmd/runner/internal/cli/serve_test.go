@@ -53,7 +53,7 @@ func TestTurnsShareAWarmProcess(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestStart_RefusesInvalidQueries(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.attach(5, 0)
@@ -128,7 +128,7 @@ func TestStartIsIdempotentAndOneAtATime(t *testing.T) {
 	}
 }
 
-func TestFencingAndReplacement(t *testing.T) {
+func TestAttach_FencesAndReplacesFollowers(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	old := s.attach(3, 0)
@@ -189,7 +189,7 @@ func TestAckTrimsTheJournal(t *testing.T) {
 	}
 }
 
-func TestFullJournalHoldsTheAgentUpAndLosesNothing(t *testing.T) {
+func TestFullJournal_BlocksTheAgentAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t, "--journal-limit", "65536")
 	c := s.attach(1, 0)
@@ -241,7 +241,7 @@ func TestFullJournalHoldsTheAgentUpAndLosesNothing(t *testing.T) {
 	}
 }
 
-func TestKillEndsAnAgentThatIsHeldUp(t *testing.T) {
+func TestKill_EndsAnAgentBlockedByAFullJournal(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t, "--journal-limit", "65536", "--term-grace", "100ms")
 	c := s.attach(1, 0)
@@ -261,7 +261,7 @@ func TestKillEndsAnAgentThatIsHeldUp(t *testing.T) {
 	}
 }
 
-func TestFollowerThatDoesNotReadHoldsNobodyUp(t *testing.T) {
+func TestSlowFollower_BlocksNoOther(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.seal()
@@ -338,7 +338,7 @@ func TestOrphansAreReaped(t *testing.T) {
 	eventually(t, "no dead orphan", func() bool { return len(children(s.cmd.Process.Pid)) == 1 })
 }
 
-func TestSecondRunnerOnASocket(t *testing.T) {
+func TestSecondRunner_OnASocketIsRefused(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	out, err := command("serve", "--socket", s.socket, "--workspace", s.workspace, "--state", s.state).CombinedOutput()
@@ -365,7 +365,7 @@ func TestSecondRunnerOnASocket(t *testing.T) {
 	}
 }
 
-// eventually asks until it holds.
+// eventually polls until the condition holds.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -15,7 +15,7 @@ func trusts(text string) (certificate string, change func(*runner.Query)) {
 }
 
 // A process trusts the authority that its query names, and takes the next query only if that names the same.
-func TestAuthorities(t *testing.T) {
+func TestAuthorities_OthersNeedAnotherProcess(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
 	c := s.attach(1, 0)

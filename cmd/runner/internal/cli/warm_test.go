@@ -137,7 +137,7 @@ func TestWarmedUpForkThatDoesNotFit(t *testing.T) {
 	}
 }
 
-func TestWarmRefusals(t *testing.T) {
+func TestWarmUp_IsRefused(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)
 	for name, tc := range map[string]struct {

@@ -116,7 +116,7 @@ func TestCommandTellsLaunchesApart(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
+func TestQuote_ReturnsTOML(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		`a"b\c`:  `"a\"b\\c"`,
@@ -140,7 +140,7 @@ type message struct {
 	Error  *rpcError
 }
 
-func sent(t *testing.T, in *agenttest.Stdin) []message {
+func sentMessages(t *testing.T, in *agenttest.Stdin) []message {
 	t.Helper()
 	var out []message
 	for _, raw := range in.Sent() {
@@ -164,7 +164,7 @@ func TestOpenSendsPromptsWithTheThread(t *testing.T) {
 	}
 	var in agenttest.Stdin
 	Adapter{}.Open(l, &in)
-	got := sent(t, &in)
+	got := sentMessages(t, &in)
 	if len(got) != 3 || got[0].Method != "initialize" || got[1].Method != "initialized" || got[2].Method != "thread/start" {
 		t.Fatalf("sent %+v", got)
 	}
@@ -186,7 +186,7 @@ func TestOpenResumesWhatIsThere(t *testing.T) {
 		if !ok {
 			t.Fatal("not a session")
 		}
-		return sent(t, &in)[2].Method, s
+		return sentMessages(t, &in)[2].Method, s
 	}
 	if method, s := opened(); method != "thread/start" || !strings.Contains(s.lost, id) {
 		t.Errorf("without a transcript: %s, lost %q", method, s.lost)

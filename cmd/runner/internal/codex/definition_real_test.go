@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { mcptest.Main(m) }
 const plain = "some-model"
 
 // The model and the CLI get everything in an agent's definition.
-func TestRealDefinition(t *testing.T) {
+func TestRealDefinition_ReachesTheModel(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
 		"system prompt and memory file": realPrompts,

@@ -67,7 +67,7 @@ func (st *stage) ended() runner.Ended {
 
 func (st *stage) last() message {
 	st.t.Helper()
-	all := sent(st.t, &st.in)
+	all := sentMessages(st.t, &st.in)
 	return all[len(all)-1]
 }
 
@@ -153,7 +153,7 @@ func TestWarmedBeforeTheFirstQuery(t *testing.T) {
 }
 
 // If the CLI refuses to begin a thread, the turn and each later one end.
-func TestNoThread(t *testing.T) {
+func TestNoThread_EndsEachTurn(t *testing.T) {
 	t.Parallel()
 	for name, lines := range map[string][]string{
 		"initialize": {`{"id":1,"error":{"code":-32601,"message":"unknown method"}}`},
@@ -190,7 +190,7 @@ func TestRefusedResumeBeginsAnew(t *testing.T) {
 	}
 }
 
-func TestRefusedTurn(t *testing.T) {
+func TestRefusedTurn_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).begin().prints(greeting, thread1, `{"id":3,"error":{"code":-32600,"message":"no such model"}}`)
 	if e := st.ended(); e.Code != "AGENT_PROTOCOL" || !strings.Contains(e.Message, "no such model") {
@@ -203,7 +203,7 @@ func TestRefusedTurn(t *testing.T) {
 }
 
 // A turn that no query asked for is stopped, and does not end the turn of a query.
-func TestForeignTurn(t *testing.T) {
+func TestForeignTurn_IsStopped(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1, about("turn/started", `,"turn":{"id":"u0"}`))
 	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "u0" {
@@ -293,7 +293,7 @@ func TestInterruptBeforeTheTurnIsKnown(t *testing.T) {
 	}
 }
 
-func TestHowATurnEnds(t *testing.T) {
+func TestTurnEnd_HasTheCodeOfItsStatus(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ turn, outcome, code, message string }{
 		{`"status":"interrupted"`, "failed", "AGENT_PROTOCOL", "gave up (interrupted)"},
@@ -316,7 +316,7 @@ func TestHowATurnEnds(t *testing.T) {
 }
 
 // Types of items that the recordings do not contain are shown.
-func TestOtherItems(t *testing.T) {
+func TestOtherItems_AreShown(t *testing.T) {
 	t.Parallel()
 	whole := func(item string) []string {
 		return []string{about("item/started", `,"item":{`+item+`}`), about("item/completed", `,"item":{`+item+`}`)}
@@ -377,7 +377,7 @@ func TestQueriesThatCannotBeSent(t *testing.T) {
 
 // The CLI orders the notifications of one thread, not of two threads: the turn and the command of a sub-agent may come
 // before the sub-agent itself. They are recorded, and stopped with the turn.
-func TestEarlySubagent(t *testing.T) {
+func TestEarlySubagent_IsRecordedAndStopped(t *testing.T) {
 	t.Parallel()
 	sub := func(method, rest string) string {
 		return fmt.Sprintf(`{"method":%q,"params":{"threadId":"t2","turnId":"v1"%s}}`, method, rest)

@@ -53,7 +53,7 @@ func lay(t *testing.T, state string, files ...agent.File) {
 	}
 }
 
-func TestWrite(t *testing.T) {
+func TestWrite_ReplacesTheFilesOfEarlierLaunches(t *testing.T) {
 	t.Parallel()
 	state := filepath.Join(t.TempDir(), "state")
 	lay(t, state)

@@ -63,7 +63,7 @@ func requests(t *testing.T, b *agenttest.Bench, text string) []request {
 
 // The model and the CLI get everything in an agent's definition. OpenCode takes seconds to start, so one process covers
 // several cases.
-func TestRealDefinition(t *testing.T) {
+func TestRealDefinition_ReachesTheModel(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
 		"prompts, commands and sub-agents": realParts,

@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// MemoryGroup is the control group that bounds this process's memory.
+// MemoryGroup is the control group that limits the memory of this process.
 type MemoryGroup struct {
-	file string // where the kernel counts; "" where it cannot be told
+	file string // file with the kernel's counter; "" if there is none
 	own  bool
 }
 
-// FindMemoryGroup finds it in cgroup version 1 or 2, as it is mounted below root ("" for /).
+// FindMemoryGroup returns the memory group by cgroup version 1 or 2, as mounted below root ("" for /).
 func FindMemoryGroup(root string) MemoryGroup {
 	g := MemoryGroup{own: os.Getpid() == 1}
 	raw, err := os.ReadFile(filepath.Join(root, "/proc/self/cgroup"))
@@ -39,7 +39,7 @@ func FindMemoryGroup(root string) MemoryGroup {
 			mounts, name = []string{base, filepath.Join(base, "unified")}, "memory.events"
 		}
 		for _, m := range mounts {
-			// In a container the group's path is often the host's, and the mount is the group itself.
+			// In a container the group's path is often that of the host, and the mount is the group itself.
 			for _, dir := range []string{filepath.Join(m, f[2]), m} {
 				file := filepath.Join(dir, name)
 				if _, ok := readKills(file); ok {
@@ -52,8 +52,8 @@ func FindMemoryGroup(root string) MemoryGroup {
 	return g
 }
 
-// Kills is how many processes the kernel has ended for lack of memory in the
-// group; false where it does not say so.
+// Kills returns the number of processes that the kernel has ended in the group for lack of memory, and false if the
+// kernel does not count them.
 func (g MemoryGroup) Kills() (uint64, bool) {
 	if g.file == "" {
 		return 0, false
@@ -61,7 +61,7 @@ func (g MemoryGroup) Kills() (uint64, bool) {
 	return readKills(g.file)
 }
 
-// Own tells whether the group is a sandbox's own, as that of a container's first process is.
+// Own reports whether the group contains only processes of the sandbox, like the group of a container's first process.
 func (g MemoryGroup) Own() bool { return g.own }
 
 func readKills(file string) (uint64, bool) {

@@ -2,14 +2,14 @@
 
 package process
 
-// MemoryGroup is not known here.
+// MemoryGroup is not supported on this system.
 type MemoryGroup struct{}
 
-// FindMemoryGroup finds none here.
+// FindMemoryGroup returns an empty group.
 func FindMemoryGroup(string) MemoryGroup { return MemoryGroup{} }
 
-// Kills cannot be told here.
+// Kills returns false: the number is unknown.
 func (MemoryGroup) Kills() (uint64, bool) { return 0, false }
 
-// Own cannot be told here.
+// Own returns false.
 func (MemoryGroup) Own() bool { return false }

@@ -15,15 +15,15 @@ func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// sacrificed is what agents get for oom_score_adj, of 1000: without memory the
-// kernel ends one of theirs before it ends the runner, and the sandbox with it.
-const sacrificed = "500"
+// agentOOMScore is the oom_score_adj of agents, out of 1000: if memory runs out, the kernel ends a process of an agent
+// before it ends the runner, and with it the sandbox.
+const agentOOMScore = "500"
 
 func sacrifice(pid int) error {
-	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(sacrificed), 0)
+	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(agentOOMScore), 0)
 }
 
-// snapshot lists the processes; those that end meanwhile are left out.
+// snapshot returns the processes; those that end meanwhile are left out.
 func snapshot() []proc {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -51,8 +51,8 @@ func snapshot() []proc {
 	return out
 }
 
-// parseStat reads proc_pid_stat(5). The name in parentheses may hold anything,
-// so the fields are counted from its end: state is the first.
+// parseStat parses proc_pid_stat(5). The name in parentheses may contain any character, so the fields are counted from
+// its end; state is the first.
 func parseStat(pid int, stat []byte) (proc, bool) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {

@@ -4,13 +4,13 @@ package process
 
 import "errors"
 
-// errNoReaper: only Linux lets a process adopt the orphans of its descendants.
+// errNoReaper is returned because only Linux lets a process adopt the orphans of its descendants.
 var errNoReaper = errors.New("not possible on this system: what leaves an agent's process group is not ended with it")
 
 func becomeSubreaper() error { return errNoReaper }
 
-// snapshot knows nothing here: processes are ended by their group alone.
+// snapshot returns nil: processes are ended only by their group.
 func snapshot() []proc { return nil }
 
-// sacrifice has nothing to do here.
+// sacrifice does nothing on this system.
 func sacrifice(int) error { return nil }

@@ -48,7 +48,7 @@ func all(p *process.Process) (out, errs []string) {
 	return out, errs
 }
 
-func TestLines(t *testing.T) {
+func TestLines_AreSplitAndCut(t *testing.T) {
 	t.Parallel()
 	p := start(t, `echo one; printf '\n'; printf 'two\r\n'; head -c 50000 /dev/zero | tr '\0' x; echo; echo after; echo trouble >&2; printf half; exit 3`)
 	out, errs := all(p)
@@ -63,7 +63,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-func TestStdin(t *testing.T) {
+func TestStdin_SendsJSONLines(t *testing.T) {
 	t.Parallel()
 	p := start(t, `cat`)
 	for i := range 3 {
@@ -82,7 +82,7 @@ func TestStdin(t *testing.T) {
 }
 
 // A child that keeps the pipes open does not hide the exit of the process, nor the end of its output.
-func TestExitWithPipesHeldOpen(t *testing.T) {
+func TestExit_IsSeenWhilePipesAreHeldOpen(t *testing.T) {
 	t.Parallel()
 	p := start(t, `sleep 600 & echo last; exit 0`)
 	out, _ := all(p)

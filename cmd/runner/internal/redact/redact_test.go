@@ -19,7 +19,7 @@ import (
 const secret = `s3cr&t/ä"k` + "\n" + `y+1`
 
 // A value is redacted in every form in which programs write it.
-func TestForms(t *testing.T) {
+func TestForms_AreAllRedacted(t *testing.T) {
 	t.Parallel()
 	quoted := func(v any) string {
 		raw, err := json.Marshal(v)
@@ -104,7 +104,7 @@ func TestStream_HoldsBackALimitedNumberOfCodes(t *testing.T) {
 	}
 }
 
-func TestNothingToLookFor(t *testing.T) {
+func TestEmptySet_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	if s := redact.New("abc", "", "redacted", redact.Marker); s != nil {
 		t.Errorf("a set of %v", s)
@@ -119,7 +119,7 @@ func TestNothingToLookFor(t *testing.T) {
 	}
 }
 
-func TestWith(t *testing.T) {
+func TestWith_AddsValues(t *testing.T) {
 	t.Parallel()
 	one := redact.New("first")
 	if one.With([]string{"first"}) != one {
@@ -152,7 +152,7 @@ func TestStreamHoldsBackNoMoreThanItMust(t *testing.T) {
 }
 
 // The text has a suffix of one pattern that is a prefix of another, a pattern inside a pattern, and adjacent patterns.
-func TestOverlaps(t *testing.T) {
+func TestOverlaps_AreRedactedOnce(t *testing.T) {
 	t.Parallel()
 	s := redact.New("abcd", "cdef", "bcde", "xxxx", "abcdefgh")
 	for text, want := range map[string]string{
@@ -271,7 +271,7 @@ func TestBase64AtAnyPlace(t *testing.T) {
 	})
 }
 
-func TestJSON(t *testing.T) {
+func TestJSON_RedactsStringsAndNumbers(t *testing.T) {
 	t.Parallel()
 	s := redact.New(secret, "12345", `{"key":1}`)
 	for in, want := range map[string]string{
@@ -339,7 +339,7 @@ type leaf struct {
 	Bytes []byte
 }
 
-func TestValue(t *testing.T) {
+func TestValue_RedactsStringsAtAnyDepth(t *testing.T) {
 	t.Parallel()
 	type tree struct {
 		ID    string
@@ -372,7 +372,7 @@ func TestValue(t *testing.T) {
 }
 
 // The time grows with the text, and not with the number of values or of partial matches.
-func TestManyValues(t *testing.T) {
+func TestManyValues_TakeLinearTime(t *testing.T) {
 	t.Parallel()
 	var values []string
 	for i := range 500 {

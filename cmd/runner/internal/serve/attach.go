@@ -77,7 +77,7 @@ func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	return line, nil
 }
 
-// Claim gives the runner the sandbox's secret.
+// Claim sends the sandbox's secret to the runner.
 func Claim(ctx context.Context, socket, secret string) error {
 	c, err := dial(ctx, socket)
 	if err != nil {

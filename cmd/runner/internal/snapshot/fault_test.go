@@ -32,7 +32,7 @@ func random(seed uint64, size int) string {
 
 // The runner, or its stream, ends at many positions of a snapshot: no snapshot is named, the previous one stays, and
 // the next attempt succeeds.
-func TestCut(t *testing.T) {
+func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	put(t, b.workspace, "a", "first")
@@ -111,7 +111,7 @@ func (k *killer) Read(p []byte) (int, error) {
 }
 
 // An interrupted restore can be repeated over the files that it left.
-func TestRestoreCut(t *testing.T) {
+func TestRestore_CanBeRepeatedAfterACut(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	for i, n := range []string{"a", "b/c", "b/d", "e"} {
@@ -143,7 +143,7 @@ func TestRestoreCut(t *testing.T) {
 }
 
 // A file that changes while it is read is read again, and skipped if it keeps changing.
-func TestChangesWhileRead(t *testing.T) {
+func TestSnapshot_ReadsAChangingFileAgain(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		changes   int
@@ -213,7 +213,7 @@ func (m *meddler) Read(p []byte) (int, error) {
 
 // Snapshots are taken while files are created, changed and removed. Each can be restored, and no file has content that
 // it never had.
-func TestBusyWorkspace(t *testing.T) {
+func TestSnapshot_OfABusyWorkspaceCanBeRestored(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -257,7 +257,7 @@ func TestBusyWorkspace(t *testing.T) {
 }
 
 // Sockets, pipes and unreadable files are reported and block nothing.
-func TestWhatIsNoFile(t *testing.T) {
+func TestSnapshot_SkipsEntriesThatAreNotFiles(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	put(t, b.workspace, "fine", "1")
@@ -300,7 +300,7 @@ func TestWhatIsNoFile(t *testing.T) {
 }
 
 // For a runner without permission to read a file, the content from before is kept, and other files are reported.
-func TestUnreadable(t *testing.T) {
+func TestSnapshot_KeepsUnreadableFilesFromBefore(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	put(t, b.workspace, "before", "known")
@@ -434,7 +434,7 @@ func TestRestoreRefuses(t *testing.T) {
 }
 
 // A forged index only costs time.
-func TestForgedIndex(t *testing.T) {
+func TestIndex_ForgedOneCostsTimeOnly(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	put(t, b.workspace, "a", "content")
@@ -467,7 +467,7 @@ func TestForgedIndex(t *testing.T) {
 }
 
 // A change of the same size within a tick of the clock is found.
-func TestQuickChange(t *testing.T) {
+func TestIndex_SeesAChangeWithinATick(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	previous := ""
@@ -489,7 +489,7 @@ func TestQuickChange(t *testing.T) {
 }
 
 // A change of content with the same size and modification time is found by the change time.
-func TestTimesPutBack(t *testing.T) {
+func TestIndex_SeesAChangeBehindOldTimes(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	put(t, b.workspace, "a", "one")
@@ -510,7 +510,7 @@ func TestTimesPutBack(t *testing.T) {
 }
 
 // The runner ends when its host's context ends.
-func TestContextEnds(t *testing.T) {
+func TestSnapshot_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
 	put(t, b.workspace, "big", random(1, 20<<20))

@@ -64,7 +64,7 @@ func (f *folder) Has(_ context.Context, name string) (bool, error) {
 
 // Neither side holds a whole file in memory. The test does not run in parallel, because it measures the memory of this
 // process.
-func TestLargeFile(t *testing.T) { //nolint:paralleltest // see above
+func TestLargeFile_IsNotHeldInMemory(t *testing.T) { //nolint:paralleltest // see above
 	const size = 300 << 20
 	b, store := newBox(t).measured(t), &folder{dir: t.TempDir()}
 	path := filepath.Join(b.workspace, "large")
@@ -141,7 +141,7 @@ func fill(t testing.TB, b *box, n int) {
 	old(t, b.workspace)
 }
 
-func TestManyFiles(t *testing.T) {
+func TestManyFiles_TakeBoundedMemory(t *testing.T) {
 	t.Parallel()
 	const files = 20_000
 	b, store := newBox(t).measured(t), &workspacetest.Memory{}

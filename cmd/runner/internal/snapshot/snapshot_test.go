@@ -146,7 +146,7 @@ func clearOthers(t *testing.T, dir, model string) {
 }
 
 // Files with secrets, which every launch writes anew, are not part of snapshots.
-func TestWhatALaunchLaysDownStays(t *testing.T) {
+func TestSnapshot_LeavesOutLaunchFiles(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
 	put(t, b.state, "launch/claude-mcp.json", "secret")

@@ -41,7 +41,7 @@ func archive(t *testing.T, entries ...tar.Header) *bytes.Buffer {
 	return &out
 }
 
-func TestUnpack(t *testing.T) {
+func TestUnpack_ReplacesFiles(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
 	put(t, b.workspace, "in/kept", "kept")

@@ -124,7 +124,7 @@ func decode[T any](t *testing.T, l runner.Line) (v T) {
 	return v
 }
 
-func TestAgentKilledForMemory(t *testing.T) {
+func TestAgentKilled_ForMemoryHasItsCode(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		kernel bool // the kernel killed the process for lack of memory
@@ -161,7 +161,7 @@ func TestAgentKilledForMemory(t *testing.T) {
 	}
 }
 
-func TestToolKilledForMemory(t *testing.T) {
+func TestToolKilled_ForMemoryIsReported(t *testing.T) {
 	t.Parallel()
 	g := &group{own: true}
 	s := begin(t, g)

@@ -9,7 +9,7 @@ import (
 )
 
 // For a server that runs in a container the agent gets a program that connects to it.
-func TestServersInContainers(t *testing.T) {
+func TestServersInContainers_BecomeCommands(t *testing.T) {
 	t.Parallel()
 	given := []runner.MCPServer{
 		{Name: "desk", Type: "stdio", Command: []string{"desk"}},

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func TestCopy(t *testing.T) {
+func TestCopy_CutsAfterTheAnchor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		from   string
@@ -89,7 +89,7 @@ func TestCopyReadsRegularFilesOnly(t *testing.T) {
 	}
 }
 
-func TestForkID(t *testing.T) {
+func TestForkID_DependsOnSessionResumeAndFork(t *testing.T) {
 	t.Parallel()
 	base := agent.Launch{SessionID: "ses_1", Resume: "a", Fork: &runner.Fork{Anchor: "b"}}
 	id := ForkID(base)

@@ -13,7 +13,7 @@ import (
 
 const certificate = "-----BEGIN CERTIFICATE-----\nb3Vycw==\n-----END CERTIFICATE-----\n"
 
-func TestLaunch(t *testing.T) {
+func TestLaunch_AddsTheAuthority(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	corporate, inherited := filepath.Join(dir, "corporate.pem"), filepath.Join(dir, "inherited.pem")
@@ -65,7 +65,7 @@ func TestLaunch_TakesSeveralCertificates(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestLaunch_RefusesTextThatIsNotPEM(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	const key = "-----BEGIN PRIVATE KEY-----\nb3Vycw==\n-----END PRIVATE KEY-----\n"

@@ -34,7 +34,7 @@ func fill(t *testing.T, path string, bytes int) {
 	}
 }
 
-func TestMeasure(t *testing.T) {
+func TestMeasure_CountsFoldersOnce(t *testing.T) {
 	t.Parallel()
 	one, two := t.TempDir(), t.TempDir()
 	empty := measured(t, DiskConfig{Dirs: []string{one, two}}).Used()
@@ -88,7 +88,7 @@ func TestFilesWithoutANameCount(t *testing.T) {
 }
 
 // Between measurements the growth of touched files is added.
-func TestEstimate(t *testing.T) {
+func TestEstimate_AddsTheGrowthOfTouchedFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	old, fresh := filepath.Join(dir, "old"), filepath.Join(dir, "fresh")
@@ -119,7 +119,7 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
-func TestLimitIsSaidUntilThereIsRoom(t *testing.T) {
+func TestOver_ReportsTheLimitUntilThereIsRoom(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	big := filepath.Join(dir, "big")
@@ -206,7 +206,7 @@ func TestWakesForWhatIsTouched(t *testing.T) {
 	}
 }
 
-func TestDiskSettings(t *testing.T) {
+func TestNewDisk_RefusesInvalidConfig(t *testing.T) {
 	t.Parallel()
 	for says, cfg := range map[string]DiskConfig{
 		"folder":   {},

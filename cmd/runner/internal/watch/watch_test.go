@@ -161,7 +161,7 @@ func modes(t *testing.T, test func(*testing.T, Config)) {
 	}
 }
 
-func TestFiles(t *testing.T) {
+func TestFiles_ChangesAreReported(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, cfg Config) {
 		t.Helper()
@@ -196,7 +196,7 @@ func TestFiles(t *testing.T) {
 	})
 }
 
-func TestMoves(t *testing.T) {
+func TestMoves_AreReportedUnderTheNewPath(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, cfg Config) {
 		t.Helper()
@@ -242,7 +242,7 @@ func TestSymlinksAreNotFollowed(t *testing.T) {
 	})
 }
 
-func TestIgnored(t *testing.T) {
+func TestIgnoredFiles_AreNotReported(t *testing.T) {
 	t.Parallel()
 	modes(t, func(t *testing.T, cfg Config) {
 		t.Helper()
@@ -300,7 +300,7 @@ func (s *scene) waitFor(line string) {
 	}
 }
 
-func TestAtRestItIsTold(t *testing.T) {
+func TestQuietFile_IsReported(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]Config{"inotify": {Quiet: 10 * time.Millisecond, Latest: never}, "polling": {Quiet: 10 * time.Millisecond, Latest: never, Poll: time.Millisecond, Polling: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -316,7 +316,7 @@ func TestAtRestItIsTold(t *testing.T) {
 	}
 }
 
-func TestWhatNeverRestsIsToldToo(t *testing.T) {
+func TestBusyFile_IsReportedAtTheLatest(t *testing.T) {
 	t.Parallel()
 	s := watch(t, nil, Config{Quiet: never, Latest: 20 * time.Millisecond})
 	f, err := os.Create(s.absolute("f"))
@@ -396,7 +396,7 @@ func TestFloodIsBounded(t *testing.T) {
 const many = 20_000
 
 // While the sink blocks, the kernel's queue overflows; no file is lost.
-func TestManyFilesAndAnOverflow(t *testing.T) {
+func TestOverflow_LosesNoFile(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder // written by the watcher alone, read after a flush
 	gate := make(chan struct{})
@@ -494,7 +494,7 @@ func TestFallsBackToPolling(t *testing.T) {
 	})
 }
 
-func TestTouchedIsToldAtOnce(t *testing.T) {
+func TestTouched_IsCalledAtOnce(t *testing.T) {
 	t.Parallel()
 	touched := make(chan string, 10)
 	s := watch(t, func(s *scene) { s.write("old", strings.Repeat("x", 5000)) }, Config{Quiet: never, Latest: never, Touched: func(path string, before int64) {
@@ -510,7 +510,7 @@ func TestTouchedIsToldAtOnce(t *testing.T) {
 	}
 }
 
-func TestSettings(t *testing.T) {
+func TestNew_RefusesInvalidConfig(t *testing.T) {
 	t.Parallel()
 	for says, cfg := range map[string]Config{
 		"absolute": {Dir: "x", Sink: &record{}},

@@ -9,7 +9,7 @@ import (
 )
 
 // A command that the engine has accepted and not started has not ended.
-func TestOver(t *testing.T) {
+func TestOver_NotForAnUnstartedExec(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		got  container.ExecInspect
@@ -28,7 +28,7 @@ func TestOver(t *testing.T) {
 }
 
 // A command that is killed at once, possibly before the engine has started it, leaves no process running.
-func TestKillAtOnce(t *testing.T) {
+func TestKill_AtOnceLeavesNothing(t *testing.T) {
 	t.Parallel()
 	b := create(t, provide(t, needEngine(t)), newSpec(t))
 	for range 20 {

@@ -33,7 +33,7 @@ const (
 	DiskWatch = "watch"
 )
 
-// DiskLimits are the values of Config.DiskLimit.
+// DiskLimits returns the values of Config.DiskLimit.
 func DiskLimits() []string { return []string{DiskAuto, DiskLoop, DiskQuota, DiskWatch} }
 
 const (

@@ -51,7 +51,7 @@ func engineFree(t testing.TB, p *Provider) int64 {
 	return int64(fs.Bavail) * fs.Bsize //nolint:gosec // what a disk has
 }
 
-// loops gives the loop devices whose name holds a text, by that name.
+// loops returns the loop devices whose name contains a text, by name.
 func loops(t testing.TB, text string) map[string]string {
 	t.Helper()
 	list, err := filepath.Glob("/sys/block/loop*/loop/backing_file")

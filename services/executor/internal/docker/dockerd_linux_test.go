@@ -195,7 +195,7 @@ func (zero) Read(b []byte) (int, error) {
 }
 
 // When an engine freezes with open connections, callers that wait for it return an error.
-func TestEngineStandsStill(t *testing.T) {
+func TestFrozenEngine_ReleasesItsCallers(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
 	d := newDockerd(t, "")

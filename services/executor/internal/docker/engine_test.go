@@ -108,7 +108,7 @@ func TestNoEngine(t *testing.T) {
 }
 
 // An engine that accepts connections and never answers blocks no caller for long.
-func TestSilentEngine(t *testing.T) {
+func TestSilentEngine_BlocksNoCaller(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -286,7 +286,7 @@ func TestRemote(t *testing.T) {
 }
 
 // A connection that breaks during a transfer is an error, never a short file or a successful command.
-func TestConnectionBreaks(t *testing.T) {
+func TestConnectionBreak_IsAnError(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
 	direct := provide(t, cfg)
@@ -366,7 +366,7 @@ func TestConnectionBreaks(t *testing.T) {
 }
 
 // Content whose reader fails with io.ErrUnexpectedEOF or io.EOF in the middle is not stored as a short file.
-func TestShortContent(t *testing.T) {
+func TestPut_RefusesShortContent(t *testing.T) {
 	t.Parallel()
 	files := create(t, provide(t, needEngine(t)), newSpec(t)).Files()
 	for _, broken := range []error{io.ErrUnexpectedEOF, io.ErrClosedPipe, guest.ErrStdin} {

@@ -10,7 +10,7 @@ import (
 
 // Wait returns at once after Kill of one of the runner's own commands, although the command may take long to end, or
 // never end.
-func TestKillWaitsForNobody(t *testing.T) {
+func TestKill_DoesNotWaitForTheCommand(t *testing.T) {
 	t.Parallel()
 	b := create(t, provide(t, needEngine(t)), newSpec(t))
 	// It serves on its own socket and ignores the end of its stdin.

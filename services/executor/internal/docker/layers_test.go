@@ -188,7 +188,7 @@ func TestLayer_WithoutEgress(t *testing.T) {
 }
 
 // A caller whose context ends returns at once, and an installation without a caller ends.
-func TestLayerCancelled(t *testing.T) {
+func TestLayer_EndsWithItsLastCaller(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("sleep 600"), nil)
 	p := provide(t, b.cfg)
@@ -286,7 +286,7 @@ func TestLayerMadeTwice(t *testing.T) {
 
 // Unused layers are removed after their time; layers that a sandbox uses, or that were used since, stay. Volumes that
 // never became a layer are removed as well.
-func TestOldLayers(t *testing.T) {
+func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("true"), pythonic())
 	p := provide(t, b.cfg)

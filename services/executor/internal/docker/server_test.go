@@ -271,7 +271,7 @@ func TestServerOutlivesItsProvider(t *testing.T) {
 }
 
 // The servers and their volumes end with the sandbox. The sweep removes servers whose sandbox is gone.
-func TestServersEnd(t *testing.T) {
+func TestServers_EndWithTheirSandbox(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
 	cfg.Engine += "-servers"
@@ -307,7 +307,7 @@ func TestServersEnd(t *testing.T) {
 }
 
 // Servers are paused and resumed with their sandbox.
-func TestServersPause(t *testing.T) {
+func TestServers_PauseWithTheirSandbox(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
 	b := withServers(t, p, 1)

@@ -152,7 +152,7 @@ func TestShelveFails(t *testing.T) {
 }
 
 // Skills that are wanted concurrently are copied together. A missing and a broken one fail alone.
-func TestShelveTogether(t *testing.T) {
+func TestShelve_CopiesSkillsTogether(t *testing.T) {
 	t.Parallel()
 	p := provide(t, ownEngine(t))
 	gone := errors.New("gone")

@@ -367,7 +367,7 @@ func mustRunner(t testing.TB) string {
 }
 
 // Settings of an image do not weaken the restrictions.
-func TestImageOfAnother(t *testing.T) {
+func TestImage_DoesNotWeakenTheRestrictions(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
 	ref := strings.ToLower("spool-test:wishes-" + engine)

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// counted is a model whose every answer takes ten tokens.
+// counted returns a model whose every answer takes ten tokens.
 func counted(t *testing.T, model string) (func(*egress.Config, *egress.Deps), *atomic.Int32) {
 	t.Helper()
 	var calls atomic.Int32

@@ -83,7 +83,7 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 	}
 }
 
-// A file of hosts, in YAML and in JSON, makes routes with credentials of their own.
+// The file of hosts, in YAML or JSON, defines routes with their credentials.
 func TestHosts(t *testing.T) {
 	t.Parallel()
 	got := make(chan *http.Request, 1)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-// around gives a proxy a public net: ok.example and what is below it leads to a server.
+// around gives a proxy a simulated public network, in which ok.example and the names below it lead to a server.
 func around(t *testing.T, h http.HandlerFunc) (func(*egress.Config, *egress.Deps), *names, *public) {
 	t.Helper()
 	srv := httptest.NewServer(h)

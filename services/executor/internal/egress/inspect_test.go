@@ -40,7 +40,7 @@ func pool(t *testing.T, pem string) *x509.CertPool {
 	return p
 }
 
-// certified is a TLS config of a host that a certificate authority of the outer world vouches for.
+// certified returns the TLS config of a host with a certificate of an authority of the simulated internet.
 func certified(t *testing.T, ca *authority.Authority, name string) *tls.Config {
 	t.Helper()
 	h, err := egress.ParseHost(name)
@@ -54,7 +54,7 @@ func certified(t *testing.T, ca *authority.Authority, name string) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
 }
 
-// roots are the certificates by which ok.example is verified.
+// roots returns the certificates that verify ok.example.
 func roots(t *testing.T, ca *authority.Authority) *x509.CertPool {
 	t.Helper()
 	text, err := ca.Trust([]string{"GET ok.example"})
@@ -102,7 +102,7 @@ func newSecured(t *testing.T, answer http.HandlerFunc) *secured {
 	return s
 }
 
-// trusting is a sandbox whose client trusts the proxy's certificate, as the runner has it do.
+// trusting returns a sandbox whose client trusts the proxy's certificate, as the runner configures it.
 func (s *secured) trusting(allow ...string) *box {
 	s.t.Helper()
 	b := s.box(allow...)
@@ -169,7 +169,7 @@ func (b *box) mustInside() *tls.Conn {
 	return c
 }
 
-// one is the only denial, a second after which nothing else is journaled would be too long to wait for.
+// one returns the single denial of the sandbox's journal. It does not wait for further lines.
 func (b *box) one() events.EgressDenied {
 	b.t.Helper()
 	return b.denied(b.lines(0, 1)[0])

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-// answering is a model that answers everything, and counts.
+// answering returns a model that answers every request and counts them.
 func answering(t *testing.T) (func(*egress.Config, *egress.Deps), *atomic.Int32) {
 	t.Helper()
 	var asked atomic.Int32

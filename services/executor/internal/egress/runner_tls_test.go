@@ -235,7 +235,7 @@ func TestRunnerOverTLS_ReachesModelsAcrossRestartsAndRenewals(t *testing.T) {
 	}
 	answered()
 
-	// A stream goes on over a renewal, and new connections are made with the new certificate.
+	// A stream continues after a renewal of the certificate, and new connections get the new certificate.
 	send(startEvent)
 	res, err := s.http.Post("http://"+s.address+"/anthropic/v1/messages", "application/json", strings.NewReader(`{"model":"m"}`))
 	if err != nil {

@@ -54,7 +54,7 @@ func (i *issuer) issue(now time.Time, valid time.Duration, names ...string) {
 
 func (i *issuer) authority() string { return filepath.Join(i.dir, "ca.pem") }
 
-// pem is what SPOOL_RUNNER_EGRESS_AUTHORITY holds.
+// pem is the value of SPOOL_RUNNER_EGRESS_AUTHORITY.
 func (i *issuer) pem() string {
 	i.t.Helper()
 	text, err := os.ReadFile(i.authority())
@@ -92,7 +92,7 @@ func TestOverTLS_SandboxesAreTreatedAsOnTheSocket(t *testing.T) {
 	}
 }
 
-// overTLS is a world whose sandboxes connect over TLS.
+// overTLS returns a world whose sandboxes connect over TLS.
 func overTLS(t *testing.T, change func(*egress.Config, *egress.Deps)) *world {
 	t.Helper()
 	i := newIssuer(t)

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestCheckURL(t *testing.T) {
+func TestCheckURL_RefusesCredentials(t *testing.T) {
 	t.Parallel()
 	for _, good := range []string{"https://registry.npmjs.org", "https://registry.npmjs.org/", "http://127.0.0.1:7070/npm", "https://mirror.example.com:8443/a/simple/"} {
 		if err := layer.CheckURL(good); err != nil {
@@ -66,7 +66,7 @@ func TestInstallers(t *testing.T) {
 	}
 }
 
-func TestSaid(t *testing.T) {
+func TestSaid_RemovesCredentials(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		"":                                "nothing",
@@ -109,7 +109,7 @@ func TestFailures(t *testing.T) {
 }
 
 // Concurrent callers with the same key share one call; each key has its own.
-func TestOnce(t *testing.T) {
+func TestOnce_SharesACall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var o layer.Once
@@ -143,7 +143,7 @@ func TestOnce(t *testing.T) {
 
 // A caller that gives up does not affect others. The call ends with the last caller, and later callers start another
 // one.
-func TestOnceCancelled(t *testing.T) {
+func TestOnce_EndsWithTheLastCaller(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var o layer.Once

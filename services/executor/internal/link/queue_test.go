@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func TestLines(t *testing.T) {
+func TestLineReader_CutsLongLines(t *testing.T) {
 	t.Parallel()
 	const limit = 100_000
 	long := strings.Repeat("x", limit+1)

@@ -154,7 +154,7 @@ func TestLayerFails(t *testing.T) {
 }
 
 // An installation without a caller ends with all its processes.
-func TestLayerCancelled(t *testing.T) {
+func TestLayer_EndsWithItsLastCaller(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
@@ -181,7 +181,7 @@ func TestLayerCancelled(t *testing.T) {
 }
 
 // Layers that were not used for long are removed; those that a sandbox uses, and those that are being created, stay.
-func TestOldLayers(t *testing.T) {
+func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, Config{Dir: t.TempDir(), Runner: "/none", Engine: "e"})
 	if _, err := p.Orphans(t.Context(), 0); err != nil {

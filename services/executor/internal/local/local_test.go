@@ -144,7 +144,7 @@ func create(t *testing.T, p *Provider, spec sandbox.Spec) *box {
 }
 
 // The workspace and the agent's records stay for the session's next sandbox.
-func TestWorkspaceStays(t *testing.T) {
+func TestWorkspace_StaysForTheNextSandbox(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, newConfig(t))
 	spec := newSpec(t)
@@ -181,7 +181,7 @@ func TestWorkspaceStays(t *testing.T) {
 }
 
 // A pid that another process has now is neither found nor killed.
-func TestRecycledPid(t *testing.T) {
+func TestRecycledPid_IsNotKilled(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, newConfig(t))
 	spec := newSpec(t)
@@ -234,7 +234,7 @@ func TestRunnerKilled(t *testing.T) {
 	if err != nil || len(infos) != 1 || infos[0].Running {
 		t.Errorf("listed: %+v, %v", infos, err)
 	}
-	// Made again, it starts from nothing but the workspace.
+	// A new sandbox of the session starts with the workspace only.
 	if _, err := p.Create(t.Context(), spec); err != nil {
 		t.Fatal(err)
 	}

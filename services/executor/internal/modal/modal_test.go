@@ -586,7 +586,7 @@ func TestNetwork_ReachesTheProxyAlone(t *testing.T) {
 	}
 }
 
-// otherAddress is an address of this machine that is not the one given.
+// otherAddress returns an address of this machine other than the given one.
 func otherAddress(t *testing.T, not string) string {
 	t.Helper()
 	all, err := net.InterfaceAddrs()

@@ -117,7 +117,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-func TestStrangers(t *testing.T) {
+func TestOtherExecutions_AreReportedOnce(t *testing.T) {
 	t.Parallel()
 	tr := fresh()
 	l := line(1, runner.TurnEnded, `{"outcome":"completed"}`)
@@ -137,7 +137,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-func TestNumbers(t *testing.T) {
+func TestNumbers_GapEndsTheJournal(t *testing.T) {
 	t.Parallel()
 	tr := fresh()
 	tr.Last = 5
@@ -150,7 +150,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-func TestTimes(t *testing.T) {
+func TestTimes_StayWithinTheirLimits(t *testing.T) {
 	t.Parallel()
 	tr := fresh()
 	for i, c := range []struct{ said, want time.Time }{
@@ -179,7 +179,7 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-func TestGarbage(t *testing.T) {
+func TestGarbage_IsShown(t *testing.T) {
 	t.Parallel()
 	tr := fresh()
 	a := tr.Garbage("x", "one", false, now).Event
@@ -194,7 +194,7 @@ func TestGarbage(t *testing.T) {
 
 // For any lines of a runner: Translator does not panic, numbers and times ascend, the execution and the source are the
 // host's, and no type of the host gets through.
-func TestAnything(t *testing.T) {
+func TestTranslator_HoldsItsInvariantsForAnyLines(t *testing.T) {
 	t.Parallel()
 	names := []events.Type{runner.AgentStarted, runner.TurnEnded, events.TextDelta, "", "novel"}
 	for _, e := range events.Catalogue() {

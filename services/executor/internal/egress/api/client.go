@@ -68,7 +68,7 @@ func (c *Client) State(ctx context.Context, sandbox string) (State, error) {
 	return c.state(ctx, http.MethodGet, sandbox, "", nil)
 }
 
-// Ack tells the proxy that it may forget the lines of a journal up to a number.
+// Ack allows the proxy to remove the lines of a journal up to a number.
 func (c *Client) Ack(ctx context.Context, sandbox, journal string, line uint64) error {
 	_, err := c.state(ctx, http.MethodPost, sandbox, "/journal/ack", Ack{Journal: journal, Line: line, Epoch: AnyEpoch})
 	return err

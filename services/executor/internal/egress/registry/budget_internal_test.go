@@ -20,7 +20,8 @@ func chargesOf(turns ...uint32) Charges {
 	return c
 }
 
-// Concurrent requests do not pass a limit of turns together, and a request that is not answered leaves its turn to another one.
+// Concurrent requests do not exceed a limit of turns together, and a request without an answer frees its turn for
+// another one.
 func TestChargesBegin_HoldsTheLimitOfTurns(t *testing.T) {
 	t.Parallel()
 	c := chargesOf(5, 3, 0)
