@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/kvwatch"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -164,56 +165,24 @@ func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
 	return &Watch{js: js, logger: logger, ready: make(chan struct{}), tenants: map[string]Tenant{}}
 }
 
-// rewatch is the pause before the bucket is watched again after a failure.
-const rewatch = time.Second
-
 // Run keeps the copy up to date until ctx ends. While the bucket cannot be watched, the last known values stay in
 // use.
 func (w *Watch) Run(ctx context.Context) error {
-	for {
-		err := w.follow(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		w.logger.Warn("the budgets of tenants are not watched; trying again", "error", err)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(rewatch):
-		}
-	}
-}
-
-func (w *Watch) follow(ctx context.Context) error {
-	kv, err := w.js.KeyValue(ctx, topology.BucketBudgets)
-	if err != nil {
-		return fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
-	}
-	watcher, err := kv.WatchAll(ctx)
-	if err != nil {
-		return fmt.Errorf("watch bucket %s: %w", topology.BucketBudgets, err)
-	}
-	seen := map[string]bool{}
-	for {
-		select {
-		case <-ctx.Done():
-			return watcher.Stop()
-		case entry, ok := <-watcher.Updates():
-			switch {
-			case !ok:
-				return errors.New("the watch ended")
-			case entry == nil: // the initial values are complete
+	return kvwatch.Run(ctx, w.js, topology.BucketBudgets, w.logger, func() func(jetstream.KeyValueEntry) {
+		seen := map[string]bool{} // nil after the initial values
+		return func(entry jetstream.KeyValueEntry) {
+			if entry == nil {
 				w.forgetOthers(seen)
 				w.once.Do(func() { close(w.ready) })
 				seen = nil
-			default:
-				if seen != nil {
-					seen[entry.Key()] = true
-				}
-				w.see(entry)
+				return
 			}
+			if seen != nil {
+				seen[entry.Key()] = true
+			}
+			w.see(entry)
 		}
-	}
+	})
 }
 
 func (w *Watch) see(entry jetstream.KeyValueEntry) {

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// pushed stores a skill whose script says who it greets, as the skills service does.
+// pushed stores a skill whose script prints a greeting, as the skills service does.
 func (b *bench) pushed(slug string) events.Reference {
 	b.t.Helper()
 	const document = "---\nname: greet\ndescription: Greets.\n---\nRun greet.sh.\n"
@@ -73,7 +73,8 @@ func (b *bench) sealed(k *age.X25519Identity, value string) string {
 	return key
 }
 
-// the model runs a skill's script, with the environment's variables, beside the agent's files.
+// useAll is the model's script: it runs the skill's script and prints a variable of the environment and a file of the
+// agent.
 const useAll = `
 rules:
   - name: use
@@ -83,8 +84,9 @@ rules:
       - text: "{{result | trim}}"
 `
 
-// TestAgentInSandbox: the files of an agent's definition, a skill's script and the environment are really there, a secret too.
-func TestAgentInSandbox(t *testing.T) {
+// An agent's files, the script of its skill, and the variables of its environment, a secret included, are present in
+// its sandbox.
+func TestAgent_HasItsFilesSkillsAndVariables(t *testing.T) {
 	t.Parallel()
 	k, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -123,7 +125,7 @@ func TestAgentInSandbox(t *testing.T) {
 					t.Errorf("the result lacks %q: %s", want, done.Result)
 				}
 			}
-			// The agent's own changes stay: files are laid down once.
+			// The files are written once, so the agent's own changes stay.
 			if err := os.WriteFile(filepath.Join(e.Workspaces(), s.id, "notes", "todo.md"), []byte("done\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +135,7 @@ func TestAgentInSandbox(t *testing.T) {
 				t.Errorf("the second result: %s", done.Result)
 			}
 			if n := len(of[events.WorkspaceRestored](s)); n != 1 {
-				t.Errorf("the files were laid down %d times", n)
+				t.Errorf("the files were written %d times", n)
 			}
 			s.removeAll(e)
 		})

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// atRest is a session whose turn has ended, whose snapshot is taken, and in whose sandbox nothing runs.
+// atRest returns a session at rest: its turn has ended, its snapshot is stored, and nothing runs in its sandbox.
 func (b *bench) atRest(o events.Options) (s *talk, sandbox string) {
 	b.t.Helper()
 	s = b.session(short(o))
@@ -19,7 +19,7 @@ func (b *bench) atRest(o events.Options) (s *talk, sandbox string) {
 	return s, s.load().Run.Sandbox.ID
 }
 
-// gone waits until the session's sandbox is ended, and checks that the log says so once.
+// gone waits until the session's sandbox has ended, and checks that the log records that once.
 func (s *talk) gone(sandbox, reason string, kept bool) {
 	s.b.t.Helper()
 	s.until("the sandbox is given up", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
@@ -96,7 +96,7 @@ func TestRelease_TerminateDuringASnapshotAtRest(t *testing.T) {
 	s.put("a.txt", "A")
 	<-b.store.began
 	s.terminate()
-	<-b.store.began // that of the release
+	<-b.store.began // the snapshot of the release
 	s.terminate()
 	close(block)
 	s.gone(sandbox, "terminated", false)

@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// tells puts what a tenant has taken where the projector does.
-func (b *bench) tells(limit events.Budget, spent events.Spent) {
+// setSpent stores the usage of a tenant where dispatch reads it.
+func (b *bench) setSpent(limit events.Budget, spent events.Spent) {
 	b.t.Helper()
 	from, until := events.PeriodMonth.Span(time.Now())
-	b.tellsTenant(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: spent}}})
+	b.setTenant(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: spent}}})
 }
 
-// tellsTenant puts an entry where the projector does.
-func (b *bench) tellsTenant(tenant budget.Tenant) {
+// setTenant stores a tenant's entry where dispatch reads it.
+func (b *bench) setTenant(tenant budget.Tenant) {
 	b.t.Helper()
 	body, err := json.Marshal(tenant)
 	if err != nil {
@@ -35,7 +35,7 @@ func (b *bench) tellsTenant(tenant budget.Tenant) {
 	}
 }
 
-// granted is what the proxy was told last of an account.
+// granted returns the usage and the limit of an account in the last registration.
 func (e *fakeEgress) granted(prefix string) (spent events.Spent, limit events.Budget, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -54,8 +54,9 @@ func budgeted(x events.Budget) func(*events.SessionCreated) {
 	return func(c *events.SessionCreated) { c.Options.Budget = x }
 }
 
-// TestSessionBudget: what all executions of a session take counts, and the one that uses it up is stopped.
-func TestSessionBudget(t *testing.T) {
+// The usage of all executions of a session counts against its budget, and the execution that exhausts the budget is
+// stopped.
+func TestSessionBudget_CountsAllExecutions(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.egress = &fakeEgress{}
@@ -68,7 +69,7 @@ func TestSessionBudget(t *testing.T) {
 	s.interrupt()
 	s.ended(first)
 
-	second := s.post("go on") // the second of two turns: no bound of turns stops what runs
+	second := s.post("go on") // the second of two turns: a limit of turns does not stop a running turn
 	b.until("it runs", func() bool { l := s.load(); return l.Run.Execution == second && l.Run.Phase == run.Running })
 	if spent, limit, ok := b.egress.granted(s.id); !ok || spent.Tokens != 60 || limit != (events.Budget{Tokens: 100}) {
 		t.Errorf("the proxy is told %+v of %+v", spent, limit)
@@ -85,8 +86,8 @@ func TestSessionBudget(t *testing.T) {
 	b.noJobs()
 }
 
-// TestSessionTime: a turn is stopped when the session has run for as long as it may.
-func TestSessionTime(t *testing.T) {
+// A turn is stopped when the session has reached its limit of running time.
+func TestSessionBudget_StopsATurnAtItsTime(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.run()
@@ -102,11 +103,11 @@ func TestSessionTime(t *testing.T) {
 	b.noJobs()
 }
 
-// TestTenantBudget: the proxy is told what the tenant's other sessions take, also in the middle of a turn, and a
-// tenant that has taken all that it may has its turns stopped.
-func TestTenantBudget(t *testing.T) {
+// The proxy gets the usage of the tenant's other sessions, also during a turn, and a turn is stopped when its tenant
+// has exhausted its budget.
+func TestTenantBudget_CountsOtherSessions(t *testing.T) {
 	t.Parallel()
-	for name, proxied := range map[string]bool{"with a proxy": true, "as the agent tells": false} {
+	for name, proxied := range map[string]bool{"with a proxy": true, "by the agent's report": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, polite)
@@ -114,7 +115,7 @@ func TestTenantBudget(t *testing.T) {
 				b.egress = &fakeEgress{}
 			}
 			limit := events.Budget{Tokens: 1000, Turns: 1}
-			b.tells(limit, events.Spent{Tokens: 10, Turns: 7})
+			b.setSpent(limit, events.Spent{Tokens: 10, Turns: 7})
 			b.run()
 			s := b.session()
 			x := s.post("go")
@@ -126,15 +127,15 @@ func TestTenantBudget(t *testing.T) {
 				}
 				b.egress.say(x, events.ModelCalled{Usage: events.Usage{InputTokens: 500}})
 				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 500 })
-				b.tells(limit, events.Spent{Tokens: 400})
+				b.setSpent(limit, events.Spent{Tokens: 400})
 				b.until("what the turn took itself is not forgotten", func() bool {
 					spent, _, _ := b.egress.granted("tenant/")
 					return spent.Tokens == 510
 				})
-				b.tells(limit, events.Spent{Tokens: 700})
+				b.setSpent(limit, events.Spent{Tokens: 700})
 				b.until("the proxy knows what others took", func() bool { spent, _, _ := b.egress.granted("tenant/"); return spent.Tokens == 700 })
 			}
-			b.tells(limit, events.Spent{Tokens: 1200})
+			b.setSpent(limit, events.Spent{Tokens: 1200})
 			s.ended(x)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.HasPrefix(failed[0].Message, "tenant default since 20") || !strings.HasSuffix(failed[0].Message, "has used 1200 tokens, and its budget is 1000") {
@@ -145,7 +146,7 @@ func TestTenantBudget(t *testing.T) {
 	}
 }
 
-// TestTenantEvents_EndATurn: a turn that runs is ended with TENANT_EVENTS once its tenant is at its limit of events, with and without a proxy.
+// A running turn ends with TENANT_EVENTS once its tenant has reached its limit of events, with and without a proxy.
 func TestTenantEvents_EndATurn(t *testing.T) {
 	t.Parallel()
 	for name, proxied := range map[string]bool{"with a proxy": true, "without": false} {
@@ -155,16 +156,16 @@ func TestTenantEvents_EndATurn(t *testing.T) {
 			if proxied {
 				b.egress = &fakeEgress{}
 			}
-			today := time.Now().UTC().AddDate(0, 0, 1).Format(time.DateOnly) // of a clock that is ahead, so that midnight is no matter
+			today := time.Now().UTC().AddDate(0, 0, 1).Format(time.DateOnly) // the executor's clock is ahead, so that midnight does not affect the test
 			entry := func(logged uint64) budget.Tenant {
 				return budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 100}, Used: budget.Used{Day: today, Logged: events.Output{Events: logged}}}
 			}
-			b.tellsTenant(entry(99))
+			b.setTenant(entry(99))
 			b.run()
 			s := b.session()
 			x := s.post("go")
 			s.untilStarted()
-			b.tellsTenant(entry(100))
+			b.setTenant(entry(100))
 			s.ended(x)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != "TENANT_EVENTS" || failed[0].Message != "tenant default has added 100 events to the log on "+today+", and its limit is 100" {
@@ -175,9 +176,9 @@ func TestTenantEvents_EndATurn(t *testing.T) {
 	}
 }
 
-// TestTurnsOfAgentsThatDoNotCount: the proxy is told how many requests an execution may make where the agent does not
-// hold to that itself; the executor leaves it to the proxy, since the last of them may be the answer.
-func TestTurnsOfAgentsThatDoNotCount(t *testing.T) {
+// If the agent does not enforce the limit of turns itself, the proxy gets the limit of requests of an execution. The
+// executor leaves the enforcement to the proxy, because the last request may be the answer.
+func TestTurnLimit_IsEnforcedByTheProxy(t *testing.T) {
 	t.Parallel()
 	for architecture, told := range map[string]uint32{"claude-code": 0, "codex": 1} {
 		t.Run(architecture, func(t *testing.T) {

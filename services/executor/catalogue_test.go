@@ -21,10 +21,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// digestOf stands for the digest of a definition, which only has to differ.
+// digestOf returns a digest for a definition. It only has to differ from others.
 func digestOf(n int) string { return strings.Repeat("0", 56) + fmt.Sprintf("%08x", n) }
 
-// define makes a version of a catalogue entry, as the session and skills services would.
+// define stores a version of a catalogue entry, as the session and skills services do.
 func (b *bench) define(kind events.Aspect, slug string, n int, payload func(events.Reference) events.Payload) events.Reference {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digestOf(n)}
@@ -66,7 +66,7 @@ func of1(refs ...events.Reference) func(*events.SessionCreated) {
 	}
 }
 
-// postWith posts a message with variables of its own.
+// postWith posts a message with its own variables.
 func (s *talk) postWith(text string, variables map[string]events.Variable) string {
 	s.b.t.Helper()
 	execution := mint(s.b.t, events.KindExecution)
@@ -81,7 +81,7 @@ func (s *talk) postWith(text string, variables map[string]events.Variable) strin
 type vault struct {
 	mu     sync.Mutex
 	values map[string]string
-	away   int // how many times it does not answer
+	away   int // number of calls that fail
 }
 
 func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
@@ -98,22 +98,22 @@ func (v *vault) Open(_ context.Context, tenant, key string) (string, error) {
 	return value, nil
 }
 
-// shelf is references.Skills in memory.
-type shelf struct{ lost string }
+// fakeSkills is references.Skills in memory.
+type fakeSkills struct{ lost string }
 
-func (s shelf) Provide(_ context.Context, digest string) (string, error) {
+func (s fakeSkills) Provide(_ context.Context, digest string) (string, error) {
 	if digest == s.lost {
 		return "", references.ErrNoArchive
 	}
 	return "/bin/skills/" + digest, nil
 }
 
-// TestAgentDefinition: everything that a definition says is in the query, and what it referred to is in the log before the agent begins.
-func TestAgentDefinition(t *testing.T) {
+// The query has every field of the agent's definition, and the log has the resolved references before the agent begins.
+func TestResolution_QueryHasTheWholeDefinition(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, answers)
 	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
-	b.skills = shelf{lost: digestOf(22)}
+	b.skills = fakeSkills{lost: digestOf(22)}
 	b.run()
 	for i, name := range []string{"pdf", "lost"} {
 		b.define(events.Skill, name, 21+i, func(r events.Reference) events.Payload {
@@ -193,8 +193,9 @@ func TestAgentDefinition(t *testing.T) {
 	b.noJobs()
 }
 
-// TestResolvedOnce: what an execution resolved to holds for all its attempts and claims, whatever is applied meanwhile.
-func TestResolvedOnce(t *testing.T) {
+// The resolution of an execution stays the same for all its attempts and claims, although catalogue entries change
+// meanwhile.
+func TestResolution_StaysForAllAttempts(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(2, allow))
@@ -234,8 +235,8 @@ func TestResolvedOnce(t *testing.T) {
 	}
 }
 
-// TestUnresolved: what does not resolve ends the execution before a sandbox is made, and says why.
-func TestUnresolved(t *testing.T) {
+// An execution whose references do not resolve fails before a sandbox is created, and the error says why.
+func TestResolution_FailureEndsTheExecution(t *testing.T) {
 	t.Parallel()
 	base := events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."}
 	for name, c := range map[string]struct {
@@ -283,8 +284,8 @@ func TestUnresolved(t *testing.T) {
 	}
 }
 
-// TestSecretsAreWaitedFor: a store of secrets that does not answer for a while ends no execution.
-func TestSecretsAreWaitedFor(t *testing.T) {
+// A store of secrets that does not answer for some time does not end an execution.
+func TestSecrets_WaitForTheStore(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	v := &vault{values: map[string]string{tenant + "/own": "own-value"}, away: 2}
@@ -297,8 +298,8 @@ func TestSecretsAreWaitedFor(t *testing.T) {
 	}
 }
 
-// TestSecretsStayOut: neither an execution's secrets nor an environment's are in the log.
-func TestSecretsStayOut(t *testing.T) {
+// The secrets of an execution and of an environment are not in the log.
+func TestSecrets_AreNotInTheLog(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	v := &vault{values: map[string]string{tenant + "/own": "own-value", tenant + "/env": "env-value"}}
@@ -315,8 +316,8 @@ func TestSecretsStayOut(t *testing.T) {
 	}
 }
 
-// TestServersThroughTheProxy: where there is a proxy it alone knows the headers of MCP servers, and is told again when it has forgotten them.
-func TestServersThroughTheProxy(t *testing.T) {
+// With a proxy, only the proxy gets the headers of MCP servers, and it gets them again after it has forgotten them.
+func TestServers_OnlyTheProxyGetsHeaders(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.egress = &fakeEgress{}
@@ -355,8 +356,9 @@ func TestServersThroughTheProxy(t *testing.T) {
 	b.noJobs()
 }
 
-// TestBudgets: an execution that has used up what its agent may take is stopped, and says of what; the proxy is told the bounds.
-func TestBudgets(t *testing.T) {
+// An execution that has exhausted a limit of its agent is stopped, and the error names the limit. The proxy gets the
+// limits.
+func TestBudgets_StopTheExecution(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		limits events.Limits
@@ -409,12 +411,12 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// TestRemovedSkill (bad input 20): of a version that was removed its SKILL.md alone is used, if the
-// agent names it by its digest; what a tag or nothing names is missing.
-func TestRemovedSkill(t *testing.T) {
+// Of a removed version of a skill only SKILL.md is used, if the agent names the version by its digest. A reference by
+// tag or without a version fails.
+func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
-	b.skills = shelf{}
+	b.skills = fakeSkills{}
 	b.run()
 	ref := b.define(events.Skill, "pdf", 7, func(r events.Reference) events.Payload {
 		return events.SkillPushed{Ref: r, Name: "pdf", Description: "PDFs.", Document: "---\nname: pdf\n---\nHow to pdf."}
@@ -451,8 +453,8 @@ func TestRemovedSkill(t *testing.T) {
 	b.noJobs()
 }
 
-// TestPlatformEnvironment: an environment of the platform is every tenant's to use, its secrets too; nobody else's are.
-func TestPlatformEnvironment(t *testing.T) {
+// Every tenant can use an environment of the platform, with its secrets, and no environment of another tenant.
+func TestPlatformEnvironment_IsForEveryTenant(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.secrets = &vault{values: map[string]string{"platform/platform.e.s1": "shared-value", "other/other.e.s2": "foreign-value"}}

@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// TestHostsClock_DoesNotMatter: an executor on a host whose clock is an hour off, with an egress proxy there, ends
-// nothing early and everything in time, takes an execution over from a host whose clock is right, and hands it back;
-// what it writes has the time of the log.
+// An executor on a host whose clock is an hour off, with an egress proxy on the same host, ends nothing early and
+// everything in time. It takes over an execution from a host with a correct clock, and hands it back. Its events have
+// the time of the log.
 func TestHostsClock_DoesNotMatter(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
@@ -80,7 +80,7 @@ func TestHostsClock_DoesNotMatter(t *testing.T) {
 	}
 }
 
-// timesAreOfTheLog checks that no time of an executor's event is far from when the log stored it.
+// timesAreOfTheLog checks that the time of each executor's event is close to the time at which the log stored it.
 func (b *bench) timesAreOfTheLog() {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.ctx, eventlog.Position{}, eventlog.Filter{}) {
@@ -88,7 +88,7 @@ func (b *bench) timesAreOfTheLog() {
 			b.t.Fatal(err)
 		}
 		if rec.Subject.Aspect != events.Run {
-			continue // the test's own
+			continue // written by the test
 		}
 		for _, e := range rec.Events {
 			if d := rec.Time.Sub(e.Time).Abs(); d > 2*within {

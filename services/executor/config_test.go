@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// The zero value and the flags' defaults mean the same.
-func TestDefaults(t *testing.T) {
+// The zero value and the flags' defaults are the same configuration.
+func TestDefaults_MatchTheFlags(t *testing.T) {
 	t.Parallel()
 	var flags Config
 	parser, err := kong.New(&flags)
@@ -46,7 +46,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestBadConfig(t *testing.T) {
+func TestNew_RefusesInvalidConfig(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -87,7 +87,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// Executors that begin at once in one folder are one engine.
+// Executors that start at once in one folder get the same engine.
 func TestEngineIsKept(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -113,7 +113,7 @@ func TestEngineIsKept(t *testing.T) {
 	}
 }
 
-func TestModels(t *testing.T) {
+func TestModels_FollowArchitectureAndSettings(t *testing.T) {
 	t.Parallel()
 	all := Config{
 		AnthropicKey: "ak", AnthropicBaseURL: "http://a", AnthropicModel: "am", OpenAIKey: "ok", OpenAIBaseURL: "http://o/v1", OpenAIModel: "om",
@@ -122,7 +122,7 @@ func TestModels(t *testing.T) {
 	nvidia := all
 	nvidia.OpenAIKey, nvidia.OpenAIBaseURL, nvidia.OpenAIModel = "", "", ""
 	docker := func(c Config) Config { c.Sandbox = Docker; return c }
-	// In compose the egress proxy has the keys, and the executor the models alone.
+	// In compose the egress proxy has the keys, and the executor has only the models.
 	proxied := func(set ...string) Config {
 		return Config{Sandbox: Docker, AnthropicModel: "am", NVIDIAModel: "v/nm", ModelProviders: set}
 	}
@@ -204,7 +204,7 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// TestModelSettings_ReachAnACPAgent: model, base URL and key are where the preset and the session say.
+// An ACP agent gets model, base URL and key in the variables that its preset and its session name.
 func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 	t.Parallel()
 	local := Config{OpenAIKey: "ok", OpenAIBaseURL: "http://o/v1", AnthropicKey: "ak", NVIDIAKey: "nk", NVIDIABaseURL: "http://n/v1"}
@@ -254,7 +254,7 @@ func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 	}
 }
 
-// TestPoolTakesAliases: a pool is kept for the architecture, under which turns look for it.
+// The pool uses the name of the architecture, for which turns look, also if the setting names an alias.
 func TestPoolTakesAliases(t *testing.T) {
 	t.Parallel()
 	got, err := Config{Pool: []string{"claude-sdk=2", "codex=1"}}.pool()

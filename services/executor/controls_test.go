@@ -17,7 +17,7 @@ import (
 
 var errNoRoom = errors.New("there is no room")
 
-// polite stops when asked; stubborn only when killed.
+// polite ends the turn when it is interrupted; stubborn ends it only when it is killed.
 func polite(t *fakeTurn) {
 	t.Start()
 	t.Open("b")
@@ -41,7 +41,7 @@ func (s *talk) untilStarted() {
 	s.b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
 }
 
-func TestInterrupt(t *testing.T) {
+func TestInterrupt_EndsTheTurnAndKeepsTheAgentWarm(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.run()
@@ -60,8 +60,8 @@ func TestInterrupt(t *testing.T) {
 	b.noJobs()
 }
 
-// A hint makes a control take effect before the next beat.
-func TestHint(t *testing.T) {
+// With a hint a control takes effect before the next beat.
+func TestHint_MakesAControlTakeEffectAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	a := b.run(func(c *executor.Config) { c.Beat = time.Hour })
@@ -79,8 +79,8 @@ func TestHint(t *testing.T) {
 	s.ended(execution)
 }
 
-// So does the control's job, when the hint was lost.
-func TestControlJob(t *testing.T) {
+// The job of a control has the same effect if the hint was lost.
+func TestControlJob_ReplacesALostHint(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.run(func(c *executor.Config) { c.Beat = time.Hour })
@@ -93,7 +93,7 @@ func TestControlJob(t *testing.T) {
 	b.noJobs()
 }
 
-func TestCancelKills(t *testing.T) {
+func TestCancel_KillsAfterItsGrace(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, stubborn)
 	b.run()
@@ -115,8 +115,8 @@ func TestCancelKills(t *testing.T) {
 	}
 }
 
-// A runner that does not even kill loses its sandbox.
-func TestCancelOfAStuckRunner(t *testing.T) {
+// If the runner does not end the turn after a kill, its sandbox is ended.
+func TestCancel_EndsTheSandboxOfAnUnresponsiveRunner(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, stubborn)
 	b.run()
@@ -138,8 +138,8 @@ func TestCancelOfAStuckRunner(t *testing.T) {
 	b.noJobs()
 }
 
-// Cancelled before any executor came.
-func TestCancelBeforeClaim(t *testing.T) {
+// An execution is cancelled before an executor has claimed it.
+func TestCancel_BeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	s := b.session()
@@ -153,8 +153,8 @@ func TestCancelBeforeClaim(t *testing.T) {
 	b.noJobs()
 }
 
-// Cancelled while it was claimed and not yet started.
-func TestCancelWhileStarting(t *testing.T) {
+// An execution is cancelled between its claim and its start.
+func TestCancel_BetweenClaimAndStart(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	s := b.session()
@@ -168,9 +168,9 @@ func TestCancelWhileStarting(t *testing.T) {
 	}
 }
 
-// A control that was missed by the holder that died is obeyed by the next, and the turn that
-// ended meanwhile keeps its own end.
-func TestControlAfterTheEnd(t *testing.T) {
+// The next holder executes a control that a holder missed because it died. If the turn ended meanwhile, it keeps its
+// own outcome.
+func TestControl_MissedByADeadHolderIsExecuted(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()
@@ -187,7 +187,7 @@ func TestControlAfterTheEnd(t *testing.T) {
 	s.check()
 }
 
-func TestTurnLimit(t *testing.T) {
+func TestTurnLimit_KillsTheTurn(t *testing.T) {
 	t.Parallel()
 	for name, agent := range map[string]script{"polite": polite, "stubborn": stubborn} {
 		t.Run(name, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestTurnLimit(t *testing.T) {
 	}
 }
 
-// The session's end while a turn runs: the turn is cancelled, then the sandbox released and wiped.
-func TestDeleteWhileRunning(t *testing.T) {
+// When a session ends while a turn runs, the turn is cancelled, then the sandbox is released and wiped.
+func TestDelete_CancelsTheTurnAndWipesTheSandbox(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	b.run()
@@ -229,7 +229,7 @@ func TestDeleteWhileRunning(t *testing.T) {
 	}
 }
 
-func TestIdle(t *testing.T) {
+func TestIdle_EndsTheSandbox(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()
@@ -257,8 +257,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// Agents over the budget end, longest rested first; their sandboxes stay.
-func TestWarmBudget(t *testing.T) {
+// When the agents exceed the memory budget, those that have rested for the longest end first; their sandboxes stay.
+func TestWarmBudget_EndsTheLongestRestedAgents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run(func(c *executor.Config) { c.WarmMemory, c.WarmEvery = 250, 20*time.Millisecond })
@@ -283,9 +283,9 @@ func TestWarmBudget(t *testing.T) {
 	b.until("another agent is ended in its place", func() bool { return !box(list[1]).isWarm() })
 }
 
-// An executor that was told so ends the sandboxes with itself: those that rest,
-// which the log learns, and the one that is at work, which is then lost.
-func TestStopSandboxes(t *testing.T) {
+// With the setting, a stopping executor ends its sandboxes: those at rest, which the log records, and the one that runs
+// a turn, which counts as lost.
+func TestStopSandboxes_EndsThemWithTheExecutor(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		if t.Query.Content == "hang" && t.Query.Attempt == 1 {
@@ -316,7 +316,7 @@ func TestStopSandboxes(t *testing.T) {
 	b.noJobs()
 }
 
-func TestSweep(t *testing.T) {
+func TestSweep_RemovesWhatTheLogHasEnded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	a := b.run()
@@ -340,6 +340,6 @@ func TestSweep(t *testing.T) {
 		t.Error("a deleted session's workspace was not wiped")
 	}
 	if wiped, _ := b.provider.wiped(stray.ID()); wiped || b.provider.box(keptBox) == nil {
-		t.Error("the sweep took too much")
+		t.Error("the sweep removed a sandbox that is in use")
 	}
 }

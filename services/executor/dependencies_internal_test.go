@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// TestSettingDependencies: where packages come from, what an installation reaches, how long it may
-// take, how large it may get and how long it stays are as the settings say.
+// The settings determine the sources of packages, the hosts that an installation may reach, its time limit, its size
+// limit, and how long it is kept.
 func TestSettingDependencies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -16,18 +16,18 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// layered is a provider that makes layers, once for each set.
+// layered is a provider that creates layers, once for each set.
 type layered struct {
 	pausable
-	build bool          // in a sandbox of the workshop
-	hold  chan struct{} // nil, or what is waited for
+	build bool          // build in a sandbox from the caller's Build function
+	hold  chan struct{} // if not nil, Layer blocks until it is closed
 
 	mu    sync.Mutex
 	there map[string]bool
 	asked []sandbox.Packages
-	fails []error // one after the other
+	fails []error // errors of the next calls, in order
 	made  int
-	ended int // with a context that was over
+	ended int // calls whose context had ended
 }
 
 func (l *layered) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
@@ -93,7 +93,7 @@ var depends = events.AgentSpec{
 	Dependencies: events.Dependencies{NPM: []string{"b@1.0.0", "a@1.0.0"}, PIP: []string{"C_d==1"}},
 }
 
-// logged are the messages of a session's log events.
+// logged returns the messages of a session's log events.
 func logged(s *talk) (out []string) {
 	for _, l := range of[events.Log](s) {
 		out = append(out, l.Message)
@@ -101,9 +101,9 @@ func logged(s *talk) (out []string) {
 	return out
 }
 
-// TestDependencies: what an agent depends on is there before its sandbox is, from a layer that is made
-// in a sandbox of nobody's, which reaches the registries alone; the pool has nothing for such an agent.
-func TestDependencies(t *testing.T) {
+// An agent's dependencies are installed before its sandbox is created, as a layer from a sandbox without a session,
+// which can reach only the registries. The pool has no sandbox for such an agent.
+func TestDependencies_AreInstalledBeforeTheSandbox(t *testing.T) {
 	t.Parallel()
 	b, l := newLayered(t, quick)
 	l.build, b.egress = true, &fakeEgress{}
@@ -148,7 +148,7 @@ func TestDependencies(t *testing.T) {
 		}
 	}
 	if !slices.Contains(b.egress.released, builder.ID) {
-		t.Error("its way out is open")
+		t.Error("its registration at the proxy is not released")
 	}
 	b.egress.mu.Unlock()
 	if got := logged(s); len(got) != 2 || got[0] != "dependencies are being installed, for the first time on this engine: 2 of npm and 1 of pip" || !strings.HasPrefix(got[1], "dependencies are installed, after ") {
@@ -174,14 +174,14 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
-// TestDependenciesFail: what cannot be had ends the execution before there is a sandbox.
-func TestDependenciesFail(t *testing.T) {
+// If dependencies cannot be installed, the execution fails before a sandbox is created.
+func TestDependencies_FailureEndsTheExecution(t *testing.T) {
 	t.Parallel()
 	failed := func(code string) error { return &sandbox.Error{Code: code, Message: "the first line\nthe last line"} }
 	for name, c := range map[string]struct {
 		fails []error
 		build bool
-		plain bool // a provider that cannot
+		plain bool // the provider cannot have layers
 		code  string
 		says  string
 	}{
@@ -224,8 +224,8 @@ func TestDependenciesFail(t *testing.T) {
 	}
 }
 
-// TestDependenciesCancelled: an execution that waits for what it depends on is cancelled like any other.
-func TestDependenciesCancelled(t *testing.T) {
+// An execution that waits for its dependencies can be cancelled like any other.
+func TestDependencies_WaitCanBeCancelled(t *testing.T) {
 	t.Parallel()
 	b, l := newLayered(t, quick)
 	l.hold = make(chan struct{})
@@ -243,8 +243,8 @@ func TestDependenciesCancelled(t *testing.T) {
 	}
 }
 
-// TestDependenciesHandedOver: an executor that stops leaves the rest to the next one.
-func TestDependenciesHandedOver(t *testing.T) {
+// If an executor stops while dependencies are installed, the next executor continues.
+func TestDependencies_AreContinuedByTheNextExecutor(t *testing.T) {
 	t.Parallel()
 	b, l := newLayered(t, quick)
 	l.hold = make(chan struct{})

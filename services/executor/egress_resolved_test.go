@@ -15,7 +15,7 @@ func (b *bench) hosts(slug string, n int, egress ...string) events.Reference {
 	})
 }
 
-// allowed are the allowlists of all grants, those alike after one another once.
+// allowed returns the allowlists of all registrations; equal ones in a row are listed once.
 func (e *fakeEgress) allowed() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -32,9 +32,9 @@ func (e *fakeEgress) vouch(authority string) {
 	e.authority = authority
 }
 
-// TestEgressOfEnvironments: an execution may reach what its session and its environments
-// name, as that was when it began, whoever takes it up again; its log says from where.
-func TestEgressOfEnvironments(t *testing.T) {
+// An execution may reach the hosts that its session and its environments named when it began, also after another
+// executor took it over. Its log says where each host comes from.
+func TestEgress_AllowlistIsThatOfTheStart(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(2, allow))
@@ -61,7 +61,7 @@ func TestEgressOfEnvironments(t *testing.T) {
 	if got := b.egress.allowed(); !slices.Equal(got, []string{"own.example.com; pypi.org; GET,HEAD api.example.com; c.example.com"}) {
 		t.Errorf("granted %q", got)
 	}
-	// The next execution has what there is by then.
+	// The next execution gets the present versions.
 	next := s.post("again")
 	allow <- struct{}{}
 	allow <- struct{}{}
@@ -75,9 +75,9 @@ func TestEgressOfEnvironments(t *testing.T) {
 	s.check()
 }
 
-// TestAuthority: an agent is to trust the proxy's certificate where its allowlist has
-// methods, and nowhere else; when the proxy has another one, the next turn says so.
-func TestAuthority(t *testing.T) {
+// An agent trusts the proxy's certificate only if its allowlist has methods. When the proxy has a new certificate, the
+// next turn uses that one.
+func TestEgress_AuthorityIsTrustedWithMethodsOnly(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, quick)
 	b.egress = &fakeEgress{authority: "one"}
@@ -102,8 +102,8 @@ func TestAuthority(t *testing.T) {
 	}
 }
 
-// TestForgottenByTheProxy: a sandbox whose registration went with the proxy's data is replaced.
-func TestForgottenByTheProxy(t *testing.T) {
+// A sandbox is replaced if its registration was lost with the proxy's data.
+func TestEgress_UnknownSandboxIsReplaced(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, quick)
 	b.egress = &fakeEgress{authority: "one"}
@@ -127,8 +127,8 @@ func TestForgottenByTheProxy(t *testing.T) {
 	}
 }
 
-// TestTooManyHosts: what is too long together ends the execution before a sandbox is made.
-func TestTooManyHosts(t *testing.T) {
+// An execution whose combined allowlist is too long fails before a sandbox is created.
+func TestEgress_TooLongAllowlistEndsTheExecution(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, quick)
 	b.run()

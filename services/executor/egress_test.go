@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// dockerCLI runs the engine's command line, and gives what it prints.
+// dockerCLI runs the docker command and returns its output.
 func dockerCLI(t *testing.T, stdin []byte, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("docker", args...) //nolint:gosec // the test's own arguments
@@ -47,7 +47,7 @@ func static(t *testing.T, dir, pkg string) []byte {
 	return raw
 }
 
-// onEngine gives settings with an engine's name of the test's own, and an image of the egress proxy.
+// onEngine returns settings with a new engine name and an image of the egress proxy.
 func onEngine(t *testing.T) func(*executor.Config) {
 	t.Helper()
 	if out, err := exec.Command("docker", "version").CombinedOutput(); err != nil {
@@ -87,9 +87,9 @@ func onEngine(t *testing.T) func(*executor.Config) {
 	}
 }
 
-// Two executors start an egress proxy on their engine, one; an agent in a
-// container without a network reaches its model by it, and it outlives them.
-func TestEgressOnEngine(t *testing.T) {
+// Two executors start one egress proxy on their engine. An agent in a container without a network reaches its model
+// through it, and the proxy outlives the executors.
+func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	t.Parallel()
 	engine := onEngine(t)
 	b := newLocalBench(t, program)
@@ -119,7 +119,8 @@ func TestEgressOnEngine(t *testing.T) {
 	if done, _ := s.last(first).(events.ExecutionCompleted); !strings.Contains(done.Result, "hello from hello.sh") {
 		t.Errorf("result %q", done.Result)
 	}
-	// A process that outlives the turn in the sandbox calls the model: no execution would be charged for it.
+	// A process that outlives the turn in the sandbox calls the model. The proxy refuses that, because no execution
+	// would be charged.
 	ran := strings.Fields(dockerCLI(t, nil, "ps", "-q", "--filter", "label=dev.spool.sandbox="+s.load().Run.Sandbox.ID, "--filter", "label=dev.spool.role=sandbox"))
 	if len(ran) != 1 {
 		t.Fatalf("containers of the sandbox: %q", ran)
@@ -141,7 +142,7 @@ func TestEgressOnEngine(t *testing.T) {
 			t.Errorf("the model's key is in the log: %s", e.Type())
 		}
 	}
-	if called < 2 { // what the proxy tells of the last one may come with the next turn
+	if called < 2 { // the line of the last call may come with the next turn
 		t.Errorf("%d calls of the model are in the log, want 2 or 3: %s", called, types(s.events()))
 	}
 	for _, c := range copies {
@@ -155,8 +156,8 @@ func TestEgressOnEngine(t *testing.T) {
 	s.check()
 }
 
-// An executor whose engine is away takes jobs all the same: they wait for it.
-func TestEgressWithoutEngine(t *testing.T) {
+// An executor whose engine does not answer takes jobs, which wait for the engine.
+func TestEgress_JobsWaitForTheEngine(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, program)
 	local := b.local

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// largeText is the length of a text that stays in the log, and of which four do not fit into one commit.
+// largeText is the length of a text of which one fits into a commit, and four do not.
 const largeText = 228_000
 
 // openTexts is an agent that opens blocks a, b, c and d, streams a large text into each, and, once
@@ -74,8 +74,8 @@ func (s *talk) openBlocks(n int) {
 	s.b.until("the blocks are open", func() bool { return len(s.load().Run.Open) == n })
 }
 
-// The end of a turn that closes more text than a commit may hold is stored in several
-// commits, the terminal event in the last one, by the first executor that tries.
+// The end of a turn that closes more text than one commit can hold is stored in several commits by the first executor
+// that tries. The terminal event is in the last commit.
 func TestEnd_LargerThanACommitIsSplit(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
@@ -93,8 +93,8 @@ func TestEnd_LargerThanACommitIsSplit(t *testing.T) {
 	b.noJobs()
 }
 
-// An executor that dies between the commits of such an end leaves the rest to the next one,
-// which completes no block twice.
+// If an executor dies between the commits of such an end, the next executor stores the rest, and completes no block
+// twice.
 func TestEnd_CutBetweenItsCommitsIsFinishedByTheNextExecutor(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})

@@ -31,7 +31,7 @@ func newStoreBench(t *testing.T, s script) *bench {
 	return b
 }
 
-// of gives the events of one type.
+// of returns the events of one type.
 func of[P events.Payload](s *talk) (out []P) {
 	for _, e := range s.events() {
 		if p, ok := e.Data.(P); ok {
@@ -67,9 +67,9 @@ func short(o events.Options) func(*events.SessionCreated) {
 	}
 }
 
-// TestIdleAndBack: each turn ends with a snapshot; an idle session gives its
-// sandbox up after one more; its next turn finds the same files in a new sandbox.
-func TestIdleAndBack(t *testing.T) {
+// Each turn ends with a snapshot. An idle session releases its sandbox after one more snapshot, and its next turn finds
+// the same files in a new sandbox.
+func TestIdle_NextTurnHasTheSameFiles(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	b.run()
@@ -107,9 +107,9 @@ func TestIdleAndBack(t *testing.T) {
 	b.noJobs()
 }
 
-// TestFilesInMidTurn: a file that is put while the agent works is there soon,
-// also one that is refused is told; a snapshot that is asked for is taken.
-func TestFilesInMidTurn(t *testing.T) {
+// A file that is put during a turn is soon in the workspace, a refused file is reported, and a requested snapshot is
+// taken.
+func TestFiles_AreAppliedDuringATurn(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
 	b.run()
@@ -138,8 +138,8 @@ func TestFilesInMidTurn(t *testing.T) {
 	b.noJobs()
 }
 
-// TestSnapshotGivesWay: a snapshot at the end of a turn does not hold the next message up.
-func TestSnapshotGivesWay(t *testing.T) {
+// A snapshot at the end of a turn does not delay the next message.
+func TestSnapshot_DoesNotDelayTheNextMessage(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	b.store.block = make(chan struct{}) // never closed
@@ -151,8 +151,8 @@ func TestSnapshotGivesWay(t *testing.T) {
 	<-b.store.began
 }
 
-// TestSnapshotGivesWayLate: a snapshot that cannot learn whether something waits asks until it does.
-func TestSnapshotGivesWayLate(t *testing.T) {
+// If the log is not available during a snapshot, the executor asks it repeatedly whether a job waits.
+func TestSnapshot_AsksAnUnavailableLogAgain(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	b.store.block = make(chan struct{}) // never closed
@@ -167,8 +167,8 @@ func TestSnapshotGivesWayLate(t *testing.T) {
 	s.ended(execution)
 }
 
-// TestSnapshotStays: word that brings nothing new, such as the turn's own, late, does not end the snapshot.
-func TestSnapshotStays(t *testing.T) {
+// A late signal of the turn's own events does not end the snapshot.
+func TestSnapshot_IsNotEndedByALateSignal(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	block := make(chan struct{})
@@ -184,8 +184,8 @@ func TestSnapshotStays(t *testing.T) {
 	b.noJobs()
 }
 
-// TestInterval: while a turn runs its workspace is stored at every interval.
-func TestInterval(t *testing.T) {
+// During a turn the workspace is stored at every interval.
+func TestInterval_StoresTheWorkspaceDuringATurn(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
 	b.run()
@@ -199,9 +199,9 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-// TestPause: a paused execution keeps neither job nor holder, waits for open
-// requests to models first, and goes on in the same process.
-func TestPause(t *testing.T) {
+// A paused execution occupies neither a job nor a holder, waits for open model requests first, and resumes in the same
+// process.
+func TestPause_ResumesInTheSameProcess(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
 	b.egress = &fakeEgress{open: 1}
@@ -242,8 +242,8 @@ func TestPause(t *testing.T) {
 	b.noJobs()
 }
 
-// TestTerminate ends process and sandbox at once; the workspace stays for the next one.
-func TestTerminate(t *testing.T) {
+// A terminate ends the process and the sandbox at once; the workspace stays for the next one.
+func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, stubborn)
 	b.run(func(c *executor.Config) { c.KillAfter = time.Hour })
@@ -274,8 +274,8 @@ func TestTerminate(t *testing.T) {
 	b.noJobs()
 }
 
-// TestTerminate_OfAStoppedRunner asserts that an executor which takes over an execution that is to be terminated ends its sandbox from
-// outside, and does not wait for the runner.
+// An executor that takes over an execution that is to be terminated ends its sandbox from outside, without waiting for
+// the runner.
 func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, stubborn)
@@ -306,8 +306,8 @@ func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	}
 }
 
-// TestMaxAge: a sandbox that is too old is replaced between two turns, files included.
-func TestMaxAge(t *testing.T) {
+// A sandbox that is too old is replaced between two turns, with its files.
+func TestMaxAge_ReplacesTheSandboxBetweenTurns(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	b.run()
@@ -326,9 +326,9 @@ func TestMaxAge(t *testing.T) {
 	}
 }
 
-// TestPool: a new session gets a sandbox whose agent was started before; others
-// are made in its place; whoever is left over ends with its executor.
-func TestPool(t *testing.T) {
+// A new session gets a pooled sandbox with a started agent, and the pool is filled again. The pool's sandboxes end with
+// their executor.
+func TestPool_NewSessionGetsAStartedAgent(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	a := b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=2"} })
@@ -358,8 +358,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestPoolOfTheDead: what an executor that died had in its pool is swept by another.
-func TestPoolOfTheDead(t *testing.T) {
+// Another executor's sweep ends the pool of an executor that died.
+func TestPool_OfADeadExecutorIsSwept(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	a := b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=1"} })
@@ -372,9 +372,8 @@ func TestPoolOfTheDead(t *testing.T) {
 	b.until("the pool is swept", func() bool { return b.provider.count() == 0 })
 }
 
-// TestEgressOnce: what the proxy journals is in the log once, whoever follows it,
-// and what a turn took is there before its end.
-func TestEgressOnce(t *testing.T) {
+// The log has each line of the proxy's journal once, although executors change, and the usage of a turn before its end.
+func TestEgress_JournalIsStoredOnce(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
 	b.egress = &fakeEgress{}
@@ -410,7 +409,7 @@ func TestEgressOnce(t *testing.T) {
 	}
 }
 
-// away fails as long as the engine is away.
+// away is a provider that fails while its engine does not answer.
 type away struct {
 	pausable
 	until time.Time
@@ -423,8 +422,9 @@ func (p away) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, e
 	return p.pausable.Create(ctx, spec)
 }
 
-// TestEngineAway: an engine that comes back is waited for; one that does not fails the execution, with its code.
-func TestEngineAway(t *testing.T) {
+// The executor waits for an engine that comes back. If the engine does not come back, the execution fails with its
+// code.
+func TestEngineAway_IsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		away time.Duration
@@ -449,8 +449,8 @@ func TestEngineAway(t *testing.T) {
 	}
 }
 
-// TestEgressAway: so is an egress proxy; a sandbox that stands already stays for the next turn.
-func TestEgressAway(t *testing.T) {
+// The same holds for an egress proxy; an existing sandbox stays for the next turn.
+func TestEgressAway_IsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		away time.Duration
@@ -491,8 +491,8 @@ func TestEgressAway(t *testing.T) {
 	}
 }
 
-// TestHealth: a sandbox whose runner no longer answers is said to be unhealthy, once, and well again when it is.
-func TestHealth(t *testing.T) {
+// A sandbox whose runner does not answer is reported unhealthy, once, and healthy when the runner answers again.
+func TestHealth_IsReportedOnce(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	b.metrics = prometheus.NewRegistry()
@@ -511,8 +511,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestSnapshotFails: a sandbox is not given up while its files cannot be stored.
-func TestSnapshotFails(t *testing.T) {
+// A sandbox is not released while its files cannot be stored.
+func TestSnapshot_FailureKeepsTheSandbox(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	b.run()
@@ -538,8 +538,8 @@ func TestSnapshotFails(t *testing.T) {
 	b.noJobs()
 }
 
-// TestStopSandboxesOfTheLast: sandboxes end with the last executor of their engine, not with the first.
-func TestStopSandboxesOfTheLast(t *testing.T) {
+// Sandboxes end with the last executor of their engine, not with the first.
+func TestStopSandboxes_OnlyWithTheLastExecutor(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, quick)
 	stops := func(c *executor.Config) { c.StopSandboxes = true }

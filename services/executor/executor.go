@@ -127,8 +127,8 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 		if e.egress, err = cfg.egressClient(e.own); err != nil {
 			return nil, err
 		}
-		if shelf, ok := e.own.(skills.Shelf); ok {
-			e.skills = skills.New(shelf)
+		if p, ok := e.own.(skills.Provider); ok {
+			e.skills = skills.New(p)
 			deps.Skills = e.skills
 		}
 		if e.egress.api != nil {
@@ -324,7 +324,10 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	if others, err := e.leases.Others(ctx); err != nil || others {
 		return err
 	}
-	return e.worker.StopSandboxes(ctx)
+	if err := e.worker.StopSandboxes(ctx); err != nil {
+		return fmt.Errorf("end the sandboxes of the engine: some may still run, until the next start or until their own time limit: %w", err)
+	}
+	return nil
 }
 
 // ctl handles hints, and requests for what this executor does for a session.

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// answers is an agent that says hello.
+// answers is an agent that answers hello.
 func answers(t *fakeTurn) {
 	t.Start()
 	t.Text("b1-"+t.Query.ExecutionID, "Hello, ", t.Query.Content)
@@ -17,7 +17,7 @@ func answers(t *fakeTurn) {
 	t.End(runner.Ended{Outcome: runner.Completed, Result: "done", Usage: events.Usage{InputTokens: 3, OutputTokens: 4}})
 }
 
-func TestTurn(t *testing.T) {
+func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()

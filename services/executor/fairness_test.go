@@ -63,11 +63,11 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 	})
 	b.run(func(c *executor.Config) { c.Slots, c.Reserved = 1, -1 })
 	const jobs = 1000
-	var crowd []*talk
+	var talks []*talk
 	for i := range jobs {
 		s := b.session()
 		s.post(strconv.Itoa(i))
-		crowd = append(crowd, s)
+		talks = append(talks, s)
 	}
 	other := b.sessionOf("other")
 	other.post("other")
@@ -92,7 +92,7 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		crowd[i].interrupt()
+		talks[i].interrupt()
 	}
 	other.interrupt()
 }
@@ -131,7 +131,7 @@ func TestFairness_ASlotGoesToTheTenantThatRunsLeast(t *testing.T) {
 	}
 }
 
-// limits puts what executors are told of a tenant's limits.
+// limits sets a tenant's limits where executors read them.
 func (b *bench) limits(tenant string, l events.TenantLimits) {
 	b.t.Helper()
 	kv, err := b.js.KeyValue(b.ctx, topology.BucketBudgets)
@@ -165,7 +165,7 @@ func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
 				if n := running.Add(1); n > most.Load() {
 					most.Store(n)
 				}
-				time.Sleep(100 * time.Millisecond) // so that turns that may run at once do
+				time.Sleep(100 * time.Millisecond) // so that turns that may run concurrently do
 				running.Add(-1)
 				answers(f)
 			})
@@ -228,7 +228,7 @@ func TestTenantSlots_LoweredBelowWhatRuns(t *testing.T) {
 	waiting.ended(execution)
 }
 
-// leased returns how many turns of a tenant run by all leases.
+// leased returns the number of a tenant's turns that run according to all leases.
 func (b *bench) leased(tenant string) (n int) {
 	b.t.Helper()
 	kv, err := b.js.KeyValue(b.ctx, topology.BucketLeases)
@@ -253,8 +253,8 @@ func (b *bench) leased(tenant string) (n int) {
 	return n
 }
 
-// TestTenantSandboxes_IdlestGivesWay: a turn that needs a sandbox past the tenant's limit ends the one that has been idle
-// for the longest, with a snapshot. While all are in use it waits. Another tenant is not held up.
+// A turn that needs a sandbox above the tenant's limit ends the sandbox that has been idle for the longest, with a
+// snapshot. It waits while all are in use. Another tenant is not delayed.
 func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 	t.Parallel()
 	for name, own := range map[string]events.TenantLimits{"setting": {}, "own": {Sandboxes: 2}} {

@@ -17,10 +17,10 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// script is what a fake agent does with a query. It has to call End.
+// script is the behaviour of a fake agent for a query. It must call End.
 type script func(*fakeTurn)
 
-// fakeProvider keeps sandboxes in memory, outside of any executor, as a machine would.
+// fakeProvider keeps sandboxes in memory, independently of executors, as a machine does.
 type fakeProvider struct {
 	script script
 
@@ -31,11 +31,11 @@ type fakeProvider struct {
 	terminated map[string]bool // id to wiped
 	specs      map[string]sandbox.Spec
 	paused     map[string]bool
-	workspaces map[string]bool // by the id of the sandbox they were made for
-	stocked    []string        // digests of skills, as they were brought into sandboxes
+	workspaces map[string]bool // by the id of the sandbox for which they were created
+	stocked    []string        // digests of the skills that were copied into sandboxes, in order
 }
 
-// Stock brings skills into a sandbox.
+// Stock records the skills that are copied into a sandbox.
 func (p *fakeProvider) Stock(_ context.Context, id string, digests []string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +113,7 @@ func (p *fakeProvider) box(id string) *fakeBox {
 	return p.boxes[id]
 }
 
-// only is the one sandbox there is.
+// only returns the single sandbox.
 func (p *fakeProvider) only() *fakeBox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,7 +148,7 @@ type fakeBox struct {
 	frozen func() bool
 }
 
-func (b *fakeBox) Secret() string                        { return "" } // it stands for one of a release without
+func (b *fakeBox) Secret() string                        { return "" } // as in a release without secrets
 func (b *fakeBox) ID() string                            { return b.spec.ID }
 func (b *fakeBox) Running(context.Context) (bool, error) { return !b.runner.isDead(), nil }
 func (b *fakeBox) Files() sandbox.Files                  { return b.files }
@@ -164,7 +164,7 @@ func (b *fakeBox) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, e
 	return b.runner.attach(a)
 }
 
-// fakeRunner speaks the runner's protocol and plays its script as the agent.
+// fakeRunner implements the runner's protocol and runs its script as the agent.
 type fakeRunner struct {
 	script script
 	name   string
@@ -184,12 +184,12 @@ type fakeRunner struct {
 	dead     bool
 	queries  []runner.Query
 	ops      []runner.Op
-	deaf     bool // obeys neither interrupt nor kill
-	mute     bool // answers nothing
-	stopped  bool // does not even greet who attaches, as a process that is stopped
+	deaf     bool // ignores interrupt and kill
+	mute     bool // sends no replies
+	stopped  bool // sends no hello to a new stream, like a stopped process
 	attaches int
 	all      sync.WaitGroup
-	lagging  bool          // the end of a stream that another takes the place of comes through late
+	lagging  bool          // the end of a replaced stream arrives late
 	late     []*fakeStream // such streams
 }
 
@@ -205,7 +205,7 @@ func (r *fakeRunner) isDead() bool {
 	return r.dead
 }
 
-// die is kill -9 of the runner with all that it started.
+// die acts like kill -9 of the runner and all its descendants.
 func (r *fakeRunner) die() {
 	r.mu.Lock()
 	r.dead = true
@@ -226,7 +226,7 @@ func (r *fakeRunner) isWarm() bool {
 	return r.warm
 }
 
-// status needs the lock.
+// status returns the status. The caller holds the lock.
 func (r *fakeRunner) status() runner.Status {
 	s := runner.Status{}
 	if r.turn != nil {
@@ -250,14 +250,14 @@ func (r *fakeRunner) asked() []runner.Query {
 	return slices.Clone(r.queries)
 }
 
-// hide makes the runner leave out lines.
+// hide makes the runner skip lines.
 func (r *fakeRunner) hide(hidden func(n uint64) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hidden = hidden
 }
 
-// erase removes all lines when the turn is over, as an agent does that has taken the runner over, and ends the stream.
+// erase removes all lines after the turn, as an agent that has taken over the runner could, and ends the stream.
 func (r *fakeRunner) erase() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -281,7 +281,7 @@ func (r *fakeRunner) acknowledged() uint64 {
 	return r.acked
 }
 
-// fakeStream is one `runner attach`.
+// fakeStream is the stream of one `runner attach`.
 type fakeStream struct {
 	r              *fakeRunner
 	in             *io.PipeReader
@@ -320,7 +320,7 @@ func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	switch {
 	case r.follower == nil:
 	case r.lagging:
-		r.follower.closed.Store(true) // it gets nothing more, and its end comes through later
+		r.follower.closed.Store(true) // it gets no more lines, and its end arrives later
 		r.late = append(r.late, r.follower)
 	default:
 		r.follower.cut()
@@ -346,7 +346,7 @@ func (s *fakeStream) writeRaw(raw []byte) {
 	_, _ = s.out.Write(append(raw, '\n')) // a reader that is gone is the other side's affair
 }
 
-// send follows the journal.
+// send sends the lines of the journal.
 func (s *fakeStream) send(hello runner.Hello, after uint64) {
 	s.write(runner.Message{Hello: &hello})
 	for {
@@ -399,7 +399,7 @@ func (r *fakeRunner) do(c runner.Command, current bool) *runner.Reply {
 	defer r.mu.Unlock()
 	reply := &runner.Reply{ID: c.ID}
 	if r.lagging && !current {
-		return nil // what is sent on a stream that has ended is lost
+		return nil // commands on a stream that has ended are lost
 	}
 	if c.Epoch < r.epoch {
 		reply.Error = &runner.Error{Code: "FENCED", Message: "lower epoch"}
@@ -480,7 +480,7 @@ func (s *fakeStream) Kill() error {
 	return nil
 }
 
-// fakeTurn is what a script plays with.
+// fakeTurn is the turn that a script runs.
 type fakeTurn struct {
 	r     *fakeRunner
 	Query runner.Query
@@ -497,7 +497,7 @@ func (t *fakeTurn) Say(typ events.Type, data any) {
 	t.say(runner.Line{Type: typ, ExecutionID: t.Query.ExecutionID, ConversationID: "main"}, data, "")
 }
 
-// Raw has a line that is no message stand before the next journal line.
+// Raw writes a line that is not a message, before the next journal line.
 func (t *fakeTurn) Raw(text string, typ events.Type, data any) {
 	t.say(runner.Line{Type: typ, ExecutionID: t.Query.ExecutionID}, data, text)
 }
@@ -517,7 +517,7 @@ func (t *fakeTurn) say(l runner.Line, data any, raw string) {
 	t.r.changed.Broadcast()
 }
 
-// Start says that the agent has the query.
+// Start reports that the agent has the query.
 func (t *fakeTurn) Start() {
 	t.r.mu.Lock()
 	warm := t.r.warm
@@ -538,7 +538,7 @@ func (t *fakeTurn) Open(id string) {
 	t.Say("block_start", events.BlockStart{Block: events.Block{ID: id, Kind: events.KindAssistantText, Status: events.StatusPending}})
 }
 
-// Stream writes text into a block from an offset.
+// Stream writes text to a block from an offset.
 func (t *fakeTurn) Stream(id string, from int, pieces ...string) (whole string) {
 	for _, p := range pieces {
 		t.Say(events.TextDelta, runner.Delta{BlockID: id, Offset: uint32(from + len(whole)), Delta: p}) //nolint:gosec // small
@@ -558,7 +558,7 @@ func (t *fakeTurn) End(e runner.Ended) {
 	t.Say(runner.TurnEnded, e)
 }
 
-// Wait waits for a signal; it is false when the agent is killed first.
+// Wait waits for a signal. It returns false if the agent is killed first.
 func (t *fakeTurn) Wait(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -568,12 +568,12 @@ func (t *fakeTurn) Wait(c <-chan struct{}) bool {
 	}
 }
 
-// between journals a line outside of any turn.
+// between journals a line outside of turns.
 func (r *fakeRunner) between(text string) {
 	(&fakeTurn{r: r}).Say("log", events.Log{Level: "info", Stream: "stdout", Message: text})
 }
 
-// lag has the ends of streams come through late, until they come.
+// lag makes the ends of streams arrive late, or delivers the late ones.
 func (r *fakeRunner) lag(late bool) {
 	r.mu.Lock()
 	list := r.late

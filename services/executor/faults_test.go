@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// steps is an agent that writes a block for each step that the test allows.
+// steps is an agent that writes a block each time the test allows it.
 func steps(n int, allow <-chan struct{}) script {
 	return func(t *fakeTurn) {
 		t.Start()
@@ -43,8 +43,8 @@ func (s *talk) untilBlocks(n int) {
 	s.b.until("blocks are stored", func() bool { return blocksStored(s) == n })
 }
 
-// Fault 1: the executor is killed in mid-run; another follows, the agent does not notice.
-func TestExecutorKilled(t *testing.T) {
+// Fault 1: the executor is killed during a turn. Another one follows the agent, which continues undisturbed.
+func TestExecutorKilled_AnotherFollowsTheAgent(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(3, allow))
@@ -68,8 +68,8 @@ func TestExecutorKilled(t *testing.T) {
 	b.noJobs()
 }
 
-// Fault 4: on SIGTERM the run is handed over at once, without waiting for a lease to end.
-func TestHandover(t *testing.T) {
+// Fault 4: on SIGTERM the execution is handed over at once, without waiting for a lease to expire.
+func TestHandover_HappensAtOnce(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(2, allow))
@@ -94,8 +94,8 @@ func TestHandover(t *testing.T) {
 	b.noJobs()
 }
 
-// A warm sandbox is left for the next executor, which reuses it.
-func TestWarmHandover(t *testing.T) {
+// A warm sandbox stays for the next executor, which reuses it.
+func TestHandover_KeepsTheWarmSandbox(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	a := b.run()
@@ -114,8 +114,8 @@ func TestWarmHandover(t *testing.T) {
 	}
 }
 
-// Fault 3: a frozen executor that goes on later is fenced off.
-func TestZombie(t *testing.T) {
+// Fault 3: an executor that was frozen and continues later is fenced.
+func TestFrozenExecutor_IsFenced(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(3, allow))
@@ -125,7 +125,7 @@ func TestZombie(t *testing.T) {
 	allow <- struct{}{}
 	s.untilBlocks(1)
 	a.wire.freeze()
-	allow <- struct{}{} // which it reads, and tries to append
+	allow <- struct{}{} // it reads this block and tries to append it
 	b.run()
 	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
 	s.untilBlocks(2)
@@ -144,8 +144,8 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// Fault 6 and the rule for redeliveries: a second job about a run does not run it twice.
-func TestJobsOfOneRun(t *testing.T) {
+// Fault 6, and the rule for redeliveries: a second job for an execution does not run it twice.
+func TestJobs_SecondJobDoesNotRunAnExecutionTwice(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(2, allow))
@@ -159,7 +159,7 @@ func TestJobsOfOneRun(t *testing.T) {
 		s.job()
 		s.jobAt("job.local.any")
 	}
-	// Longer than the ack wait: the first job must not come again either.
+	// Longer than the ack wait: the first job must not be delivered again either.
 	time.Sleep(6 * time.Second)
 	allow <- struct{}{}
 	if l := s.ended(execution); l.Run.Epoch != 1 {
@@ -171,8 +171,8 @@ func TestJobsOfOneRun(t *testing.T) {
 	b.noJobs()
 }
 
-// Fault 5: the end is stored and the job is not acknowledged.
-func TestEndedBeforeTheAck(t *testing.T) {
+// Fault 5: the end is stored, and the job is not acknowledged.
+func TestJobs_EndedExecutionIsNotRunAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()
@@ -185,8 +185,9 @@ func TestEndedBeforeTheAck(t *testing.T) {
 	}
 }
 
-// Fault 2: the sandbox is lost: another one, the blocks that were open closed with what is known, attempt 2.
-func TestSandboxLost(t *testing.T) {
+// Fault 2: the sandbox is lost. The execution continues in another one as attempt 2; open blocks are closed with the
+// text so far.
+func TestSandboxLost_AnotherAttemptRuns(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
@@ -244,8 +245,8 @@ func (b *bench) texts() []events.Delta {
 	return slices.Clone(b.deltas)
 }
 
-// A sandbox that is lost again and again does not go on for ever.
-func TestSandboxLostTooOften(t *testing.T) {
+// An execution whose sandbox is lost repeatedly ends.
+func TestSandboxLost_RepeatedlyEndsTheExecution(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
@@ -265,7 +266,7 @@ func TestSandboxLostTooOften(t *testing.T) {
 }
 
 // Executor and sandbox are lost together.
-func TestBothLost(t *testing.T) {
+func TestSandboxLost_WithItsExecutor(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
@@ -290,8 +291,8 @@ func TestBothLost(t *testing.T) {
 	b.noJobs()
 }
 
-// The stream to the runner breaks, the runner lives: nothing is lost or said twice.
-func TestStreamCut(t *testing.T) {
+// The stream to the runner breaks while the runner lives: nothing is lost or stored twice.
+func TestStreamCut_LosesNothing(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	b := newBench(t, steps(3, allow))
@@ -315,7 +316,7 @@ func TestStreamCut(t *testing.T) {
 	}
 }
 
-func TestSandboxFails(t *testing.T) {
+func TestSandboxFails_EndsTheExecution(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.provider.createErr = errNoRoom
@@ -338,8 +339,8 @@ func TestSandboxFails(t *testing.T) {
 	s.ended(s.post("again"))
 }
 
-// A holder died after it had announced the sandbox: the next makes that very one.
-func TestSandboxBegun(t *testing.T) {
+// If a holder dies after it announced a sandbox, the next holder creates that sandbox.
+func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	s := b.session()
@@ -358,7 +359,7 @@ func TestSandboxBegun(t *testing.T) {
 	}
 }
 
-func TestClaimsExhausted(t *testing.T) {
+func TestClaimsExhausted_EndsTheExecution(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	s := b.session()
@@ -374,8 +375,8 @@ func TestClaimsExhausted(t *testing.T) {
 	b.noJobs()
 }
 
-// The sandbox is on an engine that has been gone for long: its jobs are adopted.
-func TestAdoption(t *testing.T) {
+// The jobs for a sandbox on an engine that has been gone for long are adopted.
+func TestAdoption_RunsJobsOfAGoneEngine(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.engine = "elsewhere"
@@ -399,8 +400,8 @@ func TestAdoption(t *testing.T) {
 	b.noJobs()
 }
 
-// Fault 7: NATS is restarted in mid-run; what the agent did meanwhile is stored after.
-func TestNATSRestart(t *testing.T) {
+// Fault 7: NATS is restarted during a turn. The agent's events from that time are stored later.
+func TestNATSRestart_LosesNothing(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
 	server := natstest.RunRestartable(t)
@@ -437,8 +438,8 @@ func TestNATSRestart(t *testing.T) {
 	s.ended(second)
 }
 
-// TestRun_WaitsForItsBucket: an executor that starts before its bucket exists, as one does that starts while NATS is installed,
-// logs that and starts once the bucket is there.
+// An executor that starts before its bucket exists, because NATS is being installed, logs that and continues once the
+// bucket exists.
 func TestRun_WaitsForItsBucket(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, steps(1, nil))
@@ -455,7 +456,7 @@ func TestRun_WaitsForItsBucket(t *testing.T) {
 	}
 }
 
-// lineTrigger is a log that calls a function at the first line that holds a text.
+// lineTrigger is a log writer that calls a function at the first line that contains a text.
 type lineTrigger struct {
 	text string
 	call func()
@@ -469,8 +470,8 @@ func (l *lineTrigger) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// An execution that the session service gave up may still occupy the runner.
-func TestAbandoned(t *testing.T) {
+// An execution that the session service gave up may still occupy the runner. The next execution runs all the same.
+func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()

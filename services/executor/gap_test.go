@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// A journal whose lines have a gap has been changed: the gap is an error event, the execution ends with JOURNAL_GAP, and
-// its sandbox is ended without a word to the runner. The next message gets another sandbox.
+// A gap in the journal's lines means that the journal was changed: the log gets an error event, the execution ends with
+// JOURNAL_GAP, and its sandbox is ended without a request to the runner. The next message gets another sandbox.
 func TestJournalGap_EndsTheExecution(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"a line is left out", "lines are forgotten that are not stored"} {

@@ -43,10 +43,10 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// within bounds every wait of these tests.
+// within limits every wait of these tests.
 const within = 45 * time.Second
 
-// bench is a log with jobs, and the session service's part played by the test.
+// bench is a log with jobs. The test acts as the session service.
 type bench struct {
 	t        *testing.T
 	ctx      context.Context
@@ -57,18 +57,18 @@ type bench struct {
 	sessions eventlog.Sessions
 	provider *fakeProvider
 	engine   string
-	sandbox  string                 // as Config.Sandbox
-	local    func(*executor.Config) // for real sandboxes
+	sandbox  string                 // value of Config.Sandbox
+	local    func(*executor.Config) // settings for real sandboxes
 	store    *fakeStore             // nil for none
 	egress   *fakeEgress            // nil for none
 	skills   references.Skills      // nil for none
 	secrets  references.Secrets     // nil for none
-	pausable bool                   // the provider can pause, and pool
+	pausable bool                   // the provider supports pause and the pool
 	wrap     func(sandbox.Provider) sandbox.Provider
 	metrics  *prometheus.Registry // nil for none
 	logger   *slog.Logger         // nil for the test's
-	off      time.Duration        // of the clock of the hosts of executors that start from now on
-	now      func() time.Time     // of executors that start from now on; nil for the streams' clock
+	off      time.Duration        // clock offset of the hosts of executors that start from now on
+	now      func() time.Time     // clock of executors that start from now on; nil for the streams' clock
 	stored   func(events.Draft)   // called after each commit that an executor stores; nil for none
 
 	mu     sync.Mutex
@@ -127,10 +127,10 @@ type copyOf struct {
 	nc   *nats.Conn
 	wire *wire
 	log  *watchedLog
-	stop func() error // as SIGTERM would
+	stop func() error // stops it as SIGTERM does
 }
 
-// run starts an executor on a connection of its own.
+// run starts an executor with its own connection.
 func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	b.t.Helper()
 	cfg := executor.Config{
@@ -209,7 +209,7 @@ func (b *bench) run(change ...func(*executor.Config)) *copyOf {
 	return c
 }
 
-// wire is the network of one executor: it can be frozen, and cut for good.
+// wire is the network of one executor. It can be frozen, and cut permanently.
 type wire struct {
 	mu     sync.Mutex
 	frozen chan struct{}
@@ -246,7 +246,7 @@ func (w *wire) thaw() {
 	}
 }
 
-// kill is what the network sees of kill -9.
+// kill cuts the network as kill -9 of the executor would.
 func (w *wire) kill() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -287,17 +287,17 @@ func (c *wiredConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// watchedLog counts refused appends, and can be away from its leader.
+// watchedLog counts refused appends, and can simulate a log without a leader.
 type watchedLog struct {
 	eventlog.Log
 	mu      sync.Mutex
 	refused int
 	away    bool
-	asked   int                // while it was away
+	asked   int                // number of reads while it was away
 	after   func(events.Draft) // called after each stored commit; nil for none
 }
 
-// afterAppend has f called after each commit that is stored from now on, before the executor hears of it.
+// afterAppend makes the log call f after each commit that is stored from now on, before Append returns.
 func (l *watchedLog) afterAppend(f func(events.Draft)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -374,7 +374,7 @@ func (b *bench) session(change ...func(*events.SessionCreated)) *talk {
 	return b.sessionOf(tenant, change...)
 }
 
-// sessionOf makes a session of a tenant.
+// sessionOf creates a session of a tenant.
 func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated)) *talk {
 	b.t.Helper()
 	s := &talk{b, mint(b.t, events.KindSession), tenant}
@@ -391,7 +391,7 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	return s
 }
 
-// life decides and appends a command, as the session service would.
+// life decides and appends a command, as the session service does.
 func (s *talk) life(command func(session.Base, eventlog.Loaded) session.Command) {
 	s.b.t.Helper()
 	l := s.load()
@@ -446,7 +446,7 @@ func (s *talk) remove() {
 	})
 }
 
-// job publishes what the reactor would: on the engine of the session's sandbox.
+// job publishes the job that the reactor would publish, to the engine of the session's sandbox.
 func (s *talk) job() {
 	s.b.t.Helper()
 	subject := topology.JobAny(s.b.sandbox)
@@ -467,7 +467,7 @@ func (s *talk) jobAt(subject string) {
 	}
 }
 
-// events is everything that run says, in order.
+// events returns all events of the session's run subject, in order.
 func (s *talk) events() []events.Event {
 	s.b.t.Helper()
 	var out []events.Event
@@ -482,7 +482,7 @@ func (s *talk) events() []events.Event {
 	return out
 }
 
-// types of events, shortly.
+// types returns the types of events, separated by spaces.
 func types(list []events.Event) string {
 	var out []string
 	for _, e := range list {
@@ -509,21 +509,21 @@ func (s *talk) ended(execution string) eventlog.Loaded {
 	return l
 }
 
-// until polls, since another process is involved: NATS, and executors that share nothing with the test.
+// until polls a condition, because other processes are involved: NATS, and executors that share no state with the test.
 func (b *bench) until(what string, ok func() bool) {
 	b.t.Helper()
 	deadline := time.Now().Add(within)
 	for !ok() {
 		if time.Now().After(deadline) {
-			b.t.Fatalf("waited in vain until %s", what)
+			b.t.Fatalf("timed out waiting until %s", what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// check is the checker of faults.md on the log: no event twice, each journal's
-// numbers ascending, at most one terminal event for each execution and nothing of
-// it after, blocks opened before they are completed, none open at the end, epochs ascending.
+// check checks the log: no event is stored twice, the numbers of each journal ascend, each execution has at most one
+// terminal event and no event after it, blocks are opened before they are completed, none is open at the end, and
+// epochs ascend.
 func (s *talk) check() {
 	s.b.t.Helper()
 	ids, terminal := map[string]bool{}, map[string]bool{}
@@ -568,7 +568,7 @@ func (s *talk) check() {
 	}
 }
 
-// jobs is how many jobs are left.
+// jobs returns the number of jobs that are left.
 func (b *bench) jobs() uint64 {
 	b.t.Helper()
 	stream, err := b.js.Stream(b.ctx, topology.StreamJobs)
@@ -587,7 +587,7 @@ func (b *bench) noJobs() {
 	b.until("no job is left", func() bool { return b.jobs() == 0 })
 }
 
-// last is the terminal event of an execution.
+// last returns the terminal event of an execution.
 func (s *talk) last(execution string) events.Payload {
 	s.b.t.Helper()
 	list := s.events()
@@ -600,7 +600,7 @@ func (s *talk) last(execution string) events.Payload {
 	return nil
 }
 
-// claimAs claims as an executor that is no more.
+// claimAs claims as an executor that does not exist any more.
 func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
 	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l eventlog.Loaded) run.Command {
@@ -611,8 +611,8 @@ func (s *talk) claimAs(executor string) {
 	})
 }
 
-// decide appends what a command decides. As services do, it decides again if another commit came
-// first: the last append of an executor that is cut off may still be on its way.
+// decide appends the events of a command. Like the services, it decides again if another commit came first: the last
+// append of an executor that was cut off may still arrive.
 func (s *talk) decide(actor events.Actor, command func(eventlog.Loaded) run.Command) {
 	s.b.t.Helper()
 	for {
@@ -632,7 +632,7 @@ func (s *talk) decide(actor events.Actor, command func(eventlog.Loaded) run.Comm
 	}
 }
 
-// wrote gives the texts of the complete assistant blocks.
+// wrote returns the texts of the complete assistant blocks.
 func wrote(list []events.Event) string {
 	var out []string
 	for _, e := range list {

@@ -10,9 +10,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// TestSettingHostPaths: an executor whose setting does not allow a session's
-// folder fails the execution with HOST_PATH_REFUSED, and one whose setting does
-// runs it there; so does it when the folder has become a link, or is gone.
+// An execution fails with HOST_PATH_REFUSED if the executor's setting does not allow the session's folder, or if the
+// folder has become a link or is gone. Otherwise it runs in the folder.
 func TestSettingHostPaths(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, program)

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// executorBinary builds the executor's program, once.
+// executorBinary builds the executor's program once.
 var executorBinary = sync.OnceValues(func() (string, error) {
 	dir, err := binaries()
 	if err != nil {
@@ -31,7 +31,7 @@ var executorBinary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// process is an executor as a program of its own.
+// process is an executor in a separate process.
 type process struct {
 	*exec.Cmd
 	t    *testing.T
@@ -64,26 +64,27 @@ func (b *bench) process() *process {
 	return p
 }
 
-// kill is kill -9.
+// kill kills the process with SIGKILL.
 func (p *process) kill() {
 	p.t.Helper()
 	p.gone.Do(func() {
 		if err := p.Process.Kill(); err != nil {
 			p.t.Error(err)
 		}
-		_ = p.Wait() // its error is that it was killed
+		_ = p.Wait() // it reports the kill
 	})
 }
 
-// patiently gives the test as long as it takes: each killed executor is waited for until its lease and its delivery are over.
+// patiently extends the test's time limit: after each kill the test waits until the executor's lease and delivery have
+// expired.
 func (b *bench) patiently(d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	b.t.Cleanup(cancel)
 	b.ctx = ctx
 }
 
-// Executors that are killed one after the other during a tool call that prints nothing do not use up the execution's
-// claims, as long as each attaches before it is killed: the tool call's effect comes before the execution's end.
+// Executors that are killed one after the other during a silent tool call do not exhaust the execution's claims, if
+// each attaches before it is killed: the effect of the tool call comes before the end of the execution.
 func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, silent)
@@ -99,14 +100,15 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 		}
 		return dir != ""
 	})
-	// The file is the last thing that the runner reports while the tool runs. What an executor reads of it later counts as progress.
+	// The file is the last event that the runner reports while the tool runs. If an executor read it later, that would
+	// count as progress.
 	b.until("the log has the tool's call and its file", func() bool { return strings.Contains(types(s.events()), "file_created") })
 	for range run.MaxClaims + 3 {
 		epoch := s.load().Run.Epoch
 		current.kill()
 		current = b.process()
 		l := s.until("the next executor has attached", func(l eventlog.Loaded) bool {
-			// The first claim without progress says nothing when it attaches; a later one counts as one again.
+			// The first claim without progress stores nothing when it attaches; each later one counts as a claim again.
 			return l.Run.Ended(execution) || l.Run.Epoch > epoch && l.Run.Claims <= 1
 		})
 		if l.Run.Ended(execution) {

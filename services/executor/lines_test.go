@@ -16,8 +16,8 @@ func strayOf(t *testing.T, s *talk) sandbox.Spec {
 	return sandbox.Spec{ID: mint(t, events.KindSandbox), Labels: sandbox.Labels{Tenant: tenant, Session: s.id, Engine: s.b.engine}}
 }
 
-// What a runner has no business to say, or nobody can read, is shown and changes nothing.
-func TestBadLines(t *testing.T) {
+// Lines that a runner must not write, or that cannot be read, are shown and change nothing.
+func TestBadLines_AreShownAndChangeNothing(t *testing.T) {
 	t.Parallel()
 	other := mint(t, events.KindExecution)
 	b := newBench(t, func(t *fakeTurn) {
@@ -67,7 +67,7 @@ func TestBadLines(t *testing.T) {
 	}
 }
 
-func TestUnknownArchitecture(t *testing.T) {
+func TestUnknownArchitecture_EndsTheExecution(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()
@@ -80,8 +80,8 @@ func TestUnknownArchitecture(t *testing.T) {
 	b.noJobs()
 }
 
-// Poison goes to DEAD and the queue flows.
-func TestPoison(t *testing.T) {
+// A poison job goes to DEAD, and the queue continues.
+func TestPoison_GoesToDead(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()
@@ -101,8 +101,8 @@ func TestPoison(t *testing.T) {
 	}
 }
 
-// A long journal is split over commits; large data is kept.
-func TestLargeTurn(t *testing.T) {
+// A long journal is split into several commits, and large data is kept.
+func TestLargeTurn_IsSplitOverCommits(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("0123456789abcdef", 30_000) // 480 kB
 	b := newBench(t, func(t *fakeTurn) {
@@ -130,8 +130,8 @@ func TestLargeTurn(t *testing.T) {
 	}
 }
 
-// Lines that come between turns are kept for the session and stop nothing.
-func TestLinesBetweenTurns(t *testing.T) {
+// Lines between turns are stored for the session and stop nothing.
+func TestLinesBetweenTurns_AreStored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()

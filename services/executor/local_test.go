@@ -25,7 +25,7 @@ import (
 // binariesDir is removed when the tests end.
 var binariesDir string
 
-// binaries builds what only cmd can import, once.
+// binaries builds the programs of the module cmd once.
 var binaries = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "spool-executor-")
 	if err != nil {
@@ -40,8 +40,8 @@ var binaries = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// newLocalBench has real sandboxes, the real runner, the built-in agent, and a model that plays a script,
-// in which DATA is the data folder.
+// newLocalBench returns a bench with real sandboxes, the real runner, the built-in agent, and a scripted model. DATA in
+// the script stands for the data folder.
 func newLocalBench(t *testing.T, script string) *bench {
 	t.Helper()
 	dir, err := binaries()
@@ -92,7 +92,7 @@ func newLocalBench(t *testing.T, script string) *bench {
 	return b
 }
 
-// processState is the letter of proc_pid_stat(5).
+// processState returns the state letter of proc_pid_stat(5).
 func processState(pid int) (byte, bool) {
 	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	i := bytes.LastIndexByte(raw, ')')
@@ -117,7 +117,7 @@ func (s *talk) removeAll(e *copyOf) {
 	}
 }
 
-// processesOf finds processes with a session's folder on their command line.
+// processesOf returns the processes with a session's folder on their command line.
 func processesOf(session string) (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -163,7 +163,7 @@ rules:
       - text: "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 `
 
-func TestLocalTurns(t *testing.T) {
+func TestLocal_TurnsRunTheRealAgent(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, program)
 	e := b.run()
@@ -194,8 +194,8 @@ func TestLocalTurns(t *testing.T) {
 	s.removeAll(e)
 }
 
-// Fault 1 with a real agent: its executor dies in the middle of a sentence.
-func TestLocalTakeover(t *testing.T) {
+// Fault 1 with a real agent: its executor dies in the middle of a sentence, and another one follows.
+func TestLocal_AnotherExecutorFollowsTheAgent(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, slow)
 	a := b.run()
@@ -214,8 +214,8 @@ func TestLocalTakeover(t *testing.T) {
 	s.removeAll(e)
 }
 
-// Fault 2 with a real agent: everything in the sandbox is killed.
-func TestLocalLoss(t *testing.T) {
+// Fault 2 with a real agent: every process in the sandbox is killed.
+func TestLocal_LostSandboxIsReplaced(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, slow)
 	e := b.run()
@@ -246,7 +246,7 @@ func TestLocalLoss(t *testing.T) {
 	s.removeAll(e)
 }
 
-// A runner that is stopped is ended with its sandbox and all its processes, while an execution runs and at rest.
+// A stopped runner is ended with its sandbox and all its processes, during an execution and at rest.
 func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 	t.Parallel()
 	for _, running := range []bool{true, false} {
@@ -284,8 +284,8 @@ func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 	}
 }
 
-// A warm turn: from the message's job to the first text.
-func TestLocalWarmLatency(t *testing.T) {
+// A warm turn takes less than the limit from the message's job to the first text.
+func TestLocal_WarmTurnStartsSoon(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, program)
 	e := b.run(func(c *executor.Config) { c.Beat = time.Second })

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// safeBuffer may be written and read at once.
+// safeBuffer is a buffer that may be written and read concurrently.
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -30,7 +30,7 @@ func (s *safeBuffer) lines() []string {
 	return strings.Split(strings.TrimSpace(s.b.String()), "\n")
 }
 
-// TestLogsHaveIDs: what is said of an execution, of its loss too, says whose it is, where it is and under which epoch.
+// Log messages about an execution, also about its loss, have the ids of its tenant, session, sandbox and epoch.
 func TestLogsHaveIDs(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, func(t *fakeTurn) {

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// modalConfig is one with which sandboxes could be made on Modal.
+// modalConfig returns a valid configuration for sandboxes on Modal.
 func modalConfig(t *testing.T) Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -34,7 +34,7 @@ func modalConfig(t *testing.T) Config {
 	}
 }
 
-// TestSettingModal: the settings of Modal sandboxes reach the provider; a wrong one stops the executor with a sentence that names it.
+// The settings of Modal sandboxes reach the provider; an invalid one stops the executor with an error that names it.
 func TestSettingModal(t *testing.T) {
 	t.Parallel()
 	made := func(change func(*Config)) (modal.Config, error) {
@@ -82,7 +82,7 @@ func TestSettingModal(t *testing.T) {
 		want := plain
 		c.want(&want)
 		got, err := made(c.change)
-		got.Runner, got.Egress = plain.Runner, plain.Egress // of another folder
+		got.Runner, got.Egress = plain.Runner, plain.Egress // they are in another folder
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, %v\nwant %+v", got, err, want)
 		}
@@ -108,7 +108,7 @@ func TestSettingModal(t *testing.T) {
 	}
 }
 
-// TestSettingSandbox_Modal: SPOOL_SANDBOX=modal makes sandboxes on Modal, and Modal out of reach does not stop an executor.
+// SPOOL_SANDBOX=modal selects sandboxes on Modal, and an unreachable Modal does not stop an executor.
 func TestSettingSandbox_Modal(t *testing.T) {
 	t.Parallel()
 	c := modalConfig(t)
@@ -134,8 +134,8 @@ func TestSettingSandbox_Modal(t *testing.T) {
 	}
 }
 
-// TestModalModels: agents on Modal reach models through the egress proxy, without the executor's keys.
-func TestModalModels(t *testing.T) {
+// Agents on Modal reach models through the egress proxy, without the executor's keys.
+func TestModal_AgentsReachModelsThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	c := modalConfig(t)
 	c.AnthropicKey, c.AnthropicBaseURL = "sk-of-the-executor", "https://models.example.com"

@@ -16,14 +16,14 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// metered is a bench whose sandboxes are metered.
+// metered returns a bench whose sandboxes are metered.
 func metered(t *testing.T, s script) *bench {
 	b := newBench(t, s)
 	b.sandbox = executor.Modal
 	return b
 }
 
-// authority is a PEM file with a certificate.
+// authority returns the path of a PEM file with a certificate.
 func authority(t *testing.T) string {
 	t.Helper()
 	s := httptest.NewTLSServer(nil)
@@ -76,7 +76,7 @@ func (s *talk) checkUsage(price float64) map[string]uint64 {
 	return of
 }
 
-// An executor is killed in mid-turn, and another one ends the turn: the sandbox's time is in the log once, all of it.
+// An executor is killed during a turn, and another one ends the turn: the log has the sandbox's whole time once.
 func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{}, 1)
@@ -109,7 +109,7 @@ func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
 	}
 }
 
-// A sandbox that is lost in mid-turn has cost what it ran; so has the one in its place.
+// The time of a sandbox that is lost during a turn is charged, and so is the time of its replacement.
 func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{}, 1)
@@ -123,7 +123,7 @@ func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 	allow <- struct{}{}
 	s.ended(execution)
 	s.giveUp()
-	if of := s.checkUsage(0); of[execution] == 0 { // no price: the time alone
+	if of := s.checkUsage(0); of[execution] == 0 { // without a price only the time is recorded
 		t.Errorf("by executions: %v", of)
 	}
 	if n := len(of[events.SandboxReplaced](s)); n != 1 {
@@ -131,7 +131,7 @@ func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 	}
 }
 
-// Sandboxes of other providers are not metered, whatever the price.
+// Sandboxes of other providers are not metered, also if a price is set.
 func TestSandboxUsage_OfModalAlone(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
@@ -144,7 +144,7 @@ func TestSandboxUsage_OfModalAlone(t *testing.T) {
 	}
 }
 
-// What a session's sandbox has cost counts against its budget.
+// The cost of a session's sandbox counts against its budget.
 func TestSandboxUsage_CountsAgainstTheBudget(t *testing.T) {
 	t.Parallel()
 	b := metered(t, polite)

@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// outage is a provider whose engine can be away: its streams end, and every call fails. Sandboxes go on.
+// outage is a provider whose engine can become unavailable: its streams end, and every call fails. Sandboxes continue.
 type outage struct {
 	pausable
 	away    *atomic.Bool
-	refused *atomic.Int64 // calls of Attach while it was away
+	refused *atomic.Int64 // calls of Attach during the outage
 	code    string
 }
 
@@ -52,7 +52,7 @@ func (p outage) List(ctx context.Context) ([]sandbox.Info, error) {
 }
 
 func (p outage) Terminate(ctx context.Context, id string, wipe bool) error {
-	// An engine that limits rates refuses one call and takes the next one.
+	// An engine with a rate limit refuses one call and accepts the next one.
 	if err := p.err(); err != nil && p.code != sandbox.CodeQuotaExceeded {
 		return err
 	}
@@ -73,17 +73,18 @@ func (p outage) begin() {
 	}
 }
 
-// outOf makes the bench's engine one that can be away.
+// outOf makes the bench's engine one that can become unavailable.
 func (b *bench) outOf(code string) outage {
 	o := outage{pausable: pausable{b.provider}, away: &atomic.Bool{}, refused: &atomic.Int64{}, code: code}
 	b.wrap = func(sandbox.Provider) sandbox.Provider { return o }
 	return o
 }
 
-// impatient gives up waiting for an engine soon, so that an outage is long in the number of tries.
+// impatient sets a short wait for an engine, so that an outage covers many attempts.
 func impatient(c *executor.Config) { c.EngineGone = 100 * time.Millisecond }
 
-// lasts waits until the engine was found away so many times, which is as many deliveries of a job once the turn was given back.
+// lasts waits until the engine was found unavailable so many times. Once the turn was requeued, each time is one
+// delivery of its job.
 func (o outage) lasts(s *talk, execution string, times int64) {
 	s.b.t.Helper()
 	from := o.refused.Load()
@@ -95,8 +96,8 @@ func (o outage) lasts(s *talk, execution string, times int64) {
 	}
 }
 
-// The engine is away in mid-turn, for much longer than it is waited for at a time. The agent goes on meanwhile; nothing of what
-// it says is lost or stored twice, and the outage is no claim that failed.
+// The engine is unavailable during a turn, for much longer than an executor waits for it. The agent continues; none of
+// its events is lost or stored twice, and the outage does not count as failed claims.
 func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
@@ -122,7 +123,7 @@ func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	b.noJobs()
 }
 
-// What was asked for during an outage is done after it.
+// Controls that are requested during an outage take effect after it.
 func TestOutage_ControlsAreObeyedAfterIt(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -156,8 +157,8 @@ func TestOutage_ControlsAreObeyedAfterIt(t *testing.T) {
 	}
 }
 
-// A turn that comes while the engine of the session's sandbox is away waits for it, and so while the engine refuses what is asked
-// of it for a reason that passes: the sandbox is not lost by that.
+// A turn waits while the engine of the session's sandbox is unavailable, or refuses requests for a temporary reason.
+// The sandbox is not lost.
 func TestOutage_BetweenTurns(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{sandbox.CodeEngineUnavailable, sandbox.CodeQuotaExceeded, sandbox.CodeCredentialsRefused} {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// hooked calls functions after a sandbox was paused or resumed, and before the executor hears of it.
+// hooked is a provider that calls functions after a sandbox was paused or resumed, before the executor gets the result.
 type hooked struct {
 	pausable
 	paused, resumed func()
@@ -33,8 +33,8 @@ func (p hooked) Resume(ctx context.Context, id string) error {
 	return err
 }
 
-// TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox: an executor that is killed between the pause of a sandbox and its
-// event leaves a frozen agent that the log calls running. The next executor finds the same agent, and pauses it again.
+// An executor that is killed between the pause of a sandbox and its event leaves a frozen agent that is running
+// according to the log. The next executor finds the same agent, and pauses it again.
 func TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
@@ -62,8 +62,8 @@ func TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox(t *testing.T) {
 	}
 }
 
-// TestResume_KilledBeforeTheAgentGoesOn: an executor that is killed around the resume of a sandbox does not leave an
-// agent that runs while the log calls it paused, which a further pause would leave alone.
+// An executor that is killed during the resume of a sandbox does not leave an agent that runs while the log says that
+// it is paused. A further pause would have no effect on such an agent.
 func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 )
 
-// pausable is the fake provider with what Docker has: pause, a pool, an engine that goes away.
+// pausable is the fake provider with the features of Docker: pause, a pool, and an engine that can become unavailable.
 type pausable struct{ *fakeProvider }
 
 func (p pausable) Pause(_ context.Context, id string) error {
@@ -110,23 +110,23 @@ func (f *fakeFiles) all() string {
 	return strings.Join(out, " ")
 }
 
-// fakeStore keeps snapshots in memory: what the files of a fake box say.
+// fakeStore keeps snapshots, the files of a fake box, in memory.
 type fakeStore struct {
 	mu        sync.Mutex
 	snapshots map[string]map[string]string
-	block     chan struct{} // when set, snapshots wait for it, or for the end of their context
-	began     chan struct{} // signalled when one begins
-	returned  chan struct{} // signalled when a put that was blocked returns
+	block     chan struct{} // if set, snapshots wait until it is closed, or their context ends
+	began     chan struct{} // signalled when a snapshot or put begins
+	returned  chan struct{} // signalled when a blocked put returns
 	fail      error
 	restores  *blockedRestores   // nil: restores do not wait
-	puts      chan chan struct{} // has the block of the puts that come next, one each; empty for none
+	puts      chan chan struct{} // channels for which the next puts wait, one each; empty for none
 }
 
 func newFakeStore() *fakeStore {
 	return &fakeStore{snapshots: map[string]map[string]string{}, began: make(chan struct{}, 100), returned: make(chan struct{}, 100), puts: make(chan chan struct{}, 1)}
 }
 
-// blockSnapshots makes snapshots wait until the channel that it returns is closed. began is signalled for those alone.
+// blockSnapshots makes snapshots wait until the returned channel is closed. began is signalled only for those.
 func (s *fakeStore) blockSnapshots() chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topolog
 	return contents.Snapshot{ID: id, Files: uint32(len(content))}, nil
 }
 
-// blockedRestores has restores wait until block is closed. began is signalled for each.
+// blockedRestores makes restores wait until block is closed. began is signalled for each.
 type blockedRestores struct{ began, block chan struct{} }
 
 func (s *fakeStore) blockRestores() *blockedRestores {
@@ -231,16 +231,16 @@ type grant struct {
 	api.Registration
 }
 
-// fakeEgress is a proxy's journal in memory.
+// fakeEgress is an egress proxy with a journal in memory.
 type fakeEgress struct {
 	mu       sync.Mutex
 	grants   []grant
 	released []string
 	open     int
-	away     time.Time // until when it does not answer
+	away     time.Time // end of the time in which it does not answer
 	lines    []events.Payload
-	by       string        // execution of the lines
-	off      time.Duration // of the clock of the proxy's host
+	by       string        // execution to which the lines belong
+	off      time.Duration // clock offset of the proxy's host
 
 	authority string          // the proxy's certificate
 	gone      map[string]bool // sandboxes that it has forgotten

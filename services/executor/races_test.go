@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// The budget of a turn, its controls and its maintenance are looked at while commits are in
-// flight. With the race detector, this test fails if these share state with a commit.
+// The budget of a turn, its controls and its maintenance read state while commits are in flight. With the race
+// detector, this test fails if they share state with a commit.
 func TestTurn_ReadsItsStateWhileCommitsAreInFlight(t *testing.T) {
 	t.Parallel()
 	const lines = 300
@@ -26,7 +26,7 @@ func TestTurn_ReadsItsStateWhileCommitsAreInFlight(t *testing.T) {
 		turn.End(runner.Ended{Outcome: runner.Completed, Result: "all"})
 	})
 	b.egress = &fakeEgress{}
-	b.tells(events.Budget{Tokens: 1 << 30}, events.Spent{Tokens: 1})
+	b.setSpent(events.Budget{Tokens: 1 << 30}, events.Spent{Tokens: 1})
 	b.run(func(c *executor.Config) { c.Beat, c.CommitWindow = time.Millisecond, time.Millisecond })
 	s := b.session(budgeted(events.Budget{Tokens: 1 << 30, TimeMs: 3600_000}), func(c *events.SessionCreated) { c.Options.HealthIntervalMs = 1 })
 	if l := s.ended(s.post("go")); l.Run.Phase != run.Completed || l.Run.Spent().Tokens != lines {

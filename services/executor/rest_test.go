@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// TestSyncAtRest_DoesNotOverwriteANewTurn: an executor is slow to put a file into a workspace at rest, and does not
-// learn that the session has a new turn. Another executor runs that turn only when the file is in place.
+// An executor is slow to put a file into a workspace at rest, and does not learn that the session has a new turn.
+// Another executor runs that turn only after the file is in place.
 func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	t.Parallel()
 	var b *bench
@@ -57,8 +57,7 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	s.check()
 }
 
-// TestSyncAtRest_OfALostExecutorHoldsNobodyUp: an executor that was killed in the middle of it leaves its word in the
-// log, and nothing else waits for it.
+// An executor that was killed while it put a file leaves its announcement in the log, and nothing else waits for it.
 func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, answers)
@@ -80,8 +79,8 @@ func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	s.check()
 }
 
-// TestSyncAtRest_AfterAStandstillOverwritesNothing: an executor stands still in the middle of a file for longer than its
-// lease. Another one runs the session's next turn meanwhile. When the first goes on, it does not put its file in place.
+// An executor is frozen while it puts a file, for longer than its lease. Another one runs the session's next turn
+// meanwhile. When the first continues, it does not put its file in place.
 func TestSyncAtRest_AfterAStandstillOverwritesNothing(t *testing.T) {
 	t.Parallel()
 	var b *bench

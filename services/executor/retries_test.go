@@ -13,13 +13,13 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// retried is a session of an agent with a policy.
+// retried returns a session of an agent with a retry policy.
 func (b *bench) retried(r events.Retries) *talk {
 	b.t.Helper()
 	return b.session(of1(b.agent("stubborn", 11, events.AgentSpec{Architecture: "claude-code", Instructions: "Do not give up.", Retries: r})))
 }
 
-// exits dies in each attempt but those from the given one on.
+// exits is an agent that dies in each attempt before the given one.
 func exits(last uint32) script {
 	return func(t *fakeTurn) {
 		t.Start()
@@ -35,8 +35,8 @@ func exits(last uint32) script {
 	}
 }
 
-// A process that dies is followed by another, with the agent's own record, in the same sandbox.
-func TestRetries(t *testing.T) {
+// A process that dies is replaced by another one, which resumes the agent's own record in the same sandbox.
+func TestRetries_ResumeInTheSameSandbox(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(3))
 	b.run()
@@ -60,8 +60,8 @@ func TestRetries(t *testing.T) {
 	b.noJobs()
 }
 
-// The end says what the last death was, and which attempt that was.
-func TestRetriesExhausted(t *testing.T) {
+// The terminal event has the reason of the last failure, and the number of its attempt.
+func TestRetries_LastFailureIsTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		retries      events.Retries
@@ -118,8 +118,8 @@ func refused(t *fakeTurn) {
 	t.End(runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "no"})
 }
 
-// What waits for its next attempt holds no slot: with one alone another session is served meanwhile.
-func TestBackoffHoldsNoSlot(t *testing.T) {
+// An execution that waits for its next attempt occupies no slot: with one slot another session runs meanwhile.
+func TestBackoff_HoldsNoSlot(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		if t.Query.Content == "other" {
@@ -138,7 +138,7 @@ func TestBackoffHoldsNoSlot(t *testing.T) {
 		t.Errorf("meanwhile: %+v", l.Run)
 	}
 	s.ended(execution)
-	// Each wait is twice the one before, and is kept.
+	// Each wait is twice the previous one.
 	var died []time.Time
 	var starts []time.Time
 	for _, e := range s.events() {
@@ -160,8 +160,8 @@ func TestBackoffHoldsNoSlot(t *testing.T) {
 	b.noJobs()
 }
 
-// The wait outlives the executor, and the count of attempts too.
-func TestBackoffSurvives(t *testing.T) {
+// The wait survives the executor, and so does the count of attempts.
+func TestBackoff_SurvivesTheExecutor(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(9))
 	a := b.run()
@@ -186,8 +186,8 @@ func TestBackoffSurvives(t *testing.T) {
 	b.noJobs()
 }
 
-// Executor and sandbox are lost together in the one attempt there may be.
-func TestBothLostOnce(t *testing.T) {
+// Executor and sandbox are lost together during the only allowed attempt.
+func TestRetries_SingleAttemptWithItsExecutorLost(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
@@ -206,8 +206,8 @@ func TestBothLostOnce(t *testing.T) {
 	}
 }
 
-// A control ends what waits for its next attempt, and nothing is started any more.
-func TestCancelWhileWaiting(t *testing.T) {
+// A control ends an execution that waits for its next attempt, and no further attempt starts.
+func TestCancel_EndsTheWaitForAnAttempt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(9))
 	b.run()
@@ -224,8 +224,8 @@ func TestCancelWhileWaiting(t *testing.T) {
 	b.noJobs()
 }
 
-// An attempt that could not begin within the execution's limit is not waited for.
-func TestBackoffPastTheLimit(t *testing.T) {
+// If the next attempt could not begin within the execution's time limit, the execution ends without waiting.
+func TestBackoff_PastTheTimeLimitEndsTheExecution(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, exits(9))
 	b.run()
@@ -238,8 +238,8 @@ func TestBackoffPastTheLimit(t *testing.T) {
 	}
 }
 
-// The engine of the one attempt there may be is gone with its sandbox, which is not another engine's to end.
-func TestEngineLostOnce(t *testing.T) {
+// The engine of the only allowed attempt is gone with its sandbox, which an executor of another engine must not end.
+func TestRetries_SingleAttemptWithItsEngineLost(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()

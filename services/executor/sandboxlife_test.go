@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// aging is a bench with metered sandboxes, and a clock that can be set forward.
+// aging returns a bench with metered sandboxes, and a function that sets the clock forward.
 func aging(t *testing.T) (b *bench, forward func(time.Duration)) {
 	b = newStoreBench(t, quick)
 	b.sandbox = executor.Modal
@@ -19,7 +19,8 @@ func aging(t *testing.T) (b *bench, forward func(time.Duration)) {
 	return b, func(d time.Duration) { ahead.Add(int64(d)) }
 }
 
-// The sandbox of an idle session is ended before its provider ends it, with a snapshot; the next turn has the same files.
+// The sandbox of an idle session is ended, with a snapshot, before its provider ends it. The next turn has the same
+// files.
 func TestSandboxLife_IdleSandboxIsEndedBefore(t *testing.T) {
 	t.Parallel()
 	b, forward := aging(t)
@@ -42,7 +43,7 @@ func TestSandboxLife_IdleSandboxIsEndedBefore(t *testing.T) {
 	s.checkUsage(0)
 }
 
-// A turn does not begin in a sandbox that its provider ends soon; the setting says when that is.
+// A turn does not begin in a sandbox that its provider ends soon; the setting determines that time.
 func TestSandboxLife_TurnBeginsInAnotherSandbox(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -71,7 +72,7 @@ func TestSandboxLife_TurnBeginsInAnotherSandbox(t *testing.T) {
 	}
 }
 
-// Sandboxes wait in the pool for a tenth of their life at most.
+// A sandbox stays in the pool for at most a tenth of its life.
 func TestSandboxLife_PoolIsRenewed(t *testing.T) {
 	t.Parallel()
 	b, forward := aging(t)

@@ -15,15 +15,15 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// companions is a provider with MCP servers beside its sandboxes.
-type companions struct {
+// serverProvider is a provider with MCP servers for its sandboxes.
+type serverProvider struct {
 	pausable
 	more *served
 }
 
 type served struct {
 	mu    sync.Mutex
-	calls []string // sandbox, number, image, way out
+	calls []string // sandbox, number, image, whether egress is allowed
 	err   error
 }
 
@@ -33,7 +33,7 @@ func (s *served) all() []string {
 	return slices.Sorted(slices.Values(s.calls))
 }
 
-func (p companions) Serve(_ context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p serverProvider) Serve(_ context.Context, id string, n int, s sandbox.Server) (string, error) {
 	p.more.mu.Lock()
 	defer p.more.mu.Unlock()
 	if p.more.err != nil {
@@ -53,7 +53,7 @@ func newServedBench(t *testing.T) (*bench, *served) {
 	t.Helper()
 	b, s := newBench(t, answers), &served{}
 	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}
-	b.wrap = func(p sandbox.Provider) sandbox.Provider { return companions{pausable{b.provider}, s} }
+	b.wrap = func(p sandbox.Provider) sandbox.Provider { return serverProvider{pausable{b.provider}, s} }
 	return b, s
 }
 
@@ -64,7 +64,7 @@ func boxes(more ...events.MCPServer) events.AgentSpec {
 	}, more...)}
 }
 
-// failedAs is the end of an execution that did not begin.
+// failedAs returns the terminal event of an execution that failed before it began.
 func (s *talk) failedAs(execution string) events.ExecutionFailed {
 	s.b.t.Helper()
 	if l := s.ended(execution); l.Run.Phase != run.Failed {
@@ -77,8 +77,8 @@ func (s *talk) failedAs(execution string) events.ExecutionFailed {
 	return failed
 }
 
-// TestServersBeside: servers in containers run before the agent is asked, turn after turn, and the query says where they are joined.
-func TestServersBeside(t *testing.T) {
+// MCP servers in containers run before the agent gets the query, in every turn, and the query has their sockets.
+func TestServers_RunBeforeTheQuery(t *testing.T) {
 	t.Parallel()
 	b, served := newServedBench(t)
 	b.run()
@@ -105,8 +105,8 @@ func TestServersBeside(t *testing.T) {
 	}
 }
 
-// TestServersThatCannotBe: what cannot run fails the execution before the agent begins, by the field at fault.
-func TestServersThatCannotBe(t *testing.T) {
+// If a server cannot run, the execution fails before the agent begins, and the error names the field.
+func TestServers_FailureNamesTheField(t *testing.T) {
 	t.Parallel()
 	b, served := newServedBench(t)
 	b.run()
@@ -135,8 +135,8 @@ func TestServersThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestServersWithoutRoom: a sandbox that was made without room for its servers is replaced.
-func TestServersWithoutRoom(t *testing.T) {
+// A sandbox that was created for fewer servers is replaced.
+func TestServers_SandboxForFewerIsReplaced(t *testing.T) {
 	t.Parallel()
 	b, _ := newServedBench(t)
 	b.run()
@@ -154,8 +154,8 @@ func TestServersWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestServersMissThePool: sandboxes of the pool have no room for servers, and are left to others.
-func TestServersMissThePool(t *testing.T) {
+// Sandboxes of the pool have no servers, so a session with servers does not take one.
+func TestServers_DoNotUseThePool(t *testing.T) {
 	t.Parallel()
 	b, _ := newServedBench(t)
 	b.run(func(c *executor.Config) { c.Pool = []string{"claude-code=1"} })
@@ -168,8 +168,8 @@ func TestServersMissThePool(t *testing.T) {
 	}
 }
 
-// TestServersOfOtherProviders: they are refused before anything is made.
-func TestServersOfOtherProviders(t *testing.T) {
+// Other providers refuse servers before a sandbox is created.
+func TestServers_OtherProvidersRefuseThem(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.secrets = &vault{values: map[string]string{tenant + "/s1": "hunter2-hunter2"}}

@@ -32,7 +32,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/local"
 )
 
-// TestSettingDataDir: local sandboxes and the engine's name are in the folder, which is made.
+// Local sandboxes and the engine's name are stored in the folder, which is created.
 func TestSettingDataDir(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "below", "here")
@@ -49,7 +49,7 @@ func TestSettingDataDir(t *testing.T) {
 	}
 }
 
-// TestSettingSandbox: SPOOL_SANDBOX decides what sandboxes are made of.
+// SPOOL_SANDBOX selects the provider.
 func TestSettingSandbox(t *testing.T) {
 	t.Parallel()
 	provider := func(kind string) sandbox.Provider {
@@ -74,7 +74,7 @@ func TestSettingSandbox(t *testing.T) {
 	}
 }
 
-// TestSettingEgressAdmin: SPOOL_EGRESS_ADMIN is the socket at which the proxy is asked; without it nobody is.
+// SPOOL_EGRESS_ADMIN is the proxy's admin socket. Without it the executor asks no proxy.
 func TestSettingEgressAdmin(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "adm") //nolint:usetesting // short: the path of a socket has its limit
@@ -92,7 +92,7 @@ func TestSettingEgressAdmin(t *testing.T) {
 	go func() {
 		defer close(asked)
 		if c, err := l.Accept(); err == nil {
-			_ = c.Close() // it was found: that is all
+			_ = c.Close() // a connection proves that the socket is used
 		}
 	}()
 	deps := Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: newMemlog(t), Logger: slog.New(slog.DiscardHandler)}
@@ -111,7 +111,8 @@ func TestSettingEgressAdmin(t *testing.T) {
 	}
 }
 
-// TestSettingEgressServer: SPOOL_EGRESS_SERVER and SPOOL_EGRESS_AUTHORITY are how Modal sandboxes reach the proxy. They need both, and no other sandbox may have them.
+// SPOOL_EGRESS_SERVER and SPOOL_EGRESS_AUTHORITY configure how Modal sandboxes reach the proxy. Both are required, and
+// other providers refuse them.
 func TestSettingEgressServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -154,7 +155,7 @@ func TestSettingEgressServer(t *testing.T) {
 	}
 }
 
-// passage listens on a socket of its own for an engine, and counts who comes.
+// passage listens on a new socket, forwards to an engine, and counts connections.
 func passage(t *testing.T, engine string) (host string, count *atomic.Int64) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "eng") //nolint:usetesting // short, as above
@@ -190,7 +191,7 @@ func passage(t *testing.T, engine string) (host string, count *atomic.Int64) {
 	return "unix://" + l.Addr().String(), count
 }
 
-// needDocker is a client of the engine; without one the test is skipped.
+// needDocker returns a client of the engine. Without an engine it skips the test.
 func needDocker(t *testing.T) *client.Client {
 	t.Helper()
 	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
@@ -204,7 +205,7 @@ func needDocker(t *testing.T) *client.Client {
 	return api
 }
 
-// builtRunner is the path of a runner for this machine.
+// builtRunner returns the path of a runner for this machine.
 func builtRunner(t *testing.T) string {
 	t.Helper()
 	runner := filepath.Join(t.TempDir(), "runner")
@@ -225,7 +226,7 @@ func newMemlog(t *testing.T) *memlog.Log {
 	return log
 }
 
-// TestSettingDocker: what is set of Docker sandboxes is what the engine, which is the one that is named, makes.
+// Sandboxes have the properties that the settings of Docker sandboxes name, on the configured engine.
 func TestSettingDocker(t *testing.T) {
 	api := needDocker(t)
 	host, came := passage(t, api.DaemonHost())
@@ -268,7 +269,7 @@ func TestSettingDocker(t *testing.T) {
 		t.Fatal(err)
 	}
 	if came.Load() == 0 {
-		t.Error("nobody came by DockerHost")
+		t.Error("no connection used DockerHost")
 	}
 	list, err := api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", "dev.spool.engine="+engine))})
 	if err != nil || len(list) != 1 {
@@ -299,7 +300,8 @@ func TestSettingDocker(t *testing.T) {
 	if !mounted {
 		t.Errorf("EgressSockets: %s is not among %+v", sockets, made.Mounts)
 	}
-	// SandboxImages and PullImages: no registry answers on port 1, and none is asked unless images are pulled.
+	// SandboxImages and PullImages: no registry listens on port 1, and the engine connects to none unless images are
+	// pulled.
 	for _, c := range []struct {
 		images []string
 		pull   bool
@@ -315,14 +317,14 @@ func TestSettingDocker(t *testing.T) {
 			t.Errorf("images %v, pull %t: %v", c.images, c.pull, err)
 		}
 	}
-	// No engine has this runtime: that it says so shows that it was asked for it.
+	// No engine has this runtime: the engine's error shows that the setting was passed on.
 	cfg.SandboxRuntime, cfg.SandboxUIDs = "spool-no-such-runtime", ""
 	if _, err := create(cfg, ""); err == nil || !strings.Contains(err.Error(), "spool-no-such-runtime") {
 		t.Errorf("SandboxRuntime: %v", err)
 	}
 }
 
-// TestSettingDiskLimit: the mode and the number of files are what a sandbox has; a mode that the engine cannot hold ends the start.
+// A sandbox has the configured mode and number of files. A mode that the engine cannot enforce stops the executor.
 func TestSettingDiskLimit(t *testing.T) {
 	t.Parallel()
 	engine := "test-" + strings.ToLower(rand.Text()[:12])
@@ -363,7 +365,7 @@ func TestSettingDiskLimit(t *testing.T) {
 	}
 }
 
-// inodes is how many files the workspace of a new sandbox may have.
+// inodes returns the number of files that the workspace of a new sandbox may have.
 func inodes(t *testing.T, cfg Config) int {
 	t.Helper()
 	cfg, err := cfg.withDefaults()

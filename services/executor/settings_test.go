@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// TestSettingLease: the lease says what the settings say.
+// The lease has the values of the settings.
 func TestSettingLease(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
@@ -45,7 +45,7 @@ func TestSettingLease(t *testing.T) {
 	}
 }
 
-// TestSettingSlots: as many executions run at once as there are slots; the others wait for one.
+// As many executions run concurrently as there are slots; further ones wait.
 func TestSettingSlots(t *testing.T) {
 	t.Parallel()
 	for _, slots := range []int{1, 2} {
@@ -70,7 +70,7 @@ func TestSettingSlots(t *testing.T) {
 	}
 }
 
-// TestSettingPoolEvery: a pool that could not be filled is tried again so often.
+// After a failure to fill the pool, the next attempt follows after the configured interval.
 func TestSettingPoolEvery(t *testing.T) {
 	t.Parallel()
 	for _, every := range []time.Duration{20 * time.Millisecond, time.Hour} {
@@ -94,7 +94,7 @@ func TestSettingPoolEvery(t *testing.T) {
 	}
 }
 
-// countingProvider tells of each sandbox that is to be made.
+// countingProvider reports each sandbox that is to be created.
 type countingProvider struct {
 	pausable
 	tries chan struct{}
@@ -108,7 +108,7 @@ func (p countingProvider) Create(ctx context.Context, spec sandbox.Spec) (sandbo
 	return p.pausable.Create(ctx, spec)
 }
 
-// TestSettingCommitWindow: commits of an execution are as far apart as the setting says.
+// The commits of an execution are as far apart as the setting says.
 func TestSettingCommitWindow(t *testing.T) {
 	t.Parallel()
 	const lines, apart = 5, 400 * time.Millisecond
@@ -148,7 +148,7 @@ func TestSettingCommitWindow(t *testing.T) {
 	}
 }
 
-// TestSettingKillAfter: a turn that does not heed a cancel is killed after the setting's time, and not before.
+// A turn that ignores a cancel is killed after the configured time, and not before.
 func TestSettingKillAfter(t *testing.T) {
 	t.Parallel()
 	for _, after := range []time.Duration{50 * time.Millisecond, 700 * time.Millisecond} {
@@ -169,7 +169,7 @@ func TestSettingKillAfter(t *testing.T) {
 	}
 }
 
-// TestSettingMaxAttempts: an execution whose sandbox is lost each time is started so often.
+// An execution whose sandbox is lost each time is started as often as the setting allows.
 func TestSettingMaxAttempts(t *testing.T) {
 	t.Parallel()
 	for _, attempts := range []int{1, 2} {
@@ -187,7 +187,7 @@ func TestSettingMaxAttempts(t *testing.T) {
 	}
 }
 
-// TestSettingBeat: without a hint a control is found with the next beat.
+// Without a hint a control is found at the next beat.
 func TestSettingBeat(t *testing.T) {
 	t.Parallel()
 	for _, beat := range []time.Duration{20 * time.Millisecond, time.Hour} {
@@ -196,7 +196,7 @@ func TestSettingBeat(t *testing.T) {
 		s := b.session()
 		execution := s.post("go")
 		s.untilStarted()
-		s.interrupt() // and nobody is told
+		s.interrupt() // without a hint
 		if beat < time.Second {
 			s.ended(execution)
 			continue
@@ -209,8 +209,8 @@ func TestSettingBeat(t *testing.T) {
 	}
 }
 
-// TestMetricsMove: what an executor does is counted.
-func TestMetricsMove(t *testing.T) {
+// The metrics count the executor's work.
+func TestMetrics_CountTheExecutorsWork(t *testing.T) {
 	t.Parallel()
 	b := newStoreBench(t, polite)
 	b.metrics = prometheus.NewRegistry()
@@ -259,7 +259,8 @@ func outcome(end events.Payload) string {
 	return strings.TrimPrefix(string(end.EventType()), "execution_")
 }
 
-// gathered is what a registry has under a name and, unless it is "", one value of a label: a counter, a gauge, or how often a histogram was told.
+// gathered returns the sum of a metric, and of one value of its label unless that is "": counters, gauges, or the
+// number of a histogram's observations.
 func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
 	t.Helper()
 	list, err := registry.Gather()
@@ -279,8 +280,8 @@ func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (
 	return sum
 }
 
-// TestSettingStoreReserve: with less room than the reserve an execution is not started; one that runs keeps its output until there is
-// room, and says so; one that is cancelled ends.
+// With less room than the reserve an execution is not started. A running one keeps its output in the sandbox until
+// there is room, and the log says so. A cancelled one ends.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunSmall(t)
@@ -332,7 +333,7 @@ func TestSettingStoreReserve(t *testing.T) {
 	b.noJobs()
 }
 
-// chatters says a line of 1,000 bytes again and again until it is stopped.
+// chatters writes a line of 1,000 bytes repeatedly until it is stopped.
 func chatters(x *fakeTurn) {
 	x.Start()
 	for range 100_000 {
@@ -351,8 +352,8 @@ func chatters(x *fakeTurn) {
 	x.End(runner.Ended{Outcome: runner.Completed})
 }
 
-// TestSettingOutput: an execution ends with OUTPUT_LIMIT at the least of its executor's, its agent's and its session's limits, and the log
-// has no more than that of it.
+// An execution ends with OUTPUT_LIMIT at the lowest limit of its executor, its agent and its session, and the log has
+// no more of its output.
 func TestSettingOutput(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -390,7 +391,7 @@ func TestSettingOutput(t *testing.T) {
 	}
 }
 
-// TestOutputLimit_HoldsOverATakeover: what was said before another executor took over counts.
+// Output from before a takeover counts against the limit.
 func TestOutputLimit_HoldsOverATakeover(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, chatters)
@@ -409,7 +410,7 @@ func TestOutputLimit_HoldsOverATakeover(t *testing.T) {
 	b.noJobs()
 }
 
-// TestSettingPace: the runner is told how fast an agent may say what it says.
+// The runner gets the limit of the output rate.
 func TestSettingPace(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

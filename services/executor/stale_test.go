@@ -4,10 +4,10 @@ import (
 	"testing"
 )
 
-// TestStaleStream: an executor whose stream to a warm runner rests while another one runs a turn of the session, and
-// to which the stream's end has not come through, gives the next query all the same: what it did not see is in the
-// log, and the runner has forgotten it.
-func TestStaleStream(t *testing.T) {
+// An executor has a stream to a warm runner while another executor runs a turn of the session, and the end of the
+// stream does not arrive. The executor can run the next query all the same: the lines that it missed are in the log,
+// and the runner has removed them.
+func TestStaleStream_RunsTheNextQuery(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	first := b.run()

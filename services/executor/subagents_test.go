@@ -10,8 +10,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// TestSubagentSkills: a sub-agent's skills stand in its own instructions, are shelved with the agent's, and are what they were for every attempt.
-func TestSubagentSkills(t *testing.T) {
+// A sub-agent's skills are in its own instructions, are copied with the agent's skills, and stay the same in every
+// attempt.
+func TestSubagentSkills_StayForEveryAttempt(t *testing.T) {
 	t.Parallel()
 	var b *bench
 	push := func(name string, n int) {
@@ -19,7 +20,7 @@ func TestSubagentSkills(t *testing.T) {
 			return events.SkillPushed{Ref: r, Name: name, Description: "What " + name + " is for.", Document: "---\nname: " + name + "\n---\nHow to " + name + "."}
 		})
 	}
-	var brought []string // into the sandbox, before the first attempt's agent began
+	var brought []string // digests of the skills in the sandbox before the first attempt's agent began
 	b = newBench(t, func(f *fakeTurn) {
 		if f.Query.Attempt == 1 {
 			brought = b.provider.hasStock()
@@ -27,7 +28,7 @@ func TestSubagentSkills(t *testing.T) {
 		}
 		exits(2)(f)
 	})
-	b.skills = shelf{lost: digestOf(23)}
+	b.skills = fakeSkills{lost: digestOf(23)}
 	b.run()
 	for i, name := range []string{"pdf", "csv", "lost"} {
 		push(name, 21+i)

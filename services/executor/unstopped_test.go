@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// silent is an agent with a tool call that prints nothing until the file "go" is there. It
-// leaves its process id in the file "pid" first, and the file "effect" at its end.
+// silent is an agent with a tool call that prints nothing until the file "go" exists. It writes its process id to the
+// file "pid" at its start, and creates the file "effect" at its end.
 const silent = `
 rules:
   - name: silent
@@ -144,7 +144,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 	s.removeAll(e)
 }
 
-// lose has the execution end as the session service ends one whose executor is gone.
+// lose ends the execution as the session service does when its executor is gone.
 func (s *talk) lose(execution string) {
 	s.b.t.Helper()
 	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l eventlog.Loaded) run.Command {
@@ -175,7 +175,7 @@ func TestExecutorLost_TheSweepStopsTheAgent(t *testing.T) {
 	s.removeAll(e)
 }
 
-// Where no sweep has come by, the next turn stops such an agent before it starts its own.
+// If no sweep has run, the next turn stops such an agent before it starts its own.
 func TestExecutorLost_TheNextTurnStopsTheAgentFirst(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, silent)
@@ -194,7 +194,7 @@ func TestExecutorLost_TheNextTurnStopsTheAgentFirst(t *testing.T) {
 	s.removeAll(e)
 }
 
-// unreachable is a provider that neither finds nor ends sandboxes while it is away.
+// unreachable is a provider that cannot find or end sandboxes while it is away.
 type unreachable struct {
 	sandbox.Provider
 	away *atomic.Bool
@@ -214,7 +214,7 @@ func (p unreachable) Terminate(ctx context.Context, id string, wipe bool) error 
 	return p.Provider.Terminate(ctx, id, wipe)
 }
 
-// If the agent cannot be told to stop, the end says so, and the sweep stops the agent later.
+// If the agent cannot be stopped, the terminal event says so, and the sweep stops the agent later.
 func TestClaimsExhausted_SaysThatTheAgentCouldNotBeStopped(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})
@@ -239,14 +239,14 @@ func TestClaimsExhausted_SaysThatTheAgentCouldNotBeStopped(t *testing.T) {
 	}
 	fake := b.provider.only().runner
 	if !fake.runs() {
-		t.Fatal("the agent was stopped, and could not be")
+		t.Fatal("the agent was stopped although it cannot be reached")
 	}
 	away.Store(false)
 	b.until("the sweep has stopped the agent", func() bool { return !fake.runs() })
 	s.check()
 }
 
-// deafen has the runner obey neither interrupt nor kill.
+// deafen makes the runner ignore interrupt and kill.
 func (r *fakeRunner) deafen() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -297,7 +297,7 @@ func TestClaimsExhausted_EndsTheSandboxOfARunnerThatDoesNotObey(t *testing.T) {
 	s.checkSandboxEnded(id)
 }
 
-// The sweep tells the log before it ends the sandbox of a runner that does not obey.
+// The sweep records in the log that the sandbox of an unresponsive runner ends, before it ends the sandbox.
 func TestExecutorLost_TheSweepEndsTheSandboxOfARunnerThatDoesNotObey(t *testing.T) {
 	t.Parallel()
 	allow := make(chan struct{})

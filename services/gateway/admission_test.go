@@ -97,9 +97,9 @@ func TestBytesInFlight(t *testing.T) {
 	one.do("POST", "/api/sessions", body(3<<20)).wantProblem(t, 413, "PAYLOAD_TOO_LARGE", "metadata")
 }
 
-// TestBytesInFlight_OfAWebSocket tests that messages of a WebSocket count too, and that the connection is closed with
+// TestBytesInFlight_CountWebSocketMessages tests that messages of a WebSocket count too, and that the connection is closed with
 // code 1013.
-func TestBytesInFlight_OfAWebSocket(t *testing.T) {
+func TestBytesInFlight_CountWebSocketMessages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

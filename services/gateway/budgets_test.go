@@ -65,8 +65,8 @@ func (w *world) takes(tenant, day, group string, s events.Spent) {
 	}
 }
 
-// TestBudgets tests that only the root key can set budgets, and that a tenant sees its own budgets with their usage.
-func TestBudgets(t *testing.T) {
+// TestBudgets_AreSetWithTheRootKey tests that only the root key can set budgets, and that a tenant sees its own budgets with their usage.
+func TestBudgets_AreSetWithTheRootKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -191,8 +191,8 @@ func TestCatalogue_BadInputNamesTheField(t *testing.T) {
 	g.do("POST", "/api/agents", ref(`"slug":"a"`)).wantProblem(t, 409, "TOO_MANY_TAGS", "tags")
 }
 
-// TestCatalogue_TenantsAreApart tests the same over gRPC, and that another tenant's entry does not exist.
-func TestCatalogue_TenantsAreApart(t *testing.T) {
+// TestCatalogue_TenantsCannotSeeEachOther tests the same over gRPC, and that another tenant's entry does not exist.
+func TestCatalogue_TenantsCannotSeeEachOther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -98,8 +98,8 @@ func TestOutcomeUnknown_RetryHasOneEffect(t *testing.T) {
 	}
 }
 
-// TestCommandIsTriedAgain tests that a session service that dies with a command costs one try and not the request.
-func TestCommandIsTriedAgain(t *testing.T) {
+// TestCommand_IsRetriedAfterACrash tests that a session service that dies with a command costs one try and not the request.
+func TestCommand_IsRetriedAfterACrash(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()

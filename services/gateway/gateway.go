@@ -129,7 +129,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}
-	letIn, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
+	authenticator, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		Cut:    func(code string) { counts.Cut("ws", code) },
 	})
 	handler, err := rest.New(rest.Config{
-		API: server, Auth: letIn, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
+		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
 		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
@@ -204,7 +204,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeader, &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	}
 	g.grpc = rpc.New(rpc.Config{
-		API: server, Auth: letIn, Proxies: proxies, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
+		API: server, Auth: authenticator, Proxies: proxies, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
 		TLS: secure,
 	})
 	return nil

@@ -340,9 +340,9 @@ func TestReplay_SendsWhatHappened(t *testing.T) {
 	}
 }
 
-// TestReplay_OfManyPages tests that more events and text than one read returns arrive in order, without the text of
+// TestReplay_SendsManyPagesInOrder tests that more events and text than one read returns arrive in order, without the text of
 // another session.
-func TestReplay_OfManyPages(t *testing.T) {
+func TestReplay_SendsManyPagesInOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -433,9 +433,9 @@ func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 	}
 }
 
-// TestReplay_OfAPart tests that a replay of a part, with the events before it, yields the same end as a full replay,
+// TestReplay_OfAPartEndsLikeTheWhole tests that a replay of a part, with the events before it, yields the same end as a full replay,
 // also if a block is open at the beginning, whose text is then sent from its start.
-func TestReplay_OfAPart(t *testing.T) {
+func TestReplay_OfAPartEndsLikeTheWhole(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

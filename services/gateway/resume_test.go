@@ -25,9 +25,9 @@ var transports = []struct {
 	{"gRPC", func(s *served, id string, after uint32) stream { return s.rpc(id, after) }},
 }
 
-// TestStreamCutAtEveryPoint tests that a client that is disconnected after every event and text delta, and reconnects
+// TestStream_ResumesAfterEveryEvent tests that a client that is disconnected after every event and text delta, and reconnects
 // to the other gateway each time, ends with the same state as a client that was never disconnected.
-func TestStreamCutAtEveryPoint(t *testing.T) {
+func TestStream_ResumesAfterEveryEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	gateways := []*served{w.gateway(gateway.Config{}), w.gateway(gateway.Config{})}
@@ -59,8 +59,8 @@ func TestStreamCutAtEveryPoint(t *testing.T) {
 	}
 }
 
-// TestStreamCutAtRandom tests the same for clients that join and are disconnected at random times during a run.
-func TestStreamCutAtRandom(t *testing.T) {
+// TestStream_ResumesAtRandomTimes tests the same for clients that join and are disconnected at random times during a run.
+func TestStream_ResumesAtRandomTimes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	gateways := []*served{w.gateway(gateway.Config{}), w.gateway(gateway.Config{})}

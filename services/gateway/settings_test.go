@@ -18,9 +18,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// TestSettingOfTheProcess tests that the real process reads its environment variables: it serves the database of
+// TestProcess_ReadsItsSettings tests that the real process reads its environment variables: it serves the database of
 // SPOOL_DATABASE_URL on SPOOL_LISTEN and SPOOL_GRPC_LISTEN, and its metrics also on SPOOL_METRICS_LISTEN.
-func TestSettingOfTheProcess(t *testing.T) {
+func TestProcess_ReadsItsSettings(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "gateway")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/gateway").CombinedOutput(); err != nil {

@@ -282,9 +282,9 @@ func TestSSE_CommentsKeepAnIdleStreamOpen(t *testing.T) {
 	}
 }
 
-// TestIdleWebSocketIsSmall tests that an idle WebSocket with a joined session uses less than 40 KB, excluding the
+// TestWebSocket_UsesLittleMemoryWhenIdle tests that an idle WebSocket with a joined session uses less than 40 KB, excluding the
 // client.
-func TestIdleWebSocketIsSmall(t *testing.T) {
+func TestWebSocket_UsesLittleMemoryWhenIdle(t *testing.T) {
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	const clients = 300

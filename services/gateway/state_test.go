@@ -34,7 +34,7 @@ func (w *world) turn(tenant, session, query, answer string) string {
 	return x
 }
 
-func TestState_BadNumbers(t *testing.T) {
+func TestState_BadNumbersNameTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -169,8 +169,8 @@ func TestSandboxUsage_OfSessionAndExecution(t *testing.T) {
 	}
 }
 
-// TestState_GoesOnFromASavedState tests that a fold starts at a saved state, unless the state has another version.
-func TestState_GoesOnFromASavedState(t *testing.T) {
+// TestState_ContinuesFromASavedState tests that a fold starts at a saved state, unless the state has another version.
+func TestState_ContinuesFromASavedState(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

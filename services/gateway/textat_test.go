@@ -162,9 +162,9 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	}
 }
 
-// TestState_OfABlockThatLostText tests that a block that was completed with less text than was in flight shows the
+// TestState_ShowsTextThatABlockLost tests that a block that was completed with less text than was in flight shows the
 // text in flight before its end.
-func TestState_OfABlockThatLostText(t *testing.T) {
+func TestState_ShowsTextThatABlockLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -22,13 +22,13 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/lease"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/session/internal/command"
-	"github.com/spoolhq/spool/services/session/internal/lease"
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 	"github.com/spoolhq/spool/services/session/internal/signer"
 	"github.com/spoolhq/spool/services/session/internal/usage"
@@ -165,7 +165,7 @@ type Service struct {
 	deps    Deps
 	js      jetstream.JetStream
 	router  *bus.Router
-	leases  *lease.Watch
+	leases  *lease.Watcher
 	budgets *budget.Watch
 	room    *storage.Watch
 	clock   *bus.Clock
@@ -212,7 +212,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.Metrics.MustRegister(s.room.Collectors()...)
 		deps.Metrics.MustRegister(s.usage.Collectors()...)
 	}
-	s.leases = lease.New(lease.Config{JetStream: js, Logger: deps.Logger, Now: local, Gone: cfg.EngineGone})
+	s.leases = lease.NewWatcher(js, local, deps.Logger)
 	if !cfg.headsKey.IsZero() {
 		s.signer = signer.New(signer.Config{
 			Key: cfg.headsKey, Log: deps.Log, JetStream: js, Now: deps.Now, Logger: deps.Logger, Every: cfg.HeadsEvery,
@@ -225,7 +225,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
-		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
+		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, EngineGone: cfg.EngineGone, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
 		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.ended,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)

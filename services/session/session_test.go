@@ -508,7 +508,7 @@ func (s *stack) lease(executor string) {
 	kv, err := s.js.KeyValue(s.t.Context(), topology.BucketLeases)
 	must(s.t, err)
 	renew := func(ctx context.Context) error {
-		_, err := kv.Put(ctx, executor, []byte(`{"executor":"`+executor+`","engine":"m"}`))
+		_, err := kv.Put(ctx, executor, []byte(`{"executor":"`+executor+`","provider":"local","engine":"m"}`))
 		return err
 	}
 	must(s.t, renew(s.t.Context()))

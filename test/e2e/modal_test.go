@@ -21,6 +21,7 @@ func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
 // TestModal_Talk: Claude Code and the built-in agent on Modal, seen as clients see it: turns in one process, an interrupt, idle, and
 // the same files and conversation in another sandbox. No key is in the sandbox, and what it cost is told.
 func TestModal_Talk(t *testing.T) {
+	t.Parallel()
 	c := modalised(t, harness.Options{})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
@@ -117,6 +118,7 @@ func (k *talk) undisturbed(execution string) {
 
 // TestModal_Faults: what goes wrong around a sandbox while its agent works. The executors are killed, Modal is away.
 func TestModal_Faults(t *testing.T) {
+	t.Parallel()
 	c := modalised(t, harness.Options{})
 	first := c.StartExecutorProgram() // beside the cluster's own, which ends in the first of these
 	t.Run("killed executors", func(t *testing.T) {
@@ -222,6 +224,7 @@ func (k *talk) untilType(want events.Type) {
 
 // TestModal_Pool: a session's first turn finds its sandbox made and its agent started.
 func TestModal_Pool(t *testing.T) {
+	t.Parallel()
 	c := modalised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
 		k := newTalkWith(t, c, "spool", nil)

@@ -10,6 +10,7 @@ import (
 // TestModal_UpAndDoctor runs the commands of a new user: spool doctor with right and with wrong settings, spool up and a turn, and a
 // turn in a region that does not exist. Nothing runs on Modal afterwards.
 func TestModal_UpAndDoctor(t *testing.T) {
+	t.Parallel()
 	harness.NeedDocker(t)
 	m := harness.StartModal(t)
 	u := m.NewUp(t)

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// dialect is one API's way to say the same.
+// dialect is the wire format of one API.
 type dialect interface {
 	parse(body []byte) (*Conversation, error)
 	stream(w http.ResponseWriter, h header) sink
@@ -49,14 +49,13 @@ func (s *Server) answer(d dialect) http.HandlerFunc {
 			outcome = s.send(w, r, d, c, p)
 		}
 		if outcome == "broken" {
-			// The only way to end a response so that the client sees a cut
-			// connection. The server does not log it.
+			// This is the only way to make the client see a cut connection. The HTTP server does not log it.
 			panic(http.ErrAbortHandler)
 		}
 	}
 }
 
-// read takes the request apart, or says what is wrong with it.
+// read parses the request, or returns the error to answer with.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, d dialect, rec *record) (*Conversation, *fault) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.config.MaxBody))
 	var tooLarge *http.MaxBytesError
@@ -81,8 +80,7 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, d dialect, rec *re
 	return c, nil
 }
 
-// opening waits out the delays before the first output, so that an error
-// after them still has its HTTP status.
+// opening waits for the delays before the first output, so that an error after them still has its HTTP status.
 func (s *Server) opening(ctx context.Context, p plan) (plan, bool) {
 	for len(p.parts) > 0 && p.parts[0].kind == stepDelay {
 		if wait(ctx, p.parts[0].delay) != nil {
@@ -109,7 +107,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conv
 	case errors.Is(err, errBroken):
 		return "broken"
 	case err != nil:
-		return "interrupted" // the client is gone, nobody is left to tell
+		return "interrupted" // the client is gone
 	case c.Stream:
 		return p.outcome()
 	case whole.ending.fault != nil:
@@ -119,7 +117,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conv
 	return "complete"
 }
 
-// outcome of a plan that was played to its end.
+// outcome returns the outcome of a plan that was sent completely.
 func (p plan) outcome() string {
 	for _, part := range p.parts {
 		if part.fault != nil {
@@ -129,7 +127,7 @@ func (p plan) outcome() string {
 	return "complete"
 }
 
-// answerID is the same for the same request content asked for the same time.
+// answerID returns an id that depends only on the content of the request and on how often it came before.
 func answerID(content string, before int) string {
 	sum := sha256.Sum256([]byte(content + strconv.Itoa(before)))
 	return hex.EncodeToString(sum[:12])
@@ -140,7 +138,7 @@ func blockID(answer string, index int) string {
 	return hex.EncodeToString(sum[:12])
 }
 
-// fail answers with an error in the dialect's shape.
+// fail answers with an error in the dialect's format.
 func (s *Server) fail(w http.ResponseWriter, d dialect, f *fault) string {
 	if f.retryAfter > 0 {
 		seconds := math.Ceil(f.retryAfter.Seconds())
@@ -176,7 +174,7 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
 	rec.end("complete")
 }
 
-// defaultModels are listed when the script names none; then any is accepted.
+// defaultModels are listed if the script names none; then any model is accepted.
 var defaultModels = []string{"mock-model", "claude-sonnet-4-5", "gpt-5"}
 
 func (s *Server) modelNames() []string {
@@ -186,7 +184,7 @@ func (s *Server) modelNames() []string {
 	return defaultModels
 }
 
-// modelObject satisfies both vendors' shapes at once.
+// modelObject returns a model in a format that both vendors' clients read.
 func modelObject(id string) object {
 	return object{"id", id, "type", "model", "object", "model", "display_name", id,
 		"created_at", time.Unix(0, 0).UTC().Format(time.RFC3339), "created", 0, "owned_by", "mockllm"}
@@ -213,8 +211,7 @@ func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) {
 	rec.end("complete")
 }
 
-// dialectOf guesses whose error shape a client expects where the path is
-// shared by both.
+// dialectOf guesses the error format that a client expects on a path that both vendors use.
 func dialectOf(r *http.Request) dialect {
 	if r.Header.Get("anthropic-version") != "" || strings.HasPrefix(r.URL.Path, "/v1/messages") {
 		return anthropic{}

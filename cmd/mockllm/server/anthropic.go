@@ -8,7 +8,7 @@ import (
 	"net/http"
 )
 
-// anthropic speaks Anthropic Messages.
+// anthropic is the dialect of Anthropic Messages.
 type anthropic struct{ counting bool }
 
 type anthropicBlock struct {
@@ -142,8 +142,8 @@ func anthropicUsage(input, output int) object {
 		"output_tokens", output, "service_tier", "standard"}
 }
 
-// signature stands for the service's own proof that it wrote the thinking:
-// clients must send it back unread, and nobody checks this one.
+// signature returns a value for the service's signature of thinking. Clients must send it back unchanged; it is not
+// checked.
 func signature(b block) string { return "mockllm-" + b.id }
 
 type anthropicStream struct {

@@ -6,7 +6,7 @@ import (
 	"net/http"
 )
 
-// chat speaks OpenAI Chat Completions.
+// chat is the dialect of OpenAI Chat Completions.
 type chat struct{}
 
 func (chat) parse(body []byte) (*Conversation, error) {
@@ -125,7 +125,7 @@ func nilIfEmpty(s string) any {
 
 func (chat) fault(f *fault) any { return openaiFault(f) }
 
-// openaiFault is the error that both OpenAI dialects answer with.
+// openaiFault returns the error in the format of both OpenAI dialects.
 func openaiFault(f *fault) object {
 	kind := f.kind
 	if kind == "" {

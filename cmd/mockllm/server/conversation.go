@@ -63,9 +63,8 @@ type turn struct {
 var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>|<environment_context>.*?</environment_context>|` +
 	`<subagent_notification>.*?</subagent_notification>`)
 
-// interruptions are the texts with which CLIs record that a turn was broken
-// off. They end a turn: what follows belongs to the next one, although no
-// assistant message lies between.
+// interruptions are the texts with which CLIs record that a turn was interrupted. They end a turn: the text that
+// follows belongs to the next turn, although no assistant message is in between.
 var interruptions = []string{"[Request interrupted by user", "<turn_aborted>"}
 
 func (c *Conversation) add(kind entryKind, text string) {
@@ -84,11 +83,10 @@ func (c *Conversation) addSystem(text string) {
 	c.System += text
 }
 
-// turns splits the conversation by what people said. Reminders that a CLI
-// wraps around user text are not something a person said.
+// turns splits the conversation by the texts of users. Reminders that a CLI adds to such a text are not part of it.
 func (c *Conversation) turns() []turn {
 	var all []turn
-	open := false // whether another user text would join the last turn
+	open := false // another user text would join the last turn
 	for _, e := range c.entries {
 		switch e.kind {
 		case userText:
@@ -138,14 +136,13 @@ func (c *Conversation) offers(name string) bool {
 	return false
 }
 
-// digest identifies the conversation's content. The system prompt is left
-// out: it holds dates and folders, and ids must not depend on those.
+// digest identifies the content of the conversation without the system prompt, which contains dates and folders: ids
+// must not depend on those.
 func (c *Conversation) digest() string {
 	return digest(string(c.API), c.Model, c.entries)
 }
 
-// origin identifies the conversation itself: it stays the same while the
-// conversation grows.
+// origin identifies the conversation: it stays the same while the conversation grows.
 func (c *Conversation) origin() string {
 	var first []entry
 	for _, e := range c.entries {
@@ -169,8 +166,8 @@ func digest(api, model string, entries []entry) string {
 // tokens counts four bytes as one token, rounded up.
 func tokens(bytes int) int { return (bytes + 3) / 4 }
 
-// addUser adds what a person said. A call that is still open then is the
-// client's mistake, and the real services refuse it too.
+// addUser adds text of the user. A tool call that has no result then is an error of the client, which the real services
+// refuse as well.
 func (c *Conversation) addUser(text string) error {
 	if err := c.answered(); err != nil {
 		return err
@@ -187,14 +184,14 @@ func (c *Conversation) addCall(id, name, input string) {
 func (c *Conversation) addResult(id, text string) error {
 	i := slices.Index(c.calls, id)
 	if i < 0 {
-		return fmt.Errorf("a tool result answers %q, which is no open tool call", id)
+		return fmt.Errorf("a tool result answers %q, which is not an open tool call", id)
 	}
 	c.calls = slices.Delete(c.calls, i, i+1)
 	c.add(toolResult, text)
 	return nil
 }
 
-// answered reports an error when a tool call has no result.
+// answered returns an error if a tool call has no result.
 func (c *Conversation) answered() error {
 	if len(c.calls) > 0 {
 		return fmt.Errorf("tool call %q has no result", c.calls[0])
@@ -202,17 +199,16 @@ func (c *Conversation) answered() error {
 	return nil
 }
 
-// addTool reads a tool's definition, of which only the name matters.
+// addTool adds a tool's definition. Only its name is used.
 func (c *Conversation) addTool(raw json.RawMessage) error {
 	c.inputBytes += len(raw)
 	return c.nameTool(raw, "")
 }
 
-// ownNamespace is the one whose tools are called by their names alone.
+// ownNamespace is the namespace whose tools are called without it.
 const ownNamespace = "functions"
 
-// nameTool notes a tool, or the tools of a namespace, which are known as
-// "namespace.name".
+// nameTool adds the name of a tool, or of the tools of a namespace as "namespace.name".
 func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
 	var t struct {
 		Type  string            `json:"type"`
@@ -251,7 +247,7 @@ func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
 	return nil
 }
 
-// called splits the name of a tool that is in a namespace.
+// called splits the name of a tool in a namespace.
 func (c *Conversation) called(name string) (namespace, short string) {
 	if namespace, short, ok := strings.Cut(name, "."); ok && c.namespaces[namespace] {
 		return namespace, short
@@ -259,7 +255,7 @@ func (c *Conversation) called(name string) (namespace, short string) {
 	return "", name
 }
 
-// check refuses what no dialect accepts.
+// check returns an error for a request that no dialect accepts.
 func (c *Conversation) check() error {
 	if c.Model == "" {
 		return errors.New("model: Field required")

@@ -2,12 +2,11 @@ package server
 
 import "sync"
 
-// maxCounted bounds how many conversations are counted; the oldest are
-// forgotten first.
+// maxCounted is the largest number of conversations that are counted; the oldest are dropped first.
 const maxCounted = 4096
 
-// counts is the little that cannot be read off a conversation: how often a
-// limited rule was used, and how often the very same request came.
+// counts is the state that cannot be derived from a conversation: how often a limited rule was used, and how often the
+// same request came.
 type counts struct {
 	mu    sync.Mutex
 	used  map[string]int

@@ -47,8 +47,8 @@ func Load(file string, data []byte) (*Script, error) {
 	return s, nil
 }
 
-// loader walks the tree by hand, because only that names a field in a
-// sentence that its author understands.
+// loader walks the YAML tree itself, so that its errors name the field in a sentence that the author of the script
+// understands.
 type loader struct {
 	file string
 	errs []error
@@ -60,8 +60,7 @@ func (l *loader) fail(n *yaml.Node, path, format string, args ...any) {
 
 type field func(n *yaml.Node, path string)
 
-// object hands each field to its function and refuses the others. It returns
-// the fields that were there.
+// object passes each field to its function and refuses unknown fields. It returns the fields that are present.
 func (l *loader) object(n *yaml.Node, path string, fields map[string]field) map[string]*yaml.Node {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {

@@ -53,7 +53,7 @@ func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
 		l.fail(n, path+".steps", "is missing")
 	}
 	if seen["per"] != nil && seen["times"] == nil {
-		l.fail(seen["per"], path+".per", "says what times counts, and times is missing")
+		l.fail(seen["per"], path+".per", "has no effect without times")
 	}
 	r.each = per == "conversation"
 	r.replies = l.replies(n, path, steps)
@@ -63,8 +63,7 @@ func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
 	return r
 }
 
-// replies cuts steps after each tool step, and refuses steps that no request
-// would ever reach.
+// replies splits the steps after each tool step, and refuses steps that no request would reach.
 func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
 	all := []reply{{}}
 	ended := false
@@ -132,7 +131,7 @@ func (l *loader) match(n *yaml.Node, path string, m *match) {
 	}
 }
 
-// text is a condition: a plain text is a substring, in any case.
+// text reads a condition: a plain string matches as a substring, ignoring case.
 func (l *loader) text(to **textMatch) field {
 	return func(n *yaml.Node, path string) {
 		m := &textMatch{}

@@ -39,7 +39,7 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 	return s
 }
 
-// paced is a text with its own pace, or just the text.
+// paced reads a text with its own pace, or a plain text.
 func (l *loader) paced(s *step, name string) field {
 	return func(n *yaml.Node, path string) {
 		if n.Kind == yaml.ScalarNode {
@@ -96,7 +96,7 @@ func (l *loader) call(n *yaml.Node, path string) callSpec {
 	return c
 }
 
-// input is a mapping whose texts are templates at any depth, or one text.
+// input reads a mapping whose strings are templates at any depth, or a single string.
 func (l *loader) input(n *yaml.Node, path string) any {
 	if n.Kind == yaml.MappingNode || n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
 		return l.value(n, path)

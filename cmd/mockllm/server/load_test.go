@@ -40,7 +40,7 @@ func TestScriptErrorsNameFileLineAndField(t *testing.T) {
 		{"no calls", "rules: [{steps: [{tools: []}]}]", "tools: must hold at least one call"},
 		{"never reached", "rules:\n  - steps:\n      - error: {status: 500}\n      - text: x", "s.yaml:4: rules[0].steps[1]: is never reached"},
 		{"steps after a tool", "rules: [{match: {tool_result: x}, steps: [{tool: {name: A}}, {tool: {name: B}}]}]", "a rule that matches on tool_result answers one request"},
-		{"per without times", "rules: [{per: server, steps: [{text: x}]}]", "rules[0].per: says what times counts"},
+		{"per without times", "rules: [{per: server, steps: [{text: x}]}]", "rules[0].per: has no effect without times"},
 		{"times", "rules: [{times: 0, steps: [{text: x}]}]", "rules[0].times: must be a whole number from 1"},
 		{"break", "rules: [{steps: [{break: false}]}]", "break: must be true"},
 		{"stop", "rules: [{steps: [{stop: tools}]}]", "stop: must be one of end, length, refusal"},

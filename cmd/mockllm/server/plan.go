@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Why an answer ended, as scripts spell it; each dialect has its own words.
+// The reasons for the end of an answer, as scripts spell them; each dialect has its own words.
 const (
 	stopEnd     = "end"
 	stopLength  = "length"
@@ -43,9 +43,8 @@ type fault struct {
 	retryAfter time.Duration
 }
 
-// plan finds the first rule that applies and has something left to say. It
-// asks with the newest text of the last turn first: after an error, CLIs put
-// the text that failed and the next one into the same message.
+// plan returns the answer of the first rule that matches and has a reply left. It tries the newest text of the last
+// turn first: after an error, CLIs put the text that failed and the next one into the same message.
 func (s *Server) plan(c *Conversation) (plan, error) {
 	v := &view{conversation: c, turns: c.turns()}
 	texts := v.last().texts
@@ -133,7 +132,7 @@ func (p *plan) add(s step, v *view) error {
 	case stepText, stepThinking, stepEndless:
 		out.text, err = v.text(s.text)
 		if out.text == "" {
-			return err // a template that gave nothing says nothing
+			return err // the text of the template is empty
 		}
 		p.parts = append(p.parts, out)
 	case stepTools:

@@ -33,8 +33,7 @@ type ending struct {
 	fault  *fault
 }
 
-// sink takes an answer apart from its dialect. Its errors are the client's
-// going away.
+// sink receives an answer and writes it in a dialect. It returns an error when the client is gone.
 type sink interface {
 	open(b block) error
 	piece(text string) error
@@ -45,7 +44,7 @@ type sink interface {
 // errBroken is returned when the script demands that the connection is cut.
 var errBroken = errors.New("scripted break")
 
-// play sends a plan. A context that ends is the client's interrupt.
+// play sends a plan. When ctx ends, the client has interrupted the answer.
 func play(ctx context.Context, p plan, id string, out sink) error {
 	written, blocks := 0, 0
 	for i, part := range p.parts {
@@ -64,7 +63,7 @@ func play(ctx context.Context, p plan, id string, out sink) error {
 			if err := playBlock(ctx, part, b, out); err != nil {
 				return err
 			}
-			// What breaks off does so in the middle of a block.
+			// An answer that breaks off ends in the middle of a block.
 			if i+1 == len(p.parts) || p.parts[i+1].kind != stepBreak && p.parts[i+1].kind != stepError {
 				if err := out.close(); err != nil {
 					return err

@@ -32,7 +32,7 @@ type records struct {
 	all      []*Request
 }
 
-// record is the handle on one request while it is being answered.
+// record is a request that is being answered.
 type record struct {
 	in  *records
 	req *Request
@@ -43,7 +43,7 @@ func (rs *records) begin(r *http.Request, now time.Time) *record {
 	defer rs.mu.Unlock()
 	rs.count++
 	header := r.Header.Clone()
-	// A key has no business in a list that anyone on this machine may read.
+	// Every user of this machine can read the list, so it must not contain keys.
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
 		if header.Get(name) != "" {
 			header.Set(name, "redacted")

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// responses speaks OpenAI Responses.
+// responses is the dialect of OpenAI Responses.
 type responses struct{}
 
 type responsesItem struct {
@@ -63,14 +63,14 @@ func (responses) parse(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// addTo adds what it knows; other items, such as reasoning, say nothing that
-// a script could match.
+// addTo adds the item to the conversation. Items of other types, such as reasoning, have no content that a script can
+// match.
 func (i responsesItem) addTo(c *Conversation) error {
 	switch i.Type {
 	case "", "message":
 		return i.addMessage(c)
 	case "additional_tools":
-		// Codex offers its tools in the input to the models that want them there.
+		// For some models Codex declares its tools in the input.
 		for n, t := range i.Tools {
 			if err := c.addTool(t); err != nil {
 				return fmt.Errorf("tools[%d]: %w", n, err)
@@ -92,12 +92,12 @@ func (i responsesItem) addTo(c *Conversation) error {
 	return nil
 }
 
-// addAgentMessage takes what one agent of Codex tells another: to a sub-agent it
-// is what a user says; what comes back to the root agent is nobody's words.
+// addAgentMessage adds a message from one agent of Codex to another: for a sub-agent it is text of the user; a message
+// back to the root agent is ignored.
 func (i responsesItem) addAgentMessage(c *Conversation) error {
 	var parts []struct {
 		Text      string `json:"text"`
-		Encrypted string `json:"encrypted_content"` // as the tool call had it, so here in clear
+		Encrypted string `json:"encrypted_content"` // the text of the tool call, which is not encrypted here
 	}
 	if err := json.Unmarshal(i.Content, &parts); err != nil {
 		return fmt.Errorf("content: %w", err)
@@ -116,7 +116,7 @@ func (i responsesItem) addAgentMessage(c *Conversation) error {
 	return c.addUser(said)
 }
 
-// name is a call's tool, as scripts spell it.
+// name returns the name of the called tool as scripts spell it.
 func (i responsesItem) name() string {
 	if i.Namespace == "" || i.Namespace == ownNamespace {
 		return i.Name
@@ -160,7 +160,7 @@ func (responses) whole(h header, blocks []block, e ending) any {
 
 func (responses) fault(f *fault) any { return openaiFault(f) }
 
-// responsesOutput is an output item; text is what is known of it so far.
+// responsesOutput returns an output item; text is the text so far.
 func responsesOutput(b block, text, status string) object {
 	switch {
 	case b.kind == stepThinking:
@@ -196,7 +196,7 @@ func responsesText(text string) object {
 	return object{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
 }
 
-// responsesObject is the response itself; without an ending it is in progress.
+// responsesObject returns the response object; without an ending it is in progress.
 func responsesObject(h header, output []object, e *ending) object {
 	status := "in_progress"
 	var fail, incomplete, usage any
@@ -243,7 +243,7 @@ type responsesStream struct {
 	done     []object
 }
 
-// send numbers an event; its type is its name too.
+// send numbers an event and sends it with its type as its name.
 func (s *responsesStream) send(kind string, fields ...any) error {
 	data := append(object{"type", kind, "sequence_number", s.sequence}, fields...)
 	s.sequence++

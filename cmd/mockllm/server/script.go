@@ -6,15 +6,14 @@ import (
 	"time"
 )
 
-// Script is a loaded, checked script. Load makes one; docs/mockllm.md
-// describes the format.
+// Script is a loaded and checked script. docs/mockllm.md describes the format.
 type Script struct {
 	models []string // empty: any model is known
 	stream pacing
 	rules  []*rule
 }
 
-// pacing says how text is cut up when it is streamed.
+// pacing is how text is split when it is streamed.
 type pacing struct {
 	piece int           // bytes a piece holds at most; a rune is never cut
 	delay time.Duration // between two pieces
@@ -25,8 +24,7 @@ type rule struct {
 	match match
 	times int  // 0: without limit
 	each  bool // times counts per conversation, not per server
-	// replies are the steps, cut where the client has to act: every reply but
-	// the last ends in tool calls.
+	// replies are the steps, split where the client has to act: every reply except the last ends with tool calls.
 	replies []reply
 }
 
@@ -34,12 +32,11 @@ type rule struct {
 type reply struct {
 	steps []step
 	calls int // tool calls in it
-	// tail marks what remains when a rule's steps end in tool calls: nothing
-	// is left to say, and the rule no longer applies.
+	// tail marks the empty reply after steps that end with tool calls: the rule no longer applies.
 	tail bool
 }
 
-// match holds a rule's conditions; what is nil or empty is not asked.
+// match has the conditions of a rule. A condition that is nil or empty is not checked.
 type match struct {
 	user       *textMatch
 	toolResult *textMatch
@@ -59,7 +56,7 @@ type textMatch struct {
 	regex    *regexp.Regexp
 }
 
-// find reports a match and its captures; captures[0] is the whole match.
+// find reports whether the text matches, and returns the submatches; captures[0] is the whole match.
 func (m *textMatch) find(text string) ([]string, bool) {
 	if m.regex == nil {
 		return []string{m.contains}, containsFold(text, m.contains)

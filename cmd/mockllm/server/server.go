@@ -1,7 +1,6 @@
-// Package server is a scripted model server. It speaks Anthropic Messages,
-// OpenAI Responses and OpenAI Chat Completions well enough that agent CLIs and
-// client libraries cannot tell it from the real services, and it answers as a
-// script says, from nothing but the conversation that the client sends.
+// Package server is a scripted model server. It implements Anthropic Messages, OpenAI Responses and OpenAI Chat
+// Completions well enough that agent CLIs and client libraries cannot distinguish it from the real services. A script
+// determines the answers, which depend only on the conversation that the client sends.
 //
 // docs/mockllm.md describes the script.
 package server
@@ -16,7 +15,7 @@ import (
 	"time"
 )
 
-// Config of a Server; the zero value works.
+// Config configures a Server. The zero value is valid.
 type Config struct {
 	Listen       string       // address; "" means 127.0.0.1:7799, port 0 any free one
 	Script       *Script      // nil means the built-in script
@@ -24,7 +23,7 @@ type Config struct {
 	MaxBody      int64        // largest request in bytes; 0 means 32 MiB
 	MaxRecorded  int          // requests kept; 0 means 512
 	MaxRecordedB int64        // bytes of bodies kept; 0 means 64 MiB
-	// Now gives the time that answers carry; nil means time.Now.
+	// Now returns the time in answers; nil means time.Now.
 	Now func() time.Time
 }
 
@@ -40,7 +39,7 @@ type Server struct {
 	listener net.Listener
 }
 
-// New checks the configuration.
+// New returns a Server, or an error if the configuration is invalid.
 func New(c Config) (*Server, error) {
 	if c.MaxBody < 0 || c.MaxRecorded < 0 || c.MaxRecordedB < 0 {
 		return nil, errors.New("mockllm: MaxBody, MaxRecorded and MaxRecordedB must not be negative")
@@ -85,8 +84,7 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-// URL is where the server is reached once Listen has returned, without a
-// slash at its end.
+// URL returns the server's address without a slash at its end, once Listen has returned.
 func (s *Server) URL() string {
 	if s.listener == nil {
 		return ""
@@ -94,16 +92,14 @@ func (s *Server) URL() string {
 	return "http://" + s.listener.Addr().String()
 }
 
-// Run serves until the context ends, which also cuts answers in flight. It
-// listens by itself if Listen was not called.
+// Run serves until ctx ends, which also ends running answers. It calls Listen unless that was done.
 func (s *Server) Run(ctx context.Context) error {
 	if s.listener == nil {
 		if err := s.Listen(); err != nil {
 			return err
 		}
 	}
-	// Answers in flight end with the context: an endless one would hold a
-	// graceful stop for ever.
+	// Running answers end with the context: an endless answer would block a graceful shutdown.
 	server := &http.Server{Handler: s, BaseContext: func(net.Listener) context.Context { return ctx },
 		ReadHeaderTimeout: 10 * time.Second}
 	s.log.Info("mockllm is listening", "url", s.URL())

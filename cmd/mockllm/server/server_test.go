@@ -247,7 +247,7 @@ func TestBadRequests(t *testing.T) {
 		{"no rule", "/v1/messages", say(false, "x"), 400, `no rule of the script matches`},
 		{"no rule, openai", "/v1/responses", `{"model":"m","input":"x"}`, 400, `"type":"invalid_request_error"`},
 		{"unanswered call", "/v1/messages", strings.Replace(open, "%s", `{"role":"user","content":"and now?"}`, 1), 400, `tool call \"t1\" has no result`},
-		{"unknown call", "/v1/messages", strings.Replace(open, "%s", `{"role":"user","content":[{"type":"tool_result","tool_use_id":"t9"}]}`, 1), 400, "no open tool call"},
+		{"unknown call", "/v1/messages", strings.Replace(open, "%s", `{"role":"user","content":[{"type":"tool_result","tool_use_id":"t9"}]}`, 1), 400, "not an open tool call"},
 		{"stored responses", "/v1/responses", `{"model":"m","previous_response_id":"r","input":"x"}`, 400, "previous_response_id"},
 		{"no route", "/v1/embeddings", `{}`, 404, "no route POST /v1/embeddings"},
 	}

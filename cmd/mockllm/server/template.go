@@ -8,8 +8,8 @@ import (
 	"text/template/parse"
 )
 
-// view is what templates see: functions only, so that a misspelt name fails
-// when the script is loaded, not in the middle of a conversation.
+// view is the data of templates. It has functions only, so that a misspelt name is an error when the script is loaded,
+// not during a conversation.
 type view struct {
 	conversation *Conversation
 	turns        []turn
@@ -43,7 +43,7 @@ func (v *view) functions() template.FuncMap {
 	}
 }
 
-// match gives a capture of the rule's user condition; 0 is the whole match.
+// match returns a submatch of the rule's user condition; 0 is the whole match.
 func (v *view) match(n int) string {
 	if n < 0 || n >= len(v.captures) {
 		return ""
@@ -51,8 +51,8 @@ func (v *view) match(n int) string {
 	return v.captures[n]
 }
 
-// recall looks for a pattern in what the user said, newest first, and gives
-// the first capture, or the whole match of a pattern without one.
+// recall searches the texts of the user for a pattern, newest first, and returns the first submatch, or the whole match
+// of a pattern without one.
 func (v *view) recall(pattern string) (string, error) {
 	for i := len(v.turns) - 1; i >= 0; i-- {
 		for j := len(v.turns[i].texts) - 1; j >= 0; j-- {
@@ -65,8 +65,8 @@ func (v *view) recall(pattern string) (string, error) {
 	return "", nil
 }
 
-// context is recall over the system prompt and everything that was wrapped
-// around the user's words, such as a CLI's reminders.
+// context is recall over the system prompt and everything that was added to the texts of the user, such as a CLI's
+// reminders.
 func (v *view) context(pattern string) (string, error) {
 	found, err := firstCapture(pattern, v.conversation.System)
 	if found != "" || err != nil {
@@ -83,8 +83,8 @@ func (v *view) context(pattern string) (string, error) {
 	return "", nil
 }
 
-// firstCapture gives the first capture of a pattern in a text, or the whole
-// match of one that captures nothing; "" when it does not match.
+// firstCapture returns the first submatch of a pattern in a text, or the whole match of a pattern without one; "" if
+// there is no match.
 func firstCapture(pattern, text string) (string, error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {
@@ -113,8 +113,7 @@ func lastOf(list []string) string {
 	return list[len(list)-1]
 }
 
-// parseTemplate checks a template as far as can be done without a
-// conversation.
+// parseTemplate parses a template and checks it as far as possible without a conversation.
 func parseTemplate(source string) (*template.Template, error) {
 	t, err := template.New("template").Funcs((&view{}).functions()).Parse(source)
 	if err != nil {
@@ -126,8 +125,7 @@ func parseTemplate(source string) (*template.Template, error) {
 	return t, nil
 }
 
-// checkNode refuses fields, which no value here has, and patterns that do not
-// compile.
+// checkNode returns an error for fields, which no value has, and for patterns that do not compile.
 func checkNode(n parse.Node) error {
 	switch n := n.(type) {
 	case *parse.ListNode:
@@ -188,7 +186,7 @@ func checkCommand(c *parse.CommandNode) error {
 }
 
 func (v *view) text(t *template.Template) (string, error) {
-	// A template is shared by all requests, and its functions are this one's.
+	// All requests share the template, but its functions are those of this request.
 	own, err := t.Clone()
 	if err != nil {
 		return "", err
@@ -200,7 +198,7 @@ func (v *view) text(t *template.Template) (string, error) {
 	return b.String(), nil
 }
 
-// value fills in every template inside a tool's input.
+// value executes all templates in a tool's input.
 func (v *view) value(in any) (any, error) {
 	switch in := in.(type) {
 	case *template.Template:

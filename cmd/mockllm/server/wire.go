@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// object is a JSON object that keeps its order, so that what is sent reads
-// like the real services: key, value, key, value.
+// object is a JSON object that keeps its order, so that answers look like those of the real services: key, value, key,
+// value.
 type object []any
 
 // MarshalJSON writes the pairs in order.
@@ -31,8 +31,8 @@ func (o object) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// marshal leaves <, > and & as they are, as the real services do: clients show
-// a tool's input as it is typed.
+// marshal encodes JSON without escaping <, > and &, as the real services do: clients show the input of a tool
+// unchanged.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -74,8 +74,7 @@ func (s *events) raw(name, data string) error {
 	return http.NewResponseController(s.w).Flush()
 }
 
-// texts reads content that is a string or a list of parts, of which it takes
-// those that hold text.
+// texts returns the text parts of content that is a string or a list of parts.
 func texts(raw json.RawMessage) ([]string, error) {
 	raw = bytes.TrimSpace(raw)
 	if len(raw) == 0 || string(raw) == "null" {

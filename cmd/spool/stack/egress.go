@@ -20,10 +20,10 @@ import (
 const (
 	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 100
-	// egressWithin is how long the egress proxy may take to listen.
-	egressWithin = 10 * time.Second
-	// egressEnds is how long the egress proxy may take to end after a request to stop.
-	egressEnds = 5 * time.Second
+	// egressStartTimeout is how long the egress proxy may take to listen.
+	egressStartTimeout = 10 * time.Second
+	// egressStopTimeout is how long the egress proxy may take to end after a request to stop.
+	egressStopTimeout = 5 * time.Second
 )
 
 // egress runs the egress proxy for Docker and Modal sandboxes, as a separate process that has the models' keys. For
@@ -40,7 +40,7 @@ func (s *Stack) egress(ctx, run context.Context) error {
 			return err
 		}
 	}
-	binary, err := beside("egress")
+	binary, err := programPath("egress")
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (s *Stack) egress(ctx, run context.Context) error {
 		return fmt.Errorf("egress: %w", err)
 	}
 	sockets, admin := filepath.Join(dir, "sandboxes"), filepath.Join(dir, "admin.sock")
-	said := &lastWords{}
+	output := &outputTail{}
 	cmd := exec.Command(binary, //nolint:gosec // Spool's own program
 		"--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin,
 		"--data", filepath.Join(s.cfg.DataDir, "egress"), "--drain", "1s")
@@ -58,21 +58,21 @@ func (s *Stack) egress(ctx, run context.Context) error {
 		"OPENAI_API_KEY="+cfg.OpenAIKey, "SPOOL_OPENAI_BASE_URL="+cfg.OpenAIBaseURL,
 		"NVIDIA_API_KEY="+cfg.NVIDIAKey, "SPOOL_NVIDIA_BASE_URL="+cfg.NVIDIABaseURL,
 	)
-	cmd.Stderr = said
+	cmd.Stderr = output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal must not reach the proxy
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}
-	s.proxy = &proxy{process: cmd.Process, said: said, dir: dir, exited: make(chan struct{})}
+	s.proxy = &proxy{process: cmd.Process, output: output, dir: dir, exited: make(chan struct{})}
 	go func() {
 		s.proxy.err = cmd.Wait()
 		close(s.proxy.exited)
 	}()
 	s.group.Go(func() error { return s.proxy.watch(run) })
-	if err := listens(ctx, admin, s.proxy.exited); err != nil {
+	if err := awaitSocket(ctx, admin, s.proxy.exited); err != nil {
 		select {
 		case <-s.proxy.exited:
-			return s.proxy.ended()
+			return s.proxy.exitError()
 		default:
 			return fmt.Errorf("the egress proxy does not listen: %w", err)
 		}
@@ -84,13 +84,13 @@ func (s *Stack) egress(ctx, run context.Context) error {
 	return nil
 }
 
-// lastWords keeps the end of a process's output.
-type lastWords struct {
+// outputTail keeps the end of a process's output.
+type outputTail struct {
 	mu  sync.Mutex
 	end []byte
 }
 
-func (w *lastWords) Write(p []byte) (int, error) {
+func (w *outputTail) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.end = append(w.end, p...)
@@ -98,7 +98,7 @@ func (w *lastWords) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (w *lastWords) line() string {
+func (w *outputTail) line() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := strings.TrimSpace(string(w.end))
@@ -108,7 +108,7 @@ func (w *lastWords) line() string {
 // proxy is the process of the egress proxy.
 type proxy struct {
 	process *os.Process
-	said    *lastWords
+	output  *outputTail
 	dir     string
 	exited  chan struct{}
 	err     error // error of its end; set before exited is closed
@@ -121,16 +121,16 @@ func (p *proxy) watch(run context.Context) error {
 		return nil
 	case <-p.exited:
 	}
-	return p.ended()
+	return p.exitError()
 }
 
-// ended returns the error of a proxy that has exited by itself, with the last line that it printed.
-func (p *proxy) ended() error {
+// exitError returns the error of a proxy that has exited by itself, with the last line that it printed.
+func (p *proxy) exitError() error {
 	err := p.err
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	return fmt.Errorf("the egress proxy ended: %w: %s", err, p.said.line())
+	return fmt.Errorf("the egress proxy ended: %w: %s", err, p.output.line())
 }
 
 // stop ends the proxy. It must be called after the end of the executor, which still unregisters sandboxes.
@@ -138,7 +138,7 @@ func (p *proxy) stop() error {
 	err := p.process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.exited:
-	case <-time.After(egressEnds):
+	case <-time.After(egressStopTimeout):
 		err = errors.Join(err, p.process.Kill())
 		<-p.exited
 	}
@@ -160,8 +160,8 @@ func (s *Stack) egressFolder() (string, error) {
 	return dir, os.Mkdir(filepath.Join(dir, "sandboxes"), 0o755) //nolint:gosec // sandboxes run as another user
 }
 
-// beside returns the path of a Spool program next to this one, or else on the PATH.
-func beside(name string) (string, error) {
+// programPath returns the path of a Spool program next to this one, or else on the PATH.
+func programPath(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", name, err)
@@ -176,9 +176,9 @@ func beside(name string) (string, error) {
 	return path, nil
 }
 
-// listens blocks until a process listens on a Unix socket, or has exited, which closes exited.
-func listens(ctx context.Context, socket string, exited <-chan struct{}) error {
-	ctx, cancel := context.WithTimeout(ctx, egressWithin)
+// awaitSocket blocks until a process listens on a Unix socket, or has exited, which closes exited.
+func awaitSocket(ctx context.Context, socket string, exited <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, egressStartTimeout)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -9,8 +9,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 )
 
-// TestHeadsKey: the key is made once and kept, and is for its owner alone. After it was lost there is another one, and the public keys of both.
-func TestHeadsKey(t *testing.T) {
+// TestHeadsKey_IsCreatedOnceAndReplacedWhenLost tests that the key is
+// created once, readable only by its owner, and that after its loss there is a new key, with the public keys of both.
+func TestHeadsKey_IsCreatedOnceAndReplacedWhenLost(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	read := func() (private heads.PrivateKey, public string) {

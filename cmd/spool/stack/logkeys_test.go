@@ -9,9 +9,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// TestLogKeys: the keys are made once and kept. Of a log that is signed a missing file is an error that names it, and an empty one says that
-// the keys are lost.
-func TestLogKeys(t *testing.T) {
+// TestLogKeys_AreCreatedOnceAndDeclaredLostWhenEmptied tests that the keys are created once. If the log is signed, a
+// missing file is an error that names the file, and an empty file declares the keys lost.
+func TestLogKeys_AreCreatedOnceAndDeclaredLostWhenEmptied(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, logKeysFile)

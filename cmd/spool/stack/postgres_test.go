@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// The services of a stack connect to its private Postgres as roles without the
-// rights of a superuser, also on a data folder where a superuser made the read models.
+// TestOpen_PrivatePostgresHasRoles tests that the services of a stack connect to its private Postgres as roles that are
+// not superusers, even on a data folder whose read models a superuser created.
 func TestOpen_PrivatePostgresHasRoles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

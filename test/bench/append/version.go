@@ -1,16 +1,16 @@
-package main
+package append
 
 import (
 	"context"
 	"fmt"
 	"math"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
@@ -33,30 +33,20 @@ func author() events.Actor {
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }
 
-// cpu returns the processor time that this process has used so far, for the log and for the server that runs in it.
-func cpu() (time.Duration, error) {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0, err
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
-}
-
 // versions compares the cost of commits of version 1 and version 2 in pairs of rounds, and reports the median of the
 // ratios of all pairs. The version that begins alternates, so that garbage of one is collected as often in a round of
 // the other.
-func versions(ctx context.Context, dir string, rounds int, each time.Duration) (row.Row, error) {
+func versions(ctx context.Context, b *harness.Bench, rounds int, each time.Duration) (row.Row, error) {
 	pairs, each := rounds*versionRounds, each/versionShorter
-	b, err := open(ctx, dir)
+	t, err := open(ctx, b)
 	if err != nil {
 		return row.Row{}, err
 	}
-	defer b.close()
 	var writers [2][]func(context.Context) error
 	for v := range writers {
-		signing := b.signing
+		signing := t.signing
 		signing.CommitVersion = v + 1
-		log, err := jslog.New(jslog.Config{JetStream: b.executor, Keys: b.keys, Signing: signing})
+		log, err := jslog.New(jslog.Config{JetStream: t.executor, Keys: t.keys, Signing: signing})
 		if err != nil {
 			return row.Row{}, err
 		}
@@ -71,35 +61,31 @@ func versions(ctx context.Context, dir string, rounds int, each time.Duration) (
 	for i := range pairs {
 		for j := range 2 {
 			v := (i + j) % 2
-			before, err := cpu()
+			commits := 0
+			used, err := harness.CPUTime(func() error {
+				_, samples, err := drive(ctx, writers[v], each)
+				commits = len(samples)
+				return err
+			})
 			if err != nil {
 				return row.Row{}, err
 			}
-			_, samples, err := drive(ctx, writers[v], each)
-			if err != nil {
-				return row.Row{}, err
-			}
-			after, err := cpu()
-			if err != nil {
-				return row.Row{}, err
-			}
-			costs[v] = append(costs[v], float64((after-before).Microseconds())/float64(len(samples)))
+			costs[v] = append(costs[v], float64(used.Microseconds())/float64(commits))
 		}
 	}
 	var ratios []float64
 	for i := range pairs {
 		ratios = append(ratios, costs[1][i]/costs[0][i])
 	}
-	ratio := median(ratios)
+	ratio := harness.Median(ratios)
 	low, high := medianBounds(ratios)
 	return row.Row{
 		What:     fmt.Sprintf("append of commits of version 2, CPU of client and server, sessions: %d", versionSessions),
 		Target:   "5 % over version 1",
-		Measured: fmt.Sprintf("%.1f µs a commit", median(costs[1])),
-		Against:  fmt.Sprintf("version 1 %.1f µs a commit", median(costs[0])),
+		Measured: fmt.Sprintf("%.1f µs a commit", harness.Median(costs[1])),
+		Against:  fmt.Sprintf("version 1 %.1f µs a commit", harness.Median(costs[0])),
 		Ratio:    ratio,
 		OK:       ratio <= mostCPU,
-		Command:  "cd test && go run ./bench/append",
 		Note:     fmt.Sprintf("median of %d pairs of rounds of %s, 95 %% interval %.3f to %.3f; signed; each with key, user, service and address", pairs, each, low, high),
 	}, nil
 }

@@ -1,4 +1,4 @@
-package main
+package egress
 
 import (
 	"bufio"
@@ -20,22 +20,22 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// proxiedURL is what an agent in a sandbox takes for the model's address.
+// proxiedURL is the model's URL as an agent in a sandbox sees it.
 const proxiedURL = runner.EgressURL + "/" + runner.EgressAnthropic
 
-// unreadURL is the same model's, where the proxy reads no body.
+// unreadURL is the URL of the route on which the proxy does not read bodies.
 const unreadURL = runner.EgressURL + "/" + system.EgressUnread
 
-// register makes a sandbox known to the proxy, as its holder does, and gives its token.
+// register registers a sandbox with the proxy, as an executor does, and returns the sandbox's token.
 func register(ctx context.Context, proxy *system.Egress) (token string, err error) {
-	mint := func(kind events.Kind) string {
+	newID := func(kind events.Kind) string {
 		id, ierr := events.NewID(kind, time.Now(), rand.Reader)
 		err = errors.Join(err, ierr)
 		return id
 	}
-	sandbox, token := mint(events.KindSandbox), rand.Text()
+	sandbox, token := newID(events.KindSandbox), rand.Text()
 	body, merr := json.Marshal(map[string]any{
-		"token": token, "tenant": "default", "session": mint(events.KindSession), "execution": mint(events.KindExecution), "epoch": 1, "allow": []string{},
+		"token": token, "tenant": "default", "session": newID(events.KindSession), "execution": newID(events.KindExecution), "epoch": 1, "allow": []string{},
 	})
 	if err := errors.Join(err, merr); err != nil {
 		return "", err
@@ -52,15 +52,15 @@ func register(ctx context.Context, proxy *system.Egress) (token string, err erro
 	if err != nil {
 		return "", err
 	}
-	defer res.Body.Close() //nolint:errcheck // it is read
+	defer res.Body.Close() //nolint:errcheck // read to its end
 	raw, err := io.ReadAll(res.Body)
 	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("the egress proxy answered %s: %s", res.Status, raw)
+		err = fmt.Errorf("register a sandbox with the egress proxy: status %s: %s", res.Status, raw)
 	}
 	return token, err
 }
 
-// throughProxy dials the proxy's socket as a sandbox's runner does.
+// throughProxy returns a transport that dials the proxy's socket as a sandbox's runner does.
 func throughProxy(proxy *system.Egress, token string) *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", proxy.Sandboxes)
@@ -74,54 +74,54 @@ func throughProxy(proxy *system.Egress, token string) *http.Transport {
 	}}
 }
 
-// post asks the model, which answers as the header says. prompt is the inside of a string of JSON.
-func (w way) post(ctx context.Context, prompt string, stream bool, header http.Header) (*http.Response, error) {
+// post sends a request to the model, which answers according to the header. prompt is escaped as part of a JSON string.
+func (r route) post(ctx context.Context, prompt string, stream bool, header http.Header) (*http.Response, error) {
 	body := fmt.Sprintf(`{"model":"bench","max_tokens":100,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, stream, prompt)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/v1/messages", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"/v1/messages", strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header = header
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("X-Api-Key", "bench")
-	res, err := w.http.Do(req)
+	res, err := r.http.Do(req)
 	if err != nil {
 		return nil, err
 	}
 	if res.StatusCode != http.StatusOK {
 		raw, rerr := io.ReadAll(res.Body)
-		return nil, errors.Join(fmt.Errorf("%s answered %s: %s", w.url, res.Status, raw), rerr, res.Body.Close())
+		return nil, errors.Join(fmt.Errorf("post to %s: status %s: %s", r.url, res.Status, raw), rerr, res.Body.Close())
 	}
 	return res, nil
 }
 
-// request is one that is answered at once, to the answer's end.
-func (w way) request(ctx context.Context, prompt string) (time.Duration, error) {
+// request sends a request that is answered at once, and returns the time until the end of the answer.
+func (r route) request(ctx context.Context, prompt string) (time.Duration, error) {
 	began := time.Now()
-	res, err := w.post(ctx, prompt, false, http.Header{})
+	res, err := r.post(ctx, prompt, false, http.Header{})
 	if err != nil {
 		return 0, err
 	}
-	defer res.Body.Close() //nolint:errcheck // it is read
+	defer res.Body.Close() //nolint:errcheck // read to its end
 	raw, err := io.ReadAll(res.Body)
 	took := time.Since(began)
 	if err == nil && string(raw) != whole {
-		err = fmt.Errorf("%s answered %.200q", w.url, raw)
+		err = fmt.Errorf("post to %s: unexpected answer %.200q", r.url, raw)
 	}
 	return took, err
 }
 
-// stream reads an answer of tokens, and gives the age of each and the time of all.
-func (w way) stream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
+// stream reads a streamed answer. It returns the age of each token and the time until the end of the answer.
+func (r route) stream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
 	began := time.Now()
-	res, err := w.post(ctx, "Is it so?", true, http.Header{tokensHeader: {strconv.Itoa(tokens)}, paceHeader: {pace.String()}})
+	res, err := r.post(ctx, "Is it so?", true, http.Header{tokensHeader: {strconv.Itoa(tokens)}, paceHeader: {pace.String()}})
 	if err != nil {
 		return nil, 0, err
 	}
-	defer res.Body.Close() //nolint:errcheck // it is read
+	defer res.Body.Close() //nolint:errcheck // read to its end
 	lines := bufio.NewScanner(res.Body)
 	for lines.Scan() {
-		at := time.Now()
+		received := time.Now()
 		_, text, ok := strings.Cut(lines.Text(), `"text_delta","text":"`)
 		if !ok {
 			continue
@@ -130,13 +130,13 @@ func (w way) stream(ctx context.Context, tokens int, pace time.Duration) (ages [
 		if err != nil {
 			return nil, 0, err
 		}
-		ages = append(ages, at.Sub(time.Unix(0, stamp)))
+		ages = append(ages, received.Sub(time.Unix(0, stamp)))
 	}
 	if err := lines.Err(); err != nil {
 		return nil, 0, err
 	}
 	if len(ages) != tokens {
-		return nil, 0, fmt.Errorf("%s sent %d of %d tokens", w.url, len(ages), tokens)
+		return nil, 0, fmt.Errorf("post to %s: received %d of %d tokens", r.url, len(ages), tokens)
 	}
 	return ages, time.Since(began), nil
 }

@@ -1,4 +1,4 @@
-package main
+package egress
 
 import (
 	"errors"
@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Headers by which the client tells the model what to answer.
+// Headers of a request for a streamed answer. Without them the model sends whole.
 const (
 	tokensHeader = "X-Bench-Tokens"
 	paceHeader   = "X-Bench-Pace"
 )
 
-// whole is an answer that is not streamed.
+// whole is the answer that is not streamed.
 const whole = `{"id":"msg_1","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Yes."}],` +
 	`"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":2}}`
 
-// listen runs the model on this machine, and gives its address and what ends it.
+// listen starts the model on loopback. It returns its URL and a function that stops it.
 func listen() (url string, stop func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err
 	}
-	server := &http.Server{Handler: http.HandlerFunc(answer), ReadHeaderTimeout: within}
+	server := &http.Server{Handler: http.HandlerFunc(answer), ReadHeaderTimeout: timeout}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
 	return "http://" + l.Addr().String(), func() error {
@@ -37,13 +37,13 @@ func listen() (url string, stop func() error, err error) {
 	}, nil
 }
 
-// answer is the model: an Anthropic answer at once, or a stream of tokens that
-// each say when they were written, in nanoseconds.
+// answer is the handler of the model. It sends an Anthropic answer at once, or a stream of tokens, each of which is the
+// time at which it was written, in nanoseconds.
 func answer(w http.ResponseWriter, r *http.Request) {
 	tokens, err := strconv.Atoi(r.Header.Get(tokensHeader))
 	if err != nil {
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, whole) //nolint:errcheck // the client tells
+		fmt.Fprint(w, whole) //nolint:errcheck // the client reports an incomplete answer
 		return
 	}
 	pace, err := time.ParseDuration(r.Header.Get(paceHeader))
@@ -74,6 +74,6 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	}
 	if err == nil {
 		_ = event("message_delta", fmt.Sprintf(`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":%d}}`, tokens))
-		_ = event("message_stop", `{"type":"message_stop"}`) // the client misses what is not there
+		_ = event("message_stop", `{"type":"message_stop"}`) // the client reports an incomplete answer
 	}
 }

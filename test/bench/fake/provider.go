@@ -86,7 +86,7 @@ type box struct {
 	runner *fakeRunner
 }
 
-func (b *box) Secret() string                        { return "" } // it stands for one of a release without
+func (b *box) Secret() string                        { return "" } // like the sandboxes of releases without secrets
 func (b *box) ID() string                            { return b.spec.ID }
 func (b *box) Running(context.Context) (bool, error) { return true, nil }
 

@@ -1,8 +1,7 @@
-package main
+package fanout
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor"
 	"github.com/spoolhq/spool/test/bench/fake"
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/row"
 	"github.com/spoolhq/spool/test/bench/system"
 )
@@ -20,57 +20,61 @@ import (
 const (
 	// interval is the time from line to line of one runner.
 	interval = 100 * time.Millisecond
-	// pieces of text are in a block, which has one event at its begin and one at its end: 9 of 10 lines are text.
+	// pieces is the number of pieces of text in a block. A block also has one event at its start and one at its end, so
+	// 9 of 10 lines are text.
 	pieces = 18
-	// setUp is how long it may take until all sessions are at work, and patience how long after its last line an event may still be on its way.
-	setUp    = time.Minute
-	patience = 30 * time.Second
-	// callers are how many sessions are set up at once.
-	callers = 16
+	// startTimeout is the time in which all sessions have to be active.
+	startTimeout = time.Minute
+	// drainTimeout is the time after the last line in which all events have to arrive.
+	drainTimeout = 30 * time.Second
+	// creators is the number of sessions that are created at once.
+	creators = 16
 )
 
-// result is what one load came to.
+// result is the result of one load.
 type result struct {
 	sessions int
 	each     time.Duration
-	samples  []time.Duration // the age of every piece and event
-	took     time.Duration   // from the first line to the last one shown
-	broken   error           // what the first broken session's client saw
-	brokenIn int
-	warnings int64
+	samples  []time.Duration // the ages of all pieces and events
+	took     time.Duration   // from the first line to the end of the last client
+	err      error           // of the first session that failed
+	failed   int             // sessions
+	warnings int64           // logged by the services
 }
 
-func (r *result) reached() bool {
-	return r.broken == nil && row.Percentile(r.samples, 0.99) < target
+// met reports whether the load met the target.
+func (r *result) met() bool {
+	return r.err == nil && row.Percentile(r.samples, 0.99) < target
 }
 
+// rate returns the pieces and events per second.
 func (r *result) rate() float64 { return float64(len(r.samples)) / r.took.Seconds() }
 
-// stage lets all runners begin at once.
-type stage struct {
+// load starts all runners at once and is their script.
+type load struct {
 	each    time.Duration
-	waiting sync.WaitGroup // runners that are not there yet
-	begin   chan struct{}  // closed when all are
-	began   time.Time
+	waiting sync.WaitGroup // counts the runners that have no query yet
+	start   chan struct{}  // closed when all runners have a query
+	started time.Time
 
-	mu    sync.Mutex
-	parts int // runners that came
-	of    int
+	mu      sync.Mutex
+	runners int // that have a query
+	total   int
 }
 
-// play is the script of one runner: blocks of text, a line every interval, late lines at once.
-func (s *stage) play(ctx context.Context, t *fake.Turn) {
+// play is the script of one runner: blocks of text, one line every interval. A late line follows at once.
+func (s *load) play(ctx context.Context, t *fake.Turn) {
 	s.mu.Lock()
-	phase := interval * time.Duration(s.parts) / time.Duration(s.of)
-	s.parts++
+	phase := interval * time.Duration(s.runners) / time.Duration(s.total)
+	s.runners++
 	s.mu.Unlock()
 	s.waiting.Done()
 	select {
-	case <-s.begin:
+	case <-s.start:
 	case <-ctx.Done():
 		return
 	}
-	due := s.began.Add(phase)
+	due := s.started.Add(phase)
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
 	next := func() bool {
@@ -105,59 +109,58 @@ func (s *stage) play(ctx context.Context, t *fake.Turn) {
 	}
 }
 
-// blocks is how many blocks each runner writes.
-func (s *stage) blocks() int { return max(1, int(s.each/((pieces+2)*interval))) }
+// blocks returns the number of blocks that each runner writes.
+func (s *load) blocks() int { return max(1, int(s.each/((pieces+2)*interval))) }
 
-// load runs a system under a load.
-func load(ctx context.Context, dir string, sessions int, each time.Duration) (_ *result, err error) {
-	ctx, cancel := context.WithTimeout(ctx, setUp+each+patience)
+// runLoad runs a system under a load.
+func runLoad(ctx context.Context, b *harness.Bench, sessions int, each time.Duration) (r *result, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout+each+drainTimeout)
 	defer cancel()
-	tmp, remove, err := system.Scratch(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer remove()
-	s := &stage{each: each, begin: make(chan struct{}), of: sessions}
-	s.waiting.Add(sessions)
-	sys, err := system.Start(ctx, system.Config{
-		Dir: tmp, Provider: fake.New(s.play), Executor: executor.Config{Engine: "bench", Slots: sessions},
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sys.Close()) }()
-	readers, err := cast(ctx, sys, sessions)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.ready(ctx); err != nil {
-		return nil, err
-	}
-	s.began = time.Now()
-	close(s.begin)
-	reading, stop := context.WithTimeout(ctx, each+patience)
-	defer stop()
-	r := &result{sessions: sessions, each: each}
-	var all sync.WaitGroup
-	for _, c := range readers {
-		all.Go(func() { c.read(reading, s.blocks()) })
-	}
-	all.Wait()
-	r.took, r.warnings = time.Since(s.began), sys.Warnings()
-	for _, c := range readers {
-		r.samples = append(r.samples, c.samples...)
-		if c.err != nil {
-			r.brokenIn++
-			if r.broken == nil {
-				r.broken = fmt.Errorf("session %s: %w", c.session, c.err)
+	err = b.Part(fmt.Sprintf("%d sessions", sessions), func(b *harness.Bench) error {
+		s := &load{each: each, start: make(chan struct{}), total: sessions}
+		s.waiting.Add(sessions)
+		sys, err := b.System(ctx, system.Config{Provider: fake.New(s.play), Executor: executor.Config{Engine: "bench", Slots: sessions}})
+		if err != nil {
+			return err
+		}
+		readers, err := createSessions(ctx, sys, sessions)
+		if err != nil {
+			return err
+		}
+		if err := s.ready(ctx); err != nil {
+			return err
+		}
+		s.started = time.Now()
+		close(s.start)
+		readAll(ctx, readers, s)
+		r = &result{sessions: sessions, each: each, took: time.Since(s.started), warnings: sys.Warnings()}
+		for _, c := range readers {
+			r.samples = append(r.samples, c.samples...)
+			if c.err != nil {
+				r.failed++
+				if r.err == nil {
+					r.err = fmt.Errorf("session %s: %w", c.session, c.err)
+				}
 			}
 		}
-	}
-	return r, ctx.Err()
+		return ctx.Err()
+	})
+	return r, err
 }
 
-// ready waits until every runner has its query.
-func (s *stage) ready(ctx context.Context) error {
+// readAll blocks until all readers have read to the end of their executions, or have failed.
+func readAll(ctx context.Context, readers []*reader, s *load) {
+	ctx, stop := context.WithTimeout(ctx, s.each+drainTimeout)
+	defer stop()
+	var all sync.WaitGroup
+	for _, c := range readers {
+		all.Go(func() { c.read(ctx, s.blocks()) })
+	}
+	all.Wait()
+}
+
+// ready blocks until every runner has its query.
+func (s *load) ready(ctx context.Context) error {
 	all := make(chan struct{})
 	go func() { s.waiting.Wait(); close(all) }()
 	select {
@@ -166,24 +169,24 @@ func (s *stage) ready(ctx context.Context) error {
 	case <-ctx.Done():
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return fmt.Errorf("%d of %d runners have a query: %w", s.parts, s.of, ctx.Err())
+		return fmt.Errorf("%d of %d runners have a query: %w", s.runners, s.total, ctx.Err())
 	}
 }
 
-// cast makes the sessions, joins them and gives each a message.
-func cast(ctx context.Context, sys *system.System, sessions int) ([]*reader, error) {
+// createSessions creates the sessions, joins them and posts a message to each.
+func createSessions(ctx context.Context, sys *system.System, sessions int) ([]*reader, error) {
 	c := system.NewClient(sys.URL)
 	list := make([]*reader, sessions)
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(callers)
+	group.SetLimit(creators)
 	for i := range list {
 		group.Go(func() error {
-			session, err := c.Create(ctx, "spool")
+			session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
 			if err != nil {
 				return err
 			}
 			list[i] = &reader{session: session}
-			// The socket outlives the group.
+			// The socket is used after the group has ended.
 			if list[i].socket, err = c.Join(context.WithoutCancel(ctx), session); err != nil {
 				return err
 			}
@@ -194,7 +197,7 @@ func cast(ctx context.Context, sys *system.System, sessions int) ([]*reader, err
 	return list, group.Wait()
 }
 
-// reader is a client of one session.
+// reader is the client of one session.
 type reader struct {
 	session, execution string
 	socket             *system.Socket
@@ -202,34 +205,34 @@ type reader struct {
 	err                error
 }
 
-// read reads to the end of the execution.
+// read reads until the end of the execution.
 func (c *reader) read(ctx context.Context, blocks int) {
 	defer c.socket.Close()
 	c.samples = make([]time.Duration, 0, blocks*(pieces+2))
 	var stamps system.Stamps
 	kept := 0
 	for {
-		w, at, err := c.socket.Next(ctx)
+		w, received, err := c.socket.Next(ctx)
 		if err != nil {
 			c.err = err
 			return
 		}
-		late, err := stamps.Add(w, at)
+		ages, err := stamps.Add(w, received)
 		if err != nil {
 			c.err = err
 			return
 		}
-		c.samples = append(c.samples, late...)
+		c.samples = append(c.samples, ages...)
 		switch w.Type {
 		case events.BlockStart{}.EventType(), events.BlockComplete{}.EventType():
 			if w.Source == events.FromRunner {
-				c.samples = append(c.samples, at.Sub(w.Time))
+				c.samples = append(c.samples, received.Sub(w.Time))
 				kept++
 			}
 		}
 		if w.ExecutionID == c.execution && events.Terminal(w.Type) {
 			if stamps.Pieces != blocks*pieces || kept != 2*blocks || w.Type != (events.ExecutionCompleted{}).EventType() {
-				c.err = fmt.Errorf("%s after %d pieces and %d events of %d and %d", w.Type, stamps.Pieces, kept, blocks*pieces, 2*blocks)
+				c.err = fmt.Errorf("%s after %d pieces and %d events, want %d and %d", w.Type, stamps.Pieces, kept, blocks*pieces, 2*blocks)
 			}
 			return
 		}

@@ -1,4 +1,4 @@
-package main
+package idle
 
 import (
 	"bufio"
@@ -15,52 +15,57 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// process is this program in another role. It ends with its input.
-type process struct {
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	said string // its one line
-}
+// The hidden subcommands with which the benchmark starts its own program again. They stop at the end of their input.
+const (
+	natsCommand    = "idle-nats"
+	socketsCommand = "idle-sockets"
+)
 
-// child starts one, gives it lines, and waits for what it says.
-func child(role, at string, lines []string) (*process, error) {
+// startChild starts this program with a subcommand and its argument, writes lines to its input, and returns the one line
+// that it prints. The process stops at the end of the benchmark.
+func startChild(b *harness.Bench, subcommand, argument string, lines []string) (printed string, err error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	p := &process{cmd: exec.Command(self, "-role", role, "-at", at)} //nolint:gosec // this program
-	p.cmd.Stderr = os.Stderr
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.cmd.StdoutPipe()
+	cmd := exec.Command(self, subcommand, argument) //nolint:gosec // this program
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", err
 	}
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	b.Cleanup(func() error { return errors.Join(in.Close(), cmd.Wait()) })
 	if len(lines) > 0 {
-		_, err = io.WriteString(p.in, strings.Join(lines, "\n")+"\n\n")
+		_, err = io.WriteString(in, strings.Join(lines, "\n")+"\n\n")
 	}
 	if err == nil {
-		p.said, err = bufio.NewReader(out).ReadString('\n')
+		printed, err = bufio.NewReader(out).ReadString('\n')
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", role, err), p.end())
+		return "", fmt.Errorf("%s: %w", subcommand, err)
 	}
-	p.said = strings.TrimSpace(p.said)
-	return p, nil
+	return strings.TrimSpace(printed), nil
 }
 
-func (p *process) end() error { return errors.Join(p.in.Close(), p.cmd.Wait()) }
+// NATS is the subcommand idle-nats. It runs a server and prints the server's URL.
+type NATS struct {
+	Folder string `arg:"" help:"Folder for the data."`
+}
 
-// serveNATS runs a server until the input ends. It leaves syncing to its timer: how fast sessions are made is not measured here.
-func serveNATS(dir string) error {
-	srv, err := natsserver.Start(natsserver.Config{StoreDir: filepath.Join(dir, "nats"), Port: natsserver.RandomPort, Relaxed: true})
+// Run is called by kong. The server syncs its files by its timer, because the creation of sessions is not measured.
+func (c *NATS) Run() error {
+	srv, err := natsserver.Start(natsserver.Config{StoreDir: filepath.Join(c.Folder, "nats"), Port: natsserver.RandomPort, Relaxed: true})
 	if err != nil {
 		return err
 	}
@@ -72,10 +77,16 @@ func serveNATS(dir string) error {
 	return err
 }
 
-// openSockets joins the sessions that the input names, up to an empty line, and keeps them until the input ends.
-func openSockets(ctx context.Context, url string) error {
+// Sockets is the subcommand idle-sockets. It reads the ids of sessions from its input, up to an empty line, joins them
+// and prints a line.
+type Sockets struct {
+	URL string `arg:"" help:"URL of the gateway."`
+}
+
+// Run is called by kong.
+func (c *Sockets) Run(ctx context.Context) error {
 	in := bufio.NewReader(os.Stdin)
-	c := system.NewClient(url)
+	client := system.NewClient(c.URL)
 	var group errgroup.Group
 	group.SetLimit(16)
 	for {
@@ -86,27 +97,7 @@ func openSockets(ctx context.Context, url string) error {
 		if id = strings.TrimSpace(id); id == "" {
 			break
 		}
-		group.Go(func() error {
-			try, cancel := context.WithTimeout(ctx, time.Minute)
-			defer cancel()
-			s, err := c.Join(try, id)
-			if err != nil {
-				return err
-			}
-			// What came before the join is read.
-			for seq := uint32(0); seq < s.Tip; {
-				w, _, err := s.Next(try)
-				if err != nil {
-					return err
-				}
-				seq = w.Seq
-			}
-			go func() { // answers pings until this process ends
-				defer s.Close()
-				_, _, _ = s.Next(ctx)
-			}()
-			return nil
-		})
+		group.Go(func() error { return openSocket(ctx, client, id) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -116,4 +107,26 @@ func openSockets(ctx context.Context, url string) error {
 	}
 	_, err := io.Copy(io.Discard, in)
 	return err
+}
+
+// openSocket joins a session and reads its events so far. Then a goroutine keeps the WebSocket until the process ends.
+func openSocket(ctx context.Context, client *system.Client, session string) error {
+	joining, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	s, err := client.Join(joining, session)
+	if err != nil {
+		return err
+	}
+	for seq := uint32(0); seq < s.Tip; {
+		w, _, err := s.Next(joining)
+		if err != nil {
+			return err
+		}
+		seq = w.Seq
+	}
+	go func() { // answers pings
+		defer s.Close()
+		_, _, _ = s.Next(ctx)
+	}()
+	return nil
 }

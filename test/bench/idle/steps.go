@@ -1,10 +1,8 @@
-package main
+package idle
 
 import (
 	"context"
 	"crypto/rand"
-	"errors"
-	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -26,20 +24,20 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// usage is what this process has, once the garbage is gone.
+// usage holds the resources that this process uses after a garbage collection.
 type usage struct {
 	resident   uint64 // bytes of memory
 	live       uint64 // bytes of heap and stacks
 	goroutines int
 }
 
-func measure() usage {
+func measureUsage() usage {
 	runtime.GC()
 	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	u := usage{resident: m.Sys - m.HeapReleased, live: m.HeapAlloc + m.StackInuse, goroutines: runtime.NumGoroutine()}
-	// Where the system tells, what it says counts.
+	// The kernel's figure is used where there is one.
 	raw, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return u
@@ -54,13 +52,13 @@ func measure() usage {
 	return u
 }
 
-// work has sessions take a turn each and rest until their sandboxes are given
-// up, and gives how many goroutines are left of them.
+// work takes a turn in each of the given number of sessions, waits until their sandboxes are removed, and returns the
+// number of goroutines that are left of them.
 func work(ctx context.Context, sys *system.System, provider *fake.Provider, sessions int) (goroutines int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	c := system.NewClient(sys.URL)
-	// One to warm everything up that lasts: connections, pools.
+	// The first turns create what stays: connections and pools.
 	if err := turns(ctx, c, sys, provider, 16); err != nil {
 		return 0, err
 	}
@@ -71,26 +69,27 @@ func work(ctx context.Context, sys *system.System, provider *fake.Provider, sess
 	return settled(before+sessions/10) - before, nil
 }
 
-// settling is how long what served the sessions may take to end after them.
-const settling = 10 * time.Second
+// settleTimeout is the time in which the goroutines that served the sessions have to end.
+const settleTimeout = 10 * time.Second
 
-// settled counts the goroutines once there are no more than enough, or the time is over.
+// settled returns the number of goroutines as soon as it is at most enough, or after settleTimeout.
 func settled(enough int) int {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(settling); ; <-tick.C {
+	for deadline := time.Now().Add(settleTimeout); ; <-tick.C {
 		if n := runtime.NumGoroutine(); n <= enough || time.Now().After(deadline) {
 			return n
 		}
 	}
 }
 
+// turns takes a turn in each of the given number of sessions and blocks until all sessions are idle without a sandbox.
 func turns(ctx context.Context, c *system.Client, sys *system.System, provider *fake.Provider, sessions int) error {
 	var group errgroup.Group
 	group.SetLimit(16)
 	for range sessions {
 		group.Go(func() error {
-			id, err := c.Create(ctx, "spool")
+			id, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
 			if err == nil {
 				_, err = c.Post(ctx, id, "begin")
 			}
@@ -100,7 +99,7 @@ func turns(ctx context.Context, c *system.Client, sys *system.System, provider *
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return until(ctx, "the sandboxes of resting sessions are given up", func() (bool, error) {
+	return system.Until(ctx, stepTimeout, "the sandboxes of idle sessions are removed", func() (bool, error) {
 		c.HTTP.CloseIdleConnections()
 		var idle, all int
 		err := sys.Pool.QueryRow(ctx, "SELECT count(*) FILTER (WHERE idle), count(*) FROM "+readmodel.Sessions).Scan(&idle, &all)
@@ -108,34 +107,17 @@ func turns(ctx context.Context, c *system.Client, sys *system.System, provider *
 	})
 }
 
-// until asks again and again, since other processes are involved.
-func until(ctx context.Context, what string, ok func() (bool, error)) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		done, err := ok()
-		if err != nil || done {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waited in vain until %s: %w", what, ctx.Err())
-		case <-tick.C:
-		}
-	}
-}
-
-// writers are how many sessions are made at once.
+// writers is the number of sessions that are created at once.
 const writers = 64
 
-// fill writes sessions into the log, as the session service does, and waits until
-// that has armed their timers and the projector has their rows.
-func fill(ctx context.Context, sys *system.System, sessions int) ([]string, error) {
+// createSessions writes sessions to the log, as the session service does, and blocks until the session service has set
+// their timers and the projector has written their rows.
+func createSessions(ctx context.Context, sys *system.System, sessions int) ([]string, error) {
 	var before int
 	if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&before); err != nil {
 		return nil, err
 	}
-	deadline := time.Now().Add(making)
+	deadline := time.Now().Add(createTimeout)
 	var next atomic.Int64
 	var mu sync.Mutex
 	var ids []string
@@ -143,7 +125,7 @@ func fill(ctx context.Context, sys *system.System, sessions int) ([]string, erro
 	for range writers {
 		group.Go(func() error {
 			for next.Add(1) <= int64(sessions) && time.Now().Before(deadline) {
-				id, err := create(ctx, sys)
+				id, err := createSession(ctx, sys)
 				if err != nil {
 					return err
 				}
@@ -161,9 +143,7 @@ func fill(ctx context.Context, sys *system.System, sessions int) ([]string, erro
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience+making)
-	defer cancel()
-	return ids, until(ctx, "every session has its row and its timer", func() (bool, error) {
+	return ids, system.Until(ctx, stepTimeout+createTimeout, "every session has its row and its timer", func() (bool, error) {
 		var rows int
 		if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&rows); err != nil {
 			return false, err
@@ -172,12 +152,12 @@ func fill(ctx context.Context, sys *system.System, sessions int) ([]string, erro
 		if err != nil {
 			return false, err
 		}
-		return rows == before+len(ids) && stream.CachedInfo().State.Msgs >= uint64(len(ids)), errors.Join(ctx.Err(), sys.Err())
+		return rows == before+len(ids) && stream.CachedInfo().State.Msgs >= uint64(len(ids)), sys.Err()
 	})
 }
 
-// create makes a session with the defaults of the service, but for the rest of this program.
-func create(ctx context.Context, sys *system.System) (string, error) {
+// createSession creates a session with the defaults of the service.
+func createSession(ctx context.Context, sys *system.System) (string, error) {
 	id, err := events.NewID(events.KindSession, time.Now(), rand.Reader)
 	if err != nil {
 		return "", err

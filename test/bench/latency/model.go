@@ -1,4 +1,4 @@
-package main
+package latency
 
 import (
 	"context"
@@ -12,27 +12,28 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// The time from piece to piece: a model that streams 50 a second, unevenly, so
-// that the pieces come at any moment of the coalescing.
+// Limits of the time between two pieces. The model streams 50 pieces a second on average, unevenly, so that they arrive
+// at any moment of the runner's coalescing.
 const (
 	shortest = 5 * time.Millisecond
 	longest  = 35 * time.Millisecond
 )
 
-// model answers any Chat Completions request with pieces that say when they were sent.
+// model answers every Chat Completions request with pieces of text that hold the times at which they were sent.
 type model struct {
 	mu     sync.Mutex
 	pieces int
 }
 
+// set sets the number of pieces of the next answers.
 func (m *model) set(pieces int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pieces = pieces
 }
 
-// serve listens on loopback and gives the base URL, with /v1.
-func (m *model) serve() (url string, stop func(), err error) {
+// serve listens on loopback. It returns the base URL, with /v1, and a function that stops the server.
+func (m *model) serve() (url string, stop func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err
@@ -43,9 +44,9 @@ func (m *model) serve() (url string, stop func(), err error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = srv.Serve(l) // ends with Close
+		_ = srv.Serve(l) // returns after Close
 	}()
-	return "http://" + l.Addr().String() + "/v1", func() { _ = srv.Close(); <-ended }, nil
+	return "http://" + l.Addr().String() + "/v1", func() error { err := srv.Close(); <-ended; return err }, nil
 }
 
 func (m *model) answer(w http.ResponseWriter, r *http.Request) {
@@ -61,7 +62,7 @@ func (m *model) answer(w http.ResponseWriter, r *http.Request) {
 		}
 		chunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")
 		if flush() != nil {
-			return // the agent is gone; the turn tells
+			return // the agent has gone; the turn fails
 		}
 	}
 	chunk(w, "{}", `"stop"`)
@@ -72,6 +73,7 @@ func chunk(w http.ResponseWriter, delta, finish string) {
 	_, _ = fmt.Fprintf(w, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,"delta":%s,"finish_reason":%s}]}`+"\n\n", delta, finish)
 }
 
+// pause waits for a duration and reports whether ctx is still alive.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

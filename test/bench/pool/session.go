@@ -1,4 +1,4 @@
-package main
+package pool
 
 import (
 	"context"
@@ -8,93 +8,65 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/test/bench/bare"
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// times are of one session.
+// times holds the times of one session.
 type times struct {
-	began, posted        time.Time
-	ready, started, text time.Time // seen on the WebSocket: the sandbox, the agent at work, the first text
+	system.Turn
+	created        time.Time // the client began to create the session
+	ready, started time.Time // the WebSocket received that the sandbox is ready, and that the agent works
 }
 
-// session makes a session, takes its first turn and deletes it.
-func (b *bench) session(ctx context.Context, n int) (t times, err error) {
-	if err := b.full(ctx); err != nil {
-		return t, err
+// session creates a session, takes its first turn and deletes it. A sandbox that did not come from the pool, or an agent
+// that was not started before the turn, is an error.
+func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
+	if err := t.full(ctx); err != nil {
+		return s, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	client := system.NewClient(b.sys.URL)
+	client := system.NewClient(t.sys.URL)
 	defer client.HTTP.CloseIdleConnections()
-	t.began = time.Now()
-	id, err := client.Create(ctx, architecture)
+	s.created = time.Now()
+	id, err := client.Create(ctx, system.SessionSpec{Architecture: architecture})
 	if err != nil {
-		return t, err
+		return s, err
 	}
 	socket, err := client.Join(ctx, id)
 	if err != nil {
-		return t, err
+		return s, err
 	}
 	defer socket.Close()
-	failed := make(chan error, 1)
-	t.posted = time.Now()
-	go func() {
-		// The text may come before the answer of REST does.
-		_, err := client.Post(ctx, id, fmt.Sprint("number ", n))
-		failed <- err
-	}()
-	err = t.follow(ctx, socket)
-	return t, errors.Join(err, <-failed, b.sys.End(ctx, id))
-}
-
-// follow reads to the turn's end. A sandbox that is not the pool's, or an agent
-// that was not started before, is an error.
-func (t *times) follow(ctx context.Context, socket *system.Socket) error {
 	var sandbox events.SandboxReady
 	var agent events.ExecutionStarted
-	for {
-		w, at, err := socket.Next(ctx)
-		if err != nil {
-			return err
-		}
+	s.Turn, err = client.TakeTurn(ctx, socket, id, fmt.Sprint("number ", n), func(w events.Wire, received time.Time) error {
 		switch w.Type {
 		case sandbox.EventType():
-			t.ready, err = at, json.Unmarshal(w.Data, &sandbox)
+			s.ready = received
+			return json.Unmarshal(w.Data, &sandbox)
 		case agent.EventType():
-			t.started, err = at, json.Unmarshal(w.Data, &agent)
+			s.started = received
+			return json.Unmarshal(w.Data, &agent)
 		}
-		if err != nil {
-			return err
-		}
-		s, ok, err := system.TextOf(w)
-		if err != nil {
-			return err
-		}
-		if ok && s.Piece != "" && t.text.IsZero() {
-			t.text = at
-		}
-		switch {
-		case !events.Terminal(w.Type):
-		case w.Type != (events.ExecutionCompleted{}).EventType() || t.text.IsZero():
-			return fmt.Errorf("it ended with %s: %s", w.Type, w.Data)
-		case !sandbox.Pooled || !agent.Warm:
-			return fmt.Errorf("it missed the pool: sandbox from the pool %t, agent warm %t", sandbox.Pooled, agent.Warm)
-		default:
-			return nil
-		}
+		return nil
+	})
+	if err == nil && (!sandbox.Pooled || !agent.Warm) {
+		err = fmt.Errorf("the session missed the pool: sandbox from the pool %t, agent warm %t", sandbox.Pooled, agent.Warm)
 	}
+	return s, errors.Join(err, t.sys.End(ctx, id))
 }
 
-// plain is the first turn of a Claude Code that has just shaken hands, without Spool.
-func (b *bench) plain(ctx context.Context, n int) (time.Duration, error) {
-	if err := b.full(ctx); err != nil {
+// bareTurn returns the time to the first text of a Claude Code without Spool that has just completed its handshake.
+func (t *testbed) bareTurn(ctx context.Context, n int) (time.Duration, error) {
+	if err := t.full(ctx); err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	agent, err := bare.Claude(b.claude, filepath.Join(b.dir, fmt.Sprint("bare-", n)), b.url)
+	agent, err := bareagent.ClaudeCode().Warm(t.claude, filepath.Join(t.dir, fmt.Sprint("bare-", n)), t.url)
 	if err != nil {
 		return 0, err
 	}

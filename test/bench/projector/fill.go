@@ -1,4 +1,4 @@
-package main
+package projector
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// start is when the log begins.
+// start is the time of the first event.
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // writer chains the commits of one session.
@@ -24,30 +24,31 @@ type writer struct {
 	n          int
 }
 
-// fill writes the log unguarded and many at once, in the order that a running system would: turn after turn over all sessions.
-func (b *bench) fill(ctx context.Context, sessions, turns int) error {
+// fill publishes the log asynchronously and without guards, in the order of a running system: turn after turn over all
+// sessions.
+func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 	writers := make([]*writer, sessions)
 	for i := range writers {
 		writers[i] = &writer{tenant: "default", id: events.Derive(events.KindSession, "bench", fmt.Sprint(i)), prev: map[events.Aspect]string{}}
-		if err := b.append(ctx, writers[i], events.Life, "", events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}); err != nil {
+		if err := t.append(ctx, writers[i], events.Life, "", events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}); err != nil {
 			return err
 		}
 	}
 	for n := range turns {
-		if err := b.turn(ctx, writers[n%sessions], n); err != nil {
+		if err := t.turn(ctx, writers[n%sessions], n); err != nil {
 			return err
 		}
 	}
 	select {
-	case <-b.js.PublishAsyncComplete():
+	case <-t.js.PublishAsyncComplete():
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return b.findEnds(ctx, writers)
+	return t.findEnds(ctx, writers)
 }
 
-// turn is a query with some text and three tool calls: 23 events in 11 commits.
-func (b *bench) turn(ctx context.Context, w *writer, n int) error {
+// turn appends a turn with some text and three tool calls: 23 events in 11 commits.
+func (t *testbed) turn(ctx context.Context, w *writer, n int) error {
 	x := events.Derive(events.KindExecution, w.id, fmt.Sprint(n))
 	block := func(name string) string { return events.Derive(events.KindBlock, x, name) }
 	text := events.Block{ID: block("text"), Kind: events.KindAssistantText, Status: events.StatusPending}
@@ -79,27 +80,27 @@ func (b *bench) turn(ctx context.Context, w *writer, n int) error {
 		events.ExecutionCompleted{DurationMs: 900, Usage: events.Usage{InputTokens: 300, OutputTokens: 400}, Result: "done"},
 	}})
 	for _, c := range commits {
-		if err := b.append(ctx, w, c.aspect, x, c.list...); err != nil {
+		if err := t.append(ctx, w, c.aspect, x, c.list...); err != nil {
 			return err
 		}
 	}
-	if b.snapshot == "" {
+	if t.snapshot == "" {
 		return nil
 	}
-	return b.append(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: b.snapshot})
+	return t.append(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: t.snapshot})
 }
 
-func (b *bench) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {
+func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {
 	subject := events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}
 	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}
 	for _, p := range list {
 		w.n++
-		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: start.Add(time.Duration(b.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
+		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: start.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
 		if execution != "" {
 			e.ConversationID = events.MainConversation
 		}
 		d.Events = append(d.Events, e)
-		b.events++
+		t.events++
 	}
 	d.ID = events.Derive(events.KindCommit, w.id, fmt.Sprint(w.n))
 	c, err := d.Seal(subject, w.prev[aspect])
@@ -111,13 +112,13 @@ func (b *bench) append(ctx context.Context, w *writer, aspect events.Aspect, exe
 	if err != nil {
 		return err
 	}
-	_, err = b.js.PublishAsync(subject.String(), data)
+	_, err = t.js.PublishAsync(subject.String(), data)
 	return err
 }
 
-// findEnds asks where each group's last commit lies.
-func (b *bench) findEnds(ctx context.Context, writers []*writer) error {
-	stream, err := b.js.Stream(ctx, "EVENTS-0")
+// findEnds sets ends to the sequences of the last commits of all groups.
+func (t *testbed) findEnds(ctx context.Context, writers []*writer) error {
+	stream, err := t.js.Stream(ctx, "EVENTS-0")
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (b *bench) findEnds(ctx context.Context, writers []*writer) error {
 				return err
 			}
 			g := readmodel.Group(w.id)
-			b.ends[g] = max(b.ends[g], m.Sequence)
+			t.ends[g] = max(t.ends[g], m.Sequence)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-package main
+package projector
 
 import (
 	"bytes"
@@ -22,31 +22,32 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 	"github.com/spoolhq/spool/services/projector"
 	"github.com/spoolhq/spool/services/session"
+	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
 const (
-	// forkShare is the most that the decision of a fork may take of the time in which the whole log of the session is read.
+	// forkShare is the maximum time of a fork, as a share of the time to read the whole log of the session.
 	forkShare = 0.1
-	// forksAsked is how often a fork is asked for at each event.
-	forksAsked = 10
+	// forkRequests is the number of forks at each event.
+	forkRequests = 10
 )
 
-// storeSnapshot stores the snapshot that all turns end with.
-func (b *bench) storeSnapshot(ctx context.Context, tenant, session string) error {
-	store, err := natsstore.Open(ctx, b.js, topology.BucketWorkspaces)
+// storeSnapshot stores the snapshot that is recorded after every turn.
+func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) error {
+	store, err := natsstore.Open(ctx, t.js, topology.BucketWorkspaces)
 	if err != nil {
 		return err
 	}
 	box := &workspacetest.Box{Tree: map[string]string{"workspace/a.txt": "a\n"}}
 	r, err := workspace.Snapshot(ctx, box, store, workspace.Options{Tenant: tenant, Session: session})
-	b.snapshot = r.ID
+	t.snapshot = r.ID
 	return err
 }
 
-// seal gives both subjects of a session a commit with the state after it, which the commits of fill do not have.
-func (b *bench) seal(ctx context.Context, id string) error {
-	sessions := eventlog.Sessions{Log: b.log}
+// seal appends a commit with the state to both subjects of a session. The commits of fill have no state.
+func (t *testbed) seal(ctx context.Context, id string) error {
+	sessions := eventlog.Sessions{Log: t.log}
 	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
 	if err != nil {
 		return err
@@ -55,20 +56,20 @@ func (b *bench) seal(ctx context.Context, id string) error {
 	event := func(n string, data events.Payload) events.Event {
 		return events.Event{ID: events.Derive(events.KindEvent, id, n), Time: start, Source: events.FromServer, Data: data}
 	}
-	if err := sessions.AppendRunPart(ctx, &l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: b.snapshot})}}); err != nil {
+	if err := sessions.AppendRunPart(ctx, &l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: t.snapshot})}}); err != nil {
 		return err
 	}
-	b.events += 2
+	t.events += 2
 	return sessions.AppendLife(ctx, &l, actor, events.Derive(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
 }
 
-// reportForks measures forks of the session at some of its events, and what is read through one at its end.
-func (b *bench) reportForks(ctx context.Context, out io.Writer, url string) (err error) {
-	s, err := session.New(session.Config{}, session.Deps{NATS: b.nc, Log: b.log, Logger: slog.New(slog.DiscardHandler)})
+// reportForks measures forks of the session at some of its events, and reads of the history of a fork at its end.
+func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string) (err error) {
+	s, err := session.New(session.Config{}, session.Deps{NATS: t.nc, Log: t.log, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
-	p, err := projector.New(projector.Config{DatabaseURL: b.url}, projector.Deps{NATS: b.nc, Log: b.log})
+	p, err := projector.New(projector.Config{DatabaseURL: t.url}, projector.Deps{NATS: t.nc, Log: t.log})
 	if err != nil {
 		return err
 	}
@@ -87,16 +88,16 @@ func (b *bench) reportForks(ctx context.Context, out io.Writer, url string) (err
 		return err
 	}
 	id := events.Derive(events.KindSession, "bench", "0")
-	whole, err := b.wholeWalk(ctx, id)
+	whole, err := t.readWhole(ctx, id)
 	if err != nil {
 		return err
 	}
 	path := url + "/api/sessions/" + id + "/fork"
 	var last string
-	for _, at := range []int{b.events / 100, b.events / 2, b.events} {
-		a, err := measure(at, forksAsked, func() error {
+	for _, seq := range []int{t.events / 100, t.events / 2, t.events} {
+		a, err := measure(seq, forkRequests, func() error {
 			var answer struct{ SessionID, Position string }
-			err := call(ctx, http.MethodPost, path, fmt.Sprintf(`{"at":%d}`, at), &answer)
+			err := call(ctx, http.MethodPost, path, fmt.Sprintf(`{"at":%d}`, seq), &answer)
 			last = answer.SessionID + "?minPosition=" + answer.Position
 			return err
 		})
@@ -104,24 +105,24 @@ func (b *bench) reportForks(ctx context.Context, out io.Writer, url string) (err
 			return err
 		}
 		ratio := ms(a.took, 0.5) / ms(whole.took, 0.5)
-		if err := row.Write(out, row.Row{
-			What: fmt.Sprintf("fork at event %d of a session with %d events, over REST", at, b.events), Target: fmt.Sprintf("under %.0f %% of reading its log", 100*forkShare),
+		if err := b.Report(row.Row{
+			What: fmt.Sprintf("fork at event %d of a session with %d events, over REST", seq, t.events), Target: fmt.Sprintf("under %.0f %% of reading its log", 100*forkShare),
 			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
-			Against:  fmt.Sprintf("the log read from its beginning: %.1f ms and %.1f MB allocated", ms(whole.took, 0.5), float64(whole.allocated)/1e6),
-			Ratio:    ratio, P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), OK: ratio < forkShare, Command: "cd test && go run ./bench/projector -rounds 0",
-			Note: "the first fork of the session is not counted; gateway, session service, NATS, client and Postgres share the machine",
+			Against:  fmt.Sprintf("the log read from its start: %.1f ms and %.1f MB allocated", ms(whole.took, 0.5), float64(whole.allocated)/1e6),
+			Ratio:    ratio, P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), OK: ratio < forkShare, Command: harness.Command(statesOnly),
+			Note: "without the first fork of the session; gateway, session service, NATS, client and Postgres share the machine",
 		}); err != nil {
 			return err
 		}
 	}
-	return b.reportHistory(ctx, out, url+"/api/sessions/", last)
+	return t.reportHistory(ctx, b, url+"/api/sessions/", last)
 }
 
-// wholeWalk measures how long the decision takes that reads the log from its beginning.
-func (b *bench) wholeWalk(ctx context.Context, id string) (asked, error) {
-	return measure(b.events, 3, func() error {
+// readWhole measures a fork decision that reads the log from its start.
+func (t *testbed) readWhole(ctx context.Context, id string) (timings, error) {
+	return measure(t.events, 3, func() error {
 		w := fork.New(fork.Tip)
-		for e, err := range eventlog.Session(ctx, b.log, "default", id) {
+		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
 			if err != nil {
 				return err
 			}
@@ -132,8 +133,8 @@ func (b *bench) wholeWalk(ctx context.Context, id string) (asked, error) {
 	})
 }
 
-// reportHistory measures what a fork is asked for of its ancestor's events and blocks.
-func (b *bench) reportHistory(ctx context.Context, out io.Writer, url, fork string) error {
+// reportHistory measures how long a fork takes to read the events and blocks of its ancestor.
+func (t *testbed) reportHistory(ctx context.Context, b *harness.Bench, url, fork string) error {
 	var id, position string
 	if _, err := fmt.Sscanf(fork, "%30s?minPosition=%s", &id, &position); err != nil {
 		return fmt.Errorf("fork %q: %w", fork, err)
@@ -141,14 +142,14 @@ func (b *bench) reportHistory(ctx context.Context, out io.Writer, url, fork stri
 	if err := call(ctx, http.MethodGet, url+fork, "", new(any)); err != nil {
 		return err
 	}
-	for _, q := range []string{"history?limit=1000", fmt.Sprintf("history?limit=1000&after=%d", b.events-1100), "history/blocks"} {
-		a, err := measure(b.events, forksAsked, func() error { return call(ctx, http.MethodGet, url+id+"/"+q, "", new(any)) })
+	for _, q := range []string{"history?limit=1000", fmt.Sprintf("history?limit=1000&after=%d", t.events-1100), "history/blocks"} {
+		a, err := measure(t.events, forkRequests, func() error { return call(ctx, http.MethodGet, url+id+"/"+q, "", new(any)) })
 		if err != nil {
 			return err
 		}
-		if err := row.Write(out, row.Row{
-			What: fmt.Sprintf("%s of a fork of a session with %d events, over REST", q, b.events), Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
-			P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), Command: "cd test && go run ./bench/projector -rounds 0",
+		if err := b.Report(row.Row{
+			What: fmt.Sprintf("%s of a fork of a session with %d events, over REST", q, t.events), Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
+			P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), Command: harness.Command(statesOnly),
 		}); err != nil {
 			return err
 		}
@@ -156,20 +157,20 @@ func (b *bench) reportHistory(ctx context.Context, out io.Writer, url, fork stri
 	return nil
 }
 
-// measure does something several times, after once that does not count.
-func measure(at, n int, do func() error) (asked, error) {
-	a := asked{at: at}
+// measure calls do n times, after one call that is not measured. seq is the event that the calls are for.
+func measure(seq, n int, do func() error) (timings, error) {
+	a := timings{seq: seq}
 	var before, after runtime.MemStats
 	for i := range n + 1 {
 		if i == 1 {
 			runtime.ReadMemStats(&before)
 		}
-		from := time.Now()
+		start := time.Now()
 		if err := do(); err != nil {
 			return a, err
 		}
 		if i > 0 {
-			a.took = append(a.took, time.Since(from))
+			a.took = append(a.took, time.Since(start))
 		}
 	}
 	runtime.ReadMemStats(&after)
@@ -177,7 +178,7 @@ func measure(at, n int, do func() error) (asked, error) {
 	return a, nil
 }
 
-// call sends a request and decodes the answer.
+// call sends a request and decodes the response.
 func call(ctx context.Context, method, url, body string, to any) error {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader([]byte(body)))
 	if err != nil {
@@ -193,7 +194,7 @@ func call(ctx context.Context, method, url, body string, to any) error {
 		return err
 	}
 	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s answered %s %.300s", url, resp.Status, text)
+		return fmt.Errorf("%s: status %s: %.300s", url, resp.Status, text)
 	}
 	return json.Unmarshal(text, to)
 }

@@ -1,4 +1,4 @@
-package main
+package skills
 
 import (
 	"archive/zip"
@@ -12,60 +12,62 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/skill"
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-const plain = "plain" // the agent without skills
+// plain is the slug of the agent without skills.
+const plain = "plain"
 
+// Each skill has this number of scripts of this size in bytes.
 const (
 	scripts    = 5
 	scriptSize = 20 << 10
 )
 
-// agent applies one of the built-in architecture.
-func (b *bench) agent(ctx context.Context, slug string, skills []string) error {
-	return b.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer what you are asked.", "skills": skills})
+// applyAgent applies an agent of the built-in architecture.
+func (s *testbed) applyAgent(ctx context.Context, slug string, skills []string) error {
+	return s.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
 }
 
-// round pushes new skills and takes three first turns.
-func (b *bench) round(ctx context.Context, n int, t *times) error {
+// round pushes new skills and takes the first turn of three sessions: without skills, with the new skills, and with the
+// same skills again.
+func (s *testbed) round(ctx context.Context, n int, t *times) error {
 	slug := fmt.Sprint("skilled-", n)
 	var zips [][]byte
 	var names []string
-	for i := range b.skills {
+	for i := range s.skills {
 		name := fmt.Sprintf("skill-%d-%d", n, i)
-		z, err := b.pack(name)
+		z, err := s.pack(name)
 		if err != nil {
 			return err
 		}
-		if err := b.client.PushSkill(ctx, name, z); err != nil {
+		if err := s.client.PushSkill(ctx, name, z); err != nil {
 			return err
 		}
 		zips, names = append(zips, z), append(names, name)
 	}
-	if err := b.agent(ctx, slug, names); err != nil {
+	if err := s.applyAgent(ctx, slug, names); err != nil {
 		return err
 	}
 	for _, m := range []struct {
 		agent string
 		into  *[]time.Duration
 	}{{plain, &t.none}, {slug, &t.first}, {slug, &t.again}} {
-		d, err := b.turn(ctx, m.agent)
+		d, err := s.turn(ctx, m.agent)
 		if err != nil {
 			return fmt.Errorf("agent %s: %w", m.agent, err)
 		}
 		*m.into = append(*m.into, d)
 	}
-	d, err := unpack(filepath.Join(b.dir, slug), zips)
+	d, err := unpack(filepath.Join(s.dir, slug), zips)
 	t.unpacked = append(t.unpacked, d)
 	return err
 }
 
-// pack makes a skill that no other is like.
-func (b *bench) pack(name string) (_ []byte, err error) {
-	dir := filepath.Join(b.dir, name)
+// pack returns the ZIP of a skill with random content.
+func (s *testbed) pack(name string) (_ []byte, err error) {
+	dir := filepath.Join(s.dir, name)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := os.MkdirAll(filepath.Join(dir, "scripts"), 0o750); err != nil {
 		return nil, err
@@ -76,7 +78,7 @@ func (b *bench) pack(name string) (_ []byte, err error) {
 	}
 	content := make([]byte, scriptSize)
 	for i := range scripts {
-		_, _ = rand.Read(content) // it never fails
+		_, _ = rand.Read(content) // never fails
 		if err := os.WriteFile(filepath.Join(dir, "scripts", fmt.Sprint(i)), content, 0o600); err != nil {
 			return nil, err
 		}
@@ -86,58 +88,27 @@ func (b *bench) pack(name string) (_ []byte, err error) {
 	return z.Bytes(), err
 }
 
-// turn is a new session's first turn, from the message to the first text. The session is gone when it returns.
-func (b *bench) turn(ctx context.Context, agent string) (took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+// turn creates a session, returns the time from the message of its first turn to the first text, and deletes the session.
+func (s *testbed) turn(ctx context.Context, agent string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	id, err := b.client.CreateOf(ctx, agent)
+	id, err := s.client.Create(ctx, system.SessionSpec{Agent: agent})
 	if err != nil {
 		return 0, err
 	}
-	socket, err := b.client.Join(ctx, id)
+	socket, err := s.client.Join(ctx, id)
 	if err != nil {
 		return 0, err
 	}
 	defer socket.Close()
-	failed := make(chan error, 1)
-	posted := time.Now()
-	go func() {
-		// The text may come before the answer of REST does.
-		_, err := b.client.Post(ctx, id, "hello")
-		failed <- err
-	}()
-	at, err := firstText(ctx, socket)
-	return at.Sub(posted), errors.Join(err, <-failed, b.sys.End(ctx, id))
+	t, err := s.client.TakeTurn(ctx, socket, id, "hello", nil)
+	return t.Latency(), errors.Join(err, s.sys.End(ctx, id))
 }
 
-// firstText reads to the turn's end and gives when its first text came.
-func firstText(ctx context.Context, socket *system.Socket) (first time.Time, err error) {
-	for {
-		w, at, err := socket.Next(ctx)
-		if err != nil {
-			return first, err
-		}
-		s, ok, err := system.TextOf(w)
-		if err != nil {
-			return first, err
-		}
-		if ok && s.Piece != "" && first.IsZero() {
-			first = at
-		}
-		switch {
-		case !events.Terminal(w.Type):
-		case w.Type != (events.ExecutionCompleted{}).EventType() || first.IsZero():
-			return first, fmt.Errorf("it ended with %s: %s", w.Type, w.Data)
-		default:
-			return first, nil
-		}
-	}
-}
-
-// unpack writes the files of ZIPs into a folder, as any program would, and removes it.
+// unpack writes the files of ZIPs into a folder, returns how long that took, and removes the folder.
 func unpack(dir string, zips [][]byte) (took time.Duration, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	began := time.Now()
+	started := time.Now()
 	for i, z := range zips {
 		r, err := zip.NewReader(bytes.NewReader(z), int64(len(z)))
 		if err != nil {
@@ -149,7 +120,7 @@ func unpack(dir string, zips [][]byte) (took time.Duration, err error) {
 			}
 		}
 	}
-	return time.Since(began), nil
+	return time.Since(started), nil
 }
 
 func extract(path string, f *zip.File) error {

@@ -1,4 +1,4 @@
-package main
+package snapshot
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// session is one of the built-in agent.
+// session is a session of the built-in agent.
 type session struct {
 	sys    *system.System
 	client *system.Client
@@ -18,11 +18,11 @@ type session struct {
 }
 
 func newSession(ctx context.Context, sys *system.System) (*session, error) {
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	s := &session{sys: sys, client: system.NewClient(sys.URL)}
 	var err error
-	if s.id, err = s.client.CreateWith(ctx, "spool", "known-model"); err != nil {
+	if s.id, err = s.client.Create(ctx, system.SessionSpec{Architecture: "spool", Model: "known-model"}); err != nil {
 		return nil, err
 	}
 	s.socket, err = s.client.Join(ctx, s.id)
@@ -31,40 +31,40 @@ func newSession(ctx context.Context, sys *system.System) (*session, error) {
 
 func (s *session) close() error {
 	defer s.socket.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), turnWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
 	defer cancel()
 	return s.sys.End(ctx, s.id)
 }
 
-// turn takes a turn and gives the snapshot at its end.
+// turn takes a turn and returns the snapshot at its end.
 func (s *session) turn(ctx context.Context, text string) (synced events.WorkspaceSynced, err error) {
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	execution, err := s.client.Post(ctx, s.id, text)
 	if err != nil {
 		return synced, err
 	}
-	for over := false; ; {
+	for ended := false; ; {
 		w, _, err := s.socket.Next(ctx)
 		if err != nil {
-			return synced, fmt.Errorf("waiting for the snapshot, turn over %t: %w", over, err)
+			return synced, fmt.Errorf("waiting for the snapshot, turn ended %t: %w", ended, err)
 		}
 		if w.ExecutionID == execution && events.Terminal(w.Type) {
 			if w.Type != (events.ExecutionCompleted{}).EventType() {
 				return synced, fmt.Errorf("the turn ended with %s: %s", w.Type, w.Data)
 			}
-			over = true
+			ended = true
 		}
-		if over && w.Type == synced.EventType() {
+		if ended && w.Type == synced.EventType() {
 			err := read(w, "turn", &synced)
 			return synced, err
 		}
 	}
 }
 
-// sync asks for a snapshot and gives it.
+// sync requests a snapshot and returns it.
 func (s *session) sync(ctx context.Context) (synced events.WorkspaceSynced, err error) {
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	if err := s.client.Sync(ctx, s.id); err != nil {
 		return synced, err
@@ -72,7 +72,7 @@ func (s *session) sync(ctx context.Context) (synced events.WorkspaceSynced, err 
 	for {
 		w, _, err := s.socket.Next(ctx)
 		if err != nil {
-			return synced, fmt.Errorf("waiting for the snapshot that was asked for: %w", err)
+			return synced, fmt.Errorf("waiting for the requested snapshot: %w", err)
 		}
 		if w.Type == synced.EventType() {
 			err := read(w, "requested", &synced)
@@ -81,13 +81,13 @@ func (s *session) sync(ctx context.Context) (synced events.WorkspaceSynced, err 
 	}
 }
 
-// read decodes a snapshot's event, which must be of a reason.
+// read decodes the event of a snapshot. A snapshot for another reason is an error.
 func read(w events.Wire, reason string, into *events.WorkspaceSynced) error {
 	if err := json.Unmarshal(w.Data, into); err != nil {
 		return err
 	}
 	if into.Reason != reason {
-		return fmt.Errorf("the snapshot was taken for %s, not for %s", into.Reason, reason)
+		return fmt.Errorf("the reason of the snapshot is %s, want %s", into.Reason, reason)
 	}
 	return nil
 }

@@ -15,19 +15,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Client speaks to a gateway.
+// Client is a client of a gateway. It is safe for concurrent use.
 type Client struct {
 	URL  string
 	HTTP *http.Client
 }
 
-// NewClient makes one that keeps as many connections as there are callers.
+// NewClient returns a client that keeps up to 64 idle connections.
 func NewClient(url string) *Client {
 	return &Client{URL: url, HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 }
 
-// call makes a request, with a body unless it is nil, and decodes the answer,
-// unless out is nil. The answer must be a success.
+// call sends a request, with a body unless it is nil, and decodes the response into out unless that is nil. A response
+// without a status of 2xx is an error.
 func (c *Client) call(ctx context.Context, method, path string, body, out any) error {
 	var in io.Reader
 	if body != nil {
@@ -52,13 +52,13 @@ func (c *Client) do(req *http.Request, out any) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was read
+	defer resp.Body.Close() //nolint:errcheck // read to its end
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("%s %s answered %d: %.200s", req.Method, req.URL.Path, resp.StatusCode, raw)
+		return fmt.Errorf("%s %s: status %d: %.200s", req.Method, req.URL.Path, resp.StatusCode, raw)
 	}
 	if out == nil {
 		return nil
@@ -66,29 +66,23 @@ func (c *Client) do(req *http.Request, out any) error {
 	return json.Unmarshal(raw, out)
 }
 
-// Create makes a session of an architecture.
-func (c *Client) Create(ctx context.Context, architecture string) (session string, err error) {
-	return c.CreateWith(ctx, architecture, "")
+// SessionSpec is the body of the request that creates a session. It has either an Agent or an Architecture.
+type SessionSpec struct {
+	Agent        string `json:"agent,omitempty"` // the slug of an applied agent
+	Architecture string `json:"architecture,omitempty"`
+	Model        string `json:"model,omitempty"` // "" for the default
 }
 
-// CreateWith makes a session of an architecture and a model, "" for the default one.
-func (c *Client) CreateWith(ctx context.Context, architecture, model string) (session string, err error) {
-	body := map[string]any{"architecture": architecture}
-	if model != "" {
-		body["model"] = model
-	}
-	return c.create(ctx, body)
-}
-
-func (c *Client) create(ctx context.Context, body map[string]any) (session string, err error) {
+// Create creates a session and returns its id.
+func (c *Client) Create(ctx context.Context, spec SessionSpec) (session string, err error) {
 	var out struct {
 		SessionID string `json:"sessionId"`
 	}
-	err = c.call(ctx, http.MethodPost, "/api/sessions", body, &out)
+	err = c.call(ctx, http.MethodPost, "/api/sessions", spec, &out)
 	return out.SessionID, err
 }
 
-// Apply applies a definition of a kind of the catalogue, agents or environments.
+// Apply applies a definition. Kind is "agents" or "environments".
 func (c *Client) Apply(ctx context.Context, kind, slug string, spec any) error {
 	return c.call(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
 }
@@ -103,22 +97,17 @@ func (c *Client) PushSkill(ctx context.Context, slug string, zip []byte) error {
 	return c.do(req, nil)
 }
 
-// CreateOf makes a session of an agent of the catalogue.
-func (c *Client) CreateOf(ctx context.Context, agent string) (session string, err error) {
-	return c.create(ctx, map[string]any{"agent": agent})
-}
-
-// Delete deletes a session; its sandbox ends soon after. See System.End.
+// Delete deletes a session. Its sandbox ends soon after; see System.End.
 func (c *Client) Delete(ctx context.Context, session string) error {
 	return c.call(ctx, http.MethodDelete, "/api/sessions/"+session, nil, nil)
 }
 
-// Sync asks for a snapshot of a session's workspace, which comes in its own time.
+// Sync requests a snapshot of a session's workspace and does not wait for it.
 func (c *Client) Sync(ctx context.Context, session string) error {
 	return c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/sync", struct{}{}, nil)
 }
 
-// Post posts a message.
+// Post posts a message and returns the id of its execution.
 func (c *Client) Post(ctx context.Context, session, text string) (execution string, err error) {
 	var out struct {
 		ExecutionID string `json:"executionId"`
@@ -129,12 +118,12 @@ func (c *Client) Post(ctx context.Context, session, text string) (execution stri
 
 // Socket is a WebSocket that has joined one session.
 type Socket struct {
-	Tip  uint32 // when it joined
+	Tip  uint32 // the seq of the session's last event when the socket joined
 	conn *websocket.Conn
 }
 
-// Message is what a Socket is sent.
-type Message struct {
+// message is a message from the gateway to a Socket.
+type message struct {
 	Type    string      `json:"type"`
 	Seq     uint32      `json:"seq"`
 	Event   events.Wire `json:"event"`
@@ -142,7 +131,7 @@ type Message struct {
 	Message string      `json:"message"`
 }
 
-// Join opens a WebSocket, joins the session from its first event, and returns when the gateway says so.
+// Join opens a WebSocket, joins the session from its first event, and returns when the gateway has confirmed that.
 func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
@@ -155,7 +144,7 @@ func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
 		err = conn.Write(ctx, websocket.MessageText, join)
 	}
 	for err == nil {
-		var m Message
+		var m message
 		if m, _, err = s.next(ctx); err == nil && m.Type == "session:joined" {
 			s.Tip = m.Seq
 			return s, nil
@@ -165,7 +154,7 @@ func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
 	return nil, err
 }
 
-// Next gives the next event or text, and when it was there.
+// Next returns the next event or text delta, and the time at which it was received.
 func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
 	for {
 		m, at, err := s.next(ctx)
@@ -175,35 +164,35 @@ func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
 	}
 }
 
-func (s *Socket) next(ctx context.Context) (Message, time.Time, error) {
-	var m Message
+func (s *Socket) next(ctx context.Context) (message, time.Time, error) {
+	var m message
 	_, raw, err := s.conn.Read(ctx)
-	at := time.Now()
+	received := time.Now()
 	if err != nil {
-		return m, at, err
+		return m, received, err
 	}
 	if err := json.Unmarshal(raw, &m); err != nil {
-		return m, at, err
+		return m, received, err
 	}
 	if m.Type == "error" {
-		return m, at, fmt.Errorf("the gateway says %s: %s", m.Code, m.Message)
+		return m, received, fmt.Errorf("error from the gateway: %s: %s", m.Code, m.Message)
 	}
-	return m, at, nil
+	return m, received, nil
 }
 
 // Close ends the connection.
 func (s *Socket) Close() { _ = s.conn.CloseNow() }
 
-// Text is what of a block's text an event of type text_delta or block_complete brings.
+// Text is the part of a block's text that an event of type text_delta or block_complete holds.
 type Text struct {
 	Block    string
 	Offset   int // in bytes
 	Piece    string
-	Complete bool // it is the whole text
+	Complete bool // Piece is the whole text
 }
 
-// TextOf reads it; false when the event brings none of the agent's text.
-func TextOf(w events.Wire) (Text, bool, error) {
+// TextOf returns the text in an event. ok is false if the event holds no text of the agent.
+func TextOf(w events.Wire) (text Text, ok bool, err error) {
 	switch w.Type {
 	case events.TextDelta:
 		var d struct {

@@ -15,16 +15,16 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// Image is what Docker sandboxes are made from; scripts/images makes it.
+// Image is the image of Docker sandboxes. scripts/images builds it.
 const Image = "spool/sandbox:latest"
 
-// modelKey stands where a key of the scripted model is wanted.
+// modelKey is the API key of the scripted model, which accepts any key.
 const modelKey = "bench"
 
-// dockerWithin bounds one command of the engine, and the wait for the egress proxy.
-const dockerWithin = time.Minute
+// dockerTimeout limits one command of the engine, and the wait for the egress proxy.
+const dockerTimeout = time.Minute
 
-// Docker is nil where there is an engine with Image, else why there is not.
+// Docker returns nil if there is a Docker engine that has Image, and otherwise the reason why not.
 func Docker(ctx context.Context) error {
 	if _, err := docker(ctx, "image", "inspect", "--format", "{{.Id}}", Image); err != nil {
 		return fmt.Errorf("no Docker engine with the image %s (scripts/engine start; scripts/images): %w", Image, err)
@@ -32,19 +32,19 @@ func Docker(ctx context.Context) error {
 	return nil
 }
 
-// docker runs the engine's command line and gives the lines that it prints.
+// docker runs the docker CLI and returns the words that it prints.
 func docker(ctx context.Context, args ...string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, dockerWithin)
+	ctx, cancel := context.WithTimeout(ctx, dockerTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput() //nolint:gosec // our own arguments
+	out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput() //nolint:gosec // the arguments are our own
 	if err != nil {
 		return nil, fmt.Errorf("docker %s: %w: %s", args[0], err, strings.TrimSpace(string(out)))
 	}
 	return strings.Fields(string(out)), nil
 }
 
-// sandboxes sets the executor up for the model and the kind of sandboxes.
-func (s *System) sandboxes(ctx context.Context) error {
+// configureSandboxes configures the executor for the model and the sandbox provider.
+func (s *System) configureSandboxes(ctx context.Context) error {
 	e := &s.cfg.Executor
 	if s.cfg.ModelURL != "" {
 		e.AnthropicBaseURL, e.AnthropicKey = s.cfg.ModelURL, modelKey
@@ -56,7 +56,7 @@ func (s *System) sandboxes(ctx context.Context) error {
 	s.engine = "bench" + strings.ToLower(rand.Text()[:12])
 	e.Sandbox, e.SandboxImage, e.Engine = executor.Docker, Image, s.engine
 	s.cfg.Session.Providers = []string{executor.Docker}
-	s.closers = append(s.closers, s.clear)
+	s.closers = append(s.closers, s.removeFromEngine)
 	egress, err := StartEgress(ctx, s.cfg.Dir, s.cfg.ModelURL)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func (s *System) sandboxes(ctx context.Context) error {
 
 func (s *System) label() string { return "label=dev.spool.engine=" + s.engine }
 
-// Containers is how many containers of this system's the engine has; 0 without Docker.
+// Containers returns the number of containers of this system on the engine, or 0 without Docker.
 func (s *System) Containers(ctx context.Context) (int, error) {
 	if s.engine == "" {
 		return 0, nil
@@ -77,10 +77,10 @@ func (s *System) Containers(ctx context.Context) (int, error) {
 	return len(list), err
 }
 
-// clear removes what the engine still has of this system. That there was
-// something beside the volume with the runner is an error: Spool should have removed it.
-func (s *System) clear() error {
-	ctx := context.Background() // bounded by docker
+// removeFromEngine removes the containers and volumes of this system from the engine. Containers, and volumes other than
+// those of the runner and of skills, are an error, because Spool should have removed them.
+func (s *System) removeFromEngine() error {
+	ctx := context.Background() // docker has its own timeout
 	containers, err := docker(ctx, "ps", "--all", "--quiet", "--filter", s.label())
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (s *System) clear() error {
 	var errs []error
 	if len(containers) > 0 {
 		_, err := docker(ctx, append([]string{"rm", "--force"}, containers...)...)
-		errs = append(errs, fmt.Errorf("left on the engine, and removed now: containers %s", strings.Join(containers, ", ")), err)
+		errs = append(errs, fmt.Errorf("containers were left on the engine and are removed now: %s", strings.Join(containers, ", ")), err)
 	}
 	volumes, err := docker(ctx, "volume", "ls", "--quiet", "--filter", s.label())
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *System) clear() error {
 	}
 	for _, v := range volumes {
 		if !strings.HasPrefix(v, "spool-runner-") && !strings.HasPrefix(v, "spool-skills-") {
-			errs = append(errs, fmt.Errorf("left on the engine, and removed now: volume %s", v))
+			errs = append(errs, fmt.Errorf("volume was left on the engine and is removed now: %s", v))
 		}
 		_, err := docker(ctx, "volume", "rm", v)
 		errs = append(errs, err)
@@ -104,7 +104,7 @@ func (s *System) clear() error {
 	return errors.Join(errs...)
 }
 
-// Egress is a running egress proxy, a process of its own as it always is.
+// Egress is a running egress proxy in a process of its own, as in every installation.
 type Egress struct {
 	Sandboxes, Admin string // paths of its sockets
 	cmd              *exec.Cmd
@@ -112,16 +112,16 @@ type Egress struct {
 	errs             *strings.Builder
 }
 
-// EgressUnread is a route of StartEgress to the model whose requests the proxy passes on unread.
+// EgressUnread is the name of a second route to the model, whose requests the proxy forwards without reading their bodies.
 const EgressUnread = "unread"
 
-// StartEgress builds the proxy into dir, runs it before a model, and returns when it is well.
+// StartEgress builds the proxy into dir, starts it in front of a model, and returns when it is healthy.
 func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	binary, err := build(ctx, dir, "egress", "github.com/spoolhq/spool/services/executor/cmd/egress")
 	if err != nil {
 		return nil, err
 	}
-	// A socket's path is short, and sandboxes run as another user.
+	// The path of a socket has to be short, and sandboxes run as another user.
 	e := &Egress{errs: &strings.Builder{}}
 	if e.dir, err = os.MkdirTemp("", "egress-"); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	e.cmd.Env = append(os.Environ(), "SPOOL_LOG_LEVEL=warn", "SPOOL_ANTHROPIC_BASE_URL="+modelURL, "SPOOL_OPENAI_BASE_URL="+modelURL+"/v1",
 		"ANTHROPIC_API_KEY="+modelKey, "OPENAI_API_KEY="+modelKey)
 	e.cmd.Stderr = e.errs
-	// A signal to the terminal's programs is not for it: sandboxes need it to their end.
+	// A signal from the terminal must not end the proxy, because sandboxes need it until they have ended.
 	e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := e.cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(e.dir))
@@ -147,7 +147,7 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	healthy := func() bool {
 		return exec.CommandContext(ctx, binary, "health", "--listen-admin", e.Admin).Run() == nil //nolint:gosec // built here
 	}
-	if err := Until(ctx, dockerWithin, "the egress proxy listens", func() (bool, error) { return healthy(), nil }); err != nil {
+	if err := Until(ctx, dockerTimeout, "the egress proxy is healthy", func() (bool, error) { return healthy(), nil }); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
@@ -157,24 +157,25 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 func (e *Egress) Close() error {
 	err := e.cmd.Process.Signal(syscall.SIGTERM)
 	if werr := e.cmd.Wait(); werr != nil {
-		err = errors.Join(err, fmt.Errorf("the egress proxy ended with %w: %s", werr, e.errs))
+		err = errors.Join(err, fmt.Errorf("egress proxy: %w: %s", werr, e.errs))
 	}
 	return errors.Join(err, os.RemoveAll(e.dir))
 }
 
-// Until asks again and again until the answer is yes, and gives up after a while.
-func Until(ctx context.Context, within time.Duration, what string, ok func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
+// Until calls condition every 20 ms until it returns true or an error, or until the timeout is over. The error of a
+// timeout contains what, which names the condition.
+func Until(ctx context.Context, timeout time.Duration, what string, condition func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if yes, err := ok(); yes || err != nil {
+		if ok, err := condition(); ok || err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("never: %s: %w", what, ctx.Err())
+			return fmt.Errorf("wait until %s: %w", what, ctx.Err())
 		case <-tick.C:
 		}
 	}

@@ -8,11 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// tenant is whose everything is while authentication is off.
+// tenant owns all sessions while authentication is off.
 const tenant = "default"
 
-// End deletes a session and returns when its sandbox, which it must have had,
-// has ended. The log tells, since sockets do not follow a deleted session.
+// End deletes a session and blocks until its sandbox has ended. The session must have had a sandbox. End reads the log,
+// because WebSockets do not follow a deleted session.
 func (s *System) End(ctx context.Context, session string) error {
 	if err := NewClient(s.URL).Delete(ctx, session); err != nil {
 		return err
@@ -20,7 +20,7 @@ func (s *System) End(ctx context.Context, session string) error {
 	start := eventlog.Position{Shard: events.Partition(session) % s.Log.Shards()}
 	for rec, err := range s.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
 		if err != nil {
-			return fmt.Errorf("wait for the end of the sandbox of %s: %w", session, err)
+			return fmt.Errorf("wait until the sandbox of %s has ended: %w", session, err)
 		}
 		for _, e := range rec.Events {
 			if e.Data.EventType() == (events.SandboxTerminated{}).EventType() {
@@ -28,5 +28,5 @@ func (s *System) End(ctx context.Context, session string) error {
 			}
 		}
 	}
-	return fmt.Errorf("the sandbox of %s did not end: %w", session, ctx.Err())
+	return fmt.Errorf("wait until the sandbox of %s has ended: %w", session, ctx.Err())
 }

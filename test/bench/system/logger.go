@@ -7,36 +7,36 @@ import (
 	"sync/atomic"
 )
 
-// loud is how many warnings are printed: an overloaded system has thousands.
-const loud = 20
+// maxPrinted is the number of warnings that are printed. An overloaded system logs thousands.
+const maxPrinted = 20
 
-// quiet passes the first warnings on and counts the rest.
-type quiet struct {
+// warnings is a handler that prints the first warnings and counts all.
+type warnings struct {
 	slog.Handler
 	count *atomic.Int64
 }
 
-func newQuiet() quiet {
-	return quiet{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}), &atomic.Int64{}}
+func newWarnings() warnings {
+	return warnings{slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}), &atomic.Int64{}}
 }
 
 // Handle implements slog.Handler.
-func (q quiet) Handle(ctx context.Context, r slog.Record) error {
-	if q.count.Add(1) > loud {
+func (h warnings) Handle(ctx context.Context, r slog.Record) error {
+	if h.count.Add(1) > maxPrinted {
 		return nil
 	}
-	return q.Handler.Handle(ctx, r)
+	return h.Handler.Handle(ctx, r)
 }
 
 // WithAttrs implements slog.Handler.
-func (q quiet) WithAttrs(list []slog.Attr) slog.Handler {
-	return quiet{q.Handler.WithAttrs(list), q.count}
+func (h warnings) WithAttrs(list []slog.Attr) slog.Handler {
+	return warnings{h.Handler.WithAttrs(list), h.count}
 }
 
 // WithGroup implements slog.Handler.
-func (q quiet) WithGroup(name string) slog.Handler {
-	return quiet{q.Handler.WithGroup(name), q.count}
+func (h warnings) WithGroup(name string) slog.Handler {
+	return warnings{h.Handler.WithGroup(name), h.count}
 }
 
-// Warnings is how many warnings and errors the services have logged.
-func (s *System) Warnings() int64 { return s.quiet.count.Load() }
+// Warnings returns the number of warnings and errors that the services have logged.
+func (s *System) Warnings() int64 { return s.warnings.count.Load() }

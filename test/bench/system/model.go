@@ -6,7 +6,14 @@ import (
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 )
 
-// Model runs a scripted model server, in this process, and gives its address and what ends it.
+// EchoScript is a script by which the model answers every message at once, with the text of the message.
+const EchoScript = `
+rules:
+  - steps:
+      - text: 'You said {{user}}.'
+`
+
+// Model starts a scripted model server in this process. It returns its URL, and a function that stops it.
 func Model(script string) (url string, stop func() error, err error) {
 	s, err := server.Load("bench.yaml", []byte(script))
 	if err != nil {

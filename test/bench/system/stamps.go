@@ -9,19 +9,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StampBytes is the length of a piece of text that says when it was written.
+// StampBytes is the length of a stamp.
 const StampBytes = 24
 
-// Stamp is such a piece: 19 digits of nanoseconds and a filling, as long as the scripted model's own pieces.
+// Stamp returns a piece of text that holds a time: 19 digits of nanoseconds, padded with spaces.
 func Stamp(at time.Time) string {
 	return fmt.Sprintf("%019d%5s", at.UnixNano(), " ")
 }
 
-// Stamps reads a session's events as a client does, and holds them to what they
-// promise: each seq follows the last, text follows text, a whole text begins with
-// what was shown of it.
+// Stamps reads a session's events as a client does, and checks them: seqs have no gap, the pieces of a text follow each
+// other, and a complete text begins with the pieces that were received before it.
 type Stamps struct {
-	Pieces int // that were shown, each once
+	Pieces int // pieces of text, each counted once
 	Kept   int // events of the log
 
 	seq   uint32
@@ -29,9 +28,9 @@ type Stamps struct {
 	shown string
 }
 
-// Add takes the next event that came at a time. It gives how old every piece of
-// text was when it was first shown. What is doubled, lost or out of order is an error.
-func (s *Stamps) Add(w events.Wire, at time.Time) (late []time.Duration, err error) {
+// Add takes the next event and the time at which it was received. It returns the ages of the pieces of text that were
+// not received before. An event or a piece that is duplicated, lost or out of order is an error.
+func (s *Stamps) Add(w events.Wire, received time.Time) (ages []time.Duration, err error) {
 	if w.Type != events.TextDelta {
 		if w.Seq != s.seq+1 {
 			return nil, fmt.Errorf("seq %d came after %d", w.Seq, s.seq)
@@ -67,7 +66,7 @@ func (s *Stamps) Add(w events.Wire, at time.Time) (late []time.Duration, err err
 			return nil, fmt.Errorf("block %s: %w", t.Block, err)
 		}
 		s.Pieces++
-		late = append(late, at.Sub(time.Unix(0, ns)))
+		ages = append(ages, received.Sub(time.Unix(0, ns)))
 	}
-	return late, nil
+	return ages, nil
 }

@@ -1,6 +1,5 @@
-// Package system runs the whole of Spool inside a benchmark: real NATS that
-// syncs every message, real Postgres, one copy of every service, all in this
-// process but Postgres, as `spool up` does. It speaks to it as clients do.
+// Package system runs all of Spool inside a benchmark, as `spool up` does: NATS that syncs every message and one copy of
+// every service in this process, and Postgres in its own. Client talks to it as users' clients do.
 package system
 
 import (
@@ -34,58 +33,45 @@ import (
 
 // Config of a System. Only Dir is required.
 type Config struct {
-	Dir      string           // holds everything; see Scratch
-	NATSURL  string           // a server without users that runs elsewhere; "" starts one in this process, with the users' rights
-	Provider sandbox.Provider // nil for local processes or, with Docker, containers; by Executor.Runner
-	Docker   bool             // containers, with an egress proxy before ModelURL; see Docker
-	ModelURL string           // the scripted model that agents are given, without /v1; "" leaves Executor as it is
+	Dir      string           // holds all data; Postgres, which may run as another user, must be able to enter it
+	NATSURL  string           // a server without users in another process; "" starts one in this process, with all users
+	Provider sandbox.Provider // nil for sandboxes that run Executor.Runner: local processes or, with Docker, containers
+	Docker   bool             // sandboxes are containers, with an egress proxy in front of ModelURL; see function Docker
+	ModelURL string           // the scripted model of all agents, without /v1; "" leaves Executor as it is
 	Session  session.Config
 	Executor executor.Config
-	Metrics  prometheus.Registerer // of the executor; nil for none
+	Metrics  prometheus.Registerer // metrics of the executor; nil for none
 }
 
 // System is a running Spool.
 type System struct {
 	URL  string       // of the gateway
-	NATS *nats.Conn   // may do all
-	Log  eventlog.Log // may do all
+	NATS *nats.Conn   // with all permissions
+	Log  eventlog.Log // with all permissions
 	Pool *pgxpool.Pool
 
-	cfg     Config
-	engine  string // with Docker: the label of all that is ours
-	quiet   quiet
-	logger  *slog.Logger
-	connect func(user string) (*nats.Conn, eventlog.Log, error)
-	closers []func() error // in the order of opening
-	cancel  context.CancelFunc
-	run     context.Context
-	parts   sync.WaitGroup
+	cfg      Config
+	engine   string // with Docker: the label of all containers and volumes of this system
+	warnings warnings
+	logger   *slog.Logger
+	connect  func(user string) (*nats.Conn, eventlog.Log, error)
+	closers  []func() error // called in reverse order
+	cancel   context.CancelFunc
+	run      context.Context
+	parts    sync.WaitGroup
 
 	mu  sync.Mutex
-	err error // of the first part that ended by itself
+	err error // of the first service that stopped by itself
 }
 
-// Scratch makes a folder under dir, "" for the system's temporary one, and gives what removes it.
-func Scratch(dir string) (string, func(), error) {
-	tmp, err := os.MkdirTemp(dir, "spool-bench-")
-	if err != nil {
-		return "", nil, err
-	}
-	// Postgres may run as another user than we do.
-	if err := os.Chmod(tmp, 0o755); err != nil { //nolint:gosec // see above
-		return "", nil, errors.Join(err, os.RemoveAll(tmp))
-	}
-	return tmp, func() { _ = os.RemoveAll(tmp) }, nil
-}
-
-// Build builds a command of this repository into a folder and gives its path.
+// Build builds a command of this repository into a folder and returns the path of the binary.
 func Build(ctx context.Context, dir, command string) (string, error) {
 	return build(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
 }
 
 func build(ctx context.Context, dir, command, source string) (string, error) {
 	path := filepath.Join(dir, command)
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, source) //nolint:gosec // of this repository
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, source) //nolint:gosec // a package of this repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", command, err, out)
@@ -93,10 +79,10 @@ func build(ctx context.Context, dir, command, source string) (string, error) {
 	return path, nil
 }
 
-// Start returns when every part is ready. An error leaves nothing running.
+// Start starts the servers and services and returns when all are ready. After an error nothing is running.
 func Start(ctx context.Context, cfg Config) (*System, error) {
-	s := &System{cfg: cfg, quiet: newQuiet()}
-	s.logger = slog.New(s.quiet)
+	s := &System{cfg: cfg, warnings: newWarnings()}
+	s.logger = slog.New(s.warnings)
 	s.run, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -104,7 +90,7 @@ func Start(ctx context.Context, cfg Config) (*System, error) {
 	return s, nil
 }
 
-// Close stops every part, the servers last, and gives the reason of the first that had ended by itself.
+// Close stops the services and then the servers. The error includes that of Err.
 func (s *System) Close() error {
 	s.cancel()
 	s.parts.Wait()
@@ -116,7 +102,7 @@ func (s *System) Close() error {
 	return errors.Join(errs...)
 }
 
-// Err is why a part ended by itself, nil while all run.
+// Err returns the error of the first service that stopped by itself, or nil while all run.
 func (s *System) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +110,7 @@ func (s *System) Err() error {
 }
 
 func (s *System) start(ctx context.Context) error {
-	url, err := s.base(ctx)
+	url, err := s.startServers(ctx)
 	if err != nil {
 		return err
 	}
@@ -135,17 +121,17 @@ func (s *System) start(ctx context.Context) error {
 		return err
 	}
 	s.closers = append(s.closers, func() error { s.Pool.Close(); return nil })
-	if err := s.sandboxes(ctx); err != nil {
+	if err := s.configureSandboxes(ctx); err != nil {
 		return err
 	}
-	if err := s.services(ctx, url); err != nil {
+	if err := s.startServices(ctx, url); err != nil {
 		return err
 	}
 	return readmodel.AwaitCaughtUp(ctx, s.Pool)
 }
 
-// base starts the servers, or what of them does not run already.
-func (s *System) base(ctx context.Context) (databaseURL string, err error) {
+// startServers starts Postgres, and NATS unless it runs in another process.
+func (s *System) startServers(ctx context.Context) (databaseURL string, err error) {
 	if s.cfg.NATSURL == "" {
 		b, err := stack.Open(ctx, stack.Config{DataDir: filepath.Join(s.cfg.Dir, "data"), Logger: s.logger})
 		if err != nil {
@@ -198,8 +184,9 @@ func (s *System) open(user string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
-// part runs a service until Close, and waits until it is ready.
-func (s *System) part(ctx context.Context, name string, ready <-chan struct{}, run func(context.Context) error) error {
+// startService runs a service until Close, and blocks until it is ready. A nil channel means that the service does not
+// report readiness.
+func (s *System) startService(ctx context.Context, name string, ready <-chan struct{}, run func(context.Context) error) error {
 	ended := make(chan struct{})
 	s.parts.Go(func() {
 		defer close(ended)
@@ -207,7 +194,7 @@ func (s *System) part(ctx context.Context, name string, ready <-chan struct{}, r
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.err == nil {
-				s.err = fmt.Errorf("%s ended: %w", name, err)
+				s.err = fmt.Errorf("%s stopped: %w", name, err)
 			}
 		}
 	})
@@ -218,13 +205,13 @@ func (s *System) part(ctx context.Context, name string, ready <-chan struct{}, r
 	case <-ready:
 		return nil
 	case <-ended:
-		return fmt.Errorf("%s did not start", name)
+		return fmt.Errorf("start %s: it stopped before it was ready", name)
 	case <-ctx.Done():
-		return fmt.Errorf("%s did not start: %w", name, ctx.Err())
+		return fmt.Errorf("start %s: %w", name, ctx.Err())
 	}
 }
 
-func (s *System) services(ctx context.Context, databaseURL string) error {
+func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	nc, log, err := s.open(topology.UserSession)
 	if err != nil {
 		return err
@@ -233,7 +220,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.part(ctx, "the session service", life.Ready(), life.Run); err != nil {
+	if err := s.startService(ctx, "the session service", life.Ready(), life.Run); err != nil {
 		return err
 	}
 	if nc, log, err = s.open(topology.UserProjector); err != nil {
@@ -243,17 +230,17 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.part(ctx, "the projector", nil, rows.Run); err != nil {
+	if err := s.startService(ctx, "the projector", nil, rows.Run); err != nil {
 		return err
 	}
 	if nc, log, err = s.open(topology.UserSkills); err != nil {
 		return err
 	}
-	shelf, err := skills.New(skills.Config{Scratch: s.cfg.Dir}, skills.Deps{NATS: nc, Log: log, Logger: s.logger})
+	library, err := skills.New(skills.Config{Scratch: s.cfg.Dir}, skills.Deps{NATS: nc, Log: log, Logger: s.logger})
 	if err != nil {
 		return err
 	}
-	if err := s.part(ctx, "the skills service", shelf.Ready(), shelf.Run); err != nil {
+	if err := s.startService(ctx, "the skills service", library.Ready(), library.Run); err != nil {
 		return err
 	}
 	if nc, log, err = s.open(topology.UserExecutor); err != nil {
@@ -265,7 +252,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.part(ctx, "the executor", runs.Ready(), runs.Run); err != nil {
+	if err := s.startService(ctx, "the executor", runs.Ready(), runs.Run); err != nil {
 		return err
 	}
 	if nc, _, err = s.open(topology.UserGateway); err != nil {
@@ -275,7 +262,7 @@ func (s *System) services(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.part(ctx, "the gateway", gate.Ready(), gate.Run); err != nil {
+	if err := s.startService(ctx, "the gateway", gate.Ready(), gate.Run); err != nil {
 		return err
 	}
 	s.URL = "http://" + gate.Addr().String()

@@ -64,15 +64,15 @@ type Place struct {
 type Launch struct {
 	Place
 	SessionID    string
-	Command      []string          // the query's, for architecture acp: the agent's program and its arguments
+	Command      []string          // from the query, for architecture acp: the agent's program and its arguments
 	Model        string            // the query's, else the profile's; "" for the architecture's default
-	ModelSet     bool              // the environment or the command have the model
+	ModelSet     bool              // the environment or the command name the model
 	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
 	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
 	Policy       string            // runner.PolicyWorkspace
-	Env          map[string]string // the query's, for the process only: never to be journaled
-	Resume       string            // the agent's own session id to go on with; "" for a new one
-	Fork         *runner.Fork      // the query's, with Resume: go on with a copy of that session
+	Env          map[string]string // from the query, only for the process: must never be journaled
+	Resume       string            // the agent's own session id to resume; "" for a new session
+	Fork         *runner.Fork      // from the query, with Resume: continue with a copy of that session
 	Environ      []string          // the runner's own environment, KEY=value
 	Executable   string            // the runner's own binary
 
@@ -97,7 +97,7 @@ type Command struct {
 	Path  string   // absolute
 	Args  []string // without the program's name
 	Env   []string // the whole environment, KEY=value
-	Files []File   // laid down before it starts (package launchfiles)
+	Files []File   // written before the process starts (package launchfiles)
 }
 
 // File is a file that is written before a process starts, and removed when another process starts without it.

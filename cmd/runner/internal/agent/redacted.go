@@ -20,8 +20,8 @@ const (
 	maxAnchor = 256
 )
 
-// ours are the fields that the runner itself fills in: numbers and words from its own lists.
-var ours = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
+// runnerFields are the fields that the runner itself fills in: numbers and words from its own lists.
+var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
 // Redacted returns the data of a line without secrets. Text deltas are redacted earlier, piece by piece. The agent's
 // own session id and the path of its record are kept, because the executor needs them to find the session.
@@ -30,7 +30,7 @@ func Redacted(s *redact.Set, data any) any {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
 		return data
 	}
-	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, ours...)...)
+	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
 	switch d := data.(type) {
 	case events.BlockStart:
 		d.Block.ConversationID = inConversation(s, d.Block.ConversationID)

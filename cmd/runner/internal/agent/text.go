@@ -27,7 +27,7 @@ type text struct {
 	sent   int
 	half   []byte
 	cut    bool
-	typed  *[]byte // of a call's input: as it was typed, since what it means is redacted in JSON's own way
+	typed  *[]byte // for the input of a call: the JSON text as it was written, because its decoded form is redacted separately
 }
 
 func (x *text) add(piece string) {

@@ -40,8 +40,8 @@ type TurnConfig struct {
 	Now         func() time.Time // nil for time.Now
 	Coalesce    time.Duration    // 0 for DefaultCoalesce
 	Log         *slog.Logger     // nil for none
-	Hold        bool             // what is told waits for Start, whose line comes first
-	Redact      *redact.Set      // what no line may hold; nil for nothing
+	Hold        bool             // hold all lines until Start, whose line comes first
+	Redact      *redact.Set      // values that no line may contain; nil for none
 	BeforeEnd   func()           // called once, before the line that ends the turn is journaled; nil for nothing
 }
 
@@ -49,7 +49,7 @@ type TurnConfig struct {
 // whole runes, text before any line that follows it, that every block is finished before the end, and exactly one end.
 // Its methods block while the journal is full. They are safe for concurrent use.
 type Turn struct {
-	ctx context.Context // ends when the turn is killed: back-pressure ends with it
+	ctx context.Context // ends when the turn is killed, which also ends waiting for the journal
 	cfg TurnConfig
 
 	mu    sync.Mutex
@@ -57,8 +57,8 @@ type Turn struct {
 	timer *time.Timer  // armed while text waits
 	sent  time.Time    // when text was last journaled
 	end   *runner.Ended
-	held  []runner.Line // told before Start
-	agent string        // its own session id, as last told
+	held  []runner.Line // lines from before Start
+	agent string        // the agent's own session id, as last reported
 }
 
 // openBlock is a block that has been started and not finished.

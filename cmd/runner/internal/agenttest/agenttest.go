@@ -1,13 +1,14 @@
 // Package agenttest is the suite that the adapter of every agent passes.
 //
 // Exercise runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
-// compares the journal with golden files, and it runs the CLI itself under the real supervisor against a scripted
-// model. A test of something that one agent alone has uses the parts directly: Bench, Replay, Journal.
+// compares the journal with golden files, it runs the CLI itself under the real supervisor against a scripted model,
+// and it runs the CLI alone, as the benchmark "turn" does. A test of something that one agent alone has uses the parts directly: Bench, Replay, Journal.
 package agenttest
 
 import (
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
@@ -42,6 +43,8 @@ type Capabilities struct {
 	Settings     *WorkspaceSettings
 	Fork         *Fork
 	Provided     *Provided
+	// Bare returns the agent without Spool, with which the benchmark "turn" compares the agent in Spool.
+	Bare func() bareagent.Agent
 }
 
 // Exercise runs the suite.
@@ -69,5 +72,8 @@ func Exercise(t *testing.T, s Subject, c Capabilities) {
 	}
 	if c.Provided != nil {
 		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); provided(t, s, *c.Provided) })
+	}
+	if c.Bare != nil {
+		t.Run("bare agent", func(t *testing.T) { t.Parallel(); bare(t, s, c.Bare()) })
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
 	"github.com/spoolhq/spool/pkg/events"
@@ -42,6 +43,7 @@ func TestConformance(t *testing.T) {
 			Rule:    "workspace.outside",
 		},
 		Resume: &agenttest.Resume{Usage: true, UnknownSession: "agt-UNKNOWN", OtherModel: "some-model"},
+		Bare:   bareagent.BuiltIn,
 		Fork: &agenttest.Fork{
 			Copy: func(t testing.TB, from, to string) {
 				t.Helper()

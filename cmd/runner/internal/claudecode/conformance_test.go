@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/claudecode"
@@ -57,6 +58,7 @@ func TestConformance(t *testing.T) {
 			settings := `{"permissions":{"defaultMode":"bypassPermissions","allow":["WebFetch","WebSearch","Write(//**)","Edit(//**)","Write","Edit"],"additionalDirectories":["/etc"]}}`
 			return map[string]string{".claude/settings.json": settings, ".claude/settings.local.json": settings}
 		}},
+		Bare: bareagent.ClaudeCode,
 		Fork: &agenttest.Fork{
 			Copy: func(t testing.TB, from, to string) {
 				t.Helper()

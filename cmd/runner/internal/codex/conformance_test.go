@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/codex"
 	"github.com/spoolhq/spool/pkg/events"
@@ -98,6 +99,7 @@ func TestConformance(t *testing.T) {
 				}
 			},
 		},
+		Bare: bareagent.Codex,
 		Fork: &agenttest.Fork{
 			Copy: copyRecords, Cases: forks, AfterKill: "at a call's result in a turn", UnknownAnchor: "turn/item",
 			File: true, Records: "codex/sessions/*/*/*/rollout-*.jsonl",

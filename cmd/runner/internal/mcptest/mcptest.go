@@ -1,5 +1,5 @@
-// Package mcptest is an MCP server for tests of agents: over stdio as the test's
-// own binary started again, and over streamable HTTP within the test.
+// Package mcptest provides an MCP server for tests of agents: over stdio, as the test binary started again, and over
+// streamable HTTP inside the test.
 package mcptest
 
 import (
@@ -25,10 +25,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// as is the variable by which a test's binary knows that it is to be the server.
-const as = "SPOOL_MCPTEST"
+// roleVariable is the variable that tells a test binary to run as the server.
+const roleVariable = "SPOOL_MCPTEST"
 
-// Main stands in the place of m.Run in a TestMain.
+// Main replaces m.Run in a TestMain.
 func Main(m *testing.M) {
 	ServeIfAsked()
 	os.Exit(m.Run())
@@ -43,7 +43,7 @@ func ServeIfAsked() {
 		stop()
 		os.Exit(code)
 	}
-	if os.Getenv(as) == "" {
+	if os.Getenv(roleVariable) == "" {
 		return
 	}
 	if err := newServer().Run(context.Background(), &mcp.StdioTransport{}); err != nil {
@@ -53,22 +53,22 @@ func ServeIfAsked() {
 	os.Exit(0)
 }
 
-// Stdio is a server that is started by its command.
+// Stdio returns a server that is started by its command.
 func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := runner.MCPServer{Name: name, Type: "stdio", Command: []string{exe}, Env: map[string]string{as: "stdio"}, TimeoutMs: 30_000}
+	s := runner.MCPServer{Name: name, Type: "stdio", Command: []string{exe}, Env: map[string]string{roleVariable: "stdio"}, TimeoutMs: 30_000}
 	for k, v := range env {
 		s.Env[k] = v
 	}
 	return s
 }
 
-// Docker is a server of type docker: the runner serves it as it does in a
-// container, and whoever is given the test's own binary for the runner can join it.
+// Docker returns a server of type docker: the runner serves it as in a container. An agent that uses the test binary as
+// the runner can join it.
 func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
@@ -86,7 +86,7 @@ func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe, "mcp-serve", "--socket", s.Socket, "--entrypoint", string(entrypoint))
-	cmd.Env, cmd.Stderr = append(os.Environ(), as+"=stdio"), t.Output()
+	cmd.Env, cmd.Stderr = append(os.Environ(), roleVariable+"=stdio"), t.Output()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ type Web struct {
 	headers []http.Header
 }
 
-// HTTP serves until the test ends.
+// HTTP returns a server that serves until the test ends.
 func HTTP(t testing.TB) *Web {
 	t.Helper()
 	w := &Web{}
@@ -124,14 +124,14 @@ func HTTP(t testing.TB) *Web {
 		handler.ServeHTTP(out, r)
 	}))
 	t.Cleanup(func() {
-		web.CloseClientConnections() // a client's stream stays open for as long as it likes
+		web.CloseClientConnections() // the stream of a client could stay open for any time
 		web.Close()
 	})
 	w.URL = web.URL
 	return w
 }
 
-// Header gives the values of a header, of all requests so far.
+// Header returns the values of a header in all requests so far.
 func (w *Web) Header(name string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,7 +159,7 @@ type slow struct {
 	Ms int `json:"ms"`
 }
 
-// newServer has the tools echo, note (writes a file), variable (of its environment), slow and hidden.
+// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow and hidden.
 func newServer() *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "mcptest", Version: "1"}, nil)
 	say := func(text string) (*mcp.CallToolResult, any, error) {

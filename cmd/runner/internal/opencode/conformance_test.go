@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/opencode"
@@ -99,6 +100,7 @@ func TestConformance(t *testing.T) {
 			AfterKill:     "between turns",
 			UnknownAnchor: "msg_unknown",
 		},
+		Bare: bareagent.OpenCode,
 		Provided: &agenttest.Provided{
 			Bare: bare, Poison: poison,
 			Present: []string{"I will remember 11"}, Absent: []string{"etc/passwd"},

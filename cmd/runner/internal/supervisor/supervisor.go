@@ -38,7 +38,7 @@ type Config struct {
 	OOM          OOM              // nil for none
 
 	SilenceWarn time.Duration // an agent that prints nothing for so long is reported; 2 min
-	SilenceKill time.Duration // and after so long ended; 15 min
+	SilenceKill time.Duration // an agent that prints nothing for so long is ended; 15 min
 	MuteKill    time.Duration // a warm agent that prints nothing after a query for so long is replaced; 30 s
 	TermGrace   time.Duration // between asking a process to end and killing it; 2 s
 }
@@ -78,15 +78,15 @@ type Supervisor struct {
 	cfg    Config
 	starts chan *run
 	warms  chan warmUp
-	evict  chan *warm // asks for an idle process's end
+	evict  chan *warm // requests the end of an idle process
 
 	mu        sync.Mutex
 	closed    bool
 	active    *run
 	recording string           // the execution whose lines have begun and not ended
-	seen      map[started]bool // this journal's executions
-	warm      *warm            // owned by Run; here for Status
-	hides     *redact.Set      // what the agent was given that nobody may see; after its end until another is started
+	seen      map[started]bool // executions of this journal
+	warm      *warm            // owned by Run; stored here for Status
+	hides     *redact.Set      // secret values that the agent got; kept after its end until another agent is started
 }
 
 // hide makes the supervisor redact the values of the set from all lines that follow.
@@ -113,18 +113,18 @@ type run struct {
 	query   runner.Query
 	adapter agent.Adapter
 	launch  agent.Launch
-	command agent.Command // with Resume left out: what a warm process is compared with
-	trusted []agent.File  // the authorities of the launch, where the query has one
+	command agent.Command // without Resume; it is compared with the command of a warm process
+	trusted []agent.File  // the file of certificate authorities, if the query has one
 	kill    context.CancelFunc
 	killed  context.Context
 	done    chan struct{}
 
 	mu          sync.Mutex
-	session     agent.Session // set once the query was given to it
+	session     agent.Session // set once the query was sent
 	interrupted bool
-	exhausted   *runner.Ended // why it was killed, unless it was asked for
+	exhausted   *runner.Ended // the end of a run that was killed because of a resource; nil if the kill was requested
 	oomBefore   uint64        // processes that the kernel ended for lack of memory before the run
-	oomTold     uint64        // and those that need not be told any more
+	oomTold     uint64        // number of those that were reported already
 }
 
 // New checks the configuration and returns a supervisor. Run does the work.
@@ -157,7 +157,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	}
 	s.seen[key] = true
 	s.active = r
-	s.starts <- r // has room: there is one active run at most
+	s.starts <- r // does not block: there is at most one active run
 	return nil
 }
 
@@ -269,7 +269,7 @@ func (s *Supervisor) Kill(ctx context.Context) {
 	case w != nil:
 		select {
 		case s.evict <- w:
-		default: // asked for already
+		default: // requested already
 		}
 		gone = w.gone
 	default:

@@ -33,7 +33,7 @@ type Disk interface {
 	Wake()
 	// Over reports whether the limit is exceeded. It measures again if it was at the last measurement.
 	Over() (message string, over bool)
-	Used() int64 // bytes, as last seen
+	Used() int64 // bytes, as last measured or estimated
 }
 
 // Tell journals events that do not come from the agent, as part of the execution that is running, and returns its id
@@ -79,12 +79,12 @@ func (s *Supervisor) record(r *run) {
 	s.recording = r.query.ExecutionID
 }
 
-// beforeEnd journals what is still missing of the run, and allows the next query: whoever reads the end may start it
-// at once.
+// beforeEnd journals the remaining lines of the run, and allows the next query: a reader of the end may start it at
+// once.
 func (s *Supervisor) beforeEnd(r *run) {
 	s.flush()
 	now, cancel := context.WithCancel(context.Background())
-	cancel() // the end waits for nobody
+	cancel() // the end does not wait for readers of the journal
 	s.tellKilled(now, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,10 +117,10 @@ func (s *Supervisor) Exhaust(code, message string) {
 		return
 	}
 	if w == nil && !s.cfg.ProcessGroup.Busy() {
-		return // what took it is not an agent's, or is gone
+		return // no process of an agent runs
 	}
 	now, cancel := context.WithCancel(context.Background())
-	cancel() // what goes on may not go on for want of a reader
+	cancel() // a journal without a reader must not block this
 	s.Tell(now, events.Error{Code: code, Message: message + "; the agent's processes are ended"})
 	if w != nil {
 		s.evictNow(w)
@@ -136,7 +136,7 @@ func (s *Supervisor) evictNow(w *warm) {
 	w.urgent.Store(true)
 	select {
 	case s.evict <- w:
-	default: // asked for already
+	default: // requested already
 	}
 }
 

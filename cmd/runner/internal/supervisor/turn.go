@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQuoted is how many bytes of a line an error quotes.
+// maxQuoted is the number of bytes of a line that an error quotes.
 const maxQuoted = 256
 
 // warm is an agent's process, during and between turns.
@@ -32,11 +32,11 @@ type warm struct {
 	proc         *process.Process
 	session      agent.Session
 	gone         chan struct{}
-	resume       string       // the agent's own session that it was started with
-	fork         *runner.Fork // and where that was cut
-	redact       *redact.Set  // what it was ever given that nobody may see
-	used         bool         // it has taken a query
-	urgent       atomic.Bool  // it is to be ended without grace
+	resume       string       // the agent's own session with which it was started
+	fork         *runner.Fork // where that session was cut
+	redact       *redact.Set  // all secret values that the process got so far
+	used         bool         // it has run a query
+	urgent       atomic.Bool  // it must be ended without grace
 }
 
 // takes reports whether the process can take a run. A process that was warmed up without a session takes the first run
@@ -80,7 +80,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			m.answer <- s.warmUp(m.run, resume)
 		case old := <-s.evict:
 			if old != w {
-				continue // it was ended meanwhile
+				continue // the process was ended meanwhile
 			}
 			grace := s.cfg.TermGrace
 			if w.urgent.Load() {
@@ -132,7 +132,7 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" {
 		r.launch.Resume = resume.get(r.query)
 	}
-	s.flush() // what happened before is not of this turn
+	s.flush() // earlier changes do not belong to this turn
 	s.cfg.Journal.SetPace(r.query.Pace)
 	defer s.cfg.Journal.SetPace(runner.Pace{})
 	s.countKilled(r)
@@ -246,10 +246,10 @@ func cannotStart(err error) runner.Ended {
 type fate int
 
 const (
-	fateNone  fate = iota // there was none to give it to
-	fateTaken             // it is at work
-	fateGone              // it had ended unnoticed
-	fateMute              // it hangs
+	fateNone  fate = iota // there is no warm process
+	fateTaken             // the process runs the query
+	fateGone              // the process had ended
+	fateMute              // the process hangs
 )
 
 // tryWarm sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has

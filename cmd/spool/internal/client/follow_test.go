@@ -29,7 +29,7 @@ const (
 
 var at = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// script is a session: kept events with text in flight between them.
+// script returns the messages of a session: stored events with deltas between them.
 func script(t *testing.T) []events.Wire {
 	t.Helper()
 	var out []events.Wire
@@ -67,15 +67,15 @@ func script(t *testing.T) []events.Wire {
 	return out
 }
 
-// gateway serves a script over WebSocket as the real one does: on a join the kept
-// events after the cursor, the whole text of open blocks, then what is new.
+// gateway is a fake gateway that serves a script over WebSocket: after a join the stored events after the cursor, then
+// the whole text of open blocks, then new messages.
 type gateway struct {
 	t      *testing.T
 	script []events.Wire
-	cut    func(sent int) bool // ends the connection after the nth message since the start
+	cut    func(sent int) bool // reports whether to close the connection after the nth message since the start
 
 	mu    sync.Mutex
-	now   int // how much of the script has happened
+	now   int // number of messages of the script that exist
 	sent  int
 	joins []uint32
 }
@@ -101,7 +101,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := g.serve(r.Context(), conn, join.After); err != nil {
 		return
 	}
-	<-conn.CloseRead(r.Context()).Done() // what the client still has to say
+	<-conn.CloseRead(r.Context()).Done() // until the client closes the connection
 }
 
 func (g *gateway) serve(ctx context.Context, conn *websocket.Conn, after uint32) error {
@@ -187,7 +187,7 @@ func connect(t *testing.T, h http.Handler, cfg client.Config) *client.Client {
 	return c
 }
 
-// collect follows to the end of the script and gives the kept events and the text of each block.
+// collect follows to the end of the script and returns the stored events and the text of each block.
 func collect(t *testing.T, c *client.Client, after uint32) (kept []events.Wire, texts map[string]string, lost int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -227,9 +227,9 @@ func collect(t *testing.T, c *client.Client, after uint32) (kept []events.Wire, 
 	return nil, nil, 0
 }
 
-// TestFollowResumes cuts the connection after each single message of the stream,
-// once each: what arrives is what arrives without a cut.
-func TestFollowResumes(t *testing.T) {
+// TestFollow_ResumesAfterEachMessage tests that the result is the same when the connection is closed once after each
+// message of the stream.
+func TestFollow_ResumesAfterEachMessage(t *testing.T) {
 	t.Parallel()
 	list := script(t)
 	var want []events.Wire
@@ -261,12 +261,12 @@ func TestFollowResumes(t *testing.T) {
 	}
 	t.Run("each", func(t *testing.T) {
 		t.Parallel()
-		// Each connection brings one message more than joined and the text of an open block.
+		// Each connection delivers joined, the text of an open block, and one further message.
 		check(t, func(sent int) bool { return sent%3 == 0 }, len(list)/3)
 	})
 }
 
-func TestFollowFromCursor(t *testing.T) {
+func TestFollow_StartsAtTheCursor(t *testing.T) {
 	t.Parallel()
 	list := script(t)
 	g := &gateway{t: t, script: list, cut: func(int) bool { return false }, now: len(list)}
@@ -276,7 +276,7 @@ func TestFollowFromCursor(t *testing.T) {
 	}
 }
 
-// speak serves fixed messages after a join.
+// speak returns a handler that sends fixed messages after a join.
 func speak(t *testing.T, messages ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, err := websocket.Accept(w, r, nil)
@@ -297,7 +297,7 @@ func speak(t *testing.T, messages ...string) http.Handler {
 	})
 }
 
-// first gives the first message that is neither joined nor lost, or the error.
+// first returns the first message that is neither Joined nor Lost, or the error.
 func first(t *testing.T, c *client.Client, after uint32) (client.Message, error) {
 	t.Helper()
 	for m, err := range c.Follow(t.Context(), sesID, after) {
@@ -309,7 +309,7 @@ func first(t *testing.T, c *client.Client, after uint32) (client.Message, error)
 	return client.Message{}, nil
 }
 
-func TestFollowRefusals(t *testing.T) {
+func TestFollow_ReturnsErrors(t *testing.T) {
 	t.Parallel()
 	t.Run("session not found", func(t *testing.T) {
 		t.Parallel()

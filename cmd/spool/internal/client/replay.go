@@ -27,8 +27,8 @@ const (
 
 // Server-sent events are not part of spool.proto, although their data is the JSON of its messages.
 
-// Replayed is one item of a replay. Exactly one of Event, Started and Whole is set.
-type Replayed struct {
+// ReplayItem is one item of a replay. Exactly one of Event, Started and Whole is set.
+type ReplayItem struct {
 	Event   *events.Wire    // a stored event, in order and once; or a delta with new text only
 	Raw     json.RawMessage // the event as JSON
 	Started *pace.Started   // yielded once, first
@@ -39,8 +39,8 @@ type Replayed struct {
 // deltas that are still stored, as fast as they are consumed. It reads one part at a time, so that a consumer may take
 // any time, and continues after a lost connection. It ends with the last event, or with an error: that of ctx, an *Error
 // or an *UnreachableError.
-func (c *Client) Replay(ctx context.Context, session string, from uint32, to *uint32) iter.Seq2[Replayed, error] {
-	return func(yield func(Replayed, error) bool) {
+func (c *Client) Replay(ctx context.Context, session string, from uint32, to *uint32) iter.Seq2[ReplayItem, error] {
+	return func(yield func(ReplayItem, error) bool) {
 		r := &replayer{client: c, session: session, from: from, to: to, known: map[string]int{}}
 		for !r.ended {
 			part, err := r.part(ctx)
@@ -50,7 +50,7 @@ func (c *Client) Replay(ctx context.Context, session string, from uint32, to *ui
 				}
 			}
 			if err != nil {
-				yield(Replayed{}, err)
+				yield(ReplayItem{}, err)
 				return
 			}
 		}
@@ -69,7 +69,7 @@ type replayer struct {
 }
 
 // part returns the next part. A part that a lost connection ended early is returned if it has an event.
-func (r *replayer) part(ctx context.Context) ([]Replayed, error) {
+func (r *replayer) part(ctx context.Context) ([]ReplayItem, error) {
 	for attempt := 0; ; attempt++ {
 		before := r.from
 		list, err := r.read(ctx)
@@ -102,7 +102,7 @@ func (e *brokenError) Error() string {
 func (e *brokenError) Unwrap() error { return e.err }
 
 // read opens one connection and reads until the part or the replay is complete.
-func (r *replayer) read(ctx context.Context) (list []Replayed, err error) {
+func (r *replayer) read(ctx context.Context) (list []ReplayItem, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.client.cfg.Timeout)
 	defer cancel() // ends the connection, on which further events may follow
 	q := url.Values{"replay": {"1"}, "speed": {"max"}, "from": {strconv.FormatUint(uint64(r.from), 10)}}
@@ -182,7 +182,7 @@ func serverSent(r *bufio.Reader) (kind string, data []byte, err error) {
 }
 
 // take decodes a server-sent event. It returns nil for an event without anything new.
-func (r *replayer) take(kind string, data []byte) (*Replayed, error) {
+func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
 	read := func(into any) error {
 		if err := json.Unmarshal(data, into); err != nil {
 			return fmt.Errorf("decode a server-sent event of type %s: %w", kind, err)
@@ -196,10 +196,10 @@ func (r *replayer) take(kind string, data []byte) (*Replayed, error) {
 			return nil, err
 		}
 		r.begun, r.to = true, &s.To
-		return &Replayed{Started: &s}, nil
+		return &ReplayItem{Started: &s}, nil
 	case pace.BlockWhole:
 		var w pace.Whole
-		return &Replayed{Whole: &w}, read(&w)
+		return &ReplayItem{Whole: &w}, read(&w)
 	case pace.ReplayEnded:
 		r.ended = true
 		return nil, nil
@@ -218,7 +218,7 @@ func (r *replayer) take(kind string, data []byte) (*Replayed, error) {
 }
 
 // event checks that no event was skipped.
-func (r *replayer) event(w events.Wire, raw json.RawMessage) (*Replayed, error) {
+func (r *replayer) event(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
 	if w.Type == events.TextDelta {
 		return r.text(w, raw)
 	}
@@ -229,11 +229,11 @@ func (r *replayer) event(w events.Wire, raw json.RawMessage) (*Replayed, error) 
 	if d, ok := w.Event().Data.(events.BlockComplete); ok {
 		delete(r.known, d.Block.ID)
 	}
-	return &Replayed{Event: &w, Raw: raw}, nil
+	return &ReplayItem{Event: &w, Raw: raw}, nil
 }
 
 // text returns a delta with new text, or nil: on each connection the server sends the text of open blocks from its start.
-func (r *replayer) text(w events.Wire, raw json.RawMessage) (*Replayed, error) {
+func (r *replayer) text(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return nil, fmt.Errorf("decode a delta: %w", err)
@@ -242,5 +242,5 @@ func (r *replayer) text(w events.Wire, raw json.RawMessage) (*Replayed, error) {
 		return nil, nil
 	}
 	r.known[d.BlockID] = int(d.Offset) + len(d.Text)
-	return &Replayed{Event: &w, Raw: raw}, nil
+	return &ReplayItem{Event: &w, Raw: raw}, nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// replayServer answers as a gateway does that replays a session of some events with an open block from event 2 on. It cuts
-// each connection after some events, and answers the first ones with a status.
+// replayServer is a fake gateway that replays a session with an open block from event 2 on. It closes each connection
+// after some events, and responds to the first requests with error statuses.
 type replayServer struct {
 	tip, cut uint32
 	statuses []int
@@ -41,7 +41,7 @@ func (s *replayServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	fmt.Fprintf(w, "retry: 1000\n\nevent: replay_started\ndata: {\"from\":%d,\"to\":%d,\"tip\":%d,\"speed\":\"max\"}\n\n", from, s.tip, s.tip)
-	if from > 2 { // the text of the open block comes from its start
+	if from > 2 { // the server sends the text of the open block from its start
 		fmt.Fprintf(w, "id: 1\nevent: text_delta\ndata: %s\n\n", text(0, strings.Repeat("x", int(from-2))))
 	}
 	for seq := from; seq <= s.tip; seq++ {
@@ -84,7 +84,8 @@ func replayAll(t *testing.T, s *replayServer, from uint32) (seqs []uint32, piece
 	return seqs, pieces, started, nil
 }
 
-// A replay is read in parts, and a connection that breaks off is made again: each event and each piece of text comes once.
+// TestReplay_InParts tests that each event and each delta is yielded once, although a replay is read in parts and
+// connections are lost.
 func TestReplay_InParts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -114,7 +115,7 @@ func TestReplay_InParts(t *testing.T) {
 				t.Errorf("%d events, asked for %s, want %s", len(seqs), got, c.froms)
 			}
 			want := int(c.s.tip) - 2
-			if c.from > 1 { // what was said before comes in one piece
+			if c.from > 1 { // the earlier text arrives in one delta
 				want = int(c.s.tip-c.from) + 1
 			}
 			if pieces != want {
@@ -124,7 +125,7 @@ func TestReplay_InParts(t *testing.T) {
 	}
 }
 
-// What cannot be replayed ends with the reason; a server that never gets further is given up.
+// TestReplay_Fails tests that the error of the server is returned, and that retries without progress end.
 func TestReplay_Fails(t *testing.T) {
 	t.Parallel()
 	s := &replayServer{tip: 5, statuses: []int{404}}

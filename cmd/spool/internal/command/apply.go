@@ -27,16 +27,16 @@ type applyCommand struct {
 func (c *applyCommand) Run(a *app) error {
 	docs, err := c.read(a)
 	if err != nil {
-		return a.faults(err)
+		return a.printErrors(err)
 	}
 	specs, err := c.specs(a, docs)
 	if err != nil {
-		return a.faults(err)
+		return a.printErrors(err)
 	}
 	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
 			if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
-				return stopped(a, docs, i, refused(ctx, d, err))
+				return printApplied(a, docs, i, withPosition(ctx, d, err))
 			}
 		}
 		return nil
@@ -125,8 +125,8 @@ func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d d
 	return err
 }
 
-// refused adds the position of the invalid field in the file to a server's error.
-func refused(ctx context.Context, d definition.Document, err error) error {
+// withPosition adds the position of the invalid field in the file to a server's error.
+func withPosition(ctx context.Context, d definition.Document, err error) error {
 	var problem *client.Error
 	switch cause := context.Cause(ctx); {
 	case cause != nil:
@@ -147,8 +147,8 @@ func refused(ctx context.Context, d definition.Document, err error) error {
 	return &exitError{code, d.At(field, withoutField.Error())}
 }
 
-// stopped prints which definitions were applied before definition i failed.
-func stopped(a *app, docs []definition.Document, i int, err error) error {
+// printApplied prints which definitions were applied before definition i failed.
+func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	if len(docs) == 1 {
 		return err
 	}
@@ -163,8 +163,8 @@ func stopped(a *app, docs []definition.Document, i int, err error) error {
 	return err
 }
 
-// faults prints all errors of a file, one per line.
-func (a *app) faults(err error) error {
+// printErrors prints all errors of a file, one per line.
+func (a *app) printErrors(err error) error {
 	var list definition.Errors
 	if !errors.As(err, &list) {
 		return err

@@ -28,14 +28,14 @@ func (c *attachCommand) attach(ctx context.Context, a *app, cl *client.Client) (
 		return err
 	}
 	w := &watcher{app: a, client: cl, session: c.Session, json: c.JSON}
-	shown := w.show(ctx)
-	defer func() { err = errors.Join(err, shown()) }()
-	if w.shown != nil {
-		w.shown.Hint("Ctrl-C detaches; the agent continues")
+	closeRenderer := w.show(ctx)
+	defer func() { err = errors.Join(err, closeRenderer()) }()
+	if w.renderer != nil {
+		w.renderer.Hint("Ctrl-C detaches; the agent continues")
 	}
 	_, err = w.watch(ctx, 0)
 	if errors.Is(err, errInterrupted) {
-		err = errors.Join(err, shown())
+		err = errors.Join(err, closeRenderer())
 		fmt.Fprintln(a.Err, "spool: detached; the session continues")
 	}
 	return err

@@ -109,7 +109,7 @@ func (c *budgetsRm) Run(a *app) error {
 			return usage("%v", err)
 		}
 	}
-	return every(c.server, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
+	return each(c.server, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
 		return client.Call(ctx, cl.Budgets.RemoveBudget, &spoolv1.RemoveBudgetRequest{Period: period, Tenant: c.Tenant})
 	})
 }

@@ -99,15 +99,15 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 			if err := json.Unmarshal([]byte(d.Spec.GetText()), &spec); err != nil {
 				unread = append(unread, fmt.Errorf("%s: decode the spec: %w", ref, err))
 			}
-			out := append([]any{ref.Bare(), brief(ref.Version)}, row(spec)...)
+			out := append([]any{ref.Bare(), shortDigest(ref.Version)}, row(spec)...)
 			return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
 		})
 		return errors.Join(append(unread, err)...)
 	})
 }
 
-// brief returns the beginning of a digest, which is enough to distinguish versions; `show` prints the whole digest.
-func brief(digest string) string {
+// shortDigest returns the beginning of a digest, which is enough to distinguish versions; `show` prints the whole digest.
+func shortDigest(digest string) string {
 	const most = 12
 	return digest[:min(len(digest), most)]
 }
@@ -225,7 +225,7 @@ func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", truncate.Text(s, 64), kind)
 		}
 	}
-	return every(c.server, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+	return each(c.server, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
 		return cl.RemoveDefinition(ctx, listOf(kind), ref)
 	})
 }
@@ -261,7 +261,7 @@ func (c *envsExplain) Run(a *app) error {
 			lines = append(lines, v)
 		}
 		if !c.JSON {
-			return explained(a, doc.Value)
+			return printExplanation(a, doc.Value)
 		}
 		for _, h := range doc.Value.Egress {
 			lines = append(lines, h)
@@ -275,8 +275,8 @@ func (c *envsExplain) Run(a *app) error {
 	})
 }
 
-// explained prints a table of variables and a table of hosts.
-func explained(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
+// printExplanation prints a table of variables and a table of hosts.
+func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	table := newTable(a)
 	for i, v := range e.Variables {
 		if i == 0 {

@@ -14,14 +14,14 @@ import (
 	"testing"
 )
 
-// catalogue is a server that answers as a gateway does about what agents are made of.
+// catalogue is a fake gateway with agents, instances and environments.
 type catalogue struct {
 	*httptest.Server
-	answer func(what string) (status int, body string) // what is method and URI; status 0 for the usual answer
-	mu     sync.Mutex
-	asked  []string
-	bodies []string
-	keys   []string
+	answer     func(what string) (status int, body string) // what is the method and the URI; status 0 means the default response
+	mu         sync.Mutex
+	requestLog []string
+	bodies     []string
+	keys       []string
 }
 
 func serveCatalogue(t *testing.T, answer func(string) (int, string)) *catalogue {
@@ -43,10 +43,10 @@ const (
 )
 
 func (c *catalogue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body) // what is cut off is told by the client
+	body, _ := io.ReadAll(r.Body) // the client reports an incomplete body
 	what := r.Method + " " + r.URL.RequestURI()
 	c.mu.Lock()
-	c.asked, c.bodies, c.keys = append(c.asked, what), append(c.bodies, string(body)), append(c.keys, r.Header.Get("Idempotency-Key"))
+	c.requestLog, c.bodies, c.keys = append(c.requestLog, what), append(c.bodies, string(body)), append(c.keys, r.Header.Get("Idempotency-Key"))
 	c.mu.Unlock()
 	status, text := 0, ""
 	if c.answer != nil {
@@ -63,7 +63,7 @@ func (c *catalogue) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, text)
 }
 
-// usual is what a gateway has and takes.
+// usual returns the default response.
 func usual(what string, body []byte) (int, string) {
 	docs := map[string]string{"agents": agentDoc, "instances": instanceDoc, "environments": envDoc}
 	method, path, _ := strings.Cut(what, " ")
@@ -79,7 +79,7 @@ func usual(what string, body []byte) (int, string) {
 			return 500, err.Error()
 		}
 		in.Ref["version"] = version
-		ref, _ := json.Marshal(in.Ref) // of strings
+		ref, _ := json.Marshal(in.Ref) // strings are always encoded
 		return 200, fmt.Sprintf(`{"ref":%s,"position":"0-7","same":%v}`, ref, in.Ref["slug"] == "same")
 	case method == http.MethodGet && slug == "" && query == "":
 		return 200, fmt.Sprintf(`{%q:[%s],"nextPageToken":"more"}`, list, doc)
@@ -96,10 +96,10 @@ func usual(what string, body []byte) (int, string) {
 func (c *catalogue) requests() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.asked)
+	return slices.Clone(c.requestLog)
 }
 
-// definitions is a file whose order is not the one in which it is applied.
+// definitions is a file whose order differs from the order in which its definitions are applied.
 const definitions = `kind: instance
 slug: i
 spec:
@@ -125,7 +125,7 @@ spec:
     KEPT: {secret: true}
 `
 
-// machine has a folder with a file of definitions, and what these name.
+// machine returns a machine, and a file of definitions with the files that they name.
 func machine(t *testing.T, text string) (IO, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -143,7 +143,7 @@ func machine(t *testing.T, text string) (IO, string) {
 	return w, file
 }
 
-func TestApply(t *testing.T) {
+func TestApply_SendsDefinitionsInOrder(t *testing.T) {
 	t.Parallel()
 	w, file := machine(t, definitions)
 	c := serveCatalogue(t, nil)
@@ -152,8 +152,8 @@ func TestApply(t *testing.T) {
 	if got != (result{ExitDone, want, ""}) {
 		t.Errorf("%+v", got)
 	}
-	if asked := c.requests(); !slices.Equal(asked, []string{"POST /api/environments", "POST /api/agents", "POST /api/instances"}) {
-		t.Errorf("asked %v", asked)
+	if requested := c.requests(); !slices.Equal(requested, []string{"POST /api/environments", "POST /api/agents", "POST /api/instances"}) {
+		t.Errorf("requested %v", requested)
 	}
 	for i, want := range []string{
 		`{"ref":{"scope":"platform","slug":"ci"},"spec":{"variables":{"KEPT":{"secret":true},"KEY":{"value":"k3y","secret":true},"MODE":{"value":"strict"},"TOKEN":{"value":"t0ken","secret":true}}}}`,
@@ -175,8 +175,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// What is wrong with a file is said at once, before anything is sent.
-func TestApplyFaults(t *testing.T) {
+// TestApply_ReportsErrorsOfTheFileBeforeARequest tests that all errors of a file are reported, without a request.
+func TestApply_ReportsErrorsOfTheFileBeforeARequest(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	for name, x := range map[string]struct{ text, says string }{
@@ -204,14 +204,15 @@ func TestApplyFaults(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() {
-		if asked := c.requests(); len(asked) > 0 {
-			t.Errorf("the server was asked %v", asked)
+		if requested := c.requests(); len(requested) > 0 {
+			t.Errorf("requests %v", requested)
 		}
 	})
 }
 
-// A refusal stops it, is told at its place in the file, and after what was applied.
-func TestApplyRefused(t *testing.T) {
+// TestApply_StopsAtARefusedDefinition tests that a refused definition ends the command, with the position of the error in
+// the file and with the definitions that were applied before.
+func TestApply_StopsAtARefusedDefinition(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
 		status  int
@@ -240,8 +241,8 @@ func TestApplyRefused(t *testing.T) {
 			if got != (result{x.code, "applied environment platform/ci@" + version + "\n", says}) {
 				t.Errorf("%+v\nwant %s", got, says)
 			}
-			if asked := c.requests(); len(asked) != 2 {
-				t.Errorf("asked %v", asked)
+			if requested := c.requests(); len(requested) != 2 {
+				t.Errorf("requested %v", requested)
 			}
 		})
 	}
@@ -252,7 +253,7 @@ func TestApplyRefused(t *testing.T) {
 	}
 }
 
-func TestDefinitionsLs(t *testing.T) {
+func TestCatalogueLs_PrintsTables(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	for noun, want := range map[string]string{
@@ -272,8 +273,8 @@ func TestDefinitionsLs(t *testing.T) {
 			t.Errorf("%s: %+v", noun, got)
 		}
 	}
-	if asked := c.requests(); !slices.Contains(asked, "GET /api/environments?pageToken=more") {
-		t.Errorf("asked %v", asked)
+	if requested := c.requests(); !slices.Contains(requested, "GET /api/environments?pageToken=more") {
+		t.Errorf("requested %v", requested)
 	}
 	bad := serveCatalogue(t, func(string) (int, string) {
 		return 200, `{"agents":[{"ref":{"slug":"a"},"spec":{"model":7}}]}`
@@ -283,14 +284,14 @@ func TestDefinitionsLs(t *testing.T) {
 	}
 }
 
-// What is shown is a file that apply takes again.
-func TestDefinitionsShow(t *testing.T) {
+// TestCatalogueShow_PrintsAFileForApply tests that apply accepts the output of show.
+func TestCatalogueShow_PrintsAFileForApply(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	for _, x := range []struct {
-		args  []string
-		asked string
-		want  string
+		args      []string
+		requested string
+		want      string
 	}{
 		{[]string{"agents", "show", "payments/reviewer"}, "GET /api/agents/reviewer?org=payments", "# payments/reviewer@" + version + `, of 2026-01-02T03:04:05Z
 kind: agent
@@ -329,8 +330,8 @@ spec:
 `},
 	} {
 		got := spool(t, world(t), append(x.args, "--url", c.URL)...)
-		if asked := c.requests(); got != (result{ExitDone, x.want, ""}) || asked[len(asked)-1] != x.asked {
-			t.Errorf("asked %v: %d %s\n%s", asked, got.code, got.err, got.out)
+		if requested := c.requests(); got != (result{ExitDone, x.want, ""}) || requested[len(requested)-1] != x.requested {
+			t.Errorf("requested %v: %d %s\n%s", requested, got.code, got.err, got.out)
 		}
 		w := world(t)
 		w.In = strings.NewReader(strings.ReplaceAll(got.out, `"m\e[2J"`, "m"))
@@ -352,24 +353,24 @@ spec:
 	}
 }
 
-func TestDefinitionsRm(t *testing.T) {
+func TestCatalogueRm_ContinuesAfterAFailure(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	got := spool(t, world(t), "agents", "rm", "payments/a", "missing", "platform/b", "--url", c.URL)
 	if got != (result{ExitFailed, "removed agent payments/a\nremoved agent platform/b\n", "spool: missing: slug: there is no such entry (NOT_FOUND)\n"}) {
 		t.Errorf("%+v", got)
 	}
-	if asked := c.requests(); !slices.Equal(asked, []string{"DELETE /api/agents/a?org=payments", "DELETE /api/agents/missing", "DELETE /api/agents/b?scope=platform"}) {
-		t.Errorf("asked %v", asked)
+	if requested := c.requests(); !slices.Equal(requested, []string{"DELETE /api/agents/a?org=payments", "DELETE /api/agents/missing", "DELETE /api/agents/b?scope=platform"}) {
+		t.Errorf("requested %v", requested)
 	}
-	for noun, asked := range map[string]string{"instances": "DELETE /api/instances/x", "envs": "DELETE /api/environments/x"} {
-		if got := spool(t, world(t), noun, "rm", "x", "--json", "--url", c.URL); got != (result{ExitDone, `{"position":"0-9"}` + "\n", ""}) || !slices.Contains(c.requests(), asked) {
+	for noun, requested := range map[string]string{"instances": "DELETE /api/instances/x", "envs": "DELETE /api/environments/x"} {
+		if got := spool(t, world(t), noun, "rm", "x", "--json", "--url", c.URL); got != (result{ExitDone, `{"position":"0-9"}` + "\n", ""}) || !slices.Contains(c.requests(), requested) {
 			t.Errorf("%+v", got)
 		}
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplain_NeverPrintsSecrets(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	got := spool(t, world(t), "envs", "explain", "--agent", "payments/reviewer@stable", "--env", "ci", "--env", "platform/ci", "--url", c.URL)
@@ -377,7 +378,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	if c.bodies[0] != `{"agent":"payments/reviewer@stable","environments":["ci","platform/ci"]}` || c.requests()[0] != "POST /api/environments/explain" {
-		t.Errorf("asked %v %s", c.requests(), c.bodies)
+		t.Errorf("requested %v %s", c.requests(), c.bodies)
 	}
 	got = spool(t, world(t), "envs", "explain", "--instance", "i", "--json", "--url", c.URL)
 	if got.code != ExitDone || strings.Count(got.out, "\n") != 3 || strings.Contains(got.out, "hunter2") || !strings.Contains(got.out, `{"name":"TOKEN","from":"platform/ci@5e","secret":true}`+"\n"+`{"entry":"GET,HEAD api.example.com","from":"platform/ci@5e"}`) {
@@ -385,7 +386,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-func TestCatalogueUsage(t *testing.T) {
+func TestCatalogue_RefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
 		args []string

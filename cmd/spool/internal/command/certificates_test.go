@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
-// TestCertificates_AreTrustedByCAFile: what spool certificates makes is served by a server, and --ca-file lets commands trust it.
+// TestCertificates_AreTrustedByCAFile tests that a server can present a certificate of spool certificates, and that
+// commands trust it with --ca-file.
 func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -70,7 +71,7 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	}
 }
 
-// TestNATSCA_IsCheckedByCommands: with --nats-ca a command does not speak to a NATS without TLS.
+// TestNATSCA_IsCheckedByCommands tests that with --nats-ca a command does not connect to a NATS server without TLS.
 func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
@@ -93,7 +94,7 @@ func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 	}
 }
 
-func TestCertificates_RefusesWrongUse(t *testing.T) {
+func TestCertificates_RefusesInvalidFlags(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
 		"is not a folder with names": {"--issue", "folder"}, "issue: \"=nats\" is not": {"--issue", "=nats"}, "must be positive": {"--issue", "d=nats", "--valid-for=-1h"},

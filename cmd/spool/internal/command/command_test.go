@@ -28,13 +28,13 @@ const (
 	key = "key_01ARZ3NDEKTSV4RRFFQ69G5FAV"
 )
 
-// result is how a command line ended.
+// result is the exit code and the output of a command line.
 type result struct {
 	code     int
 	out, err string
 }
 
-// world is a machine without a server and a terminal.
+// world returns a machine without a server and without a terminal.
 func world(t *testing.T) IO {
 	return IO{In: strings.NewReader(""), Signals: make(chan os.Signal), Local: &fakeLocal{dir: t.TempDir()}, DefaultURL: nowhere}
 }
@@ -55,7 +55,7 @@ var (
 	answered   = events.BlockComplete{Block: events.Block{ID: "blk_a", Kind: events.KindAssistantText, Status: events.StatusComplete, Content: "hi there"}}
 )
 
-func TestUsage(t *testing.T) {
+func TestMain_RefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		args []string
@@ -110,7 +110,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
+func TestMain_PrintsHelp(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{}, {"--help"}, {"run", "--help"}, {"sessions", "--help"}} {
 		if got := spool(t, world(t), args...); got.code != ExitDone || !strings.Contains(got.out, "Usage: spool") {
@@ -119,7 +119,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-func TestUnreachable(t *testing.T) {
+func TestMain_ReportsAnUnreachableServer(t *testing.T) {
 	t.Parallel()
 	says := "spool: cannot reach " + nowhere + ": connection refused; start it with `spool up` or pass --url\n"
 	for _, args := range [][]string{
@@ -132,8 +132,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// The exit code tells how the query ended, whatever the output is.
-func TestRunEnds(t *testing.T) {
+// TestRun_ExitCodeShowsHowTheQueryEnded tests the exit code of each end, with text and with JSON as output.
+func TestRun_ExitCodeShowsHowTheQueryEnded(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		end  events.Payload
@@ -164,14 +164,14 @@ func TestRunEnds(t *testing.T) {
 			}
 			for _, l := range lines {
 				if !json.Valid([]byte(l)) {
-					t.Errorf("line %q is no JSON", l)
+					t.Errorf("line %q is not JSON", l)
 				}
 			}
 		})
 	}
 }
 
-func TestRunReadsStandardInput(t *testing.T) {
+func TestRun_ReadsStandardInput(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"-"}, {}} {
 		f := serve(t, accepted, events.ExecutionCompleted{})
@@ -194,7 +194,7 @@ func TestRunReadsStandardInput(t *testing.T) {
 	}
 }
 
-func TestRunRefused(t *testing.T) {
+func TestRun_ReportsARefusedQuery(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "nonsense", "q")
@@ -203,7 +203,7 @@ func TestRunRefused(t *testing.T) {
 	}
 }
 
-func TestRunDetached(t *testing.T) {
+func TestRun_DetachPrintsIDs(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	if got := spool(t, world(t), "run", "--url", f.URL, "--detach", "q"); got.code != ExitDone || !strings.Contains(got.out, exe) {
@@ -218,17 +218,17 @@ func TestRunDetached(t *testing.T) {
 	}
 }
 
-// Signals become the controls they ask for.
-func TestRunSignals(t *testing.T) {
+// TestRun_TurnsSignalsIntoControls tests which requests the signals of a running query cause.
+func TestRun_TurnsSignalsIntoControls(t *testing.T) {
 	t.Parallel()
 	interrupt, cancel := "POST /api/sessions/"+ses+"/interrupt", "POST /api/executions/"+exe+"/cancel"
 	stopped := []events.Payload{events.ExecutionCancelled{Reason: "interrupted"}}
 	for name, c := range map[string]struct {
-		begin    []events.Payload
-		signals  []os.Signal
-		controls map[string][]events.Payload
-		asked    []string
-		not      string
+		begin     []events.Payload
+		signals   []os.Signal
+		controls  map[string][]events.Payload
+		requested []string
+		not       string
 	}{
 		"once":        {[]events.Payload{accepted, dispatched}, []os.Signal{os.Interrupt}, map[string][]events.Payload{interrupt: stopped}, []string{interrupt}, cancel},
 		"twice":       {[]events.Payload{accepted, dispatched}, []os.Signal{os.Interrupt, os.Interrupt}, map[string][]events.Payload{cancel: stopped}, []string{interrupt, cancel}, ""},
@@ -257,19 +257,19 @@ func TestRunSignals(t *testing.T) {
 			if code != ExitCancelled {
 				t.Errorf("exit code %d", code)
 			}
-			for _, a := range c.asked {
-				if !f.wasAsked(a) {
-					t.Errorf("not asked for %s but %v", a, f.asked)
+			for _, a := range c.requested {
+				if !f.wasRequested(a) {
+					t.Errorf("no request %s; requests: %v", a, f.requests)
 				}
 			}
-			if c.not != "" && f.wasAsked(c.not) {
-				t.Errorf("asked for %s", c.not)
+			if c.not != "" && f.wasRequested(c.not) {
+				t.Errorf("unexpected request %s", c.not)
 			}
 		})
 	}
 }
 
-func TestAttach(t *testing.T) {
+func TestAttach_ShowsTheSession(t *testing.T) {
 	t.Parallel()
 	f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{}, events.SessionDeleted{})
 	if got := spool(t, world(t), "attach", "--url", f.URL, ses); got.code != ExitDone || !strings.Contains(got.out, "hi there") || !strings.Contains(got.out, "the session was deleted") {
@@ -296,7 +296,7 @@ func TestAttach(t *testing.T) {
 	sending.Wait()
 }
 
-func TestLists(t *testing.T) {
+func TestLists_PrintTablesAndJSON(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	got := spool(t, world(t), "sessions", "ls", "--url", f.URL)
@@ -308,7 +308,7 @@ func TestLists(t *testing.T) {
 		t.Errorf("json: %q", got.out)
 	}
 	got = spool(t, world(t), "sessions", "rm", "--url", f.URL, ses)
-	if got.code != ExitDone || !f.wasAsked("DELETE /api/sessions/"+ses) {
+	if got.code != ExitDone || !f.wasRequested("DELETE /api/sessions/"+ses) {
 		t.Errorf("rm: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "create", "ci", "--url", f.URL, "--tenant", "acme", "--role", "use", "--agents", "a,b", "--expires", "720h")
@@ -320,21 +320,22 @@ func TestLists(t *testing.T) {
 		t.Errorf("ls: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "ls", "--url", f.URL, "--tenant", "acme")
-	if got.code != ExitDone || !f.wasAsked("GET /api/keys?tenant=acme") {
+	if got.code != ExitDone || !f.wasRequested("GET /api/keys?tenant=acme") {
 		t.Errorf("ls of a tenant: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, key)
-	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key) {
+	if got.code != ExitDone || !f.wasRequested("DELETE /api/keys/"+key) {
 		t.Errorf("revoke: %+v", got)
 	}
 	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, "--tenant", "acme", key)
-	if got.code != ExitDone || !f.wasAsked("DELETE /api/keys/"+key+"?tenant=acme") {
+	if got.code != ExitDone || !f.wasRequested("DELETE /api/keys/"+key+"?tenant=acme") {
 		t.Errorf("revoke of a tenant: %+v", got)
 	}
 }
 
-// Without a server on its default address and on the data folder, run starts a stack, and stops it again.
-func TestRunStartsAStack(t *testing.T) {
+// TestRun_StartsAStack tests that run starts a stack, and stops it at the end, if no server responds on the default
+// address and none runs on the data folder.
+func TestRun_StartsAStack(t *testing.T) {
 	t.Parallel()
 	f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
 	stack := newFakeStack(f.URL)
@@ -350,7 +351,7 @@ func TestRunStartsAStack(t *testing.T) {
 	}
 }
 
-func TestRunJoins(t *testing.T) {
+func TestRun_JoinsARunningStack(t *testing.T) {
 	t.Parallel()
 	t.Run("the default address", func(t *testing.T) {
 		t.Parallel()
@@ -370,7 +371,7 @@ func TestRunJoins(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
-	t.Run("one that was faster", func(t *testing.T) {
+	t.Run("a stack that another run started at the same time", func(t *testing.T) {
 		t.Parallel()
 		f := serve(t, accepted, events.ExecutionCompleted{})
 		w := world(t)
@@ -384,7 +385,7 @@ func TestRunJoins(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
-	t.Run("one that ends with its run", func(t *testing.T) {
+	t.Run("a stack that ends with the run that started it", func(t *testing.T) {
 		t.Parallel()
 		first := serve(t, accepted, dispatched)
 		second := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
@@ -408,7 +409,7 @@ func TestRunJoins(t *testing.T) {
 			t.Errorf("got %d, started %d, closed %d:\n%s%s", code, len(l.started), stack.closed, text.String(), errs.String())
 		}
 	})
-	t.Run("one that ends", func(t *testing.T) {
+	t.Run("its own stack, which fails", func(t *testing.T) {
 		t.Parallel()
 		f := serve(t, accepted, dispatched)
 		stack := newFakeStack(f.URL)
@@ -427,7 +428,7 @@ func TestRunJoins(t *testing.T) {
 	})
 }
 
-func TestUp(t *testing.T) {
+func TestUp_RunsUntilASignalOrAFailure(t *testing.T) {
 	t.Parallel()
 	t.Run("until a signal", func(t *testing.T) {
 		t.Parallel()
@@ -473,7 +474,7 @@ func TestUp(t *testing.T) {
 	}
 }
 
-func TestCursorErrors(t *testing.T) {
+func TestCursorError_AddsTheRemedy(t *testing.T) {
 	t.Parallel()
 	tip := uint32(7)
 	for _, c := range []struct {

@@ -66,7 +66,7 @@ type deadRetry struct {
 
 // Run retries dead letters.
 func (c *deadRetry) Run(a *app) error {
-	return every(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return each(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.RetryDeadLetter, &spoolv1.RetryDeadLetterRequest{Id: id})
 	})
 }
@@ -78,7 +78,7 @@ type deadDrop struct {
 
 // Run removes dead letters.
 func (c *deadDrop) Run(a *app) error {
-	return every(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return each(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.DropDeadLetter, &spoolv1.DropDeadLetterRequest{Id: id})
 	})
 }

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestDead_ListsShowsRetriesAndDrops: a refused letter fails the command and names the field, after the others were dealt with.
+// TestDead_ListsShowsRetriesAndDrops tests that the command continues after a letter that the server refuses,
+// and then fails with the name of the field.
 func TestDead_ListsShowsRetriesAndDrops(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

@@ -11,9 +11,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// TestPages_NameCommandsThatExist checks each command line of spool in the code
-// of every page: that the command and its flags exist. Decisions and the
-// changelog speak of the past and are left out.
+// TestPages_NameCommandsThatExist tests that the command and the flags exist for each command line of spool in the code
+// of every page. Decision records and the changelog describe the past and are not checked.
 func TestPages_NameCommandsThatExist(t *testing.T) {
 	t.Parallel()
 	parser, err := kong.New(Grammar(), kong.Name("spool"))
@@ -71,8 +70,8 @@ var (
 	spoolRun = regexp.MustCompile(`(?m)(?:^|[^\w/.-])(?:bin/)?spool +([a-z][^\n;&>#` + "`" + `]*)`)
 )
 
-// commandLines returns the arguments of spool's command lines in the code of a
-// page: in blocks of shell commands and in code spans.
+// commandLines returns the arguments of spool's command lines in the code of a page: in blocks of shell commands and in
+// code spans.
 func commandLines(page string) []string {
 	var list []string
 	for _, code := range codeOf.FindAllString(page, -1) {
@@ -84,13 +83,13 @@ func commandLines(page string) []string {
 	return list
 }
 
-// unknownIn returns what of a command line the grammar does not have, "" for
-// nothing. Alternatives, such as ls|show, are each looked for.
+// unknownIn returns the first word of a command line that the grammar does not have, or "". Each of several
+// alternatives, such as ls|show, must exist.
 func unknownIn(node *kong.Node, line string) string {
 	line, _, _ = strings.Cut(line, " | ")
 	for _, word := range strings.Fields(line) {
 		if word = strings.Trim(word, "[](),."); word == "…" {
-			return "" // of any command
+			return "" // any command
 		}
 		if flag, ok := strings.CutPrefix(word, "--"); ok {
 			flag, _, _ = strings.Cut(flag, "=")

@@ -298,7 +298,7 @@ func (x *examination) role(ctx context.Context, conn *pgx.Conn, where string) fi
 func (x *examination) runner(context.Context) finding {
 	remedy := "build it beside this program (scripts/build), or name it with SPOOL_RUNNER"
 	if x.Runner != "" {
-		if !program(x.Runner) {
+		if !isExecutable(x.Runner) {
 			return failed(x.Runner+" is not an executable program", remedy)
 		}
 		return ok("%s", x.Runner)
@@ -307,7 +307,7 @@ func (x *examination) runner(context.Context) finding {
 	if err != nil {
 		return failed(err.Error(), remedy)
 	}
-	if beside := filepath.Join(filepath.Dir(self), "runner"); program(beside) {
+	if beside := filepath.Join(filepath.Dir(self), "runner"); isExecutable(beside) {
 		return ok("%s", beside)
 	}
 	if path, err := exec.LookPath("runner"); err == nil {
@@ -432,7 +432,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func program(path string) bool {
+func isExecutable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
 }

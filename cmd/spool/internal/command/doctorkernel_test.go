@@ -14,7 +14,7 @@ func TestDoctor_KernelSettings(t *testing.T) {
 		"kernel/pid_max": "4194304\n", "kernel/pty/max": "65536\n", "kernel/keys/root_maxkeys": "1000000\n",
 	}
 	for name, c := range map[string]struct {
-		change map[string]string // "" for a file that is not there
+		change map[string]string // "" for a missing file
 		host   string
 		status string
 		says   []string

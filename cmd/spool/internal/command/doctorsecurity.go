@@ -106,8 +106,8 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 // service returns the name of a container's compose service.
 func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
 
-// ofProject reports whether a compose installation with these services runs. If not, f is the result of the check.
-func (x *securityExamination) ofProject(services ...string) (f finding, there bool) {
+// needsServices reports whether a compose installation with these services runs. If not, f is the result of the check.
+func (x *securityExamination) needsServices(services ...string) (f finding, there bool) {
 	if x.engineErr != nil {
 		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST"), false
 	}
@@ -158,28 +158,28 @@ func (x *securityExamination) transport(context.Context) finding {
 	if err != nil || u.Host == "" {
 		return failed(fmt.Sprintf("url: %q is not an address", x.address()), "use a URL like https://spool.example.com")
 	}
-	if u.Scheme == "https" || loopback(u.Hostname()) {
+	if u.Scheme == "https" || isLoopback(u.Hostname()) {
 		return ok("%s", u.Redacted())
 	}
 	return failed(fmt.Sprintf("%s is neither TLS nor loopback: others on the network can read keys and content", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
 }
 
-// loopback reports whether a host is the local machine.
-func loopback(host string) bool {
+// isLoopback reports whether a host is the local machine.
+func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (x *securityExamination) keysRequired(ctx context.Context) finding {
-	return x.refuses(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
+	return x.requiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
 }
 
 func (x *securityExamination) metricsClosed(ctx context.Context) finding {
-	return x.refuses(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
+	return x.requiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
 }
 
-// refuses checks that a server rejects requests for a path without a key.
-func (x *securityExamination) refuses(ctx context.Context, path, remedy string) finding {
+// requiresKey checks that a server rejects requests for a path without a key.
+func (x *securityExamination) requiresKey(ctx context.Context, path, remedy string) finding {
 	address := strings.TrimRight(x.address(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -203,7 +203,7 @@ func (x *securityExamination) refuses(ctx context.Context, path, remedy string) 
 		return ok("%s without a key is rejected with %d", path, res.StatusCode)
 	case res.StatusCode >= http.StatusInternalServerError:
 		return note(fmt.Sprintf("%s responds with %d", address, res.StatusCode), "try again when the server is ready")
-	case loopback(req.URL.Hostname()):
+	case isLoopback(req.URL.Hostname()):
 		return note(fmt.Sprintf("%s is served without a key to everybody on this machine", path), remedy)
 	}
 	return failed(fmt.Sprintf("%s is served without a key", address), remedy)
@@ -240,7 +240,7 @@ func (x *securityExamination) databaseRoles(ctx context.Context) finding {
 	if x.Database != "" || x.running != nil {
 		return x.postgres(ctx)
 	}
-	if f, there := x.ofProject("gateway"); !there {
+	if f, there := x.needsServices("gateway"); !there {
 		return f
 	}
 	for _, database := range x.setting("SPOOL_DATABASE_URL", "gateway") {
@@ -256,14 +256,14 @@ func (x *securityExamination) databaseRoles(ctx context.Context) finding {
 }
 
 func (x *securityExamination) publishedPorts(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.needsServices(); !there {
 		return f
 	}
 	var inner, clear, proxied []string
 	for _, c := range x.containers {
 		for port, bindings := range c.HostConfig.PortBindings {
 			for _, b := range bindings {
-				if loopback(b.HostIP) {
+				if isLoopback(b.HostIP) {
 					continue
 				}
 				published := fmt.Sprintf("%s %s at %s", service(c), port, net.JoinHostPort(b.HostIP, b.HostPort))
@@ -305,7 +305,7 @@ func (x *securityExamination) usesModal() bool {
 
 // servicesConfined checks that each container still has the restrictions of deploy/compose.yaml.
 func (x *securityExamination) servicesConfined(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.needsServices(); !there {
 		return f
 	}
 	var wrong []string
@@ -335,7 +335,7 @@ func (x *securityExamination) servicesConfined(context.Context) finding {
 }
 
 func (x *securityExamination) socketHolders(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.needsServices(); !there {
 		return f
 	}
 	var others []string
@@ -385,7 +385,7 @@ func (x *securityExamination) engineOptions(context.Context) finding {
 }
 
 func (x *securityExamination) sandboxRuntime(context.Context) finding {
-	if f, there := x.ofProject("executor"); !there {
+	if f, there := x.needsServices("executor"); !there {
 		return f
 	}
 	if x.usesModal() {
@@ -399,7 +399,7 @@ func (x *securityExamination) sandboxRuntime(context.Context) finding {
 }
 
 func (x *securityExamination) projectDiskLimit(context.Context) finding {
-	if f, there := x.ofProject("executor"); !there {
+	if f, there := x.needsServices("executor"); !there {
 		return f
 	}
 	if x.usesModal() {
@@ -414,7 +414,7 @@ func (x *securityExamination) projectDiskLimit(context.Context) finding {
 }
 
 func (x *securityExamination) imageAllowlist(context.Context) finding {
-	if f, there := x.ofProject("executor"); !there {
+	if f, there := x.needsServices("executor"); !there {
 		return f
 	}
 	pulls := slices.Contains(x.setting("SPOOL_SANDBOX_IMAGES_PULL", "executor"), "true")
@@ -432,7 +432,7 @@ func (x *securityExamination) imageAllowlist(context.Context) finding {
 }
 
 func (x *securityExamination) imageDigests(context.Context) finding {
-	if f, there := x.ofProject(); !there {
+	if f, there := x.needsServices(); !there {
 		return f
 	}
 	var tagged []string
@@ -449,7 +449,7 @@ func (x *securityExamination) imageDigests(context.Context) finding {
 }
 
 func (x *securityExamination) egressSettings(context.Context) finding {
-	if f, there := x.ofProject("egress"); !there {
+	if f, there := x.needsServices("egress"); !there {
 		return f
 	}
 	if slices.Contains(x.setting("SPOOL_EGRESS_ALL_PATHS", "egress"), "true") {
@@ -464,7 +464,7 @@ func (x *securityExamination) egressSettings(context.Context) finding {
 }
 
 func (x *securityExamination) signedLog(context.Context) finding {
-	if f, there := x.ofProject("session", "executor", "projector"); !there {
+	if f, there := x.needsServices("session", "executor", "projector"); !there {
 		return f
 	}
 	for _, s := range []string{"session", "executor", "projector"} {
@@ -479,7 +479,7 @@ func (x *securityExamination) signedLog(context.Context) finding {
 }
 
 func (x *securityExamination) webOrigins(context.Context) finding {
-	if f, there := x.ofProject("gateway"); !there {
+	if f, there := x.needsServices("gateway"); !there {
 		return f
 	}
 	for _, origins := range x.setting("SPOOL_ALLOWED_ORIGINS", "gateway") {

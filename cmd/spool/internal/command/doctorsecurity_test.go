@@ -14,7 +14,7 @@ import (
 	"github.com/docker/go-connections/nat"
 )
 
-// hardened is a container as compose.yaml of this release makes it.
+// hardened returns a container with the settings of the compose.yaml of this release.
 func hardened(name string, env ...string) container.InspectResponse {
 	limit := int64(512)
 	return container.InspectResponse{
@@ -25,7 +25,7 @@ func hardened(name string, env ...string) container.InspectResponse {
 	}
 }
 
-// project is a compose installation without a fault.
+// project returns a compose installation without findings.
 func project() []container.InspectResponse {
 	gateway := hardened("gateway", "SPOOL_DATABASE_URL=postgres://spool_gateway:x@postgres:5432/spool", "SPOOL_ALLOWED_ORIGINS=https://app.example.com")
 	gateway.HostConfig.PortBindings = nat.PortMap{"7700/tcp": {{HostIP: "127.0.0.1", HostPort: "7700"}}}
@@ -39,7 +39,7 @@ func project() []container.InspectResponse {
 	}
 }
 
-// highEnough is a folder of the kernel's settings in which none is low.
+// highEnough returns a folder of kernel settings, all of which are high enough.
 func highEnough(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -55,7 +55,7 @@ func highEnough(t *testing.T) string {
 	return dir
 }
 
-// securityOf is an examination of an installation whose server answers everything with a status.
+// securityOf returns an examination of an installation whose server responds to every request with a status.
 func securityOf(t *testing.T, status int) *securityExamination {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
@@ -69,8 +69,8 @@ func securityOf(t *testing.T, status int) *securityExamination {
 	}
 }
 
-// service gives the container of a service.
-func (x *securityExamination) of(name string) *container.InspectResponse {
+// container returns the container of a service.
+func (x *securityExamination) container(name string) *container.InspectResponse {
 	for i := range x.containers {
 		if service(x.containers[i]) == name {
 			return &x.containers[i]
@@ -79,12 +79,12 @@ func (x *securityExamination) of(name string) *container.InspectResponse {
 	panic(name)
 }
 
-func TestDoctorSecurity(t *testing.T) {
+func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 	t.Parallel()
 	env := func(service, variable string) func(*testing.T, *securityExamination) {
 		return func(_ *testing.T, x *securityExamination) {
 			name, _, _ := strings.Cut(variable, "=")
-			c := x.of(service)
+			c := x.container(service)
 			var kept []string
 			for _, e := range c.Config.Env {
 				if !strings.HasPrefix(e, name+"=") {
@@ -95,7 +95,7 @@ func TestDoctorSecurity(t *testing.T) {
 		}
 	}
 	host := func(service string, change func(*container.HostConfig)) func(*testing.T, *securityExamination) {
-		return func(_ *testing.T, x *securityExamination) { change(x.of(service).HostConfig) }
+		return func(_ *testing.T, x *securityExamination) { change(x.container(service).HostConfig) }
 	}
 	publish := func(port nat.Port, ip string) func(*container.HostConfig) {
 		return func(h *container.HostConfig) { h.PortBindings = nat.PortMap{port: {{HostIP: ip, HostPort: "9"}}} }
@@ -132,15 +132,17 @@ func TestDoctorSecurity(t *testing.T) {
 			env("egress", "SPOOL_EGRESS_LISTEN_TLS=0.0.0.0:7443")(t, x)
 			host("egress", publish("9090/tcp", "0.0.0.0"))(t, x)
 		}, check: "published ports", status: "failed", says: "egress 9090/tcp"},
-		"a gateway without TLS":     {change: host("gateway", publish("7700/tcp", "0.0.0.0")), check: "published ports", status: "failed", says: "without TLS"},
-		"privileged":                {change: host("session", func(h *container.HostConfig) { h.Privileged = true }), check: "services confined", status: "failed", says: "session: privileged"},
-		"capabilities":              {change: host("session", func(h *container.HostConfig) { h.CapDrop = nil }), check: "services confined", status: "failed", says: "keeps capabilities"},
-		"new privileges":            {change: host("session", func(h *container.HostConfig) { h.SecurityOpt = nil }), check: "services confined", status: "failed", says: "may gain privileges"},
-		"no processes' limit":       {change: host("session", func(h *container.HostConfig) { h.PidsLimit = nil }), check: "services confined", status: "failed", says: "no limit of processes"},
-		"the machine's network":     {change: host("session", func(h *container.HostConfig) { h.NetworkMode = "host" }), check: "services confined", status: "failed", says: "in the network of the machine"},
-		"no seccomp":                {change: host("session", func(h *container.HostConfig) { h.SecurityOpt = append(h.SecurityOpt, "seccomp=unconfined") }), check: "services confined", status: "failed", says: "without a seccomp profile"},
-		"a socket of another":       {change: func(_ *testing.T, x *securityExamination) { x.of("gateway").Mounts = x.of("executor").Mounts }, check: "engine's socket", status: "failed", says: "gateway"},
-		"no socket":                 {change: func(_ *testing.T, x *securityExamination) { x.of("executor").Mounts = nil }, check: "engine's socket", status: "ok", says: "no container has it"},
+		"a gateway without TLS": {change: host("gateway", publish("7700/tcp", "0.0.0.0")), check: "published ports", status: "failed", says: "without TLS"},
+		"privileged":            {change: host("session", func(h *container.HostConfig) { h.Privileged = true }), check: "services confined", status: "failed", says: "session: privileged"},
+		"capabilities":          {change: host("session", func(h *container.HostConfig) { h.CapDrop = nil }), check: "services confined", status: "failed", says: "keeps capabilities"},
+		"new privileges":        {change: host("session", func(h *container.HostConfig) { h.SecurityOpt = nil }), check: "services confined", status: "failed", says: "may gain privileges"},
+		"no processes' limit":   {change: host("session", func(h *container.HostConfig) { h.PidsLimit = nil }), check: "services confined", status: "failed", says: "no limit of processes"},
+		"the machine's network": {change: host("session", func(h *container.HostConfig) { h.NetworkMode = "host" }), check: "services confined", status: "failed", says: "in the network of the machine"},
+		"no seccomp":            {change: host("session", func(h *container.HostConfig) { h.SecurityOpt = append(h.SecurityOpt, "seccomp=unconfined") }), check: "services confined", status: "failed", says: "without a seccomp profile"},
+		"a socket of another": {change: func(_ *testing.T, x *securityExamination) {
+			x.container("gateway").Mounts = x.container("executor").Mounts
+		}, check: "engine's socket", status: "failed", says: "gateway"},
+		"no socket":                 {change: func(_ *testing.T, x *securityExamination) { x.container("executor").Mounts = nil }, check: "engine's socket", status: "ok", says: "no container has it"},
 		"an engine without seccomp": {change: func(_ *testing.T, x *securityExamination) { x.engine.SecurityOptions = nil }, check: "engine", status: "failed", says: "no seccomp"},
 		"an engine without more":    {change: func(_ *testing.T, x *securityExamination) { x.engine.SecurityOptions = []string{"name=seccomp"} }, check: "engine", status: "note", says: "AppArmor"},
 		"an engine without TLS": {change: func(_ *testing.T, x *securityExamination) {
@@ -157,7 +159,7 @@ func TestDoctorSecurity(t *testing.T) {
 			env("executor", "SPOOL_SANDBOX_IMAGES=*")(t, x)
 			env("executor", "SPOOL_SANDBOX_IMAGES_PULL=false")(t, x)
 		}, check: "image allowlist", status: "note", says: "every image"},
-		"a tag":               {change: func(_ *testing.T, x *securityExamination) { x.of("nats").Config.Image = "nats:2" }, check: "images by digest", status: "note", says: "nats:2"},
+		"a tag":               {change: func(_ *testing.T, x *securityExamination) { x.container("nats").Config.Image = "nats:2" }, check: "images by digest", status: "note", says: "nats:2"},
 		"all paths":           {change: env("egress", "SPOOL_EGRESS_ALL_PATHS=true"), check: "egress", status: "note", says: "pass unread"},
 		"a private host":      {change: env("egress", "SPOOL_EGRESS_OPEN=mcp.internal:8080"), check: "egress", status: "note", says: "mcp.internal:8080"},
 		"no keys of the log":  {change: env("projector", "SPOOL_LOG_KEYS="), check: "signed log", status: "failed", says: "projector has no SPOOL_LOG_KEYS"},
@@ -177,7 +179,7 @@ func TestDoctorSecurity(t *testing.T) {
 			if c.answers > 0 {
 				x = securityOf(t, c.answers)
 			}
-			for _, one := range x.checks() { // without the change all is well
+			for _, one := range x.checks() { // without the change every check passes
 				if f := one.run(t.Context()); c.answers == 0 && f.Status != "ok" {
 					t.Errorf("%s of a hardened installation: %+v", one.name, f)
 				}
@@ -199,8 +201,8 @@ func TestDoctorSecurity(t *testing.T) {
 	}
 }
 
-// Each check stands in the list for operators, in its order.
-func TestDoctorSecurity_IsTheChecklist(t *testing.T) {
+// TestDoctorSecurity_MatchesTheChecklist tests that the checklist for operators names each check, in the same order.
+func TestDoctorSecurity_MatchesTheChecklist(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../../../docs/security.md")
 	if err != nil {

@@ -9,19 +9,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// each calls do for every id that the user named, and prints done, or the response with --json. It checks all ids
+// eachID calls do for every id that the user named, and prints done, or the response with --json. It checks all ids
 // before the first call. After a failure it continues, and returns the joined errors at the end.
-func (s server) each(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
+func (s server) eachID(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	for _, id := range ids {
 		if err := checkID(what, kind, id); err != nil {
 			return err
 		}
 	}
-	return every(s, a, ids, done, do)
+	return each(s, a, ids, done, do)
 }
 
-// every is like each, for names that are not ids.
-func every[N any](s server, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
+// each is like each, for names that are not ids.
+func each[N any](s server, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
 	return s.connected(a, func(ctx context.Context, cl *client.Client) error {
 		var failed []error
 		for _, name := range names {

@@ -131,7 +131,7 @@ func summary(e events.Wire) string {
 	case events.BlockComplete:
 		s = blockSummary(d.Block)
 	}
-	return terminal.Fit(terminal.Line(s), summaryColumns)
+	return summaryLine(s)
 }
 
 func blockSummary(b events.Block) string {

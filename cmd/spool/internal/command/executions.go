@@ -74,7 +74,7 @@ func executionsTable(a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[
 	return list(a, asJSON, limit, items,
 		[]any{"EXECUTION", "SESSION", "PHASE", "TOOK", "TOKENS IN", "OUT", "QUEUED"},
 		func(x *spoolv1.Execution) []any {
-			return []any{x.ExecutionId, x.SessionId, executionState(x), took(x), inputTokens(x.Usage), x.Usage.GetOutputTokens(), when(x.QueuedAt)}
+			return []any{x.ExecutionId, x.SessionId, executionState(x), durationOf(x), inputTokens(x.Usage), x.Usage.GetOutputTokens(), when(x.QueuedAt)}
 		})
 }
 
@@ -105,9 +105,9 @@ func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) er
 		return a.json(doc)
 	}
 	x := doc.Value
-	err = fields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", beginning(x.Query)},
+	err = fields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", excerpt(x.Query)},
 		[]any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", executionState(x)}, []any{"message", x.GetMessage()},
-		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", took(x)},
+		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", durationOf(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.GetInputTokens(), x.Usage.GetCacheReadTokens(), x.Usage.GetCacheWriteTokens(), x.Usage.GetOutputTokens())},
 		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUsd)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", when(x.QueuedAt)}, []any{"ended", when(x.EndedAt)}, []any{"result", x.GetResult()})
 	if err != nil || len(x.Metered) == 0 {
@@ -133,7 +133,7 @@ type executionsCancel struct {
 
 // Run cancels executions.
 func (c *executionsCancel) Run(a *app) error {
-	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.CancelExecution, &spoolv1.CancelExecutionRequest{ExecutionId: id})
 	})
 }
@@ -145,7 +145,7 @@ type executionsPause struct {
 
 // Run pauses executions.
 func (c *executionsPause) Run(a *app) error {
-	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to pause", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to pause", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.PauseExecution, &spoolv1.PauseExecutionRequest{ExecutionId: id})
 	})
 }
@@ -157,7 +157,7 @@ type executionsResume struct {
 
 // Run resumes executions.
 func (c *executionsResume) Run(a *app) error {
-	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to resume", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to resume", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.ResumeExecution, &spoolv1.ResumeExecutionRequest{ExecutionId: id})
 	})
 }
@@ -169,7 +169,7 @@ type executionsTerminate struct {
 
 // Run terminates executions and their sandboxes.
 func (c *executionsTerminate) Run(a *app) error {
-	return c.each(a, events.KindExecution, "execution", c.Executions, "requested to terminate", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to terminate", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.TerminateExecution, &spoolv1.TerminateExecutionRequest{ExecutionId: id})
 	})
 }
@@ -185,8 +185,8 @@ func executionState(x *spoolv1.Execution) string {
 	return x.Phase
 }
 
-// took returns the duration of an execution that has ended, otherwise "".
-func took(x *spoolv1.Execution) string {
+// durationOf returns the duration of an execution that has ended, otherwise "".
+func durationOf(x *spoolv1.Execution) string {
 	if x.DurationMs == 0 {
 		return ""
 	}

@@ -18,18 +18,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// fakeServer answers as a gateway does, about one session.
+// fakeServer is a fake gateway with one session.
 type fakeServer struct {
 	*httptest.Server
 	t        *testing.T
-	begin    []events.Payload            // what happens once the query is posted
-	controls map[string][]events.Payload // what a control makes happen
+	begin    []events.Payload            // events that follow the query
+	controls map[string][]events.Payload // events that follow a control, by its request
 
-	mu     sync.Mutex
-	asked  []string // method and path of each request but the streams'
-	bodies []string
-	more   chan []events.Payload
-	gone   chan struct{} // ends the streams
+	mu       sync.Mutex
+	requests []string // method and URI of each request except streams
+	bodies   []string
+	more     chan []events.Payload
+	gone     chan struct{} // ends the streams
 }
 
 func serve(t *testing.T, begin ...events.Payload) *fakeServer {
@@ -51,7 +51,7 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	what := r.Method + " " + r.URL.RequestURI()
 	f.mu.Lock()
-	f.asked, f.bodies = append(f.asked, what), append(f.bodies, body.String())
+	f.requests, f.bodies = append(f.requests, what), append(f.bodies, body.String())
 	f.mu.Unlock()
 	if happens, ok := f.controls[what]; ok {
 		f.more <- happens
@@ -159,10 +159,10 @@ func (f *fakeServer) wasSent(body string) bool {
 	return slices.ContainsFunc(f.bodies, func(b string) bool { return strings.TrimSpace(b) == body })
 }
 
-func (f *fakeServer) wasAsked(what string) bool {
+func (f *fakeServer) wasRequested(what string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, a := range f.asked {
+	for _, a := range f.requests {
 		if a == what {
 			return true
 		}
@@ -170,7 +170,7 @@ func (f *fakeServer) wasAsked(what string) bool {
 	return false
 }
 
-// fakeLocal is a machine on which a stack may run, or start.
+// fakeLocal is a fake machine on which a stack runs or can be started.
 type fakeLocal struct {
 	dir     string
 	mu      sync.Mutex
@@ -200,7 +200,7 @@ func (l *fakeLocal) Start(_ context.Context, o StackOptions) (Stack, error) {
 }
 func (l *fakeLocal) Open(context.Context, StackOptions) (Installation, error) { return l.open() }
 
-// fakeStack is a stack whose gateway is a fakeServer.
+// fakeStack is a fake stack, whose gateway is a fakeServer.
 type fakeStack struct {
 	url    string
 	done   chan struct{}
@@ -223,7 +223,7 @@ func (s *fakeStack) Close() error {
 // nowhere is an address that refuses connections.
 const nowhere = "http://127.0.0.1:1"
 
-// watched is an output that tells when it has a number of lines.
+// watched is an output that closes full when it has received a number of lines.
 type watched struct {
 	lines int
 	full  chan struct{}

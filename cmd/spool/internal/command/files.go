@@ -127,12 +127,12 @@ func (c *filesGet) Run(a *app) error {
 			to = filepath.Join(to, path.Base(c.Path))
 		}
 		n, err := save(to, r, c.Force)
-		return c.saved(a, to, n, err)
+		return c.printSaved(a, to, n, err)
 	})
 }
 
-// saved prints what was written.
-func (c sessionServer) saved(a *app, to string, n int64, err error) error {
+// printSaved prints what was written.
+func (c sessionServer) printSaved(a *app, to string, n int64, err error) error {
 	switch {
 	case err != nil:
 		return err
@@ -186,7 +186,7 @@ func (c *filesTar) Run(a *app) error {
 			return err
 		}
 		n, err := save(c.Output, r, c.Force)
-		return c.saved(a, c.Output, n, err)
+		return c.printSaved(a, c.Output, n, err)
 	})
 }
 
@@ -246,14 +246,14 @@ func (c *filesPut) send(a *app, to, mode string, r io.Reader, length int64) erro
 	return c.with(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		if c.Tar {
 			d, err := cl.PutTar(ctx, c.Session, to, r)
-			return c.stored(a, to, d, err)
+			return c.printStored(a, to, d, err)
 		}
 		d, err := cl.PutFile(ctx, c.Session, to, mode, r, length)
-		return c.stored(a, to, d, err)
+		return c.printStored(a, to, d, err)
 	})
 }
 
-func (c *filesPut) stored(a *app, to string, d client.Doc[client.Put], err error) error {
+func (c *filesPut) printStored(a *app, to string, d client.Doc[client.Put], err error) error {
 	switch {
 	case err != nil:
 		return err
@@ -280,7 +280,7 @@ func (c *filesPut) folder(a *app, to string) error {
 		d, err := cl.PutTar(ctx, c.Session, to, r)
 		_ = r.Close() // stops the tar if nobody reads it any more
 		<-done
-		return c.stored(a, to, d, err)
+		return c.printStored(a, to, d, err)
 	})
 }
 
@@ -314,12 +314,12 @@ func (c *filesRm) Run(a *app) error {
 	})
 }
 
-// maxAlong is the maximum size in bytes of the files that are sent with a query: in base64 they fit into one
+// maxQueryFiles is the maximum size in bytes of the files that are sent with a query: in base64 they fit into one
 // request.
-const maxAlong = 11 << 20
+const maxQueryFiles = 11 << 20
 
-// gather reads the files of --file. A path that leaves the current folder keeps only its last element.
-func gather(names []string) ([]*spoolv1.WorkspaceFile, error) {
+// readFiles reads the files of --file. A path that leaves the current folder keeps only its last element.
+func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	var out []*spoolv1.WorkspaceFile
 	total := 0
 	add := func(name, to string, mode fs.FileMode) error {
@@ -327,12 +327,12 @@ func gather(names []string) ([]*spoolv1.WorkspaceFile, error) {
 		if err != nil {
 			return usage("file: %v", err)
 		}
-		content, err := io.ReadAll(io.LimitReader(f, maxAlong+1))
+		content, err := io.ReadAll(io.LimitReader(f, maxQueryFiles+1))
 		if err = errors.Join(err, f.Close()); err != nil {
 			return usage("file: %v", err)
 		}
-		if total += len(content); total > maxAlong {
-			return usage("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxAlong), name)
+		if total += len(content); total > maxQueryFiles {
+			return usage("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxQueryFiles), name)
 		}
 		encoded := base64.StdEncoding.EncodeToString(content)
 		out = append(out, &spoolv1.WorkspaceFile{Path: to, ContentBase64: &encoded, Mode: uint32(mode.Perm())})

@@ -17,12 +17,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// workspace is a server that has files and remembers what it is asked.
+// workspace is a fake gateway with files, which records its requests.
 type workspace struct {
 	*httptest.Server
-	mu    sync.Mutex
-	asked []string
-	last  []byte // body
+	mu        sync.Mutex
+	requested []string
+	last      []byte // body
 }
 
 func serveFiles(t *testing.T) *workspace {
@@ -37,9 +37,9 @@ const listing = `{"snapshot":"m-1","at":"2026-01-02T03:04:05Z","files":[{"path":
 	`{"path":"dir","kind":"dir","size":0,"mode":493},{"path":"link","kind":"symlink","size":0,"mode":0,"target":"/etc"}]}`
 
 func (s *workspace) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body) // what is cut off is told by the client
+	body, _ := io.ReadAll(r.Body) // the client reports an incomplete body
 	s.mu.Lock()
-	s.asked, s.last = append(s.asked, r.Method+" "+strings.TrimPrefix(r.RequestURI, "/api/sessions/"+ses)+" "+r.Header.Get("Content-Type")), body
+	s.requested, s.last = append(s.requested, r.Method+" "+strings.TrimPrefix(r.RequestURI, "/api/sessions/"+ses)+" "+r.Header.Get("Content-Type")), body
 	s.mu.Unlock()
 	attach := func(text string) {
 		w.Header().Set("Content-Disposition", `attachment; filename="x"`)
@@ -75,16 +75,16 @@ func (s *workspace) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *workspace) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.asked)
+	return len(s.requested)
 }
 
 func (s *workspace) request() (string, []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.asked[len(s.asked)-1], s.last
+	return s.requested[len(s.requested)-1], s.last
 }
 
-func TestFilesOut(t *testing.T) {
+func TestFiles_ListGetAndTar(t *testing.T) {
 	t.Parallel()
 	s := serveFiles(t)
 	dir := t.TempDir()
@@ -97,9 +97,9 @@ func TestFilesOut(t *testing.T) {
 		return got
 	}
 	ls := run(ExitDone, "ls", ses, "sub dir")
-	if asked, _ := s.request(); asked != "GET /files?dir=sub+dir " || strings.Contains(ls.out, "\x1b") ||
+	if requested, _ := s.request(); requested != "GET /files?dir=sub+dir " || strings.Contains(ls.out, "\x1b") ||
 		!strings.Contains(ls.out, "-rw-r--r--  2.0 KiB") || !strings.Contains(ls.out, "dir/\n") || !strings.Contains(ls.out, "link -> /etc\n") {
-		t.Errorf("asked %s, printed\n%s", asked, ls.out)
+		t.Errorf("requested %s, printed\n%s", requested, ls.out)
 	}
 	if got := run(ExitDone, "ls", ses, "--json"); strings.Count(got.out, "\n") != 3 || !strings.Contains(got.out, `"extra":1`) {
 		t.Errorf("got %s", got.out)
@@ -107,8 +107,8 @@ func TestFilesOut(t *testing.T) {
 	if got := run(ExitDone, "get", ses, "a/b c", "-"); got.out != "the content" {
 		t.Errorf("got %q", got.out)
 	}
-	if asked, _ := s.request(); asked != "GET /files/a/b%20c " {
-		t.Errorf("asked %s", asked)
+	if requested, _ := s.request(); requested != "GET /files/a/b%20c " {
+		t.Errorf("requested %s", requested)
 	}
 	run(ExitDone, "get", ses, "a/name", dir)
 	if b, err := os.ReadFile(filepath.Join(dir, "name")); err != nil || string(b) != "the content" {
@@ -118,7 +118,7 @@ func TestFilesOut(t *testing.T) {
 		t.Errorf("got %q", got.err)
 	}
 	run(ExitDone, "get", ses, "a/name", dir, "--force")
-	// What is cut off leaves nothing behind.
+	// An incomplete download leaves no file.
 	if got := run(ExitFailed, "get", ses, "broken", filepath.Join(dir, "broken")); !strings.Contains(got.err, "cannot reach") && !strings.Contains(got.err, "unexpected EOF") {
 		t.Errorf("got %q", got.err)
 	}
@@ -141,24 +141,24 @@ func TestFilesOut(t *testing.T) {
 	}
 }
 
-func TestFilesIn(t *testing.T) {
+func TestFiles_PutAndRemove(t *testing.T) {
 	t.Parallel()
 	s := serveFiles(t)
 	dir := t.TempDir()
 	script := filepath.Join(dir, "run.sh")
 	for name, content := range map[string]string{"run.sh": "#!/bin/sh\n", "sub/x": "1", "sub/deep/y": "22"} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755)); err != nil { //nolint:gosec // a program may be run
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755), os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755)); err != nil { //nolint:gosec // the mode of a program
 			t.Fatal(err)
 		}
 	}
 	run := func(w IO, want string, args ...string) (result, []byte) {
 		t.Helper()
 		got := spool(t, w, append([]string{"files"}, append(args, "--url", s.URL)...)...)
-		if asked, body := s.request(); got.code == ExitDone && asked == want {
+		if requested, body := s.request(); got.code == ExitDone && requested == want {
 			return got, body
 		}
-		asked, _ := s.request()
-		t.Errorf("%v: %+v, asked %s, want %s", args, got, asked, want)
+		requested, _ := s.request()
+		t.Errorf("%v: %+v, requested %s, want %s", args, got, requested, want)
 		return got, nil
 	}
 	if got, body := run(world(t), "PUT /files/run.sh?mode=755 application/octet-stream", "put", ses, script); string(body) != "#!/bin/sh\n" || got.out != "stored 3 B for run.sh\n" {
@@ -196,12 +196,12 @@ func TestFilesIn(t *testing.T) {
 		}
 	}
 	if after := s.count(); after != before {
-		t.Errorf("the server was asked %d times", after-before)
+		t.Errorf("%d requests", after-before)
 	}
 }
 
-// Files and options go with the query that makes a session.
-func TestRunWithFiles(t *testing.T) {
+// TestRun_SendsFilesAndOptions tests that the request for a new session has the files and the options.
+func TestRun_SendsFilesAndOptions(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "é.txt")
@@ -222,7 +222,7 @@ func TestRunWithFiles(t *testing.T) {
 		t.Errorf("%+v, posted %v", got, f.bodies)
 	}
 	large := filepath.Join(dir, "large")
-	if err := os.WriteFile(large, make([]byte, maxAlong), 0o600); err != nil {
+	if err := os.WriteFile(large, make([]byte, maxQueryFiles), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for says, args := range map[string][]string{
@@ -239,7 +239,7 @@ func TestRunWithFiles(t *testing.T) {
 	}
 }
 
-func TestWords(t *testing.T) {
+func TestWords_SplitsACommandLine(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string][]string{
 		"": nil, "  ": nil, "a": {"a"}, " a  b\tc ": {"a", "b", "c"}, `a "b c" 'd "e'`: {"a", "b c", `d "e`}, `a\ b \"`: {"a b", `"`}, `'a\b' "c\"d"`: {`a\b`, `c"d`}, `"" x''y`: {"", "xy"},
@@ -250,8 +250,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// What is shown of a session and an execution tells of sandbox, snapshot and metered usage.
-func TestShow(t *testing.T) {
+func TestShow_PrintsSandboxSnapshotAndMeteredUsage(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	got := spool(t, world(t), "sessions", "show", ses, "--url", f.URL)
@@ -265,9 +264,9 @@ func TestShow(t *testing.T) {
 	}
 }
 
-func TestControls(t *testing.T) {
+func TestControls_RequestThePathOfEachCommand(t *testing.T) {
 	t.Parallel()
-	for asked, args := range map[string][]string{
+	for requested, args := range map[string][]string{
 		"POST /api/executions/" + exe + "/pause":               {"executions", "pause", exe},
 		"POST /api/executions/" + exe + "/resume":              {"executions", "resume", exe},
 		"POST /api/executions/" + exe + "/terminate":           {"executions", "terminate", exe},
@@ -276,8 +275,8 @@ func TestControls(t *testing.T) {
 	} {
 		f := serve(t)
 		got := spool(t, world(t), append(args, "--url", f.URL)...)
-		if got.code != ExitDone || !f.wasAsked(asked) || !strings.Contains(got.out, args[2]) {
-			t.Errorf("%v: %+v, asked %v", args, got, f.asked)
+		if got.code != ExitDone || !f.wasRequested(requested) || !strings.Contains(got.out, args[2]) {
+			t.Errorf("%v: %+v, requests %v", args, got, f.requests)
 		}
 		if got := spool(t, world(t), args[0], args[1], "x", "--url", f.URL); got.code != ExitUsage {
 			t.Errorf("%v of no id: %+v", args[:2], got)

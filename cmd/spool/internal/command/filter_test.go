@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// Every flag of a list reaches the server as the parameter of that name.
-func TestListFlagsReachTheServer(t *testing.T) {
+// TestLists_SendEachFlagAsParameter tests that each flag of a list is sent as the parameter of the same name.
+func TestLists_SendEachFlagAsParameter(t *testing.T) {
 	t.Parallel()
-	var asked url.Values
+	var requested url.Values
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/api/sessions" || r.URL.Path == "/api/executions" {
-			asked = r.URL.Query()
+			requested = r.URL.Query()
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(`{"sessions":[],"executions":[],"nextPageToken":""}`))
@@ -33,11 +33,11 @@ func TestListFlagsReachTheServer(t *testing.T) {
 		want := url.Values(http.Header(want).Clone())
 		want.Set(state[0], state[1])
 		got := spool(t, world(t), append([]string{noun, "ls", "--url", s.URL, "--" + state[0] + "=" + state[1]}, flags...)...)
-		if got.code != ExitDone || asked.Encode() != want.Encode() {
-			t.Errorf("%s: %+v asked for %s, want %s", noun, got, asked.Encode(), want.Encode())
+		if got.code != ExitDone || requested.Encode() != want.Encode() {
+			t.Errorf("%s: %+v requested %s, want %s", noun, got, requested.Encode(), want.Encode())
 		}
-		if got := spool(t, world(t), noun, "ls", "--url", s.URL, "--metadata=team"); got.code != ExitDone || asked.Encode() != "metadataKey=team" {
-			t.Errorf("%s: %+v asked for %s", noun, got, asked.Encode())
+		if got := spool(t, world(t), noun, "ls", "--url", s.URL, "--metadata=team"); got.code != ExitDone || requested.Encode() != "metadataKey=team" {
+			t.Errorf("%s: %+v requested %s", noun, got, requested.Encode())
 		}
 	}
 	const ses = "ses_01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -46,8 +46,9 @@ func TestListFlagsReachTheServer(t *testing.T) {
 	}
 }
 
-// What a session and an execution are made of is shown: title or query, agent and instance.
-func TestShowNamesTheInstance(t *testing.T) {
+// TestShow_PrintsTitleAgentAndInstance tests that sessions and executions are shown with their title or query, agent and
+// instance.
+func TestShow_PrintsTitleAgentAndInstance(t *testing.T) {
 	t.Parallel()
 	const ses, exe, instance = "ses_01ARZ3NDEKTSV4RRFFQ69G5FAV", "exe_01ARZ3NDEKTSV4RRFFQ69G5FAV", "acme/reviewer.default@0123"
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

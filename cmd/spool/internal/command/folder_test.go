@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// lay makes files of a folder; a name that ends in a slash is a folder.
-func lay(t *testing.T, names ...string) string {
+// makeFolder creates a folder with files. A name that ends in a slash is a folder.
+func makeFolder(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range names {
@@ -40,9 +40,9 @@ func scanned(t *testing.T, dir string, limits folderLimits) ([]entry, error) {
 	return scan(t.Context(), root, limits)
 }
 
-func TestScan_LeavesOutWhatIsIgnored(t *testing.T) {
+func TestScan_OmitsIgnoredFiles(t *testing.T) {
 	t.Parallel()
-	dir := lay(t, "a.txt", "b.log", "sub/c.txt", "sub/d.tmp", "sub/deep/e.tmp", "node_modules/x/y", ".git/HEAD", "empty/", ".env")
+	dir := makeFolder(t, "a.txt", "b.log", "sub/c.txt", "sub/d.tmp", "sub/deep/e.tmp", "node_modules/x/y", ".git/HEAD", "empty/", ".env")
 	for name, text := range map[string]string{".gitignore": "*.log\n.env\n", "sub/.gitignore": "*.tmp\n!e.tmp\n", ".spoolignore": "!.env\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -62,7 +62,7 @@ func TestScan_LeavesOutWhatIsIgnored(t *testing.T) {
 	}
 }
 
-func TestScan_RefusesByNameWhatCannotBeUploaded(t *testing.T) {
+func TestScan_ErrorNamesTheEntry(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		make   func(dir string) error
@@ -92,7 +92,7 @@ func TestScan_RefusesByNameWhatCannotBeUploaded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir := lay(t, "in/f", "g")
+			dir := makeFolder(t, "in/f", "g")
 			if err := c.make(dir); errors.Is(err, errNeedsRoot) {
 				t.Skip(err)
 			} else if err != nil {
@@ -114,7 +114,7 @@ func TestScan_RefusesByNameWhatCannotBeUploaded(t *testing.T) {
 
 var errNeedsRoot = errors.New("only root can make a device")
 
-// device makes one like /dev/null.
+// device creates a device like /dev/null.
 func device(name string) error {
 	if os.Geteuid() != 0 {
 		return errNeedsRoot
@@ -130,10 +130,10 @@ func sparse(name string, size int64) error {
 	return errors.Join(f.Truncate(size), f.Close())
 }
 
-// What is wrong with a folder is said before a server is asked.
-func TestRunWorkspace_RefusesFoldersBeforeAnythingIsSent(t *testing.T) {
+// TestRunWorkspace_ReportsErrorsBeforeARequest tests that invalid folders are refused without a request.
+func TestRunWorkspace_ReportsErrorsBeforeARequest(t *testing.T) {
 	t.Parallel()
-	dir := lay(t, "file")
+	dir := makeFolder(t, "file")
 	home, err := os.UserHomeDir()
 	if err != nil {
 		t.Fatal(err)
@@ -151,13 +151,13 @@ func TestRunWorkspace_RefusesFoldersBeforeAnythingIsSent(t *testing.T) {
 	} {
 		f := serve(t, accepted)
 		got := spool(t, world(t), append([]string{"run", "--url", f.URL, "q"}, c.args...)...)
-		if got.code != ExitUsage || !strings.Contains(got.err, c.says) || len(f.asked) > 0 {
-			t.Errorf("%v: %+v, asked %v", c.args, got, f.asked)
+		if got.code != ExitUsage || !strings.Contains(got.err, c.says) || len(f.requests) > 0 {
+			t.Errorf("%v: %+v, requests %v", c.args, got, f.requests)
 		}
 	}
 }
 
-func TestStaysInside(t *testing.T) {
+func TestStaysInside_DetectsLinksOutOfTheFolder(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		path, target string

@@ -10,11 +10,11 @@ import (
 )
 
 // serveForks serves a session with forks, in pages of 15.
-func serveForks(t *testing.T, forks int) (url string, asked *[]string) {
+func serveForks(t *testing.T, forks int) (url string, requested *[]string) {
 	t.Helper()
-	asked = &[]string{}
+	requested = &[]string{}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		*asked = append(*asked, r.URL.RequestURI())
+		*requested = append(*requested, r.URL.RequestURI())
 		var answer any
 		switch r.URL.Path {
 		case "/api/sessions/" + ses:
@@ -44,17 +44,17 @@ func serveForks(t *testing.T, forks int) (url string, asked *[]string) {
 		}
 	}))
 	t.Cleanup(s.Close)
-	return s.URL, asked
+	return s.URL, requested
 }
 
-// TestSessionsShow_ListsForks: the newest 20 forks are shown, and how to see the others.
+// TestSessionsShow_ListsForks tests that the newest 20 forks are shown, with the command that shows all.
 func TestSessionsShow_ListsForks(t *testing.T) {
 	t.Parallel()
 	for forks, want := range map[int]struct {
 		shown int
 		hint  string
 	}{0: {}, 3: {shown: 3}, 20: {shown: 20}, 40: {20, "only the newest 20 of 40 forks are shown; `spool sessions ls --parent " + ses + " --limit 0` shows all\n"}} {
-		url, asked := serveForks(t, forks)
+		url, requested := serveForks(t, forks)
 		got := spool(t, world(t), "sessions", "show", ses, "--url", url)
 		if got.code != ExitDone || strings.Count(got.out, "ses_fork") != want.shown || got.err != want.hint || strings.Contains(got.out, "FORK  ") != (forks > 0) || strings.Contains(got.out, "\x1b") {
 			t.Errorf("%d forks: %+v", forks, got)
@@ -62,18 +62,18 @@ func TestSessionsShow_ListsForks(t *testing.T) {
 		if forks == 3 && !strings.Contains(got.out, "ses_fork002  9         open") {
 			t.Errorf("a fork is shown as %s", got.out)
 		}
-		if last := (*asked)[len(*asked)-1]; forks == 40 && last != "/api/sessions?pageToken=15&parent="+ses {
-			t.Errorf("asked %v", *asked)
+		if last := (*requested)[len(*requested)-1]; forks == 40 && last != "/api/sessions?pageToken=15&parent="+ses {
+			t.Errorf("requested %v", *requested)
 		}
 	}
 }
 
-func TestSessionsLs_OfAParent(t *testing.T) {
+func TestSessionsLs_ListsForksOfAParent(t *testing.T) {
 	t.Parallel()
-	url, asked := serveForks(t, 40)
+	url, requested := serveForks(t, 40)
 	got := spool(t, world(t), "sessions", "ls", "--parent", ses, "--limit", "0", "--url", url)
-	if got.code != ExitDone || strings.Count(got.out, "ses_fork") != 40 || len(*asked) != 3 || (*asked)[0] != "/api/sessions?parent="+ses {
-		t.Errorf("asked %v: %+v", *asked, got)
+	if got.code != ExitDone || strings.Count(got.out, "ses_fork") != 40 || len(*requested) != 3 || (*requested)[0] != "/api/sessions?parent="+ses {
+		t.Errorf("requested %v: %+v", *requested, got)
 	}
 	if got = spool(t, world(t), "sessions", "ls", "--parent", "x", "--url", url); got.code != ExitUsage || !strings.Contains(got.err, "parent: ") {
 		t.Errorf("of no session: %+v", got)

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// TestHeadsPublicKey: the public key is printed for the private one, from the variable or a file, and an error never repeats it.
-func TestHeadsPublicKey(t *testing.T) {
+// TestHeadsPublicKey_PrintsThePublicKey tests that the public key is printed for a private key from the variable or a
+// file, and that errors do not contain the private key.
+func TestHeadsPublicKey_PrintsThePublicKey(t *testing.T) {
 	t.Parallel()
 	seed := strings.Repeat("5a", 32)
 	file := filepath.Join(t.TempDir(), "heads.key")
@@ -31,7 +32,8 @@ func TestHeadsPublicKey(t *testing.T) {
 	}
 }
 
-// TestVerify_RefusesWrongPublicKeys: a file that is no key is an error that names the option and the file, before the log is read.
+// TestVerify_RefusesWrongPublicKeys tests that an invalid key file is an error that names the option and the file, before
+// the log is read.
 func TestVerify_RefusesWrongPublicKeys(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

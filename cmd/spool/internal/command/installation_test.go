@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 )
 
-// logged is a log with one session of one query that has no end.
+// logged returns a log with one session, whose only query has not ended.
 func logged(t *testing.T) eventlog.Log {
 	t.Helper()
 	log, err := memlog.New(memlog.Config{})
@@ -40,7 +40,7 @@ func logged(t *testing.T) eventlog.Log {
 	return log
 }
 
-// broken is a log in which somebody changed a stored event.
+// broken is a log with a stored event that was changed.
 type broken struct{ eventlog.Log }
 
 func (b broken) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
@@ -54,7 +54,7 @@ func (b broken) Read(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	}
 }
 
-func TestVerify(t *testing.T) {
+func TestVerify_PrintsTheReport(t *testing.T) {
 	t.Parallel()
 	open := func(log eventlog.Log, closed *int) *fakeLocal {
 		return &fakeLocal{dir: "/d", open: func() (Installation, error) {
@@ -87,7 +87,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerify_ShowsEveryFault: a log with a fault fails the command until the fault is accepted at its position.
+// TestVerify_ShowsEveryFault tests that a fault in the log fails the command until the fault is accepted at its position.
 func TestVerify_ShowsEveryFault(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -115,7 +115,7 @@ func TestVerify_ShowsEveryFault(t *testing.T) {
 	}
 }
 
-func TestInstallationUnreachable(t *testing.T) {
+func TestInstallation_ReportsWhatIsUnreachable(t *testing.T) {
 	t.Parallel()
 	got := spool(t, world(t), "verify", "--nats-url", "nats://127.0.0.1:1")
 	if got.code != ExitFailed || !strings.HasPrefix(got.err, "spool: nats-url: cannot reach NATS") || strings.Count(got.err, "\n") != 1 {
@@ -128,7 +128,7 @@ func TestInstallationUnreachable(t *testing.T) {
 	}
 }
 
-func TestDoctor(t *testing.T) {
+func TestDoctor_ChecksTheMachine(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

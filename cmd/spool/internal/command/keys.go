@@ -82,7 +82,7 @@ func (c *keysRevoke) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
-	return c.each(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Keys.RevokeKey, &spoolv1.RevokeKeyRequest{KeyId: id, Tenant: c.Tenant})
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestProvision(t *testing.T) {
+func TestProvision_CreatesStreams(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true, Accounts: true})
 	url := srv.ClientURL()
@@ -40,7 +40,7 @@ func TestProvision(t *testing.T) {
 		}
 	}
 
-	// What cannot be changed is an error that names the stream.
+	// A setting that cannot be changed is an error that names the stream.
 	nc, err := srv.ConnectAs(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestProvision(t *testing.T) {
 	}
 }
 
-func TestProvisionFourStreamsUnlessTold(t *testing.T) {
+func TestProvision_CreatesFourShardsByDefault(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
 	got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL())
@@ -100,7 +100,7 @@ func TestProvision_CommitVersion(t *testing.T) {
 	}
 }
 
-func TestProvisionWaitsForNATS(t *testing.T) {
+func TestProvision_WaitsForNATS(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -115,7 +115,7 @@ func TestProvisionWaitsForNATS(t *testing.T) {
 		t.Errorf("nobody listens: %+v", got)
 	}
 
-	// One that is told to end does.
+	// The wait ends with the context.
 	signals := make(chan os.Signal, 1)
 	signals <- os.Interrupt
 	w := world(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel/readmodeltest"
 )
 
-func TestProvisionDatabase(t *testing.T) {
+func TestProvisionDatabase_CreatesRoles(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Server(t, pgserver.Config{Fast: true}).URL()
 	passwords := []string{"--projector-password", "of'the\\projector", "--gateway-password", "of the gateway"}
@@ -37,7 +37,7 @@ func TestProvisionDatabase(t *testing.T) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}
-	// The passwords are the roles': Postgres keeps a verifier of each.
+	// Postgres stores a verifier of each role's password.
 	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)

@@ -42,11 +42,11 @@ type pullRun struct {
 	cmd    *filesPull
 	client *client.Client
 
-	recordFile string   // file that holds record
-	record     uploaded // the last state that the session's workspace and the recorded folder had in common
-	folder     string   // the local folder, absolute
-	root       *os.Root // of folder
-	staging    string   // temporary folder with the session's content
+	recordFile string       // file that holds record
+	record     uploadRecord // the last state that the session's workspace and the recorded folder had in common
+	folder     string       // the local folder, absolute
+	root       *os.Root     // of folder
+	staging    string       // temporary folder with the session's content
 	remote     map[string]*remoteEntry
 	changes    []*change
 }
@@ -73,25 +73,25 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 		return err
 	}
 	if len(p.changes) == 0 {
-		return p.nothing()
+		return p.finishUnchanged()
 	}
-	return p.offer(ctx)
+	return p.confirmAndApply(ctx)
 }
 
-// nothing ends a pull without changes.
-func (p *pullRun) nothing() error {
+// finishUnchanged ends a pull without changes.
+func (p *pullRun) finishUnchanged() error {
 	if !p.cmd.JSON {
 		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.Line(p.folder))
 	}
 	return p.saveRecord()
 }
 
-// offer shows the changes, asks which of them to apply, and applies them.
-func (p *pullRun) offer(ctx context.Context) error {
+// confirmAndApply shows the changes, asks which of them to apply, and applies them.
+func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	if !p.cmd.JSON {
 		p.show()
 	}
-	agreed, err := p.agreed(ctx)
+	agreed, err := p.confirm(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,8 +110,8 @@ func (p *pullRun) offer(ctx context.Context) error {
 	return errors.Join(failed, p.saveRecord(), p.conflictsLeft())
 }
 
-// agreed reports whether changes are to be applied. It marks the changes that the user declines.
-func (p *pullRun) agreed(ctx context.Context) (bool, error) {
+// confirm reports whether changes are to be applied. It marks the changes that the user declines.
+func (p *pullRun) confirm(ctx context.Context) (bool, error) {
 	if p.cmd.DryRun {
 		return false, nil
 	}

@@ -61,7 +61,7 @@ var errChangedHere = errors.New("changed locally meanwhile: pull again")
 
 // applyOne applies a change if the local version is still the compared one.
 func (p *pullRun) applyOne(c *change) error {
-	now, err := describe(p.root, c.Path)
+	now, err := statEntry(p.root, c.Path)
 	if err != nil {
 		return err
 	}

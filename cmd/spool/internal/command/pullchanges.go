@@ -81,7 +81,7 @@ func (p *pullRun) compare(ctx context.Context) error {
 			p.changes = append(p.changes, &change{Path: name, Change: changeRefused, Kind: remote.Kind, Reason: why})
 			continue
 		}
-		local, err := describe(p.root, name)
+		local, err := statEntry(p.root, name)
 		if errors.Is(err, fs.ErrPermission) {
 			return usage("dir: no permission to read %q: change its mode and pull again", name)
 		}
@@ -174,8 +174,8 @@ func decide(name string, base, local, remote *entry, staged string) *change {
 	return c
 }
 
-// describe returns the entry at a path of the local folder; nil if there is none.
-func describe(root *os.Root, name string) (*entry, error) {
+// statEntry returns the entry at a path of the local folder; nil if there is none.
+func statEntry(root *os.Root, name string) (*entry, error) {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, nil

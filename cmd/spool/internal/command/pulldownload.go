@@ -39,7 +39,7 @@ func (p *pullRun) readRecord() (err error) {
 		return usage("dir: the local folder of the session's workspace is unknown: name the folder that receives the changes")
 	}
 	if p.record.Entries == nil {
-		p.record = uploaded{Session: p.cmd.Session, Entries: map[string]entry{}}
+		p.record = uploadRecord{Session: p.cmd.Session, Entries: map[string]entry{}}
 	}
 	dir := cmp.Or(p.cmd.Dir, p.record.Folder)
 	if dir, err = localFolder("dir", dir); err != nil {
@@ -52,8 +52,8 @@ func (p *pullRun) readRecord() (err error) {
 	return nil
 }
 
-// snapshotWithin is how long to wait for a new snapshot.
-const snapshotWithin = 2 * time.Minute
+// snapshotTimeout is how long to wait for a new snapshot.
+const snapshotTimeout = 2 * time.Minute
 
 // requestSnapshot requests a snapshot and waits for it. Without a sandbox, the last snapshot is already the newest
 // state.
@@ -64,7 +64,7 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error
 	if _, err := p.client.Sessions.SyncSession(ctx, &spoolv1.SyncSessionRequest{SessionId: p.cmd.Session}); err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, snapshotWithin)
+	wait, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
 	asked := uint32(0)
 	for m, err := range p.client.Follow(wait, p.cmd.Session, s.Tip) {

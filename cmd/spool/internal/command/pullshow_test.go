@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A file's name cannot write lines of its own into the diff that a user accepts.
+// TestDifference_QuotesNamesOfFiles tests that a file's name cannot add lines to the diff that a user accepts.
 func TestDifference_QuotesNamesOfFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -25,7 +25,7 @@ func TestDifference_QuotesNamesOfFiles(t *testing.T) {
 	}
 	p := &pullRun{root: root}
 	got := p.difference(&change{Path: name, Change: changeModified, Kind: kindFile, local: &entry{Kind: kindFile}, staged: staged})
-	if want := "--- \"a/x\\n+++ evil\"\n+++ \"b/x\\n+++ evil\"\n@@ -1 +1 @@\n-old\n+new\n"; got != want {
+	if want := "--- \"a/x\\n+++ evil\"\n+++ \"b/x\\n+++ evil\"\n -1 +1 \n-old\n+new\n"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -103,14 +103,14 @@ func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
 		return os.Open(c.From)
 	case err == nil:
 		return nil, usage("from: %s is neither a folder nor a ZIP", c.From)
-	case !errors.Is(err, fs.ErrNotExist) || !remote(c.From):
+	case !errors.Is(err, fs.ErrNotExist) || !isGitURL(c.From):
 		return nil, usage("from: %v", err)
 	}
-	return c.cloned(ctx)
+	return c.clone(ctx)
 }
 
-// remote reports whether from is a git URL, and not a path that does not exist.
-func remote(from string) bool {
+// isGitURL reports whether from is a git URL, and not a path that does not exist.
+func isGitURL(from string) bool {
 	url, _, _ := strings.Cut(from, "#")
 	host, _, scp := strings.Cut(url, ":")
 	return strings.Contains(url, "://") || strings.HasSuffix(url, ".git") || strings.Contains(url, ".git:") || scp && !strings.ContainsAny(host, `/\`)
@@ -139,8 +139,8 @@ func parseSource(from string) (source, error) {
 	return s, nil
 }
 
-// cloned packs a version of a repository, fetched with the local git and without its history.
-func (c *skillsPush) cloned(ctx context.Context) (_ *os.File, err error) {
+// clone packs a version of a repository, fetched with the local git and without its history.
+func (c *skillsPush) clone(ctx context.Context) (_ *os.File, err error) {
 	s, err := parseSource(c.From)
 	if err != nil {
 		return nil, err

@@ -73,12 +73,12 @@ var errQuit = errors.New("quit")
 
 // player replays one session. Only now may be called by other goroutines.
 type player struct {
-	app   *app
-	only  string // the only execution to show; "" for all
-	json  bool   // print events instead of blocks
-	speed pace.Speed
-	shown *terminal.Renderer // nil with json
-	keys  <-chan byte        // nil without keys
+	app      *app
+	only     string // the only execution to show; "" for all
+	json     bool   // print events instead of blocks
+	speed    pace.Speed
+	renderer *terminal.Renderer // nil with json
+	keys     <-chan byte        // nil without keys
 
 	pacer  pace.Pacer
 	due    time.Time       // when the next event is due
@@ -127,17 +127,17 @@ func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (don
 		out = rawWriter{out}
 		p.keys = p.readKeys(cancel)
 	}
-	p.shown = p.app.rendererOn(out, p.now)
+	p.renderer = p.app.rendererOn(out, p.now)
 	if p.keys != nil {
-		p.shown.Hint("space . n e t q")
+		p.renderer.Hint("space . n e t q")
 	}
 	spin, stop := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
-	spinning.Go(func() { p.shown.Spin(spin) })
+	spinning.Go(func() { p.renderer.Spin(spin) })
 	return func() error {
 		stop()
 		spinning.Wait()
-		return errors.Join(p.shown.Close(), restore())
+		return errors.Join(p.renderer.Close(), restore())
 	}, nil
 }
 
@@ -171,13 +171,13 @@ const (
 	keyCancel = 0x03 // Ctrl-C, which is not a signal in raw mode
 )
 
-// typedAhead is the number of keys that wait while the replay reads from the server. Further keys are dropped, so
+// maxTypedKeys is the number of keys that wait while the replay reads from the server. Further keys are dropped, so
 // that q and Ctrl-C are always read.
-const typedAhead = 64
+const maxTypedKeys = 64
 
 // readKeys returns the typed keys. Its goroutine ends with the input or with the process.
 func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
-	keys := make(chan byte, typedAhead)
+	keys := make(chan byte, maxTypedKeys)
 	go func() {
 		defer close(keys)
 		b := make([]byte, 1)
@@ -201,7 +201,7 @@ func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 }
 
 // take shows one item from the server when it is due.
-func (p *player) take(ctx context.Context, one client.Replayed) error {
+func (p *player) take(ctx context.Context, one client.ReplayItem) error {
 	switch {
 	case one.Started != nil:
 		p.seq, p.to = one.Started.From-1, one.Started.To
@@ -254,12 +254,12 @@ func (p *player) wait(ctx context.Context, at time.Time) error {
 // noteGap prints that a gap was shortened.
 func (p *player) noteGap(gap pace.Gap) {
 	if gap.LeftOut > 0 {
-		p.note(fmt.Sprintf("no events for %s, of which %s are skipped", calm(gap.Original), calm(gap.LeftOut)))
+		p.note(fmt.Sprintf("no events for %s, of which %s are skipped", roundedDuration(gap.Original), roundedDuration(gap.LeftOut)))
 	}
 }
 
-// calm formats a duration for people.
-func calm(d time.Duration) string {
+// roundedDuration formats a duration for people.
+func roundedDuration(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
 		return d.Round(time.Second).String()
@@ -301,7 +301,7 @@ func (p *player) resume() {
 }
 
 // show shows an event or a delta.
-func (p *player) show(one client.Replayed, e events.Event) error {
+func (p *player) show(one client.ReplayItem, e events.Event) error {
 	p.mu.Lock()
 	p.at = e.Time
 	p.mu.Unlock()
@@ -310,7 +310,7 @@ func (p *player) show(one client.Replayed, e events.Event) error {
 		p.seq = one.Event.Seq
 	}
 	p.status()
-	w := watcher{app: p.app, shown: p.shown, json: p.json, open: map[string]bool{}}
+	w := watcher{app: p.app, renderer: p.renderer, json: p.json, open: map[string]bool{}}
 	if _, err := w.event(*one.Event, one.Raw); err != nil && !errors.Is(err, errEnded) {
 		return err
 	}
@@ -391,7 +391,7 @@ func isFailed(b events.Block) bool {
 
 // status shows the position of the replay.
 func (p *player) status() {
-	if p.shown == nil {
+	if p.renderer == nil {
 		return
 	}
 	speed := p.speed.String()
@@ -402,13 +402,13 @@ func (p *player) status() {
 	if !p.paused.IsZero() {
 		text += " · paused"
 	}
-	p.shown.State(text)
+	p.renderer.State(text)
 }
 
 // note prints a message of the replay itself: within the shown session on a terminal, otherwise on standard error.
 func (p *player) note(text string) {
-	if p.shown != nil && p.app.OutTTY {
-		p.shown.Note(text)
+	if p.renderer != nil && p.app.OutTTY {
+		p.renderer.Note(text)
 	} else {
 		fmt.Fprintln(p.app.Err, "spool: "+terminal.Line(text))
 	}

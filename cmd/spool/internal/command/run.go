@@ -50,7 +50,7 @@ func (c *runCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	files, err := gather(c.File)
+	files, err := readFiles(c.File)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (c *runCommand) Run(a *app) error {
 			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
-	r := &running{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
+	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
 	return r.run()
 }
 

@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// What a query is to be run by, and its variables, go with it; secrets come from the environment, never from an argument.
-func TestRunByAgent(t *testing.T) {
+// TestRun_SendsAgentAndVariables tests that the request names the agent and has the variables, and that the values of
+// secrets come from the environment, never from an argument.
+func TestRun_SendsAgentAndVariables(t *testing.T) {
 	t.Parallel()
 	w := func() IO {
 		w := world(t)

@@ -13,7 +13,7 @@ import (
 
 // controls turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
 // third ends this program without waiting. A termination signal requests a cancellation at once.
-func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
+func (r *queryRun) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
 	var accepted *spoolv1.StartExecutionResponse
 	asked := 0
 	for {
@@ -44,11 +44,11 @@ func (r *running) controls(ctx context.Context, cancel context.CancelCauseFunc, 
 
 // control asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
 // running one.
-func (r *running) control(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
+func (r *queryRun) control(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
 	ctx, done := context.WithTimeout(ctx, 10*time.Second)
 	defer done()
 	var err error
-	if asked == 1 && r.began.Load() {
+	if asked == 1 && r.dispatched.Load() {
 		r.note("stopping; press Ctrl-C again to cancel")
 		_, err = r.client.Load().Sessions.InterruptSession(ctx, &spoolv1.InterruptSessionRequest{SessionId: accepted.SessionId})
 	} else {
@@ -60,16 +60,16 @@ func (r *running) control(ctx context.Context, accepted *spoolv1.StartExecutionR
 	}
 }
 
-func (r *running) note(text string) {
-	if r.watcher.shown != nil && r.app.OutTTY {
-		r.watcher.shown.Note(text)
+func (r *queryRun) note(text string) {
+	if r.watcher.renderer != nil && r.app.OutTTY {
+		r.watcher.renderer.Note(text)
 		return
 	}
 	fmt.Fprintln(r.app.Err, "spool: "+text)
 }
 
-// leave stops the stack of this run after the queries of other runs that joined it have ended.
-func (r *running) leave() error {
+// closeStack stops the stack of this run after the queries of other runs that joined it have ended.
+func (r *queryRun) closeStack() error {
 	if r.client.Load() != nil && r.app.ctx.Err() == nil {
 		r.wait()
 	}
@@ -77,7 +77,7 @@ func (r *running) leave() error {
 }
 
 // wait returns when no query is running, or at a signal.
-func (r *running) wait() {
+func (r *queryRun) wait() {
 	ctx, cancel := r.app.interruptible()
 	defer cancel()
 	for announced := false; ; announced = true {
@@ -102,7 +102,7 @@ func (r *running) wait() {
 }
 
 // countQueries returns the number of queries that have not ended on the server.
-func (r *running) countQueries(ctx context.Context) (n int, err error) {
+func (r *queryRun) countQueries(ctx context.Context) (n int, err error) {
 	for _, phase := range []string{"queued", "starting", "running"} {
 		for _, err := range client.List[*spoolv1.Execution](ctx, r.client.Load().Executions.ListExecutions, &spoolv1.ListExecutionsRequest{Phase: phase}) {
 			if err != nil {

@@ -65,7 +65,7 @@ func (f folderFlags) check(a *app, session string) (string, error) {
 
 // create creates the session that works in a folder, in place or on a copy. It tells the user which before the
 // query is posted.
-func (r *running) create(ctx context.Context) (session string, err error) {
+func (r *queryRun) create(ctx context.Context) (session string, err error) {
 	if !r.cmd.Copy && r.cmd.Sandbox != "docker" {
 		session, err = r.createInPlace(ctx)
 		var refused *client.Error
@@ -80,7 +80,7 @@ func (r *running) create(ctx context.Context) (session string, err error) {
 	return r.createCopy(ctx)
 }
 
-func (r *running) createInPlace(ctx context.Context) (string, error) {
+func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
 	identity, err := hostpath.Identity(r.folder)
 	if err != nil {
 		return "", usage("workspace: %v", err)
@@ -104,7 +104,7 @@ func (r *running) createInPlace(ctx context.Context) (string, error) {
 const maxSessionsSeen = 200
 
 // warnOfOthers prints which sessions work in the same folder, or in one above or below it.
-func (r *running) warnOfOthers(ctx context.Context, own string) {
+func (r *queryRun) warnOfOthers(ctx context.Context, own string) {
 	seen := 0
 	for s, err := range client.List[*spoolv1.Session](ctx, r.client.Load().Sessions.ListSessions, &spoolv1.ListSessionsRequest{Status: "open"}) {
 		if err != nil {
@@ -137,7 +137,7 @@ func overlap(a, b string) bool {
 
 // createCopy creates a session and uploads the folder into its workspace. It deletes the session again if the
 // upload fails.
-func (r *running) createCopy(ctx context.Context) (string, error) {
+func (r *queryRun) createCopy(ctx context.Context) (string, error) {
 	root, err := os.OpenRoot(r.folder)
 	if err != nil {
 		return "", usage("workspace: %v", err)
@@ -152,7 +152,7 @@ func (r *running) createCopy(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err = r.upload(ctx, root, made.SessionId, list); err == nil {
-		err = r.remember(made.SessionId, list)
+		err = r.saveUploadRecord(made.SessionId, list)
 	}
 	if err != nil {
 		return "", r.undo(ctx, made.SessionId, err)
@@ -162,7 +162,7 @@ func (r *running) createCopy(ctx context.Context) (string, error) {
 }
 
 // undo deletes a session in which nothing has run, because of err, and returns err.
-func (r *running) undo(ctx context.Context, session string, err error) error {
+func (r *queryRun) undo(ctx context.Context, session string, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if _, derr := r.client.Load().Sessions.DeleteSession(ctx, &spoolv1.DeleteSessionRequest{SessionId: session}); derr != nil {
@@ -181,7 +181,7 @@ func count(list []entry) (n int) {
 }
 
 // upload sends the folder as a tar and shows its progress.
-func (r *running) upload(ctx context.Context, root *os.Root, session string, list []entry) error {
+func (r *queryRun) upload(ctx context.Context, root *os.Root, session string, list []entry) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -213,11 +213,11 @@ type progress struct {
 // progressEvery is the interval between updates of the progress.
 const progressEvery = 200 * time.Millisecond
 
-func (r *running) progress(total int64) *progress {
+func (r *queryRun) progress(total int64) *progress {
 	p := &progress{total: total, show: func(string) {}}
 	switch {
-	case r.watcher.shown != nil && r.app.OutTTY:
-		p.show = r.watcher.shown.State
+	case r.watcher.renderer != nil && r.app.OutTTY:
+		p.show = r.watcher.renderer.State
 	case r.app.ErrTTY:
 		p.show = func(text string) { fmt.Fprintf(r.app.Err, "\r\x1b[K%s", text) }
 	}
@@ -235,8 +235,8 @@ func (p *progress) add(n int64) {
 
 func (p *progress) end() { p.show("") }
 
-// uploaded records the content of an uploaded folder, with which a pull compares.
-type uploaded struct {
+// uploadRecord records the content of an uploaded folder, with which a pull compares.
+type uploadRecord struct {
 	Session string           `json:"session"`
 	Folder  string           `json:"folder"` // absolute
 	Entries map[string]entry `json:"entries"`
@@ -254,9 +254,9 @@ func uploadFile(a *app, data, session string) (string, error) {
 	return filepath.Join(dir, "uploads", session+".json"), nil
 }
 
-// remember stores what was uploaded, for spool files pull.
-func (r *running) remember(session string, list []entry) error {
-	u := uploaded{Session: session, Folder: r.folder, Entries: make(map[string]entry, len(list))}
+// saveUploadRecord stores what was uploaded, for spool files pull.
+func (r *queryRun) saveUploadRecord(session string, list []entry) error {
+	u := uploadRecord{Session: session, Folder: r.folder, Entries: make(map[string]entry, len(list))}
 	for _, e := range list {
 		u.Entries[e.Path] = e
 	}
@@ -268,7 +268,7 @@ func (r *running) remember(session string, list []entry) error {
 }
 
 // save replaces the file atomically.
-func (u uploaded) save(file string) error {
+func (u uploadRecord) save(file string) error {
 	raw, err := json.Marshal(u)
 	if err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// running is one execution of spool run.
-type running struct {
+// queryRun is one execution of spool run.
+type queryRun struct {
 	app     *app
 	cmd     *runCommand
 	query   string
@@ -28,47 +28,47 @@ type running struct {
 
 	transcript string // reference of the uploaded transcript; "" for none
 
-	folder    string // absolute path of the folder in which a new session works; "" for none
-	made      string // the session that was created for the folder
-	variables map[string]*spoolv1.RunVariable
-	client    atomic.Pointer[client.Client]
-	here      bool        // the server is a stack on the data folder that another process runs
-	stack     Stack       // nil if a server was already running
-	posting   atomic.Bool // the query is being stored, with unknown outcome
-	began     atomic.Bool // an executor may have received the query
+	folder        string // absolute path of the folder in which a new session works; "" for none
+	folderSession string // the session that was created for the folder
+	variables     map[string]*spoolv1.RunVariable
+	client        atomic.Pointer[client.Client]
+	joined        bool        // the server is a stack on the data folder that another process runs
+	stack         Stack       // nil if a server was already running
+	posting       atomic.Bool // the query is being stored, with unknown outcome
+	dispatched    atomic.Bool // an executor may have received the query
 }
 
-func (r *running) run() (err error) {
+func (r *queryRun) run() (err error) {
 	ctx, cancel := context.WithCancelCause(r.app.ctx)
 	defer cancel(nil)
 	posted := make(chan *spoolv1.StartExecutionResponse, 1) // when it has a message, r.client is set
 	var signals sync.WaitGroup
 	defer signals.Wait()
 	defer cancel(nil)
-	shown := r.watcher.show(ctx)
-	defer func() { err = errors.Join(err, shown()) }()
+	closeRenderer := r.watcher.show(ctx)
+	defer func() { err = errors.Join(err, closeRenderer()) }()
 	signals.Go(func() { r.controls(ctx, cancel, posted) })
 
 	defer func() {
 		cancel(nil)
-		signals.Wait() // from here on leave receives the signals
+		signals.Wait() // from here on closeStack receives the signals
 		if r.stack != nil {
-			err = errors.Join(err, r.leave())
+			err = errors.Join(err, r.closeStack())
 		}
 		if c := r.client.Load(); c != nil {
 			c.Close()
 		}
 	}()
-	if err := r.reach(ctx, cancel); err != nil {
+	if err := r.connect(ctx, cancel); err != nil {
 		return err
 	}
-	if err := r.provide(ctx); err != nil {
+	if err := r.uploadTranscript(ctx); err != nil {
 		return err
 	}
 	r.posting.Store(true)
 	accepted, tip, err := r.post(ctx)
-	if r.orphaned(err) && client.IsRefused(err) { // the stack ended just now, and nothing was sent
-		if err := r.reach(ctx, cancel); err != nil {
+	if r.isStackGone(err) && client.IsRefused(err) { // the stack ended just now, and nothing was sent
+		if err := r.connect(ctx, cancel); err != nil {
 			return err
 		}
 		accepted, tip, err = r.post(ctx)
@@ -78,31 +78,31 @@ func (r *running) run() (err error) {
 	}
 	posted <- accepted
 	if r.cmd.Detach {
-		return r.detached(accepted)
+		return r.printIDs(accepted)
 	}
 	r.watcher.session, r.watcher.only = accepted.SessionId, accepted.ExecutionId
-	r.watcher.began = func() { r.began.Store(true) }
-	if r.watcher.shown != nil {
-		r.watcher.shown.Hint("Ctrl-C stops the turn")
+	r.watcher.onDispatched = func() { r.dispatched.Store(true) }
+	if r.watcher.renderer != nil {
+		r.watcher.renderer.Hint("Ctrl-C stops the turn")
 	}
 	end, err := r.watcher.watch(ctx, tip)
-	for r.orphaned(err) {
+	for r.isStackGone(err) {
 		// The stack of another run ended with it. The query is in the log: a stack of this run continues it.
-		if err = r.reach(ctx, cancel); err == nil {
+		if err = r.connect(ctx, cancel); err == nil {
 			end, err = r.watcher.watch(ctx, r.watcher.cursor)
 		}
 	}
-	if err := errors.Join(err, shown()); err != nil {
+	if err := errors.Join(err, closeRenderer()); err != nil {
 		if errors.Is(err, errInterrupted) {
 			fmt.Fprintf(r.app.Err, "spool: detached while the query was still running; follow it with `spool attach %s`\n", accepted.SessionId)
 		}
 		return err
 	}
-	return r.ended(end, accepted)
+	return r.result(end, accepted)
 }
 
-// ended returns the exit code for the end of the execution. On a terminal the end was already shown.
-func (r *running) ended(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
+// result returns the exit code for the end of the execution. On a terminal the end was already shown.
+func (r *queryRun) result(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
 	if !r.cmd.JSON && r.cmd.Session == "" {
 		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
 	}
@@ -118,8 +118,8 @@ func (r *running) ended(end events.Payload, accepted *spoolv1.StartExecutionResp
 	return nil
 }
 
-// reach connects to a server, or starts a stack.
-func (r *running) reach(ctx context.Context, cancel context.CancelCauseFunc) error {
+// connect connects to a server, or starts a stack.
+func (r *queryRun) connect(ctx context.Context, cancel context.CancelCauseFunc) error {
 	c, err := r.server(ctx, cancel)
 	if err != nil {
 		return err
@@ -131,14 +131,14 @@ func (r *running) reach(ctx context.Context, cancel context.CancelCauseFunc) err
 	return nil
 }
 
-// orphaned reports whether err means that the stack of another process, which this run used, has ended.
-func (r *running) orphaned(err error) bool {
+// isStackGone reports whether err means that the stack of another process, which this run used, has ended.
+func (r *queryRun) isStackGone(err error) bool {
 	var gone *client.UnreachableError
-	return r.here && errors.As(err, &gone)
+	return r.joined && errors.As(err, &gone)
 }
 
-func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
-	c, r.here, err = r.cmd.find(ctx, r.app)
+func (r *queryRun) server(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
+	c, r.joined, err = r.cmd.find(ctx, r.app)
 	if c != nil || r.cmd.URL != "" || ctx.Err() != nil {
 		return c, err
 	}
@@ -149,9 +149,9 @@ func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c
 	if err != nil {
 		return nil, err
 	}
-	if r.watcher.shown != nil {
-		r.watcher.shown.State("starting Spool on " + dir)
-		defer r.watcher.shown.State("")
+	if r.watcher.renderer != nil {
+		r.watcher.renderer.State("starting Spool on " + dir)
+		defer r.watcher.renderer.State("")
 	}
 	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
 	if errors.Is(err, ErrBusy) { // another run was faster: join its stack
@@ -174,13 +174,13 @@ func (r *running) server(ctx context.Context, cancel context.CancelCauseFunc) (c
 var errStackEnded = errors.New("run the command again to continue where it stopped")
 
 // join waits until the stack that another process is starting responds.
-func (r *running) join(ctx context.Context) (*client.Client, error) {
+func (r *queryRun) join(ctx context.Context) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
-		c, here, err := r.cmd.find(ctx, r.app)
+		c, local, err := r.cmd.find(ctx, r.app)
 		if c != nil {
-			r.here = here
+			r.joined = local
 			return c, nil
 		}
 		select {
@@ -191,8 +191,8 @@ func (r *running) join(ctx context.Context) (*client.Client, error) {
 	}
 }
 
-// provide uploads the transcript with which the new session starts. The file itself is not changed.
-func (r *running) provide(ctx context.Context) error {
+// uploadTranscript uploads the transcript with which the new session starts. The file itself is not changed.
+func (r *queryRun) uploadTranscript(ctx context.Context) error {
 	name := r.cmd.Transcript
 	if name == "" {
 		return nil
@@ -219,18 +219,18 @@ func (r *running) provide(ctx context.Context) error {
 }
 
 // post stores the query. Its events follow seq tip.
-func (r *running) post(ctx context.Context) (accepted *spoolv1.StartExecutionResponse, tip uint32, err error) {
+func (r *queryRun) post(ctx context.Context) (accepted *spoolv1.StartExecutionResponse, tip uint32, err error) {
 	c := r.client.Load()
 	switch {
 	case r.folder != "":
-		if r.made == "" {
-			r.made, err = r.create(ctx)
+		if r.folderSession == "" {
+			r.folderSession, err = r.create(ctx)
 		}
 		if err == nil {
-			accepted, err = r.postTo(ctx, r.made)
+			accepted, err = r.postTo(ctx, r.folderSession)
 			if client.IsFinal(err) {
-				err = r.undo(ctx, r.made, err)
-				r.made = ""
+				err = r.undo(ctx, r.folderSession, err)
+				r.folderSession = ""
 			}
 		}
 	case r.cmd.Session == "":
@@ -253,7 +253,7 @@ func (r *running) post(ctx context.Context) (accepted *spoolv1.StartExecutionRes
 }
 
 // postTo posts the query to a session.
-func (r *running) postTo(ctx context.Context, session string) (*spoolv1.StartExecutionResponse, error) {
+func (r *queryRun) postTo(ctx context.Context, session string) (*spoolv1.StartExecutionResponse, error) {
 	response, err := r.client.Load().Sessions.PostMessage(ctx, &spoolv1.PostMessageRequest{
 		SessionId: session, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables,
 	})
@@ -261,20 +261,20 @@ func (r *running) postTo(ctx context.Context, session string) (*spoolv1.StartExe
 }
 
 // newSession returns the request for a new session.
-func (r *running) newSession() *spoolv1.CreateSessionRequest {
+func (r *queryRun) newSession() *spoolv1.CreateSessionRequest {
 	return &spoolv1.CreateSessionRequest{
 		Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env,
 		Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, SessionOptions: r.options, Transcript: r.transcript,
 	}
 }
 
-// detached prints the ids.
-func (r *running) detached(accepted *spoolv1.StartExecutionResponse) error {
+// printIDs prints the ids.
+func (r *queryRun) printIDs(accepted *spoolv1.StartExecutionResponse) error {
 	if r.cmd.JSON {
 		return r.app.json(json.RawMessage(wirejson.Marshal(accepted)))
 	}
-	if r.watcher.shown != nil {
-		if err := r.watcher.shown.Close(); err != nil {
+	if r.watcher.renderer != nil {
+		if err := r.watcher.renderer.Close(); err != nil {
 			return err
 		}
 	}

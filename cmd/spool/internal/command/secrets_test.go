@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestSecretsKeygen(t *testing.T) {
+func TestSecretsKeygen_KeepsAnExistingKey(t *testing.T) {
 	t.Parallel()
 	printed := spool(t, world(t), "secrets", "keygen")
 	lines := strings.Split(printed.out, "\n")
@@ -27,7 +27,7 @@ func TestSecretsKeygen(t *testing.T) {
 	dir := t.TempDir()
 	key, recipient := filepath.Join(dir, "secrets.key"), filepath.Join(dir, "secrets.pub")
 	var first string
-	for range 2 { // the second time it is kept
+	for range 2 { // the second call keeps the key
 		got := spool(t, world(t), "secrets", "keygen", "--key", key, "--recipient", recipient)
 		public, err := os.ReadFile(recipient)
 		if got.code != ExitDone || err != nil || string(public) != got.out || !strings.HasPrefix(got.out, "age1") || first != "" && got.out != first {
@@ -43,7 +43,7 @@ func TestSecretsKeygen(t *testing.T) {
 	}
 }
 
-func TestSecretsRotate(t *testing.T) {
+func TestSecretsRotate_EncryptsEachSecretForTheNewKey(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
@@ -111,7 +111,7 @@ func TestSecretsRotate(t *testing.T) {
 	if got := run(after); got.code != ExitFailed || !strings.Contains(got.err, "another key") {
 		t.Errorf("without the old key: %+v", got)
 	}
-	for range 2 { // again changes nothing
+	for range 2 { // the second call changes nothing
 		if got := run(after + "\n" + before); got.code != ExitDone || got.out != "encrypted 3 secrets again\n" {
 			t.Errorf("rotated: %+v", got)
 		}

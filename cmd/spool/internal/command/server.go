@@ -72,10 +72,10 @@ type tenantServer struct {
 	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
-// find returns a client of the server. here reports whether the server is a stack on the data folder, which may end
+// find returns a client of the server. local reports whether the server is a stack on the data folder, which may end
 // with the run that started it. find does not probe a server that the user names; the command's own request will
 // fail if it does not respond.
-func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, err error) {
+func (s server) find(ctx context.Context, a *app) (c *client.Client, local bool, err error) {
 	if s.URL != "" {
 		c, err := client.New(client.Config{URL: s.URL, Key: s.Key, CAFile: s.CA})
 		if err != nil {
@@ -98,9 +98,9 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, 
 	}
 	var first error
 	for _, u := range urls {
-		here := ok && u == running.URL
+		local := ok && u == running.URL
 		cfg := client.Config{URL: u, Key: s.Key, CAFile: s.CA}
-		if here {
+		if local {
 			cfg.GiveUp = goneTimeout
 		}
 		c, err := client.New(cfg)
@@ -111,7 +111,7 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, 
 		err = c.Alive(probe)
 		cancel()
 		if err == nil {
-			return c, here, nil
+			return c, local, nil
 		}
 		if ctx.Err() != nil {
 			return nil, false, context.Cause(ctx)
@@ -119,7 +119,7 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, here bool, 
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = &client.UnreachableError{URL: u, Err: err}
 		}
-		if first == nil || here {
+		if first == nil || local {
 			first = err
 		}
 	}

@@ -77,8 +77,8 @@ func (f filterFlags) given() bool { return f != filterFlags{} }
 // titleColumns is the maximum width of a title in a list.
 const titleColumns = 41
 
-// beginning returns the part of s that fits into a line of a list.
-func beginning(s string) string { return terminal.Fit(terminal.Line(s), titleColumns) }
+// excerpt returns the part of s that fits into a line of a list.
+func excerpt(s string) string { return terminal.Fit(terminal.Line(s), titleColumns) }
 
 // Run lists sessions.
 func (c *sessionsLs) Run(a *app) error {
@@ -95,7 +95,7 @@ func (c *sessionsLs) Run(a *app) error {
 		return list(a, c.JSON, c.Limit, sessions,
 			[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
 			func(s *spoolv1.Session) []any {
-				return []any{s.SessionId, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), beginning(s.Title)}
+				return []any{s.SessionId, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), excerpt(s.Title)}
 			})
 	})
 }
@@ -126,7 +126,7 @@ func (c *sessionsShow) show(ctx context.Context, a *app, cl *client.Client) erro
 	if p := s.GetSessionOptions().GetModelProvider(); p != "" {
 		model = strings.TrimSpace(model + " by " + p)
 	}
-	err = fields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", beginning(s.Title)},
+	err = fields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", excerpt(s.Title)},
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.GetInstance()},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
@@ -163,7 +163,7 @@ func forksTable(a *app, s *spoolv1.Session, forks iter.Seq2[client.Doc[*spoolv1.
 		if f.Parent != nil {
 			at = fmt.Sprint(f.Parent.Effective)
 		}
-		cells(table, []any{f.SessionId, at, sessionState(f), when(f.CreatedAt), beginning(f.Title)})
+		cells(table, []any{f.SessionId, at, sessionState(f), when(f.CreatedAt), excerpt(f.Title)})
 		if n++; n == maxForks {
 			break
 		}
@@ -197,7 +197,7 @@ type sessionsRm struct {
 
 // Run deletes sessions.
 func (c *sessionsRm) Run(a *app) error {
-	return c.each(a, events.KindSession, "session", c.Sessions, "deleted", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindSession, "session", c.Sessions, "deleted", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Sessions.DeleteSession, &spoolv1.DeleteSessionRequest{SessionId: id})
 	})
 }
@@ -209,7 +209,7 @@ type sessionsSync struct {
 
 // Run requests snapshots.
 func (c *sessionsSync) Run(a *app) error {
-	return c.each(a, events.KindSession, "session", c.Sessions, "requested a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindSession, "session", c.Sessions, "requested a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Sessions.SyncSession, &spoolv1.SyncSessionRequest{SessionId: id})
 	})
 }
@@ -221,7 +221,7 @@ type sessionsTerminate struct {
 
 // Run terminates sandboxes.
 func (c *sessionsTerminate) Run(a *app) error {
-	return c.each(a, events.KindSession, "session", c.Sessions, "asked to end the sandbox of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.eachID(a, events.KindSession, "session", c.Sessions, "asked to end the sandbox of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Sessions.TerminateEnvironment, &spoolv1.TerminateEnvironmentRequest{SessionId: id})
 	})
 }

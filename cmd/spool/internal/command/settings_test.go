@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestUpTakesVariables: each variable of spool up is what the stack is started with.
-func TestUpTakesVariables(t *testing.T) {
+// TestUp_ReadsEachVariable tests that each variable of spool up changes the options of the stack.
+func TestUp_ReadsEachVariable(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "script.yaml")
 	if err := os.WriteFile(script, []byte("rules: []"), 0o600); err != nil {
 		t.Fatal(err)

@@ -56,7 +56,7 @@ func (c *skillsLs) Run(a *app) error {
 		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
 		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
 			ref := client.Reference(s.Ref)
-			return []any{ref.Bare(), brief(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
+			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
 		})
 	})
 }
@@ -128,7 +128,7 @@ func (c *skillsRm) Run(a *app) error {
 		}
 		refs = append(refs, ref)
 	}
-	return every(c.server, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+	return each(c.server, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
 		return client.Call(ctx, cl.Skills.RemoveSkill, &spoolv1.RemoveSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 	})
 }

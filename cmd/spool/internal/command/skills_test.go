@@ -21,37 +21,37 @@ import (
 	"github.com/spoolhq/spool/pkg/skill/skilltest"
 )
 
-// shelf is a server that has the skill that was pushed last, and remembers what it is asked.
-type shelf struct {
+// skillsServer is a server that has the skill that was pushed last, and records its requests.
+type skillsServer struct {
 	*httptest.Server
-	mu     sync.Mutex
-	asked  []string
-	zip    []byte
-	digest string
-	refuse bool // the next push
+	mu       sync.Mutex
+	requests []string
+	zip      []byte
+	digest   string
+	refuse   bool // refuse the next push
 }
 
-func serveSkills(t *testing.T) *shelf {
+func serveSkills(t *testing.T) *skillsServer {
 	t.Helper()
-	s := &shelf{}
+	s := &skillsServer{}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.Close)
 	return s
 }
 
-// description is hostile to terminals.
+// description contains an escape sequence.
 const description = `"description":"Reads\u001b[2J PDF."`
 
-func (s *shelf) version() string {
+func (s *skillsServer) version() string {
 	return `"ref":{"slug":"pdf-tools","version":"` + s.digest + `"},"tags":["latest","v1"],"name":"pdf-tools",` + description +
 		`,"bytes":300,"unpackedBytes":2048,"files":2,"createdAt":"2026-01-02T03:04:05Z","extra":1`
 }
 
-func (s *shelf) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body) // what is cut off is told by the client
+func (s *skillsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body) // the client reports an incomplete body
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asked = append(s.asked, r.Method+" "+r.RequestURI)
+	s.requests = append(s.requests, r.Method+" "+r.RequestURI)
 	answer := func(status int, text string) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
@@ -61,7 +61,7 @@ func (s *shelf) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost && r.URL.Path == "/api/skills":
 		s.push(w, r, body, answer)
 	case r.Method == http.MethodPost:
-		s.asked[len(s.asked)-1] += " " + string(body)
+		s.requests[len(s.requests)-1] += " " + string(body)
 		answer(http.StatusOK, `{"ref":{"slug":"pdf-tools","version":"`+s.digest+`"},"position":"0-2","same":false}`)
 	case r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "missing"), r.Method == http.MethodGet && strings.Contains(r.URL.Path, "missing"):
 		w.Header().Set("Content-Type", "application/problem+json")
@@ -83,7 +83,7 @@ func (s *shelf) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *shelf) push(w http.ResponseWriter, r *http.Request, body []byte, answer func(int, string)) {
+func (s *skillsServer) push(w http.ResponseWriter, r *http.Request, body []byte, answer func(int, string)) {
 	h := sha256.Sum256(body)
 	digest := hex.EncodeToString(h[:])
 	if s.refuse || r.Header.Get("Content-Type") != "application/zip" || r.URL.Query().Get("sha256") != digest || r.ContentLength != int64(len(body)) {
@@ -100,17 +100,17 @@ func (s *shelf) push(w http.ResponseWriter, r *http.Request, body []byte, answer
 	answer(status, fmt.Sprintf(`{"ref":{"slug":"pdf-tools","version":%q},"same":%v,"skill":{"name":"pdf-tools","description":"x","bytes":1,"unpackedBytes":2,"files":3},"position":"0-1"}`, digest, same))
 }
 
-// last is what was asked last, without the digest.
-func (s *shelf) last() string {
+// last returns the last request, with DIGEST in place of the digest.
+func (s *skillsServer) last() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.asked) == 0 {
+	if len(s.requests) == 0 {
 		return ""
 	}
-	return strings.ReplaceAll(s.asked[len(s.asked)-1], s.digest, "DIGEST")
+	return strings.ReplaceAll(s.requests[len(s.requests)-1], s.digest, "DIGEST")
 }
 
-// skillFolder is a folder with a skill.
+// skillFolder returns a folder with a skill.
 func skillFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -126,7 +126,7 @@ func skillFolder(t *testing.T) string {
 	return dir
 }
 
-func (s *shelf) run(t *testing.T, code int, args ...string) result {
+func (s *skillsServer) run(t *testing.T, code int, args ...string) result {
 	t.Helper()
 	got := spool(t, world(t), append(append([]string{"skills"}, args...), "--url", s.URL)...)
 	if got.code != code {
@@ -135,18 +135,18 @@ func (s *shelf) run(t *testing.T, code int, args ...string) result {
 	return got
 }
 
-func TestSkillsPush(t *testing.T) {
+func TestSkillsPush_UploadsAFolderOrZIP(t *testing.T) {
 	t.Parallel()
 	s := serveSkills(t)
 	dir := skillFolder(t)
 	got := s.run(t, ExitDone, "push", dir, "--tag", "v1", "--tag", "stable", "--scope", "identity_account", "--org", "ann")
 	if want := "POST /api/skills?org=ann&scope=identity_account&sha256=DIGEST&slug=pdf-tools&tag=v1&tag=stable"; s.last() != want {
-		t.Errorf("asked %s", s.last())
+		t.Errorf("requested %s", s.last())
 	}
 	if !strings.HasPrefix(got.out, "pushed pdf-tools@"+s.digest+", 2 files, ") {
 		t.Errorf("printed %q", got.out)
 	}
-	// The same folder is the same ZIP, and a ZIP is pushed as it is.
+	// The same folder gives the same ZIP, and a ZIP is pushed unchanged.
 	if got := s.run(t, ExitDone, "push", dir); !strings.HasPrefix(got.out, "already pushed: pdf-tools@") {
 		t.Errorf("printed %q", got.out)
 	}
@@ -159,7 +159,7 @@ func TestSkillsPush(t *testing.T) {
 	}
 	before := s.digest
 	if got := s.run(t, ExitDone, "push", dir, "--ignore", "run.*", "--dry-run"); !strings.HasPrefix(got.out, "valid, not pushed: pdf-tools@") || !strings.Contains(got.out, "1 files") || !strings.Contains(s.last(), "dryRun=true") || s.digest == before {
-		t.Errorf("asked %s, printed %q", s.last(), got.out)
+		t.Errorf("requested %s, printed %q", s.last(), got.out)
 	}
 	s.refuse = true
 	if got := s.run(t, ExitFailed, "push", dir); got.err != "spool: sha256: another (SKILL_DIGEST_MISMATCH)\n" {
@@ -167,8 +167,8 @@ func TestSkillsPush(t *testing.T) {
 	}
 }
 
-// TestSkillsPushRefuses: what is wrong is said before a server is asked.
-func TestSkillsPushRefuses(t *testing.T) {
+// TestSkillsPush_ReportsErrorsBeforeARequest tests that invalid folders are refused without a request.
+func TestSkillsPush_ReportsErrorsBeforeARequest(t *testing.T) {
 	t.Parallel()
 	s := serveSkills(t)
 	dir, bad, none := skillFolder(t), skillFolder(t), t.TempDir()
@@ -202,11 +202,11 @@ func TestSkillsPushRefuses(t *testing.T) {
 		}
 	}
 	if s.last() != "" {
-		t.Errorf("asked %s", s.last())
+		t.Errorf("requested %s", s.last())
 	}
 }
 
-func TestSkillsPushGit(t *testing.T) {
+func TestSkillsPush_ClonesARepository(t *testing.T) {
 	t.Parallel()
 	repo := skillFolder(t)
 	git := func(args ...string) string {
@@ -255,7 +255,7 @@ func TestSkillsPushGit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer writable(dir) //nolint:errcheck // the test's folder goes anyway
+		defer writable(dir) //nolint:errcheck // the test's folder is removed anyway
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			t.Fatal(err)
@@ -296,18 +296,18 @@ func TestParseSource(t *testing.T) {
 		"git@host:a/b.git#feature/x:y":  {"git@host:a/b.git", "feature/x", "y"},
 		"ssh://git@host:22/a.git#main:": {"ssh://git@host:22/a.git", "main", ""},
 	} {
-		if got, err := parseSource(from); err != nil || got != want || !remote(from) {
+		if got, err := parseSource(from); err != nil || got != want || !isGitURL(from) {
 			t.Errorf("%s: %+v, %v", from, got, err)
 		}
 	}
 	for _, path := range []string{"skill", "./skill", "/a/b", "../x:y/z"} {
-		if remote(path) {
+		if isGitURL(path) {
 			t.Errorf("%s is taken for a repository", path)
 		}
 	}
 }
 
-func TestSkillsRead(t *testing.T) {
+func TestSkills_ListShowTagAndRemove(t *testing.T) {
 	t.Parallel()
 	s := serveSkills(t)
 	s.run(t, ExitDone, "push", skillFolder(t))
@@ -321,7 +321,7 @@ func TestSkillsRead(t *testing.T) {
 	s.run(t, ExitUsage, "ls", "--limit", "-1")
 	show := s.run(t, ExitDone, "show", "platform/pdf-tools@v1")
 	if s.last() != "GET /api/skills/pdf-tools?scope=platform&version=v1" || show.out != skilltest.Good+"\x1b[2J" || !strings.Contains(show.err, "tags latest v1") {
-		t.Errorf("asked %s, printed %q, %q", s.last(), show.out, show.err)
+		t.Errorf("requested %s, printed %q, %q", s.last(), show.out, show.err)
 	}
 	tty := world(t)
 	tty.OutTTY = true
@@ -334,16 +334,16 @@ func TestSkillsRead(t *testing.T) {
 	s.run(t, ExitUsage, "show", "Not A Slug")
 	tag := s.run(t, ExitDone, "tag", "team/pdf-tools@v1", "stable")
 	if s.last() != `POST /api/skills/pdf-tools/tags {"org":"team","version":"v1","tag":"stable"}` || tag.out != "stable names pdf-tools@"+s.digest+"\n" {
-		t.Errorf("asked %s, printed %q", s.last(), tag.out)
+		t.Errorf("requested %s, printed %q", s.last(), tag.out)
 	}
 	s.run(t, ExitUsage, "tag", "pdf-tools", "No")
 	rm := s.run(t, ExitFailed, "rm", "missing", "team/pdf-tools@"+s.digest)
 	if s.last() != "DELETE /api/skills/pdf-tools?org=team&version=DIGEST" || rm.out != "removed team/pdf-tools@"+s.digest+"\n" || !strings.Contains(rm.err, "missing: slug: there is no skill") {
-		t.Errorf("asked %s, printed %q, %q", s.last(), rm.out, rm.err)
+		t.Errorf("requested %s, printed %q, %q", s.last(), rm.out, rm.err)
 	}
 }
 
-func TestSkillsPull(t *testing.T) {
+func TestSkillsPull_DownloadsAllFilesOrNone(t *testing.T) {
 	t.Parallel()
 	s := serveSkills(t)
 	s.run(t, ExitDone, "push", skillFolder(t))
@@ -351,7 +351,7 @@ func TestSkillsPull(t *testing.T) {
 	to := filepath.Join(parent, "here")
 	got := s.run(t, ExitDone, "pull", "pdf-tools@v1", "-o", to)
 	if s.last() != "GET /api/skills/pdf-tools/archive?version=DIGEST" || got.out != to+": pdf-tools@"+s.digest+", 2 files\n" {
-		t.Errorf("asked %s, printed %q", s.last(), got.out)
+		t.Errorf("requested %s, printed %q", s.last(), got.out)
 	}
 	for name, want := range map[string]string{"SKILL.md": "-rw-r--r-- " + skilltest.Good, "run.sh": "-rwxr-xr-x #!/bin/sh\n"} {
 		info, err := os.Stat(filepath.Join(to, name))
@@ -366,14 +366,14 @@ func TestSkillsPull(t *testing.T) {
 	if got := s.run(t, ExitUsage, "pull", "pdf-tools", "-o", to); !strings.Contains(got.err, "already exists") {
 		t.Errorf("printed %q", got.err)
 	}
-	// What is not the version that was named, or no good skill, leaves nothing.
+	// Another version than the requested one, or an invalid skill, leaves no files.
 	other := filepath.Join(parent, "other")
 	for _, zip := range [][]byte{skilltest.Build(skilltest.Document()), []byte("no zip"), skilltest.UnsafeEntries()[0].ZIP} {
 		s.mu.Lock()
 		s.zip = zip
 		s.mu.Unlock()
 		if got := s.run(t, ExitFailed, "pull", "pdf-tools", "-o", other); got.err == "" {
-			t.Error("it does not say why")
+			t.Error("no error is printed")
 		}
 	}
 	if got := s.run(t, ExitFailed, "pull", "missing", "-o", other); !strings.Contains(got.err, "SKILL_NOT_FOUND") {

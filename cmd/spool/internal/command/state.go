@@ -33,7 +33,7 @@ func (c *stateCommand) Run(a *app) error {
 func showState(a *app, s *spoolv1.SessionState) error {
 	session := s.GetSession()
 	rows := [][]any{
-		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", beginning(session.GetTitle())},
+		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
 		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", sandboxState(session)},
 		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
 		{"sandbox time", sandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},
@@ -84,9 +84,12 @@ func blockLine(a *app, mark string, block *spoolv1.Block) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), terminal.Fit(terminal.Line(blockSummary(b)), summaryColumns))
+	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), summaryLine(blockSummary(b)))
 	return err
 }
+
+// summaryLine shortens text to fit into a line of a list.
+func summaryLine(s string) string { return terminal.Fit(terminal.Line(s), summaryColumns) }
 
 func usageTotal(t *spoolv1.UsageTotal) string {
 	text := fmt.Sprintf("%.0f tokens in, %.0f out, $%.4f", t.GetInputTokens()+t.GetCacheReadTokens()+t.GetCacheWriteTokens(), t.GetOutputTokens(), t.GetCostUsd())

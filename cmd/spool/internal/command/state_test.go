@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// serveHistory answers the routes of the past, and remembers what it is asked.
-func serveHistory(t *testing.T) (url string, asked func() string) {
+// serveHistory serves the routes of states, diffs and comparisons, and records its requests.
+func serveHistory(t *testing.T) (url string, requested func() string) {
 	t.Helper()
 	var mu sync.Mutex
 	last := ""
@@ -39,7 +39,7 @@ func serveHistory(t *testing.T) (url string, asked func() string) {
 		case strings.HasSuffix(r.URL.Path, "/diff"):
 			fmt.Fprint(w, `{"from":1,"to":3,"blocks":[{"change":"added","block":{"id":"b1","kind":"user_message","status":"complete","timestamp":"2026-01-02T03:04:05Z","content":"first"}}],"blockCount":5,
 				"statuses":[{"kind":"session","id":"s","from":"open","to":"closed"}],"reported":{"inputTokens":7},"metered":{},
-				"files":{"summary":"Two snapshots.","files":[{"path":"t","change":"changed","text":"--- a/t\n+++ b/t\n@@ -1 +1 @@\n-\told\u001b[2J\n+\tnew\n"},
+				"files":{"summary":"Two snapshots.","files":[{"path":"t","change":"changed","text":"--- a/t\n+++ b/t\n -1 +1 \n-\told\u001b[2J\n+\tnew\n"},
 				{"path":"bin","change":"added","omitted":"binary","to":{"kind":"file","size":2048,"mode":420,"sha256":"ab"}}],"fileCount":3,"cut":true}}`)
 		default:
 			fmt.Fprintf(w, `{"equal":false,"equalEvents":4,"summary":"They differ.","field":"type","event":{"seq":5,"type":"log","time":"2026-01-02T03:04:05Z","data":{"message":"m"}}}`)
@@ -55,7 +55,7 @@ func serveHistory(t *testing.T) (url string, asked func() string) {
 
 func TestState_PrintsAllPages(t *testing.T) {
 	t.Parallel()
-	url, asked := serveHistory(t)
+	url, requested := serveHistory(t)
 	got := spool(t, world(t), "state", ses, "--at", "3", "--url", url)
 	for _, want := range []string{"event 3, ", exe + ", running", "pending: write it", "a@1", "s@2", "7 tokens in, 0 out, $0.5000", "2 requests", "1m1.5s, $0.2500",
 		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash", "half\n          only the first 4 bytes of its text at that time are still stored\n"} {
@@ -63,8 +63,8 @@ func TestState_PrintsAllPages(t *testing.T) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
 	}
-	if got.code != ExitDone || strings.Contains(got.out, "\x1b") || asked() != "/state?at=3&pageSize=200&pageToken=next" {
-		t.Errorf("%+v, asked %s", got, asked())
+	if got.code != ExitDone || strings.Contains(got.out, "\x1b") || requested() != "/state?at=3&pageSize=200&pageToken=next" {
+		t.Errorf("%+v, requested %s", got, requested())
 	}
 	got = spool(t, world(t), "state", ses, "--json", "--url", url)
 	if strings.Count(got.out, "\n") != 1 || !strings.Contains(got.out, `"extra":7`) || !strings.Contains(got.out, `"b1"`) || !strings.Contains(got.out, `"b2"`) || !strings.Contains(got.out, `"incompleteText":[{"blockId":"b3"`) || strings.Contains(got.out, "nextPageToken") {
@@ -79,8 +79,8 @@ func TestState_PrintsAllPages(t *testing.T) {
 		}
 	}
 	spool(t, world(t), "files", "get", ses, "a", "-", "--at", "7", "--url", url)
-	if asked() != "/files/a?at=7" {
-		t.Errorf("asked %s", asked())
+	if requested() != "/files/a?at=7" {
+		t.Errorf("requested %s", requested())
 	}
 	if got := spool(t, world(t), "files", "ls", ses, "--at", "7", "--live", "--url", url); got.code != ExitUsage {
 		t.Errorf("%+v", got)
@@ -89,20 +89,20 @@ func TestState_PrintsAllPages(t *testing.T) {
 
 func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 	t.Parallel()
-	url, asked := serveHistory(t)
+	url, requested := serveHistory(t)
 	got := spool(t, world(t), "diff", ses, "1", "3", "--url", url)
 	for _, want := range []string{"session s: open -> closed", "+ complete  user_message", "and 4 more", "-\told", "+\tnew\n", "added bin (binary): none -> 2.0 KiB, mode 644, SHA-256 ab", "and 1 more files", "Compare a smaller range"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
 		}
 	}
-	if got.code != ExitDone || strings.Contains(got.out, "\x1b") || asked() != "/diff?from=1&to=3" {
-		t.Errorf("%+v, asked %s", got, asked())
+	if got.code != ExitDone || strings.Contains(got.out, "\x1b") || requested() != "/diff?from=1&to=3" {
+		t.Errorf("%+v, requested %s", got, requested())
 	}
 	other := "ses_" + strings.Repeat("0", 26)
 	got = spool(t, world(t), "diff", ses, other, "--url", url)
-	if got.code != ExitDone || asked() != "/compare?with="+other || !strings.HasPrefix(got.out, "They differ.\nThe 4 events before are equal") || !strings.Contains(got.out, "-     5  log") {
-		t.Errorf("%+v, asked %s", got, asked())
+	if got.code != ExitDone || requested() != "/compare?with="+other || !strings.HasPrefix(got.out, "They differ.\nThe 4 events before are equal") || !strings.Contains(got.out, "-     5  log") {
+		t.Errorf("%+v, requested %s", got, requested())
 	}
 	if got := spool(t, world(t), "diff", ses, other, "--json", "--url", url); !strings.Contains(got.out, `"equalEvents":4`) {
 		t.Errorf("--json: %s", got.out)
@@ -114,7 +114,8 @@ func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 	}
 }
 
-// With --exit-code a diff that shows a difference ends with 1 and prints nothing more; without it, with 0.
+// TestDiff_ExitCode tests that with --exit-code a difference ends the command with 1 and without an error message, and
+// that without the flag it ends with 0.
 func TestDiff_ExitCode(t *testing.T) {
 	t.Parallel()
 	url, _ := serveHistory(t)

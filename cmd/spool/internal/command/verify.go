@@ -90,8 +90,8 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// verified is the report in its JSON form, which fits on one line.
-type verified struct {
+// reportJSON is the report in its JSON form, which fits on one line.
+type reportJSON struct {
 	OK       bool          `json:"ok"`
 	Sessions int           `json:"sessions"`
 	Commits  int           `json:"commits"`
@@ -125,7 +125,7 @@ func placeOf(p eventlog.Problem) brokenPlace {
 
 func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
-		v := verified{Proved: proved(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
+		v := reportJSON{Proved: proved(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
 			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}

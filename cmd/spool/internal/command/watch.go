@@ -15,17 +15,17 @@ import (
 
 // watcher follows a session and shows its events.
 type watcher struct {
-	app     *app
-	client  *client.Client
-	session string
-	only    string             // the only execution to show; "" for all
-	json    bool               // print events instead of blocks
-	shown   *terminal.Renderer // nil with json
-	began   func()             // called when the execution may be claimed; may be nil
-	open    map[string]bool    // executions without an end
-	closed  bool               // the session accepts no more messages
-	lost    bool               // the connection is lost, and the user was told
-	cursor  uint32             // seq of the last received event
+	app          *app
+	client       *client.Client
+	session      string
+	only         string             // the only execution to show; "" for all
+	json         bool               // print events instead of blocks
+	renderer     *terminal.Renderer // nil with json
+	onDispatched func()             // called when the execution may be claimed; may be nil
+	open         map[string]bool    // executions without an end
+	closed       bool               // the session accepts no more messages
+	lost         bool               // the connection is lost, and the user was told
+	cursor       uint32             // seq of the last received event
 }
 
 // errEnded is returned for a session that has no further events.
@@ -80,10 +80,10 @@ func (w *watcher) take(m client.Message) (events.Payload, error) {
 
 // say shows the state of the connection: in the status line on a terminal, otherwise once on standard error.
 func (w *watcher) say(state, line string) {
-	if w.shown != nil {
-		w.shown.State(state)
+	if w.renderer != nil {
+		w.renderer.State(state)
 	}
-	if (w.shown == nil || !w.app.OutTTY) && line != "" && !w.lost {
+	if (w.renderer == nil || !w.app.OutTTY) && line != "" && !w.lost {
 		fmt.Fprintln(w.app.Err, "spool: "+line)
 	}
 }
@@ -95,8 +95,8 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 	if w.only != "" && wire.ExecutionID != "" && wire.ExecutionID != w.only {
 		return nil, nil
 	}
-	if w.began != nil && wire.Type == (events.ExecutionDispatched{}).EventType() {
-		w.began()
+	if w.onDispatched != nil && wire.Type == (events.ExecutionDispatched{}).EventType() {
+		w.onDispatched()
 	}
 	if w.json {
 		if err := w.app.json(raw); err != nil {
@@ -107,8 +107,8 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		return nil, w.delta(wire)
 	}
 	e := wire.Event()
-	if w.shown != nil {
-		w.shown.Event(e)
+	if w.renderer != nil {
+		w.renderer.Event(e)
 	}
 	switch e.Data.(type) {
 	case events.MessageAccepted:
@@ -134,7 +134,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 }
 
 func (w *watcher) delta(wire events.Wire) error {
-	if w.shown == nil {
+	if w.renderer == nil {
 		return nil
 	}
 	var d events.Delta
@@ -142,7 +142,7 @@ func (w *watcher) delta(wire events.Wire) error {
 		return fmt.Errorf("decode delta: %w", err)
 	}
 	d.ExecutionID, d.ConversationID = wire.ExecutionID, wire.ConversationID
-	w.shown.Delta(d)
+	w.renderer.Delta(d)
 	return nil
 }
 
@@ -155,19 +155,19 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 		why = s.Cause.Error()
 	}
 	notice := fmt.Sprintf("%s; continuing after event %d", why, s.Seq)
-	if w.shown != nil && w.app.OutTTY {
-		w.shown.Note(notice)
+	if w.renderer != nil && w.app.OutTTY {
+		w.renderer.Note(notice)
 	} else {
 		fmt.Fprintln(w.app.Err, "spool: "+terminal.Line(notice))
 	}
-	if w.shown != nil {
+	if w.renderer != nil {
 		var list []events.Block
 		for _, b := range s.Blocks {
 			if w.only == "" || b.ExecutionID == w.only {
 				list = append(list, b)
 			}
 		}
-		w.shown.Snapshot(list)
+		w.renderer.Snapshot(list)
 	}
 	if w.only == "" {
 		return nil, nil
@@ -196,13 +196,13 @@ func (w *watcher) show(ctx context.Context) (done func() error) {
 	if w.json {
 		return func() error { return nil }
 	}
-	w.shown = w.app.renderer()
+	w.renderer = w.app.renderer()
 	ctx, cancel := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
-	spinning.Go(func() { w.shown.Spin(ctx) })
+	spinning.Go(func() { w.renderer.Spin(ctx) })
 	return sync.OnceValue(func() error {
 		cancel()
 		spinning.Wait()
-		return w.shown.Close()
+		return w.renderer.Close()
 	})
 }

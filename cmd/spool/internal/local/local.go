@@ -49,9 +49,9 @@ func (Machine) Start(ctx context.Context, o command.StackOptions) (command.Stack
 	}
 	s, err := stack.Start(ctx, cfg)
 	if err != nil {
-		return nil, errors.Join(busy(err), logs())
+		return nil, errors.Join(withErrBusy(err), logs())
 	}
-	return &running{s, logs}, nil
+	return &loggedStack{s, logs}, nil
 }
 
 // Open opens the log and the database of a data folder on which no stack runs.
@@ -61,22 +61,22 @@ func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Instal
 	}
 	base, err := stack.Open(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
 	if err != nil {
-		return command.Installation{}, busy(err)
+		return command.Installation{}, withErrBusy(err)
 	}
 	return command.Installation{Log: base.Log, NATS: base.NATS, DatabaseURL: base.DatabaseURL, Close: base.Close}, nil
 }
 
-// running is a stack with its log file.
-type running struct {
+// loggedStack is a stack with its log file.
+type loggedStack struct {
 	*stack.Stack
 	logs func() error
 }
 
 // Close stops the stack and then closes its log file.
-func (r *running) Close() error { return errors.Join(r.Stack.Close(), r.logs()) }
+func (r *loggedStack) Close() error { return errors.Join(r.Stack.Close(), r.logs()) }
 
-// busy adds ErrBusy to the error of a folder that another process has locked.
-func busy(err error) error {
+// withErrBusy adds ErrBusy to the error of a folder that another process has locked.
+func withErrBusy(err error) error {
 	if errors.Is(err, stack.ErrRunning) {
 		return command.ErrBusy
 	}

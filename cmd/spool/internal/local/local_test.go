@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
-// The services' settings come from the environment, the options go before them.
-func TestConfig(t *testing.T) {
+// TestConfig_ReadsEnvironmentAndOptions tests that settings come from the environment, and that options take precedence.
+func TestConfig_ReadsEnvironmentAndOptions(t *testing.T) {
 	t.Setenv("SPOOL_IDLE_TIMEOUT", "7m")
 	t.Setenv("SPOOL_SLOTS", "3")
 	t.Setenv("SPOOL_LISTEN", "127.0.0.1:1")
@@ -29,7 +29,7 @@ func TestConfig(t *testing.T) {
 	if c, err = config(command.StackOptions{DataDir: "/d", Auth: "off"}); err != nil || c.Gateway.Auth != "off" {
 		t.Errorf("auth %q %v", c.Gateway.Auth, err)
 	}
-	// Sessions have what the one executor makes, whoever said so.
+	// Sessions use the provider of the only executor, whether a variable or an option sets it.
 	if c, err = config(command.StackOptions{DataDir: "/d", Sandbox: "docker"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
 		t.Errorf("sandbox %q for %v, %v", c.Executor.Sandbox, c.Session.Providers, err)
 	}
@@ -43,8 +43,9 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// On loopback sessions may work in every folder but Spool's own; elsewhere, or where the setting says none, in none.
-func TestConfig_HostPathsAreOnForLoopbackAlone(t *testing.T) {
+// TestConfig_AllowsHostPathsOnLoopbackOnly tests that sessions may work in every folder except Spool's own on loopback,
+// and in none on other addresses or if the setting is none.
+func TestConfig_AllowsHostPathsOnLoopbackOnly(t *testing.T) {
 	for _, c := range []struct {
 		listen, setting, want string
 	}{
@@ -60,7 +61,7 @@ func TestConfig_HostPathsAreOnForLoopbackAlone(t *testing.T) {
 	}
 }
 
-func TestNothingRuns(t *testing.T) {
+func TestMachine_ReportsThatNoStackRuns(t *testing.T) {
 	t.Parallel()
 	if _, ok, err := (Machine{}).Find(t.TempDir()); ok || err != nil {
 		t.Errorf("found %t, %v", ok, err)

@@ -2,9 +2,12 @@ package operations
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 func composeFile(t *testing.T) []byte {
@@ -16,8 +19,8 @@ func composeFile(t *testing.T) []byte {
 	return raw
 }
 
-// TestComposeIsGenerated: the generated lines of deploy/compose.yaml are those of the present settings.
-func TestComposeIsGenerated(t *testing.T) {
+// TestCompose_IsUpToDate tests that the generated lines of deploy/compose.yaml match the settings.
+func TestCompose_IsUpToDate(t *testing.T) {
 	t.Parallel()
 	have := composeFile(t)
 	want, err := Compose(have)
@@ -29,15 +32,16 @@ func TestComposeIsGenerated(t *testing.T) {
 	}
 }
 
-// TestComposePassesEverySetting: each setting of a service is passed on by its own name, or is fixed for a reason.
-func TestComposePassesEverySetting(t *testing.T) {
+// TestCompose_PassesEachSetting tests that each setting of a service is passed on by its own name, or is fixed for a
+// reason.
+func TestCompose_PassesEachSetting(t *testing.T) {
 	t.Parallel()
 	env, err := environments(composeFile(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	shared := map[string][]Setting{}
-	for _, p := range programs()[:2] { // every service, and those with the log
+	for _, p := range programs()[:2] { // settings of every service, and of services that open the log
 		if shared[p.Name], err = settingsOf(p.cli); err != nil {
 			t.Fatal(err)
 		}
@@ -86,8 +90,9 @@ func TestComposePassesEverySetting(t *testing.T) {
 	}
 }
 
-// TestCompose_WritesWhatTheRestLeavesOut: what stands there by hand is not written twice, nor is what is fixed.
-func TestCompose_WritesWhatTheRestLeavesOut(t *testing.T) {
+// TestCompose_OmitsSettingsThatAreSetByHand tests that settings that the environment sets, and fixed settings, are not
+// generated.
+func TestCompose_OmitsSettingsThatAreSetByHand(t *testing.T) {
 	t.Parallel()
 	const source = `x-all: &all
   SPOOL_LOG_LEVEL: ${SPOOL_LOG_LEVEL:-info}
@@ -122,5 +127,66 @@ services:
 	}
 	if _, err := Compose([]byte(strings.Replace(source, "# End of", "# Not the end of", 1))); err == nil {
 		t.Error("a block without an end is taken")
+	}
+}
+
+// defaults returns the defaults of the settings of all services and commands, by variable and default.
+func defaults(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	commands, err := commandsOf(command.Grammar())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []Setting
+	for _, c := range commands {
+		list = append(list, c.Settings...)
+	}
+	for _, p := range programs() {
+		own, err := settingsOf(p.cli)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, own...)
+	}
+	out := map[string]map[string]bool{}
+	for _, s := range list {
+		if out[s.Variable] == nil {
+			out[s.Variable] = map[string]bool{}
+		}
+		out[s.Variable][s.Default] = true
+	}
+	return out
+}
+
+// The lines of compose.yaml that are not generated, and the table of deploy/README.md, state the defaults of the
+// settings, except where the installation needs another one.
+func TestHandWrittenDefaults_AreThoseOfTheSettings(t *testing.T) {
+	t.Parallel()
+	other := []string{
+		"SPOOL_EGRESS_DRAIN",   // less than stop_grace_period
+		"SPOOL_STOP_SANDBOXES", // their volumes go with the containers
+	}
+	known := defaults(t)
+	readme, err := os.ReadFile("../../../../deploy/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for name, found := range map[string][][]string{
+		"compose.yaml": regexp.MustCompile(`(?m): \$\{([A-Z_]+):-([^}$]*)\}`).FindAllStringSubmatch(string(withoutGenerated(composeFile(t))), -1),
+		"README.md":    regexp.MustCompile(`(?m)^\| (SPOOL_[A-Z_]+) \| ([a-z0-9-]+) \|`).FindAllStringSubmatch(string(readme), -1),
+	} {
+		for _, m := range found {
+			if known[m[1]] == nil || m[2] == "required" || slices.Contains(other, m[1]) {
+				continue
+			}
+			compared++
+			if !known[m[1]][m[2]] {
+				t.Errorf("%s: the default of %s is %q, of the setting %v", name, m[1], m[2], known[m[1]])
+			}
+		}
+	}
+	if compared == 0 {
+		t.Error("no default was found")
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
-// TestDocument: docs/operations.md is what the programs say now.
-func TestDocument(t *testing.T) {
+// TestMarkdown_IsUpToDate tests that docs/operations.md matches the programs.
+func TestMarkdown_IsUpToDate(t *testing.T) {
 	t.Parallel()
 	want, err := Markdown()
 	if err != nil {
@@ -28,8 +28,9 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsExplained: each has a variable, a meaning that ends as a sentence does, and a row in the document.
-func TestEverySettingIsExplained(t *testing.T) {
+// TestMarkdown_ExplainsEachSetting tests that each setting has a variable, an explanation that ends with a full stop, and a
+// row in the document.
+func TestMarkdown_ExplainsEachSetting(t *testing.T) {
 	t.Parallel()
 	text, err := Markdown()
 	if err != nil {
@@ -52,8 +53,8 @@ func TestEverySettingIsExplained(t *testing.T) {
 	}
 }
 
-// TestVariablesOfTheDocument: what the text itself names is a setting of some program, or of compose.
-func TestVariablesOfTheDocument(t *testing.T) {
+// TestMarkdown_NamesOnlySettingsThatExist tests that each variable in the text is a setting of a program, or of compose.
+func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 	t.Parallel()
 	compose, err := os.ReadFile("../../../../deploy/compose.yaml")
 	if err != nil {
@@ -100,7 +101,7 @@ func TestVariablesOfTheDocument(t *testing.T) {
 	}
 }
 
-func TestMetricsAreRead(t *testing.T) {
+func TestMetricsOf_ReturnsEachMetricOnce(t *testing.T) {
 	t.Parallel()
 	got, err := metricsOf(func(r prometheus.Registerer) {
 		r.MustRegister(

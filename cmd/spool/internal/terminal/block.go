@@ -28,13 +28,13 @@ func (r *Renderer) write(it *item) (done bool) {
 	case it.streamed():
 		return r.stream(it)
 	}
-	defer r.set(b.ConversationID)()
+	defer r.setConversation(b.ConversationID)()
 	switch b.Kind {
 	case events.KindUserMessage:
 		r.begin()
 		r.screen.text(prompt, "> ")
-		r.screen.text(bold, strings.TrimRight(Safe(said(b)), "\n"))
-		r.screen.fresh()
+		r.screen.text(bold, strings.TrimRight(Safe(messageText(b)), "\n"))
+		r.screen.freshLine()
 	case events.KindToolUse:
 		r.toolUse(b)
 	case events.KindToolResult:
@@ -66,7 +66,7 @@ func (r *Renderer) stream(it *item) (done bool) {
 	if strings.TrimSpace(text) == "" {
 		return it.whole()
 	}
-	defer r.set(it.block.ConversationID)()
+	defer r.setConversation(it.block.ConversationID)()
 	st := normal
 	if it.block.Kind == events.KindThinking {
 		st = dim
@@ -77,7 +77,7 @@ func (r *Renderer) stream(it *item) (done bool) {
 	}
 	rest, ok := strings.CutPrefix(text, it.shown)
 	if !ok { // the complete text differs from its deltas: the complete text is right
-		r.screen.fresh()
+		r.screen.freshLine()
 		rest = text
 	}
 	it.shown = text
@@ -86,17 +86,17 @@ func (r *Renderer) stream(it *item) (done bool) {
 	}
 	r.screen.text(st, Safe(rest))
 	if it.whole() {
-		r.screen.fresh()
+		r.screen.freshLine()
 		if it.block.Status == events.StatusError {
 			r.screen.text(dim, "(broken off)")
-			r.screen.fresh()
+			r.screen.freshLine()
 		}
 	}
 	return it.whole()
 }
 
-// set marks the following lines as those of a sub-agent's conversation until restore is called.
-func (r *Renderer) set(conversation string) (restore func()) {
+// setConversation marks the following lines as those of a sub-agent's conversation until restore is called.
+func (r *Renderer) setConversation(conversation string) (restore func()) {
 	was := r.screen.prefix
 	if conversation != "" && conversation != events.MainConversation {
 		r.screen.prefix = styled(dim, "│ ")
@@ -108,7 +108,7 @@ func (r *Renderer) set(conversation string) (restore func()) {
 
 // begin separates a block from the text above it.
 func (r *Renderer) begin() {
-	r.screen.fresh()
+	r.screen.freshLine()
 	if r.gap {
 		prefix := r.screen.prefix
 		r.screen.prefix = nil
@@ -134,7 +134,7 @@ func (r *Renderer) line(cells []cell) {
 	for _, c := range cells {
 		r.screen.put(c)
 	}
-	r.screen.fresh()
+	r.screen.freshLine()
 }
 
 // writing returns the block that is partly written.
@@ -154,7 +154,7 @@ func (r *Renderer) toolUse(b *events.Block) {
 		name = b.ToolName
 	}
 	r.screen.text(tool, "● "+Line(name))
-	if in := short(b); in != "" {
+	if in := shortInput(b); in != "" {
 		r.screen.text(normal, " "+in)
 	}
 	if b.Description != "" {
@@ -163,7 +163,7 @@ func (r *Renderer) toolUse(b *events.Block) {
 	if b.Status == events.StatusError {
 		r.screen.text(red, " (aborted)")
 	}
-	r.screen.fresh()
+	r.screen.freshLine()
 	r.last = b.ToolUseID
 }
 
@@ -172,7 +172,7 @@ func (r *Renderer) toolResult(b *events.Block) {
 		r.begin()
 		r.screen.text(tool, "● "+Line(r.tools[b.ToolUseID]))
 		r.screen.text(dim, " returned")
-		r.screen.fresh()
+		r.screen.freshLine()
 	}
 	st := dim
 	if b.IsError || b.Status == events.StatusError {
@@ -214,7 +214,7 @@ func (r *Renderer) subagent(b *events.Block) {
 	if b.DurationMs > 0 {
 		r.screen.text(dim, " ended after "+ms(b.DurationMs))
 	}
-	r.screen.fresh()
+	r.screen.freshLine()
 	st := normal
 	if b.Status == events.StatusError {
 		st = red
@@ -236,7 +236,7 @@ func (r *Renderer) todos(b *events.Block) {
 			mark, st = "[>] ", bold
 		}
 		r.screen.text(st, mark+Line(t.Content))
-		r.screen.fresh()
+		r.screen.freshLine()
 	}
 }
 
@@ -284,20 +284,20 @@ func (r *Renderer) ending(e events.Event) {
 	if !events.Terminal(e.Type()) {
 		return
 	}
-	r.settle(e.ExecutionID)
+	r.endBlocks(e.ExecutionID)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		r.note(green, ended("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
+		r.note(green, endText("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
 	case events.ExecutionFailed:
 		r.note(red, "✗ failed: "+problem(d.Code, d.Message))
 	case events.ExecutionCancelled:
-		r.note(yellow, ended("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
+		r.note(yellow, endText("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
 	case events.ExecutionWithdrawn:
 		r.note(yellow, "■ withdrawn before it ran ("+d.Reason+")")
 	}
 }
 
-func ended(how string, duration uint32, u events.Usage, cost float64) string {
+func endText(how string, duration uint32, u events.Usage, cost float64) string {
 	s := how + " after " + ms(duration)
 	if u != (events.Usage{}) {
 		s += " · " + tokens(u)
@@ -318,8 +318,8 @@ func problem(code, message string) string {
 
 func ms(n uint32) string { return (time.Duration(n) * time.Millisecond).String() }
 
-// said returns a message's text, with a placeholder for each image.
-func said(b *events.Block) string {
+// messageText returns a message's text, with a placeholder for each image.
+func messageText(b *events.Block) string {
 	if len(b.Parts) == 0 {
 		return b.Content
 	}
@@ -334,9 +334,9 @@ func said(b *events.Block) string {
 	return strings.Join(out, "\n")
 }
 
-// short returns a short form of a tool call's input: its main argument, or else its JSON. It returns "" if there is
+// shortInput returns a short form of a tool call's input: its main argument, or else its JSON. It returns "" if there is
 // nothing to show, or if the description is more useful than the JSON.
-func short(b *events.Block) string {
+func shortInput(b *events.Block) string {
 	if len(b.Input) == 0 {
 		return ""
 	}

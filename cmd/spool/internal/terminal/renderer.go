@@ -130,7 +130,7 @@ func (r *Renderer) Snapshot(list []events.Block) {
 func (r *Renderer) Note(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.screen.fresh() // the current block continues below
+	r.screen.freshLine() // the current block continues below
 	r.line(styled(yellow, Line(text)))
 	r.draw()
 }
@@ -182,7 +182,7 @@ func (r *Renderer) Tick() {
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.settle("")
+	r.endBlocks("")
 	r.runs, r.state = nil, ""
 	return r.screen.close()
 }
@@ -253,8 +253,8 @@ func (it *item) showable() bool {
 	return it.whole() || it.streamed() && it.text.Known != "" || it.block.Kind == events.KindToolUse && len(it.block.Input) > 0
 }
 
-// settle ends the open blocks of an execution, or of all executions if id is "".
-func (r *Renderer) settle(id string) {
+// endBlocks ends the open blocks of an execution, or of all executions if id is "".
+func (r *Renderer) endBlocks(id string) {
 	for _, it := range r.queue {
 		if it.whole() || id != "" && it.block.ExecutionID != id {
 			continue

@@ -20,7 +20,7 @@ const exe = "exe_01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// step is what happens: an event, a piece of text, or a moment later.
+// step is one step of a scene: an event, a delta, or the passing of time.
 type step struct {
 	event        events.Payload
 	block, text  string
@@ -61,7 +61,7 @@ func lines(n int) string {
 	return b.String()
 }
 
-// scenes are sessions, each of which is shown on a terminal and in a pipe.
+// scenes returns the sessions that are shown, each on a terminal and in a pipe.
 func scenes() map[string][]step {
 	query := []step{
 		ev(events.SessionCreated{Architecture: "spool", Provider: "local"}),
@@ -116,7 +116,7 @@ func scenes() map[string][]step {
 	return map[string][]step{"turn": turn, "hostile": hostile, "parallel": parallel, "environment": environment}
 }
 
-// play shows a scene; at is called after each step.
+// play shows a scene and calls at after each step.
 func play(t *testing.T, r *Renderer, now *time.Time, scene []step, at func()) {
 	t.Helper()
 	offsets := map[string]int{}
@@ -142,9 +142,9 @@ func play(t *testing.T, r *Renderer, now *time.Time, scene []step, at func()) {
 	}
 }
 
-// TestGolden shows each scene in a pipe and on a terminal. On a terminal the golden
-// is what remains on it, and the status lines that were seen on the way.
-func TestGolden(t *testing.T) {
+// TestRenderer_Golden compares the output of each scene, in a pipe and on a terminal, with a file. For a terminal the
+// file has its final content and the status lines that were shown before.
+func TestRenderer_Golden(t *testing.T) {
 	t.Parallel()
 	for name, scene := range scenes() {
 		t.Run(name+"/pipe", func(t *testing.T) {
@@ -183,7 +183,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A call is shown by what it is about, not by its JSON: of each agent's tool that writes a file this is the file.
+// TestToolUse_ShowsTheFile tests that a call of a tool that writes a file is shown with the file's name, not with its
+// JSON, for the tools of each agent.
 func TestToolUse_ShowsTheFile(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -209,7 +210,7 @@ func TestToolUse_ShowsTheFile(t *testing.T) {
 	}
 }
 
-// golden compares with a file.
+// golden compares got with a golden file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name+".golden")

@@ -65,8 +65,8 @@ func (s *screen) text(st style, text string) {
 	}
 }
 
-// fresh ends the line unless it is empty.
-func (s *screen) fresh() {
+// freshLine ends the line unless it is empty.
+func (s *screen) freshLine() {
 	if len(s.line) > 0 {
 		s.end()
 	}
@@ -177,7 +177,7 @@ func (s *screen) flush() {
 // close removes the status line and finishes the line.
 func (s *screen) close() error {
 	s.status = ""
-	s.fresh()
+	s.freshLine()
 	s.flush()
 	return s.err
 }

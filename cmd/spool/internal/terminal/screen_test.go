@@ -8,13 +8,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// fake is a terminal: it obeys what a screen sends and nothing else.
+// fake is a terminal that understands only the sequences that screen writes.
 type fake struct {
 	t    rapid.TB
 	cols int
 	rows [][]rune
 	x, y int
-	sgr  bool // a style is in force
+	sgr  bool // a style is active
 }
 
 func newFake(t rapid.TB, cols int) *fake { return &fake{t: t, cols: cols, rows: [][]rune{nil}} }
@@ -60,7 +60,7 @@ func (f *fake) put(r rune) {
 	switch {
 	case r == '\r':
 		f.x = 0
-	case r == '\n': // with ONLCR, as terminals are set
+	case r == '\n': // a line feed includes a carriage return (ONLCR)
 		f.x = 0
 		if f.y++; f.y == len(f.rows) {
 			f.rows = append(f.rows, nil)
@@ -81,7 +81,7 @@ func (f *fake) put(r rune) {
 	}
 }
 
-// text is what is on the terminal, without spaces at the ends of lines.
+// text returns the content of the terminal, without spaces at the ends of lines.
 func (f *fake) text() string {
 	var b strings.Builder
 	for _, row := range f.rows {
@@ -90,9 +90,9 @@ func (f *fake) text() string {
 	return strings.TrimRight(b.String(), "\n") + "\n"
 }
 
-// TestStatusNeverCorrupts writes the same text in any pieces, with a status that
-// comes, changes and goes between them: the text that remains is always the same.
-func TestStatusNeverCorrupts(t *testing.T) {
+// TestScreen_StatusDoesNotChangeTheText tests that the text is the same in whatever pieces it is written, and whatever
+// status lines are shown between the pieces.
+func TestScreen_StatusDoesNotChangeTheText(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		cols := rapid.IntRange(minWidth, 60).Draw(t, "cols")
@@ -125,7 +125,7 @@ func TestStatusNeverCorrupts(t *testing.T) {
 	})
 }
 
-func TestWrap(t *testing.T) {
+func TestScreen_WrapsLines(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ text, want string }{
 		"at spaces":             {"the quick brown fox jumps over", "the quick brown fox\njumps over\n"},
@@ -147,8 +147,9 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// A terminal that became narrower has broken the live rows; they are erased whole.
-func TestNarrower(t *testing.T) {
+// TestScreen_ErasesRowsThatANarrowerTerminalWrapped tests that the live rows are erased completely after a terminal that
+// became narrower has wrapped them.
+func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	cols := 60
@@ -163,7 +164,7 @@ func TestNarrower(t *testing.T) {
 	}
 }
 
-func TestSafe(t *testing.T) {
+func TestSafe_RemovesEscapes(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
 		"plain ü 四\n\ttext":                      "plain ü 四\n\ttext",
@@ -187,8 +188,8 @@ func TestSafe(t *testing.T) {
 	}
 }
 
-// Whatever comes, nothing of it can command a terminal.
-func TestSafeAlways(t *testing.T) {
+// TestSafe_ReturnsNoControlCharacters tests that no input makes Safe return a command to the terminal.
+func TestSafe_ReturnsNoControlCharacters(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		in := string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))

@@ -37,7 +37,7 @@ type Agent struct {
 
 	// Guarded by Registry.mu.
 	resting    bool
-	used       time.Time // when it came to rest
+	used       time.Time // start of the rest
 	memory     uint64    // bytes of the agent and its processes
 	epoch      uint64
 	checked    time.Time     // time of the last health check
@@ -85,7 +85,7 @@ func (a *Agent) StopOther(ctx context.Context, execution string) error {
 type Dialer struct {
 	Sandboxes sandbox.Provider
 	Provider  string        // name of the provider
-	Engine    string        // of this executor
+	Engine    string        // engine of this executor
 	Patience  time.Duration // how long Dial waits for an unavailable engine
 	Logger    *slog.Logger
 }

@@ -44,7 +44,7 @@ type Leases interface {
 	EngineGone(provider, engine string) time.Duration
 }
 
-// Config of a Keeper; every field is required but Store and SandboxLife.
+// Config configures a Keeper. Every field is required except Store and SandboxLife.
 type Config struct {
 	Executor     string        // id of this executor
 	ProviderName string        // name of the sandbox provider
@@ -57,7 +57,7 @@ type Config struct {
 	Store     contents.Store // nil: no snapshots are taken, and no file changes applied
 	Sessions  eventlog.Sessions
 	Leases    Leases
-	Permits   *permits.Limiter // of the work of a Keeper
+	Permits   *permits.Limiter // limits the work of a Keeper
 	Handling  *handling.Set
 	Runs      *runlog.Writer
 	Contents  *contents.Mover

@@ -13,7 +13,7 @@ import (
 // ReasonTenantLimit is the reason for the end of an idle sandbox that made room for another one of its tenant.
 const ReasonTenantLimit = "tenant_limit"
 
-// Unreserve ends a reservation: the sandbox exists, or is not created after all.
+// Unreserve ends a reservation, if the session has one: the sandbox exists, or is not created after all.
 func (k *Keeper) Unreserve(tenant, id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

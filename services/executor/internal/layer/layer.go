@@ -1,7 +1,6 @@
-// Package layer is what providers share that install packages once for many
-// sandboxes: the settings, the installers' command lines, where things lie in a
-// layer, what is told of an installer that failed, and that one of those who want
-// a layer makes it.
+// Package layer is shared by providers that install packages once for many sandboxes. It has the settings, the
+// installers' command lines, the paths in a layer, the error messages of installers, and Once, with which one of
+// several callers creates a layer.
 package layer
 
 import (
@@ -19,16 +18,16 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config of layers. The zero value takes every default.
+// Config configures layers. The zero value of a field means its default.
 type Config struct {
-	NPMRegistry string        // "" for the installer's own
-	PIPIndexURL string        // likewise
-	Within      time.Duration // that an installation may take; 0 for 10 min
-	MaxBytes    int64         // of a layer; 0 for 2 GiB
-	Keep        time.Duration // how long a layer that nobody uses stays; 0 for a week
+	NPMRegistry string        // "" for the installer's default
+	PIPIndexURL string        // "" for the installer's default
+	Within      time.Duration // time limit of an installation; 0 for 10 min
+	MaxBytes    int64         // size limit of a layer; 0 for 2 GiB
+	Keep        time.Duration // how long an unused layer is kept; 0 for a week
 }
 
-// WithDefaults is the config with nothing left at zero that has a default here.
+// WithDefaults returns the config with the defaults filled in.
 func (c Config) WithDefaults() Config {
 	if c.Within == 0 {
 		c.Within = 10 * time.Minute
@@ -42,34 +41,34 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// CheckURL reports why a registry's address cannot be used. Installers run among
-// scripts of packages, so that no credential may stand in it.
+// CheckURL returns an error if a registry's address cannot be used. The scripts of packages can read the address, so it
+// must not contain a credential.
 func CheckURL(s string) error {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return errors.New("it is no URL") // the parser's error repeats it
+		return errors.New("it is not a URL") // the parser's error would repeat the address
 	case u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "":
 		return errors.New("it is not http:// or https:// with a host")
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return errors.New("it has a user, a query or a fragment: scripts of packages would see a credential; let the egress proxy put it in, by a host of SPOOL_EGRESS_HOSTS")
+		return errors.New("it has a user, a query or a fragment: scripts of packages would see a credential; have the egress proxy add it, by a host in SPOOL_EGRESS_HOSTS")
 	case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return errors.New("it holds a character that no URL has")
+		return errors.New("it has a character that is not valid in a URL")
 	}
 	return nil
 }
 
-// routed tells whether a registry is a route of the egress proxy.
+// routed reports whether a registry is a route of the egress proxy.
 func routed(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
 
-// Installer is a command that puts packages into a layer.
+// Installer is a command that installs packages into a layer.
 type Installer struct {
-	Name string // of the program, for people
+	Name string // name of the program, for messages
 	Args []string
 }
 
-// Installers are the commands that put a set into the folder of a layer. The names and
-// versions are arguments of their own, behind what ends the options.
+// Installers returns the commands that install a set into the folder of a layer. Names and versions of packages are
+// separate arguments after the end of the options.
 func (c Config) Installers(set dependency.Set, dir string) []Installer {
 	var out []Installer
 	if len(set.NPM) > 0 {
@@ -78,7 +77,7 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 		if c.NPMRegistry != "" {
 			args = append(args, "--registry="+c.NPMRegistry)
 		}
-		if routed(c.NPMRegistry) { // what it names lies behind the same route
+		if routed(c.NPMRegistry) { // the archives that it names are behind the same route
 			args = append(args, "--replace-registry-host=always")
 		}
 		out = append(out, Installer{"npm", append(append(args, "--"), set.NPM...)})
@@ -87,7 +86,7 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 		args := []string{"python3", "-m", "pip", "install", "--target", path.Join(dir, "python"), "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-color", "--progress-bar=off"}
 		if c.PIPIndexURL != "" {
 			args = append(args, "--index-url="+c.PIPIndexURL)
-			if u, err := url.Parse(c.PIPIndexURL); err == nil && u.Scheme == "http" { // pip asks for the operator's word on it, which the setting is
+			if u, err := url.Parse(c.PIPIndexURL); err == nil && u.Scheme == "http" { // pip requires a confirmation by the operator, which the setting is
 				args = append(args, "--trusted-host="+u.Host)
 			}
 		}
@@ -96,39 +95,39 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 	return out
 }
 
-// Path are the folders of programs in a layer, for the PATH.
+// Path returns the folders of programs in a layer, for the PATH.
 func Path(dir string) []string {
 	return []string{path.Join(dir, "node_modules", ".bin"), path.Join(dir, "python", "bin")}
 }
 
-// Environ are the variables by which Node and Python find what a layer has.
+// Environ returns the variables by which Node and Python find the packages of a layer.
 func Environ(dir string) []string {
 	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
 }
 
-// Failed is an installation that did not succeed.
+// Failed returns the error for a failed installation.
 func Failed(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "the agent's dependencies could not be installed: " + fmt.Sprintf(format, args...)}
 }
 
-// TooLarge is a layer beyond its bound.
+// TooLarge returns the error for a layer above its size limit.
 func (c Config) TooLarge() error {
 	return Failed("they take more than %d bytes: raise SPOOL_DEPENDENCIES_SIZE, or depend on less", c.MaxBytes)
 }
 
-// TooSlow is an installation beyond its time.
+// TooSlow returns the error for an installation above its time limit.
 func (c Config) TooSlow(said string) error {
 	return Failed("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, Said(said))
 }
 
-// Bounds of what is told of an installer.
+// Limits of the part of an installer's output that is reported.
 const (
 	lastLines = 20
 	lastBytes = 2000
 	keepBytes = 16 << 10
 )
 
-// noLogs is what npm has to say of a log that nobody could read.
+// noLogs is npm's message about its log files, which are switched off.
 const noLogs = "npm error Log files were not written due to the config logs-max=0"
 
 var (
@@ -137,8 +136,8 @@ var (
 	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
-// Said are the last lines of what an installer printed, for people: bounded, without
-// what looks like a credential, and without what moves a terminal's cursor.
+// Said returns the last lines of an installer's output for a message: limited in length, without text that looks like a
+// credential, and without terminal escape codes.
 func Said(text string) string {
 	text = escapes.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
 	text = userInfo.ReplaceAllString(text, "://***@")

@@ -29,7 +29,7 @@ func TestCheckURL(t *testing.T) {
 	}
 	for bad, says := range map[string]string{
 		"": "it is not http", "registry.npmjs.org": "it is not http", "ftp://x": "it is not http", "file:///x": "it is not http", "https://": "it is not http", "https://u:hunter2@x": "it has a user", "https://u@x": "it has a user",
-		"https://x?token=hunter2": "it has a user, a query", "https://x#y": "it has a user, a query or a fragment", "https://x/a b": "a character that no URL has", "https://hunter2\x7f": "it is no URL", "--registry=https://x": "it is no URL", "--registry": "it is not http",
+		"https://x?token=hunter2": "it has a user, a query", "https://x#y": "it has a user, a query or a fragment", "https://x/a b": "has a character that is not valid in a URL", "https://hunter2\x7f": "it is not a URL", "--registry=https://x": "it is not a URL", "--registry": "it is not http",
 	} {
 		err := layer.CheckURL(bad)
 		if err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "hunter2") {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Once lets one of those who want the same thing make it. It goes on as long as one
-// of them waits, and ends with the last. The zero value works.
+// Once makes concurrent callers with the same key share one call of a function. The call continues while one of them
+// waits, and is canceled when the last has left. The zero value is ready to use.
 type Once struct {
 	mu      sync.Mutex
 	flights map[string]*flight
@@ -20,9 +20,8 @@ type flight struct {
 	err     error
 }
 
-// Do gives what make gives, once for all who ask under the key meanwhile. It returns
-// early when ctx ends; if nobody else waits, what is under way is cancelled, and Do
-// returns when it has ended.
+// Do returns the result of work, which it calls once for all concurrent callers with the same key. It returns early
+// when ctx ends; if no other caller waits, it cancels work and returns when work has ended.
 func (o *Once) Do(ctx context.Context, key string, work func(context.Context) (string, error)) (string, error) {
 	f := o.join(ctx, key, work)
 	select {
@@ -55,14 +54,14 @@ func (o *Once) join(ctx context.Context, key string, work func(context.Context) 
 		f.value, f.err = work(ctx)
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if o.flights[key] == f { // whoever comes now asks anew
+		if o.flights[key] == f { // later callers start another call
 			delete(o.flights, key)
 		}
 	}()
 	return f
 }
 
-// leave tells whether the last one has left, and then cancels.
+// leave removes a caller. If it was the last, leave cancels the call and returns true.
 func (o *Once) leave(key string, f *flight) (last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

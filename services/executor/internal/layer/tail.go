@@ -2,7 +2,7 @@ package layer
 
 import "sync"
 
-// Tail keeps the end of what is written to it. It is safe for concurrent use.
+// Tail keeps the end of the data that is written to it. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -18,7 +18,7 @@ func (t *Tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// String is what is kept.
+// String returns the end of the data.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package lease keeps an executor's own lease and knows those of the others.
+// Package lease renews an executor's own lease and knows those of the others.
 package lease
 
 import (
@@ -8,13 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
+	leases "github.com/spoolhq/spool/pkg/lease"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -32,8 +33,10 @@ var (
 	ErrSilent = errors.New("the executor does not answer")
 )
 
-// Keeper renews one lease. It is safe for concurrent use.
+// Keeper renews the lease of one executor, and watches the leases of all. It is safe for concurrent use.
 type Keeper struct {
+	*leases.Watcher
+
 	js    jetstream.JetStream
 	nc    *nats.Conn
 	kv    jetstream.KeyValue // set by Open
@@ -43,16 +46,12 @@ type Keeper struct {
 	count func() map[string]int // what the executor runs, by tenant; nil for nothing
 
 	announcing sync.Mutex // so that a lease never says what an older one said
-
-	mu      sync.Mutex
-	since   time.Time            // when it began to watch
-	engines map[string]time.Time // when an engine's lease was last seen
 }
 
 // New makes a keeper; Open and Run make it work. disk returns the lease's DiskLimit,
 // which may change.
 func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
-	return &Keeper{js: js, nc: js.Conn(), lease: lease, disk: disk, log: log, since: time.Now(), engines: map[string]time.Time{}}
+	return &Keeper{Watcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
 }
 
 // Count has the lease tell what the executor runs, by tenant. It comes before Open.
@@ -65,9 +64,6 @@ func (k *Keeper) Open(ctx context.Context) error {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketLeases, err)
 	}
 	k.kv = kv
-	k.mu.Lock()
-	k.since = time.Now()
-	k.mu.Unlock()
 	return k.announce(ctx)
 }
 
@@ -98,42 +94,12 @@ func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
 	if err := k.announce(ctx); err != nil {
 		return 0, err
 	}
-	leases, err := k.all(ctx)
+	all, err := leases.All(ctx, k.js)
 	n := 0
-	for _, l := range leases {
+	for _, l := range all {
 		n += l.Tenants[tenant]
 	}
 	return n, err
-}
-
-// all returns the leases that there are. It lists the subjects of the bucket: a list of its keys is a watch, which leaves out a key
-// that is written while it begins.
-func (k *Keeper) all(ctx context.Context) ([]topology.Lease, error) {
-	stream, err := k.js.Stream(ctx, "KV_"+topology.BucketLeases)
-	if err != nil {
-		return nil, fmt.Errorf("list the leases: %w", err)
-	}
-	prefix := "$KV." + topology.BucketLeases + "."
-	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
-	if err != nil {
-		return nil, fmt.Errorf("list the leases: %w", err)
-	}
-	var out []topology.Lease
-	for subject := range info.State.Subjects {
-		e, err := k.kv.Get(ctx, strings.TrimPrefix(subject, prefix))
-		if errors.Is(err, jetstream.ErrKeyNotFound) {
-			continue // it has ended
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read the lease %s: %w", subject, err)
-		}
-		var l topology.Lease
-		if err := json.Unmarshal(e.Value(), &l); err != nil {
-			return nil, fmt.Errorf("the lease %s: %w", e.Key(), err)
-		}
-		out = append(out, l)
-	}
-	return out, nil
 }
 
 // Renew announces the executor at once, because it runs less than its lease says.
@@ -143,18 +109,18 @@ func (k *Keeper) Renew(ctx context.Context) {
 	}
 }
 
-// Run renews the lease and watches the others' until ctx ends; then it takes
-// the lease back, so that others need not wait for its end.
+// Run renews the lease and watches the leases of all executors until ctx ends. Then it deletes the lease, so that
+// others need not wait for its end.
 func (k *Keeper) Run(ctx context.Context) error {
-	var watching sync.WaitGroup
-	watching.Go(func() { k.watch(ctx) })
-	defer watching.Wait()
+	var watching errgroup.Group
+	watching.Go(func() error { return k.Watcher.Run(ctx) })
 	tick := time.NewTicker(Every)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return k.release(context.WithoutCancel(ctx))
+			k.release(context.WithoutCancel(ctx))
+			return watching.Wait()
 		case <-tick.C:
 			if err := k.announce(ctx); err != nil && ctx.Err() == nil {
 				k.log.Warn("the lease could not be renewed", "error", err)
@@ -163,88 +129,18 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// watch notes the others' leases, again and again should the watch break off.
-func (k *Keeper) watch(ctx context.Context) {
-	for ctx.Err() == nil {
-		if err := k.watchOnce(ctx); err != nil && ctx.Err() == nil {
-			k.log.Warn("leases cannot be watched, trying again", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(Every):
-		}
-	}
-}
-
-func (k *Keeper) watchOnce(ctx context.Context) error {
-	w, err := k.kv.WatchAll(ctx, jetstream.IgnoreDeletes())
-	if err != nil {
-		return err
-	}
-	defer w.Stop() //nolint:errcheck // it has ended, or its connection has
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case e, ok := <-w.Updates():
-			if !ok {
-				return errors.New("the subscription ended")
-			}
-			k.seen(e)
-		}
-	}
-}
-
-func (k *Keeper) seen(e jetstream.KeyValueEntry) {
-	if e == nil {
-		return // the end of what was there already
-	}
-	var l topology.Lease
-	if err := json.Unmarshal(e.Value(), &l); err != nil {
-		k.log.Warn("a lease cannot be read", "key", e.Key(), "error", err)
-		return
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.engines[l.Provider+"/"+l.Engine] = time.Now()
-}
-
-// EngineGone is for how long no lease of an engine was seen.
-func (k *Keeper) EngineGone(provider, engine string) time.Duration {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	last, ok := k.engines[provider+"/"+engine]
-	if !ok {
-		last = k.since
-	}
-	return time.Since(last)
-}
-
-func (k *Keeper) release(ctx context.Context) error {
+func (k *Keeper) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, Every)
 	defer cancel()
 	if err := k.kv.Delete(ctx, k.lease.Executor); err != nil {
 		k.log.Warn("the lease was not taken back; it ends by itself", "error", err)
 	}
-	return nil
-}
-
-// Lives tells whether an executor has a lease.
-func (k *Keeper) Lives(ctx context.Context, executor string) (bool, error) {
-	_, err := k.kv.Get(ctx, executor)
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look up the lease of %s: %w", executor, err)
-	}
-	return true, nil
 }
 
 // Others tells whether another executor of the same engine has a lease.
 func (k *Keeper) Others(ctx context.Context) (bool, error) {
-	leases, err := k.all(ctx)
-	return slices.ContainsFunc(leases, func(l topology.Lease) bool {
+	all, err := leases.All(ctx, k.js)
+	return slices.ContainsFunc(all, func(l topology.Lease) bool {
 		return l.Executor != k.lease.Executor && l.Provider == k.lease.Provider && l.Engine == k.lease.Engine
 	}), err
 }

@@ -1,5 +1,5 @@
-// Package link is an executor's end of the stream that is attached to a runner:
-// it sends commands, matches replies, and queues the journal's lines.
+// Package link is the executor's end of the stream to a runner: it sends commands, matches replies, and queues the
+// journal's lines.
 package link
 
 import (
@@ -19,27 +19,27 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Errors that a caller may branch on.
+// Errors that callers distinguish.
 var (
-	// ErrFenced is a runner that serves a higher epoch.
+	// ErrFenced is returned when the runner serves a higher epoch.
 	ErrFenced = errors.New("the runner obeys a higher epoch")
-	// ErrClosed is a stream that has ended.
+	// ErrClosed is returned when the stream has ended.
 	ErrClosed = errors.New("the stream to the runner has ended")
 )
 
-// helloWithin bounds how long a runner may take to introduce itself.
+// helloWithin is how long a runner may take to send its hello.
 const helloWithin = 10 * time.Second
 
-// Bounds of acknowledgements that wait for the next command.
+// Limits for acknowledgements that wait for the next command.
 const (
 	ackWithin = time.Second
-	ackBytes  = 1 << 20 // of lines that came meanwhile: the runner's journal has a limit
+	ackBytes  = 1 << 20 // bytes of lines that arrived meanwhile: the runner's journal has a limit
 )
 
-// codeFenced is the code of a refusal of a lower epoch.
+// codeFenced is the error code with which a runner refuses a lower epoch.
 const codeFenced = "FENCED"
 
-// Link is an open stream. It is safe for concurrent use, but for Next, which is one goroutine's.
+// Link is an open stream. It is safe for concurrent use, except that only one goroutine may call Next.
 type Link struct {
 	proc  sandbox.Process
 	in    io.Writer // to the runner
@@ -50,8 +50,8 @@ type Link struct {
 	lines *queue
 	out   chan []byte
 	acked chan struct{} // signalled when ack was set
-	came  atomic.Int64  // bytes of lines since an acknowledgement was sent
-	late  time.Duration // ackWithin, but in tests
+	came  atomic.Int64  // bytes of lines since the last acknowledgement was sent
+	late  time.Duration // ackWithin, except in tests
 	done  chan struct{} // closed when nothing more will be queued
 	stop  chan struct{} // closed by Close
 	once  sync.Once
@@ -61,11 +61,10 @@ type Link struct {
 	calls   map[uint64]chan runner.Reply
 	lastID  uint64
 	ack     []byte // the acknowledgement that waits for the next command; nil for none
-	refused error  // why the runner ended the stream, if it said so
+	refused error  // the runner's reason for ending the stream, if it sent one
 }
 
-// Open attaches to the runner in a sandbox and waits for its hello. Lines with a
-// number after attach.After follow.
+// Open attaches to the runner in a sandbox and waits for its hello. The lines with a number after attach.After follow.
 func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloWithin)
 	defer cancel()
@@ -85,7 +84,7 @@ func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *sl
 		err = fmt.Errorf("no hello: %w", ctx.Err())
 	}
 	if err == nil && l.hello.Protocol != runner.ProtocolVersion {
-		err = fmt.Errorf("it speaks protocol %d, this executor %d", l.hello.Protocol, runner.ProtocolVersion)
+		err = fmt.Errorf("the runner speaks protocol %d, this executor %d", l.hello.Protocol, runner.ProtocolVersion)
 	}
 	if err != nil {
 		l.Close()
@@ -94,8 +93,8 @@ func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *sl
 	return l, nil
 }
 
-// start starts the stream. The runner takes the epoch only from an executor that has proved the sandbox's secret. A
-// sandbox without a secret has the runner of a release that did not ask for one.
+// start starts the stream. A runner accepts the epoch only from an executor that has proved the sandbox's secret. A
+// sandbox without a secret has the runner of a release that did not require one.
 func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	args := []string{"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10)}
 	if sb.Secret() != "" {
@@ -119,7 +118,7 @@ func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *s
 	return l, nil
 }
 
-// seal proves the secret and attaches inside the sealed stream. The process is killed if that fails.
+// seal proves the secret and attaches through the sealed stream. If that fails it kills the process.
 func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (err error) {
 	kill := func() {
 		if err := l.proc.Kill(); err != nil {
@@ -149,13 +148,13 @@ func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (e
 	return nil
 }
 
-// Hello is what the runner said first.
+// Hello returns the runner's first message.
 func (l *Link) Hello() runner.Hello { return l.hello }
 
-// Done is closed when the stream has ended; Next may still have lines.
+// Done returns a channel that is closed when the stream has ended. Next may still return lines.
 func (l *Link) Done() <-chan struct{} { return l.done }
 
-// Err tells why the stream ended: ErrFenced, or ErrClosed.
+// Err returns why the stream ended: ErrFenced or ErrClosed.
 func (l *Link) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,13 +164,14 @@ func (l *Link) Err() error {
 	return ErrClosed
 }
 
-// Ready is signalled when Next may have something. One signal may stand for many items.
+// Ready returns a channel that is signalled when Next may return an item. One signal may stand for many items.
 func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
 
-// Next takes the next item; false if there is none yet.
+// Next returns the next item, and false if there is none yet.
 func (l *Link) Next() (Item, bool) { return l.lines.pop() }
 
-// Call sends a command and waits for its reply. A refusal is a *runner.Error, or ErrFenced.
+// Call sends a command and waits for its reply. If the runner refuses the command, the error is a *runner.Error, or
+// ErrFenced.
 func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error) {
 	l.mu.Lock()
 	l.lastID++
@@ -203,15 +203,16 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 	}
 }
 
-// Acknowledge lets the runner forget its journal up to a line; it does not block. The acknowledgement travels with the next command, or after
-// a second at the latest: on a stream to a far engine a command that follows another one waits until that has arrived.
+// Acknowledge allows the runner to remove its journal's lines up to a number. It does not block. The acknowledgement is
+// sent with the next command, or after a second at the latest: on a stream to a remote engine, a command that follows
+// another one waits until that one has arrived.
 func (l *Link) Acknowledge(epoch, line uint64) error {
 	raw, err := encode(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
-	l.ack = raw // it covers those before
+	l.ack = raw // it covers earlier acknowledgements
 	l.mu.Unlock()
 	select {
 	case l.acked <- struct{}{}:
@@ -220,7 +221,7 @@ func (l *Link) Acknowledge(epoch, line uint64) error {
 	return nil
 }
 
-// Close ends the stream and waits until nothing of it is left. The runner goes on.
+// Close ends the stream and blocks until all its goroutines have ended. The runner continues.
 func (l *Link) Close() {
 	l.once.Do(func() {
 		close(l.stop)
@@ -237,7 +238,7 @@ func encode(c runner.Command) ([]byte, error) {
 	return append(raw, '\n'), err
 }
 
-// send hands a command to the goroutine that writes.
+// send passes a command to the goroutine that writes.
 func (l *Link) send(ctx context.Context, c runner.Command) error {
 	raw, err := encode(c)
 	if err != nil {
@@ -259,9 +260,9 @@ func (l *Link) send(ctx context.Context, c runner.Command) error {
 func (l *Link) write() {
 	defer l.proc.Stdin().Close() //nolint:errcheck // the stream is over
 	late := time.NewTimer(l.late)
-	late.Stop() // until an acknowledgement waits
+	late.Stop() // it runs only while an acknowledgement waits
 	defer late.Stop()
-	waits := false // an acknowledgement does
+	waits := false // an acknowledgement waits
 	for {
 		var command []byte
 		select {
@@ -288,7 +289,7 @@ func (l *Link) write() {
 	}
 }
 
-// flush writes the acknowledgement that waits, if there is one, and then a command.
+// flush writes the waiting acknowledgement, if there is one, and then a command.
 func (l *Link) flush(command []byte) error {
 	l.mu.Lock()
 	raw := append(l.ack, command...)
@@ -339,7 +340,7 @@ func (l *Link) read(hello chan<- runner.Hello) {
 	}
 }
 
-// take sorts one line; false ends the stream.
+// take handles one line. It returns false to end the stream.
 func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 	var m runner.Message
 	if cut || json.Unmarshal(raw, &m) != nil {
@@ -365,7 +366,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 func (l *Link) reply(r runner.Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.Error != nil && r.ID == 0 { // of the attach itself, or of an acknowledgement
+	if r.Error != nil && r.ID == 0 { // refuses the attach, or an acknowledgement
 		l.refused = r.Error
 		if r.Error.Code == codeFenced {
 			l.refused = ErrFenced

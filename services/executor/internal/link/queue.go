@@ -10,20 +10,20 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// queueBytes is how much of the journal waits here; then the runner has to wait.
+// queueBytes is the size of journal lines that the queue holds. While it is full, the runner has to wait.
 const queueBytes = 2 * runner.MaxLine
 
-// garbageKept is how much of a line that cannot be read is passed on.
+// garbageKept is the part of an unreadable line that is passed on, in bytes.
 const garbageKept = 2 << 10
 
-// Item is a journal line, or what came in its place.
+// Item is a journal line, or the beginning of an unreadable line.
 type Item struct {
 	Line    *runner.Line // nil for a line that cannot be read
 	Garbage string       // the beginning of such a line
-	TooLong bool         // it was longer than runner.MaxLine
+	TooLong bool         // the line was longer than runner.MaxLine
 }
 
-// queue holds items in order. push waits while it is full.
+// queue holds items in order. push blocks while the queue is full.
 type queue struct {
 	ready chan struct{}
 
@@ -41,7 +41,7 @@ func newQueue() *queue {
 	return q
 }
 
-// push is false when the queue was closed.
+// push returns false if the queue was closed.
 func (q *queue) push(it Item, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -80,7 +80,7 @@ func (q *queue) close() {
 	q.room.Broadcast()
 }
 
-// lineReader cuts a stream into lines of at most limit bytes; the rest of a longer one is skipped.
+// lineReader splits a stream into lines of at most limit bytes. It skips the rest of a longer line.
 type lineReader struct {
 	r     *bufio.Reader
 	limit int
@@ -90,8 +90,8 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
 }
 
-// next gives a line without its newline, and whether it was cut. A last line
-// without newline comes with io.EOF.
+// next returns a line without its newline, and whether it was cut. A last line without a newline is returned with
+// io.EOF.
 func (l *lineReader) next() (line []byte, cut bool, err error) {
 	for {
 		piece, err := l.r.ReadSlice('\n')

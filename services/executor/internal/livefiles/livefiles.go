@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config of a Source; every field is required.
+// Config configures a Source. Every field is required.
 type Config struct {
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
@@ -28,11 +28,11 @@ type Config struct {
 // Source implements livefiles.Source. It is safe for concurrent use.
 type Source struct{ cfg Config }
 
-// New makes a Source.
+// New returns a Source.
 func New(cfg Config) *Source { return &Source{cfg} }
 
-// Open reads a file, or a listing, into a temporary file, so that its size is
-// known, no sandbox waits for a slow reader, and what is sent is of one moment.
+// Open copies a file, or a listing, to a temporary file. So its size is known, no sandbox waits for a slow reader, and
+// the content is from a single moment.
 func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, int64, error) {
 	if err := command.CheckPath("path", r.Path, r.Op == livefiles.List); err != nil {
 		return nil, 0, &livefiles.Error{Code: livefiles.Outside, Detail: err.Error()}
@@ -45,7 +45,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	if err != nil {
 		return nil, 0, err
 	}
-	// It has no name from now on, and is gone when it is closed.
+	// The file has no name from now on, and is deleted when it is closed.
 	if err := os.Remove(kept.Name()); err != nil {
 		return nil, 0, errors.Join(err, kept.Close())
 	}
@@ -59,7 +59,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	return kept, size, nil
 }
 
-// box finds the session's sandbox. The log says which it is, and whose.
+// box returns the session's sandbox. The log has the sandbox's id and engine.
 func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
 	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.Leader)
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox,
 	sb := l.Run.Sandbox
 	switch {
 	case l.Life.Status == session.None, l.Life.Status == session.Deleted, sb.ID == "", sb.Journal == "", sb.Engine != s.cfg.Engine, sb.Provider != s.cfg.Provider:
-		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session has no sandbox that runs now"}
+		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session has no running sandbox"}
 	case sb.Paused:
 		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session's sandbox is paused: resume it"}
 	}
@@ -86,14 +86,14 @@ func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.W
 		if err != nil {
 			return 0, err
 		}
-		// A sandbox that stops in the middle would hold the read, and with it the executor's end.
+		// A sandbox that stops during the read would block the read, and so the executor's shutdown.
 		stop := context.AfterFunc(ctx, func() { content.Close() }) //nolint:errcheck // ctx has the error
 		n, err := io.Copy(to, io.LimitReader(content, livefiles.MaxFile+1))
 		if !stop() {
 			return n, fmt.Errorf("read %q: %w", r.Path, ctx.Err())
 		}
 		if n > livefiles.MaxFile {
-			content.Close() //nolint:errcheck // it is broken off on purpose
+			content.Close() //nolint:errcheck // the read is aborted on purpose
 			return n, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the file has more than %d bytes", livefiles.MaxFile)}
 		}
 		return n, errors.Join(err, content.Close())
@@ -107,7 +107,7 @@ func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.W
 		}
 		return written(list, to)
 	}
-	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("there is no operation %.20q", r.Op)}
+	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("operation %.20q is unknown", r.Op)}
 }
 
 func written(list []sandbox.File, to io.Writer) (int64, error) {
@@ -129,7 +129,7 @@ func written(list []sandbox.File, to io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// refusal gives the errors of a sandbox's files their codes.
+// refusal converts the errors of a sandbox's files to errors with codes.
 func refusal(err error) error {
 	var refused *livefiles.Error
 	switch {

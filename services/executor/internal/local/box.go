@@ -171,7 +171,7 @@ func (b *box) awaitSilence(ctx context.Context) {
 		_ = c.Close()
 		select {
 		case <-ctx.Done():
-			return // the runner says that another one serves there
+			return // the new runner then fails, because another one serves there
 		case <-tick.C:
 		}
 	}
@@ -344,7 +344,7 @@ func (b *box) within(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer root.Close() //nolint:errcheck // only looked at
+	defer root.Close() //nolint:errcheck // only read
 	if _, err := root.Stat(rel); err != nil {
 		return "", outcome(dir, err)
 	}

@@ -21,22 +21,22 @@ import (
 )
 
 const (
-	// lockEvery is how often a layer is asked for that another executor makes.
+	// lockEvery is the interval at which the lock of a layer is tried while another executor has it.
 	lockEvery = 100 * time.Millisecond
-	// weighEvery is how often it is looked how much an installer has written.
+	// weighEvery is the interval at which the disk usage of an installer is measured.
 	weighEvery = 3 * time.Second
-	// afterInstall is how long what an installer left running may keep its output open.
+	// afterInstall is how long processes that an installer left running may keep its output open.
 	afterInstall = 2 * time.Second
 )
 
 var (
 	_ sandbox.Layerer = (*Provider)(nil)
 
-	errTooSlow = errors.New("the time is over")
+	errTooSlow = errors.New("the time limit was reached")
 )
 
-// Layer installs into layers/<digest> of the folder with this machine's npm and pip.
-// Nothing holds back what scripts of packages do there.
+// Layer installs the packages into layers/<digest> of the provider's folder with this machine's npm and pip. The
+// scripts of packages run without any restriction.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
 	ground, err := p.ground(ctx, want)
 	if err != nil {
@@ -52,7 +52,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) { return p.makeLayer(ctx, digest, want) })
 }
 
-// ground is what packages are built for: the versions of Node and of Python.
+// ground returns the versions of Node and Python for which packages are built.
 func (p *Provider) ground(ctx context.Context, want sandbox.Packages) (string, error) {
 	var out []string
 	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
@@ -78,13 +78,15 @@ func (p *Provider) ground(ctx context.Context, want sandbox.Packages) (string, e
 	return strings.Join(out, "\n"), nil
 }
 
-func (p *Provider) shelf() string                  { return filepath.Join(p.cfg.Dir, "layers") }
-func (p *Provider) layerLock(digest string) string { return filepath.Join(p.shelf(), digest+".lock") }
+func (p *Provider) layersDir() string { return filepath.Join(p.cfg.Dir, "layers") }
+func (p *Provider) layerLock(digest string) string {
+	return filepath.Join(p.layersDir(), digest+".lock")
+}
 
-// wholeLayer gives the folder of a layer, and notes its use; "" if there is none.
+// wholeLayer returns the folder of a complete layer and records its use. It returns "" if there is none.
 func (p *Provider) wholeLayer(digest string) (string, error) {
-	dir := filepath.Join(p.shelf(), digest)
-	if _, err := os.Stat(dir); err != nil { // it gets its name when it is whole
+	dir := filepath.Join(p.layersDir(), digest)
+	if _, err := os.Stat(dir); err != nil { // the folder has this name only when it is complete
 		if errors.Is(err, fs.ErrNotExist) {
 			return "", nil
 		}
@@ -92,14 +94,14 @@ func (p *Provider) wholeLayer(digest string) (string, error) {
 	}
 	now := time.Now()
 	if err := os.Chtimes(p.layerLock(digest), now, now); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("note the use of layer %s: %w", digest, err)
+		return "", fmt.Errorf("record the use of layer %s: %w", digest, err)
 	}
 	return dir, nil
 }
 
-// makeLayer makes a layer, unless another executor of the folder does.
+// makeLayer creates a layer, unless another executor that shares the folder does.
 func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
-	if err := os.MkdirAll(p.shelf(), 0o700); err != nil {
+	if err := os.MkdirAll(p.layersDir(), 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
 	unlock, err := p.lockLayer(ctx, digest)
@@ -113,7 +115,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	if err := p.sweepHalves(digest); err != nil {
 		return "", err
 	}
-	tmp := filepath.Join(p.shelf(), digest+".new-"+strings.ToLower(rand.Text()))
+	tmp := filepath.Join(p.layersDir(), digest+".new-"+strings.ToLower(rand.Text()))
 	defer func() { err = errors.Join(err, removeAll(tmp)) }()
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
@@ -121,22 +123,22 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	if err := p.install(ctx, tmp, want); err != nil {
 		return "", err
 	}
-	if err := os.Rename(tmp, filepath.Join(p.shelf(), digest)); err != nil {
+	if err := os.Rename(tmp, filepath.Join(p.layersDir(), digest)); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
 	return p.wholeLayer(digest)
 }
 
-// sweepHalves removes what executors that died left of a layer; its lock is held.
+// sweepHalves removes incomplete layers of executors that died. The caller holds the lock of the digest.
 func (p *Provider) sweepHalves(digest string) error {
-	left, err := filepath.Glob(filepath.Join(p.shelf(), digest+".new-*"))
+	left, err := filepath.Glob(filepath.Join(p.layersDir(), digest+".new-*"))
 	for _, dir := range left {
 		err = errors.Join(err, removeAll(dir))
 	}
 	return err
 }
 
-// lockLayer waits for the lock of a digest. It ends with its process.
+// lockLayer blocks until it has the lock of a digest. The kernel releases the lock when the process ends.
 func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() error, err error) {
 	f, err := os.OpenFile(p.layerLock(digest), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -160,8 +162,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() 
 	}
 }
 
-// installEnv is what installers see of this process's environment: what they are set up
-// by, and none of the models' keys.
+// installEnv returns the part of this process's environment that installers get: their configuration, and no API keys.
 func (p *Provider) installEnv() []string {
 	keep := []string{"HOME=", "LANG=", "TMPDIR=", "USER=", "LOGNAME=", "HTTP_PROXY=", "HTTPS_PROXY=", "NO_PROXY=", "NPM_CONFIG_", "PIP_", "NODE_EXTRA_CA_CERTS=", "SSL_CERT_", "REQUESTS_CA_BUNDLE=", "XDG_"}
 	env := []string{"PATH=" + p.cfg.Path}
@@ -173,10 +174,10 @@ func (p *Provider) installEnv() []string {
 	return env
 }
 
-// program returns the path of an installer's program. For python3 it is the path of the interpreter itself:
-// what is found on the PATH may be a shim of a version manager. pyenv's shim updates its own folder after
-// pip, under a lock that stays if the shim is killed; each later installation on that machine then waits for
-// that lock for a minute and fails.
+// program returns the path of an installer's program. For python3 it returns the path of the interpreter itself: the
+// program on the PATH may be a shim of a version manager. pyenv's shim updates its own folder after pip, under a lock
+// that stays if the shim is killed; each later installation on that machine then waits for that lock for a minute and
+// fails.
 func (p *Provider) program(ctx context.Context, name string) (string, error) {
 	path, err := lookPath(name, "", p.cfg.Path)
 	if err != nil {
@@ -189,20 +190,20 @@ func (p *Provider) program(ctx context.Context, name string) (string, error) {
 	cmd.Env = p.installEnv()
 	out, err := cmd.Output()
 	switch {
-	case context.Cause(ctx) == errTooSlow: //nolint:errorlint // it is put in as it is
+	case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
 		return "", p.cfg.Layers.TooSlow("")
 	case ctx.Err() != nil:
 		return "", ctx.Err()
 	case err != nil:
-		return "", layer.Failed("python3 does not say where its interpreter is: %v", err)
+		return "", layer.Failed("python3 does not report the path of its interpreter: %v", err)
 	}
 	if path = strings.TrimSpace(string(out)); !filepath.IsAbs(path) {
-		return "", layer.Failed("python3 does not say where its interpreter is: sys.executable is %q", path)
+		return "", layer.Failed("python3 does not report the path of its interpreter: sys.executable is %q", path)
 	}
 	return path, nil
 }
 
-// install runs the installers, and looks how large the folder gets.
+// install runs the installers, and checks the size of the folder.
 func (p *Provider) install(ctx context.Context, dir string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
@@ -220,7 +221,7 @@ func (p *Provider) install(ctx context.Context, dir string, want sandbox.Package
 		var exit *exec.ExitError
 		var typed *sandbox.Error
 		switch {
-		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // it is put in as it is
+		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
 			return cfg.TooSlow(said.String())
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -233,20 +234,20 @@ func (p *Provider) install(ctx context.Context, dir string, want sandbox.Package
 		}
 	}
 	if size, err := sizeOf(dir); err != nil {
-		return fmt.Errorf("look how large the layer is: %w", err)
+		return fmt.Errorf("measure the layer: %w", err)
 	} else if size > cfg.MaxBytes {
 		return cfg.TooLarge()
 	}
 	return nil
 }
 
-// watched runs a command to its end, or until ctx ends or the folder is too large. Its
-// process group ends with it.
+// watched runs a command until it ends, ctx ends, or the folder is too large. Then it kills the command's process
+// group.
 func (p *Provider) watched(ctx context.Context, cmd *exec.Cmd, dir string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	group := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // nothing left is what is wanted
+	group := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // an error means that no process is left
 	defer group()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -257,13 +258,13 @@ func (p *Provider) watched(ctx context.Context, cmd *exec.Cmd, dir string) error
 		select {
 		case err := <-ended:
 			if errors.Is(err, exec.ErrWaitDelay) {
-				err = nil // what it left running had its output
+				err = nil // a background process kept the output open
 			}
 			return err
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-tick.C:
-			if size, serr := sizeOf(dir); serr == nil && size > p.cfg.Layers.MaxBytes { // files go meanwhile
+			if size, serr := sizeOf(dir); serr == nil && size > p.cfg.Layers.MaxBytes { // files may be removed meanwhile
 				err = p.cfg.Layers.TooLarge()
 			}
 		}
@@ -275,7 +276,7 @@ func (p *Provider) watched(ctx context.Context, cmd *exec.Cmd, dir string) error
 	}
 }
 
-// sizeOf is how many bytes a folder's files have.
+// sizeOf returns the total size of the files in a folder, in bytes.
 func sizeOf(dir string) (size int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -290,10 +291,10 @@ func sizeOf(dir string) (size int64, err error) {
 	return size, err
 }
 
-// Orphans removes layers that nobody has used for as long as Config.Layers says, and
-// what installations left that were broken off. Workspaces here go by Kept and Wipe.
+// Orphans removes layers that were not used for Config.Layers.Keep, and the leftovers of interrupted installations.
+// Workspaces of local sandboxes are removed through Kept and Wipe.
 func (p *Provider) Orphans(ctx context.Context, _ time.Duration) (int, error) {
-	entries, err := os.ReadDir(p.shelf())
+	entries, err := os.ReadDir(p.layersDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -312,7 +313,7 @@ func (p *Provider) Orphans(ctx context.Context, _ time.Duration) (int, error) {
 	return 0, nil
 }
 
-// oldLayer removes a layer of the entries if it is old, unless somebody makes it just now.
+// oldLayer removes a layer of the entries if it is old, unless an executor is creating it.
 func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.DirEntry) error {
 	info, err := os.Stat(p.layerLock(digest))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -321,12 +322,12 @@ func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.Dir
 	if err != nil || time.Since(info.ModTime()) < p.cfg.Layers.Keep {
 		return err
 	}
-	used, err := p.sees(ctx, filepath.Join(p.shelf(), digest))
+	used, err := p.sees(ctx, filepath.Join(p.layersDir(), digest))
 	if err != nil || used {
 		return err
 	}
 	now, cancel := context.WithCancel(ctx)
-	cancel() // one try
+	cancel() // one attempt
 	unlock, err := p.lockLayer(now, digest)
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		return nil
@@ -334,16 +335,16 @@ func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.Dir
 	if err != nil {
 		return err
 	}
-	p.cfg.Logger.Info("sweep: a layer that nobody uses is removed", "layer", digest, "lastUse", info.ModTime())
+	p.cfg.Logger.Info("sweep: removed an unused layer", "layer", digest, "lastUse", info.ModTime())
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), digest) && e.IsDir() {
-			err = errors.Join(err, removeAll(filepath.Join(p.shelf(), e.Name())))
+			err = errors.Join(err, removeAll(filepath.Join(p.layersDir(), e.Name())))
 		}
 	}
 	return errors.Join(err, os.Remove(p.layerLock(digest)), unlock())
 }
 
-// sees tells whether a sandbox has a layer.
+// sees reports whether a sandbox uses a layer.
 func (p *Provider) sees(ctx context.Context, dir string) (bool, error) {
 	list, err := p.List(ctx)
 	if err != nil {

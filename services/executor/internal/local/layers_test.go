@@ -190,21 +190,21 @@ func TestOldLayers(t *testing.T) {
 	digest := func(c string) string { return strings.Repeat(c, 64) }
 	long := time.Now().Add(-8 * 24 * time.Hour)
 	for c, last := range map[string]time.Time{"a": long, "b": time.Now(), "c": long, "d": long} {
-		if err := os.MkdirAll(filepath.Join(p.shelf(), digest(c)), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(p.layersDir(), digest(c)), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		if err := errors.Join(os.WriteFile(p.layerLock(digest(c)), nil, 0o600), os.Chtimes(p.layerLock(digest(c)), last, last)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(p.shelf(), digest("a")+".new-x"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(p.layersDir(), digest("a")+".new-x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	id := "sbx_119D2EWFRKKEB07X7DTDD0J410"
 	if err := os.MkdirAll(p.folder(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), record{ID: id, Layer: filepath.Join(p.shelf(), digest("c"))}); err != nil {
+	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), record{ID: id, Layer: filepath.Join(p.layersDir(), digest("c"))}); err != nil {
 		t.Fatal(err)
 	}
 	unlock, err := p.lockLayer(t.Context(), digest("d"))
@@ -219,7 +219,7 @@ func TestOldLayers(t *testing.T) {
 	if _, err := p.Orphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(p.shelf())
+	left, err := os.ReadDir(p.layersDir())
 	var names []string
 	for _, e := range left {
 		names = append(names, e.Name()[:1]+strings.TrimLeft(e.Name(), e.Name()[:1]))

@@ -38,10 +38,10 @@ import (
 
 // Config configures a Provider. Dir, Runner and Engine are required.
 type Config struct {
-	Dir    string // of all sandboxes; made when missing
+	Dir    string // folder of all sandboxes; created if absent
 	Runner string // path of the runner's binary
 	Engine string
-	Path   string // PATH inside; "" for this process's own
+	Path   string // PATH in sandboxes; "" for that of this process
 	Layers layer.Config
 	Logger *slog.Logger
 
@@ -63,7 +63,7 @@ const readyWithin = 15 * time.Second
 // concurrently. It is safe for concurrent use.
 type Provider struct {
 	cfg    Config
-	mu     sync.Mutex // held while a sandbox is made or ended
+	mu     sync.Mutex // held while a sandbox is created or ended
 	layers layer.Once // by digest
 }
 
@@ -73,9 +73,9 @@ type record struct {
 	Labels  sandbox.Labels `json:"labels"`
 	Created time.Time      `json:"created"`
 	Socket  string         `json:"socket"`
-	Empty   bool           `json:"empty,omitempty"`  // its session had no workspace here before
-	Layer   string         `json:"layer,omitempty"`  // folder of what its agent depends on
-	Secret  string         `json:"secret,omitempty"` // that executors prove to the runner; "" in a sandbox of a release without
+	Empty   bool           `json:"empty,omitempty"`  // its session had no workspace on this machine before
+	Layer   string         `json:"layer,omitempty"`  // folder with the packages that its agent depends on
+	Secret  string         `json:"secret,omitempty"` // with which executors prove themselves to the runner; "" in a sandbox of a release without secrets
 
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
@@ -173,7 +173,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 		if rec.Secret != "" {
 			return rec, nil
 		}
-		rec.Secret = runner.NewSecret() // of the runner that is started now
+		rec.Secret = runner.NewSecret() // for the runner that is started now
 		return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
 	}
 	if !errors.Is(err, sandbox.ErrNotFound) {

@@ -70,7 +70,7 @@ func (b *box) stopped(ctx context.Context) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("sandbox %s does not stand still: %w", b.rec.ID, ctx.Err())
+			return fmt.Errorf("sandbox %s does not stop: %w", b.rec.ID, ctx.Err())
 		}
 	}
 	return nil

@@ -10,18 +10,18 @@ import (
 // proc is a process of this machine.
 type proc struct {
 	pid, parent int
-	start       string // when it began; with the pid it is unique since boot
+	start       string // start time; together with the pid it is unique since boot
 	dead        bool   // a zombie
-	stopped     bool   // by a signal
+	stopped     bool   // stopped by a signal
 }
 
-// find looks a process up.
+// find returns a process by its pid.
 func find(pid int) (proc, bool) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return proc{}, false
 	}
-	// The name in parentheses may hold anything: fields are counted from its end.
+	// The name in parentheses may contain any character, so fields are counted from its end.
 	end := bytes.LastIndexByte(raw, ')')
 	if end < 0 {
 		return proc{}, false
@@ -37,7 +37,7 @@ func find(pid int) (proc, bool) {
 	return proc{pid: pid, parent: parent, start: f[19], dead: f[0] == "Z" || f[0] == "X", stopped: f[0] == "T"}, true
 }
 
-// processes lists all that are there.
+// processes returns all processes.
 func processes() []proc {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -56,7 +56,7 @@ func processes() []proc {
 	return out
 }
 
-// marked tells whether a process was started with a variable. Those of other users cannot be asked.
+// marked reports whether a process was started with a variable. It reports false for processes of other users.
 func (p proc) marked(variable string) bool {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/environ")
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 // proc is a process of this machine.
 type proc struct {
 	pid, parent int
-	start       string // when it began, to the second
+	start       string // start time in seconds
 	dead        bool   // a zombie
-	stopped     bool   // by a signal
-	command     string // with its environment, as far as the system shows it
+	stopped     bool   // stopped by a signal
+	command     string // command line with the environment, as far as the system shows it
 }
 
-// find looks a process up.
+// find returns a process by its pid.
 func find(pid int) (proc, bool) {
 	for _, p := range list("-p", strconv.Itoa(pid)) {
 		if p.pid == pid {
@@ -27,14 +27,14 @@ func find(pid int) (proc, bool) {
 	return proc{}, false
 }
 
-// processes lists all that are there.
+// processes returns all processes.
 func processes() []proc { return list("-ax") }
 
 func list(which ...string) []proc {
 	args := append([]string{"-E", "-ww", "-o", "pid=,ppid=,stat=,lstart=,command="}, which...)
 	raw, err := exec.Command("ps", args...).Output()
 	if err != nil {
-		return nil // none of that pid
+		return nil // no process has the pid
 	}
 	var out []proc
 	for line := range strings.Lines(string(raw)) {
@@ -55,5 +55,5 @@ func list(which ...string) []proc {
 	return out
 }
 
-// marked tells whether a process was started with a variable.
+// marked reports whether a process was started with a variable.
 func (p proc) marked(variable string) bool { return strings.Contains(p.command, " "+variable+" ") }

@@ -64,7 +64,7 @@ func (p *process) Stderr() io.Reader { return p.stderr }
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		err := p.cmd.Wait()
-		_ = p.stdin.Close() // nobody reads it any more
+		_ = p.stdin.Close() // no process reads it any more
 		var exit *exec.ExitError
 		if err != nil && !errors.As(err, &exit) {
 			p.code, p.err = -1, err

@@ -13,14 +13,14 @@ import (
 
 // Shelve unpacks a skill into skills/<digest> of the provider's folder, where every sandbox can read it.
 func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
-	shelf := filepath.Join(p.cfg.Dir, "skills")
-	dir := filepath.Join(shelf, digest)
+	root := filepath.Join(p.cfg.Dir, "skills")
+	dir := filepath.Join(root, digest)
 	if _, err := os.Stat(dir); err == nil {
-		return dir, nil // it got its name when it was whole
+		return dir, nil // the folder has this name only when it is complete
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("look for skill %s: %w", digest, err)
 	}
-	if err := os.MkdirAll(shelf, 0o700); err != nil {
+	if err := os.MkdirAll(root, 0o700); err != nil {
 		return "", fmt.Errorf("unpack skill %s: %w", digest, err)
 	}
 	f, err := zip(ctx)
@@ -32,5 +32,5 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	if err != nil {
 		return "", fmt.Errorf("unpack skill %s: %w", digest, err)
 	}
-	return skill.Extract(ctx, f, info.Size(), shelf, digest)
+	return skill.Extract(ctx, f, info.Size(), root, digest)
 }

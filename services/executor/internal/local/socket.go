@@ -46,7 +46,7 @@ func private(dir string) error {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || info.Mode().Perm() != 0o700 || int(stat.Uid) != os.Getuid() {
-		return fmt.Errorf("folder %s for sockets is not this user's alone: remove it", dir)
+		return fmt.Errorf("folder %s for sockets is accessible to other users: remove it", dir)
 	}
 	return nil
 }

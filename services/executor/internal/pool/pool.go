@@ -31,7 +31,7 @@ type Opener interface {
 	Open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agents.Agent, error)
 }
 
-// Config of a Pool; every field is required, but Sizes may be empty.
+// Config configures a Pool. Every field is required, but Sizes may be empty.
 type Config struct {
 	Executor  string         // id of this executor
 	Provider  string         // name of the sandbox provider, for messages
@@ -42,7 +42,7 @@ type Config struct {
 	Adoptable bool           // the provider can give a sandbox to a session
 	Sandboxes Sandboxes
 	Agents    Opener
-	Query     func(architecture string) *runner.Query                  // with which the agent is started
+	Query     func(architecture string) *runner.Query                  // returns the query with which the agent is started
 	NewID     func() (string, error)                                   // returns the id of a new sandbox
 	IsAlive   func(ctx context.Context, executor string) (bool, error) // reports whether an executor has a lease
 	Now       func() time.Time
@@ -57,7 +57,7 @@ type Pool struct {
 
 	mu    sync.Mutex
 	ready map[string][]entry
-	ids   map[string]bool // of the pool's sandboxes, including those that are being created or handed over
+	ids   map[string]bool // ids of the pool's sandboxes, including those that are being created or handed over
 }
 
 // An entry is a sandbox of the pool.

@@ -65,11 +65,11 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	if err != nil {
 		return nil, err
 	}
-	made, err := p.reserveSandbox(ctx)
+	unreserve, err := p.reserveSandbox(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer made()
+	defer unreserve()
 	began := p.Now()
 	if id == "" {
 		if layer == "" { // a sandbox of the pool cannot mount one

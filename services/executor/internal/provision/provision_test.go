@@ -42,6 +42,7 @@ type engine struct {
 	specs  []sandbox.Spec
 	ended  []string
 	owner  sandbox.Labels // of the adopted sandbox
+	listed func()         // is called by List
 }
 
 type emptyBox struct{ *agentstest.Box }
@@ -68,7 +69,12 @@ func (e *engine) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
 	return nil, fmt.Errorf("%s: %w", id, sandbox.ErrNotFound)
 }
 
-func (e *engine) List(context.Context) ([]sandbox.Info, error) { return e.others, nil }
+func (e *engine) List(context.Context) ([]sandbox.Info, error) {
+	if e.listed != nil {
+		e.listed()
+	}
+	return e.others, nil
+}
 
 func (e *engine) Terminate(_ context.Context, id string, _ bool) error {
 	e.mu.Lock()
@@ -344,6 +350,26 @@ func TestAttach_Room(t *testing.T) {
 		if _, err := b.attach(t, x); !errors.Is(err, c.want) || len(b.engine.specs) > 0 {
 			t.Errorf("%s: %v; %d sandboxes were created", name, err, len(b.engine.specs))
 		}
+	}
+}
+
+// TestAttach_CancelledInRoom: an execution that is cancelled while it gets room gives the room back.
+func TestAttach_CancelledInRoom(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, func(c *provision.Config) { c.MaxSandboxes, c.Beat = func(string) int { return 1 }, time.Hour })
+	changed := make(chan struct{})
+	b.engine.listed = func() {
+		b.Cancel()
+		changed <- struct{}{} // the wait for room ends with the control
+	}
+	r := b.request(b.Claim(), events.AgentSpec{})
+	r.Changed = changed
+	if _, err := b.Attach(t.Context(), r); !errors.Is(err, provision.ErrCancelled) {
+		t.Fatalf("error %v", err)
+	}
+	b.engine.listed = nil
+	if ok, err := b.Idle.Reserve(t.Context(), runlogtest.Tenant, events.Derive(events.KindSession, "another session"), 1); err != nil || !ok {
+		t.Errorf("another session of the tenant has room: %v, %v", ok, err)
 	}
 }
 

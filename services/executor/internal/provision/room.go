@@ -20,8 +20,9 @@ const (
 )
 
 // reserveSandbox reserves room for the session's sandbox among those of its tenant on this engine. If there is none, the sandbox that has been
-// idle for the longest ends. The caller must call done once the sandbox exists, or is not created after all.
-func (p *preparation) reserveSandbox(ctx context.Context) (done func(), err error) {
+// idle for the longest ends. Without an error the caller must call unreserve once
+// the sandbox exists, or is not created after all.
+func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err error) {
 	most := p.MaxSandboxes(p.Session.Tenant)
 	if most == 0 {
 		return func() {}, nil
@@ -43,7 +44,12 @@ func (p *preparation) reserveSandbox(ctx context.Context) (done func(), err erro
 			}
 		}
 	}, nil, nil)
-	return func() { p.Idle.Unreserve(tenant, id) }, err
+	unreserve = func() { p.Idle.Unreserve(tenant, id) }
+	if err != nil {
+		unreserve() // the room may have been reserved when a control ended the wait
+		return nil, err
+	}
+	return unreserve, nil
 }
 
 // retireSandbox ends a sandbox that is too old, between two turns.

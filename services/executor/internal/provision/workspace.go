@@ -21,8 +21,8 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 		return err
 	}
 	from := contents.Sources(p.Session)
-	furnish := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
-	if p.Contents.Store == nil || len(from) == 0 && !furnish && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
+	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
+	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
 		return nil
 	}
 	box, err := p.Provider.Attach(ctx, sb.ID)
@@ -38,12 +38,12 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 		}
 		filled = append(filled, restored)
 	}
-	if furnish {
-		furnished, err := p.writeAgentFiles(ctx, box)
+	if needsFiles {
+		written, err := p.writeAgentFiles(ctx, box)
 		if err != nil {
 			return err
 		}
-		filled = append(filled, furnished)
+		filled = append(filled, written)
 	}
 	if len(filled) > 0 {
 		if err := p.AppendFacts(ctx, filled...); err != nil {

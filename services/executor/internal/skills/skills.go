@@ -1,4 +1,4 @@
-// Package skills brings skills from the object store to an engine for package references.
+// Package skills copies skills from the object store to an engine for package references.
 package skills
 
 import (
@@ -18,27 +18,26 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// Shelf is a provider whose sandboxes see skills.
-type Shelf interface {
-	// Shelve makes sure that a skill lies on the engine as a folder that nobody can
-	// change, and gives the folder as sandboxes see it. zip is called if it is not there
-	// yet; the file is closed by the provider.
+// Provider is a sandbox provider that stores skills for its sandboxes.
+type Provider interface {
+	// Shelve makes sure that a skill exists on the engine as a read-only folder, and returns the path of the folder in
+	// sandboxes. It calls zip if the folder does not exist yet, and closes the file.
 	Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
 }
 
-// Skills implements references.Skills over the bucket of the same name.
+// Skills implements references.Skills over the object store's bucket of skills.
 type Skills struct {
-	store workspace.Store
-	shelf Shelf
-	once  singleflight.Group // one fetch of a skill at a time
+	store    workspace.Store
+	provider Provider
+	once     singleflight.Group // one fetch of a skill at a time
 }
 
 var _ references.Skills = (*Skills)(nil)
 
-// New makes one that Open makes work.
-func New(shelf Shelf) *Skills { return &Skills{shelf: shelf} }
+// New returns a Skills. The caller must call Open before any other method.
+func New(provider Provider) *Skills { return &Skills{provider: provider} }
 
-// Open finds the bucket. It comes before all else.
+// Open opens the bucket.
 func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketSkills)
 	if err != nil {
@@ -48,25 +47,25 @@ func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
 	return nil
 }
 
-// Provide makes sure that a skill lies on the engine.
+// Provide makes sure that a skill exists on the engine, and returns its folder in sandboxes.
 func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	if !events.IsDigest(digest) {
 		return "", fmt.Errorf("skill %.80q: want a SHA-256", digest)
 	}
 	done := s.once.DoChan(digest, func() (any, error) {
-		// Others wait for it too: it does not end with the first one's context.
-		return s.shelf.Shelve(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
+		// Other callers wait for it too, so it does not end with the first caller's context.
+		return s.provider.Shelve(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
 	})
 	select {
 	case r := <-done:
-		dir, _ := r.Val.(string) // "" beside an error
+		dir, _ := r.Val.(string) // "" if there is an error
 		return dir, r.Err
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
 }
 
-// fetch copies a ZIP into a file without a name.
+// fetch copies a ZIP to a file without a name.
 func (s *Skills) fetch(ctx context.Context, digest string) (_ *os.File, err error) {
 	content, err := s.store.Get(ctx, digest)
 	if errors.Is(err, workspace.ErrNotFound) {
@@ -75,7 +74,7 @@ func (s *Skills) fetch(ctx context.Context, digest string) (_ *os.File, err erro
 	if err != nil {
 		return nil, err
 	}
-	defer content.Close() //nolint:errcheck // read to its end, or given up
+	defer content.Close() //nolint:errcheck // read to its end, or abandoned
 	f, err := os.CreateTemp("", "spool-skill-*.zip")
 	if err != nil {
 		return nil, fmt.Errorf("fetch skill %s: %w", digest, err)

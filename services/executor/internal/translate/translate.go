@@ -1,7 +1,6 @@
-// Package translate turns the lines of a runner's journal into events of the
-// log. It is pure. A sandbox is not trusted: ids of events and blocks, the
-// execution, the epoch, the source and the bounds of time are the host's, and
-// what a runner has no business to say becomes an error event.
+// Package translate converts the lines of a runner's journal to events of the log. It is pure. A sandbox is not
+// trusted: the host sets the ids of events and blocks, the execution, the epoch, the source and the limits of times,
+// and a line that a runner must not write becomes an error event.
 package translate
 
 import (
@@ -17,35 +16,35 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Codes of the error events that stand for lines which could not be taken.
+// Codes of the error events that replace lines which cannot be converted.
 const (
-	CodeForged = "FORGED_EVENT" // of a type that only the host may write
-	CodeBad    = "BAD_LINE"     // its data does not fit its type
-	CodeGap    = "JOURNAL_GAP"  // numbers are missing before it
+	CodeForged = "FORGED_EVENT" // the type may only be written by the host
+	CodeBad    = "BAD_LINE"     // the data does not match the type
+	CodeGap    = "JOURNAL_GAP"  // numbers are missing before the line
 )
 
-// maxName bounds a conversation's id in bytes.
+// maxName is the longest id of a conversation in bytes.
 const maxName = 128
 
-// Translator follows one journal for one execution. It is for one goroutine.
+// Translator converts one journal for one execution. It is not safe for concurrent use.
 type Translator struct {
 	Journal     string
 	ExecutionID string
 	Epoch       uint64
-	Attempt     uint32    // of the start that the host asked for
+	Attempt     uint32    // attempt of the start that the host requested
 	Last        uint64    // number of the last line seen
-	Time        time.Time // no event is older: the last one's, at first the claim's
+	Time        time.Time // lower limit of event times: the time of the last event, at first that of the claim
 
 	foreign string // the last other execution that was reported
 	garbage int
 }
 
-// Result is what a line becomes: at most one of its parts, or nothing.
+// Result is the result of a line: at most one of its fields is set.
 type Result struct {
 	Event *events.Event
 	Delta *events.Delta
 	Ended *Ended
-	Gap   string // which lines are missing: the journal is not to be read any further
+	Gap   string // which lines are missing: the journal must not be read any further
 }
 
 // Ended is the end of the turn.
@@ -55,10 +54,10 @@ type Ended struct {
 	Time time.Time
 }
 
-// Line translates a line. now is the host's clock.
+// Line converts a line. now is the time by the host's clock.
 func (t *Translator) Line(l runner.Line, now time.Time) []Result {
 	if l.N <= t.Last {
-		return nil // seen before
+		return nil // converted before
 	}
 	if l.N != t.Last+1 {
 		return t.Missing(l.N-1, now)
@@ -70,8 +69,8 @@ func (t *Translator) Line(l runner.Line, now time.Time) []Result {
 	return []Result{t.line(l, now)}
 }
 
-// Missing reports that the lines after the last one seen, up to last, are lost: an error event, and the gap. The
-// runner never leaves out a line that is not in the log, so nothing that follows can be relied on.
+// Missing returns the results for lost lines after the last one seen, up to last: an error event, and the gap. The
+// runner only leaves out lines that are in the log, so the lines after a gap cannot be trusted.
 func (t *Translator) Missing(last uint64, now time.Time) []Result {
 	gap := fmt.Sprintf("lines %d to %d of the runner's journal are missing", t.Last+1, last)
 	out := []Result{t.complain(t.Last+1, CodeGap, gap, now), {Gap: gap}}
@@ -107,7 +106,7 @@ func (t *Translator) line(l runner.Line, now time.Time) Result {
 	return t.payload(l, at, now)
 }
 
-// payload takes the types that a runner may say.
+// payload converts the types that a runner may write.
 func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 	if _, known := events.Lookup(l.Type); !known {
 		return t.keep(l, at, events.Log{
@@ -141,10 +140,10 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 	case events.Opaque:
 		return t.bad(l, now)
 	}
-	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which is not a runner's to say", l.N, l.Type), now)
+	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)
 }
 
-// maxPath bounds a file's path in bytes.
+// maxPath is the longest path of a file in bytes.
 const maxPath = 4096
 
 func (t *Translator) file(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) Result {
@@ -175,11 +174,11 @@ func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wra
 	return t.keep(l, at, wrap(b))
 }
 
-// Garbage is a line that is no journal line at all: it is shown, not dropped.
-// id tells such lines of different streams apart.
+// Garbage returns the result for a line that is not a journal line: it is shown, not dropped. id distinguishes such
+// lines of different streams.
 func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Result {
 	t.garbage++
-	what := "the runner printed a line that is no journal line: "
+	what := "the runner printed a line that is not a journal line: "
 	if tooLong {
 		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
 	}
@@ -191,8 +190,8 @@ func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Resul
 	}}
 }
 
-// stranger is a line about another execution: what is left of one that was
-// ended from outside, or a forgery. It is told once for each.
+// stranger handles a line about another execution: a rest of an execution that was ended from outside, or a forgery. It
+// reports each such execution once.
 func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
 	if t.foreign == l.ExecutionID {
 		return nil
@@ -223,7 +222,7 @@ func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Resu
 	}}
 }
 
-// betweenTurns tells whether a runner may say something while no execution runs.
+// betweenTurns reports whether a runner may write a line of this type while no execution runs.
 func betweenTurns(data events.Payload) bool {
 	switch data.(type) {
 	case events.Log, events.Error, events.FileCreated, events.FileModified, events.FileDeleted:
@@ -232,7 +231,7 @@ func betweenTurns(data events.Payload) bool {
 	return false
 }
 
-// at keeps a runner's time between the event before and now.
+// at limits a runner's time to the range from the last event to now.
 func (t *Translator) at(said, now time.Time) time.Time {
 	if said.IsZero() || said.After(now) {
 		said = now
@@ -248,7 +247,7 @@ func (t *Translator) block(local string) string {
 	return events.Derive(events.KindBlock, t.Journal, local)
 }
 
-// conversation is the agent's own unless a printable name of another was given.
+// conversation returns the conversation of a name: the agent's own if the name is empty or not printable.
 func conversation(name string) string {
 	if name == "" || len(name) > maxName || strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 {
 		return events.MainConversation

@@ -36,10 +36,8 @@ type turn struct {
 	message    events.MessageAccepted
 	translator *translate.Translator
 	pausedFor  time.Duration        // time for which the execution was paused
-	creating   string               // id of the sandbox that this turn has recorded as being created
 	resolved   *references.Resolved // nil until resolve has returned
-
-	sockets []string // of the MCP servers in containers, in their order
+	sockets    []string             // of the MCP servers in containers, in their order
 }
 
 func newTurn(w *Worker, l eventlog.Loaded, b *handling.Session) *turn {

@@ -1,5 +1,15 @@
-// Package worker handles the jobs of sessions: it claims executions, starts them on a runner in a sandbox, writes the
-// runner's journal to the log, obeys controls, and keeps agents and sandboxes between turns.
+// Package worker runs the turns of sessions, each from its claim to its end. A turn claims an execution (claim.go), makes the session's
+// sandbox ready and opens a stream to its runner (attach.go), copies the runner's journal to the log while it obeys controls and limits
+// (follow.go), and stores the terminal event (end.go). After an attempt that died it may begin again (retry.go).
+//
+// What is not specific to one step is in the packages next to this one, which New connects. None of them imports this package:
+//
+//   - jobs and admission decide when a turn runs, handling and permits what runs at once;
+//   - runlog holds the state of a claimed execution and appends to its log, commits stores the journal in the background, openblocks
+//     completes blocks at an end;
+//   - references resolves what the execution refers to, provision makes its sandbox ready from sandboxes, agents, pool and contents;
+//   - metering charges the execution to its budgets, stopping and retries decide how it is stopped and repeated;
+//   - maintenance works on the sandbox during a turn, idle between two turns.
 package worker
 
 import (
@@ -132,7 +142,6 @@ type Worker struct {
 	provisioner *provision.Provisioner
 	maintenance maintenance.Config
 	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
-
 }
 
 // New returns a Worker.

@@ -1,4 +1,4 @@
-// Package workspaces joins sandboxes and the object store of workspaces for package contents.
+// Package workspaces moves workspaces between sandboxes and the object store for package contents.
 package workspaces
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// Workspaces implements contents.Store over the bucket of the same name.
+// Workspaces implements contents.Store over the object store's bucket of workspaces.
 type Workspaces struct {
 	store  workspace.Store
 	room   *storage.Watch
@@ -32,13 +32,13 @@ type Workspaces struct {
 
 var _ contents.Store = (*Workspaces)(nil)
 
-// New makes one that Open makes work.
+// New returns a Workspaces. The caller must call Open before it moves workspaces.
 func New(log *slog.Logger) *Workspaces { return &Workspaces{logger: log} }
 
-// CheckRoom makes snapshots fail while only the reserve of the store of NATS is left. It comes before Open.
+// CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
 func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
 
-// Open finds the bucket. It comes before all else.
+// Open opens the bucket.
 func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
 	if err != nil {
@@ -49,14 +49,14 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	return nil
 }
 
-// Snapshot stores what changed since the previous one.
+// Snapshot stores what has changed since the previous snapshot.
 func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (contents.Snapshot, error) {
 	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous})
 	if err != nil {
 		return contents.Snapshot{}, err
 	}
 	if r.Lost != nil {
-		w.logger.Warn("the snapshot before could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
+		w.logger.Warn("the previous snapshot could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
 	}
 	for _, s := range r.Skips {
 		w.logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
@@ -74,7 +74,7 @@ func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topol
 func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
-		return fmt.Errorf("%w: its content is no longer in the object store", contents.ErrRefused)
+		return fmt.Errorf("%w: the content is no longer in the object store", contents.ErrRefused)
 	}
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	return err
 }
 
-// Provide gives a sandbox the transcript that its agent is to begin with.
+// Provide copies the transcript with which the agent begins into a sandbox.
 func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
 	content, err := w.store.Get(ctx, t.Object)
 	if err != nil {
@@ -103,19 +103,21 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 	return workspace.Provide(ctx, box, t.SHA256, content)
 }
 
-// errCorrupt is content that is not what was put.
+// errCorrupt is returned for content whose hash differs from that of the upload.
 var errCorrupt = errors.New("its content is not what was uploaded")
 
-// fenceEvery is for how long an answer of the fence counts while content is read: an archive's files are put in place one by one.
+// fenceEvery is how long an answer of the fence is valid while content is read: the files of an archive are written one
+// by one.
 const fenceEvery = time.Second
 
-// checked fails at the end of content whose hash is another, or whose fence fails, so that it is never put in place.
+// checked is a reader that fails at the end of content with a wrong hash, or when the fence fails, so that such content
+// is never put in place.
 type checked struct {
 	r     io.Reader
 	sum   hash.Hash
 	want  string
 	fence func() error
-	asked time.Time // when the fence was asked last
+	asked time.Time // time of the last call of the fence
 }
 
 func (c *checked) Read(p []byte) (int, error) {

@@ -17,7 +17,7 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 		return nil, err
 	}
 	var spec events.AgentSpec
-	ref, err := applied(p, r, &spec)
+	ref, err := decodeApply(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (s *Server) GetAgent(ctx context.Context, r *spoolv1.GetAgentRequest) (*spo
 
 // RemoveAgent hides an agent.
 func (s *Server) RemoveAgent(ctx context.Context, r *spoolv1.RemoveAgentRequest) (*spoolv1.RemoveResponse, error) {
-	ref, err := located(r, "")
+	ref, err := entryReference(r, "")
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 		return nil, err
 	}
 	var spec events.InstanceSpec
-	ref, err := applied(p, r, &spec)
+	ref, err := decodeApply(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (s *Server) GetInstance(ctx context.Context, r *spoolv1.GetInstanceRequest)
 
 // RemoveInstance hides an agent instance.
 func (s *Server) RemoveInstance(ctx context.Context, r *spoolv1.RemoveInstanceRequest) (*spoolv1.RemoveResponse, error) {
-	ref, err := located(r, "")
+	ref, err := entryReference(r, "")
 	if err != nil {
 		return nil, err
 	}

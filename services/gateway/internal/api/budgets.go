@@ -59,9 +59,9 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err != nil {
 		return "", "", err
 	}
-	told, cancel := context.WithTimeout(ctx, awaitTimeout)
+	awaitCtx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(told, of, period, limit)); err != nil {
+	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(awaitCtx, of, period, limit)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former budget for a moment, and lists show it until the projector has caught up; list the budgets to see when").Because(err)
 	}
 	return of, a.Position, nil

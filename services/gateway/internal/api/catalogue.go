@@ -70,11 +70,11 @@ func parseReference(field, s string) (events.Reference, error) {
 	if err != nil {
 		return r, problem.Invalid(field, "%s", err.Error())
 	}
-	return own(r), nil
+	return shortScope(r), nil
 }
 
-// own returns the reference with the organization scope in its short form "", which the log uses.
-func own(r events.Reference) events.Reference {
+// shortScope returns the reference with the organization scope in its short form "", which the log uses.
+func shortScope(r events.Reference) events.Reference {
 	if r.Scope == events.ScopeOrganization {
 		r.Scope = ""
 	}
@@ -107,12 +107,12 @@ type entryRequest interface {
 	GetOrg() string
 }
 
-func located(r entryRequest, version string) (events.Reference, error) {
+func entryReference(r entryRequest, version string) (events.Reference, error) {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {
 		return ref, badReference("", err)
 	}
-	return own(ref), nil
+	return shortScope(ref), nil
 }
 
 // mayWrite refuses to write platform entries, except with a key of tenant platform, which only the root key can
@@ -135,8 +135,8 @@ type applyRequest interface {
 	GetSpec() *spoolv1.Json
 }
 
-// applied validates a request to create a version, and decodes its definition into spec.
-func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
+// decodeApply validates a request to create a version, and decodes its definition into spec.
+func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
 		return events.Reference{}, problem.Invalid("ref", "ref is missing: set at least ref.slug")
@@ -162,7 +162,7 @@ func applied(p auth.Principal, r applyRequest, spec any) (events.Reference, erro
 	if errors.As(wirejson.UnmarshalValue([]byte(text), "spec", spec), &bad) {
 		return ref, problem.Invalid(bad.Field, "%s", bad.Detail)
 	}
-	return own(ref), nil
+	return shortScope(ref), nil
 }
 
 func checkTags(field string, tags []string) error {
@@ -184,7 +184,7 @@ func about(n entryKind, p auth.Principal, ref events.Reference, r commands.Reque
 	return r
 }
 
-// answered converts the answer to a command about an entry.
+// applyResponse converts the answer to a command about an entry.
 func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
 	if a.Ref != nil {
 		ref = *a.Ref
@@ -270,7 +270,7 @@ type versionRequest interface {
 }
 
 func (s *Server) definition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
-	ref, err := located(r, r.GetVersion())
+	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 	b, err := s.newRun(ctx, tenant, r.GetWith())
 	if err != nil {
-		return nil, refusalOfWith(err)
+		return nil, withFieldError(err)
 	}
 	out := &spoolv1.SessionComparison{}
 	switch {
@@ -70,7 +70,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 				continue
 			}
 		}
-		out.Summary = differing(a, b, x, y, out)
+		out.Summary = setDifference(a, b, x, y, out)
 		return out, nil
 	}
 }
@@ -84,11 +84,11 @@ func (s *Server) comparable(ctx context.Context, tenant, with string) error {
 	if err = reads.CheckSession(with); err == nil {
 		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
 	}
-	return refusalOfWith(err)
+	return withFieldError(err)
 }
 
-// refusalOfWith returns a problem about the other session, with the field "with".
-func refusalOfWith(err error) error {
+// withFieldError returns a problem about the other session, with the field "with".
+func withFieldError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -99,8 +99,8 @@ func refusalOfWith(err error) error {
 	return &p
 }
 
-// differing sets the two events that differ in the response, and returns a sentence about the difference.
-func differing(a, b *run, x, y *step, out *spoolv1.SessionComparison) string {
+// setDifference sets the two events that differ in the response, and returns a sentence about the difference.
+func setDifference(a, b *run, x, y *step, out *spoolv1.SessionComparison) string {
 	if x != nil {
 		out.Event = reads.Event(x.wire)
 	}

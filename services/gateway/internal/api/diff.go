@@ -32,8 +32,8 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	}
 	out := &spoolv1.SessionDiff{
 		From: from.Seq, To: to.Seq,
-		Reported: added(reads.Total(from.Reported()), reads.Total(to.Reported())),
-		Metered:  added(reads.MeteredTotal(from.Metered), reads.MeteredTotal(to.Metered)),
+		Reported: usageDifference(reads.Total(from.Reported()), reads.Total(to.Reported())),
+		Metered:  usageDifference(reads.MeteredTotal(from.Metered), reads.MeteredTotal(to.Metered)),
 	}
 	if err := s.diffBlocks(ctx, out, from, to); err != nil {
 		return nil, err
@@ -45,8 +45,8 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	return out, err
 }
 
-// added returns the difference between two sums.
-func added(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
+// usageDifference returns the difference between two sums.
+func usageDifference(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
 	return &spoolv1.UsageTotal{
 		InputTokens: to.InputTokens - from.InputTokens, OutputTokens: to.OutputTokens - from.OutputTokens,
 		CacheReadTokens: to.CacheReadTokens - from.CacheReadTokens, CacheWriteTokens: to.CacheWriteTokens - from.CacheWriteTokens,
@@ -113,8 +113,8 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []
 	return list, nil
 }
 
-// compared returns a sentence that names the snapshots whose files were compared.
-func compared(from, to reads.Past) string {
+// comparedSnapshots returns a sentence that names the snapshots whose files were compared.
+func comparedSnapshots(from, to reads.Past) string {
 	if from.Workspace == nil {
 		return fmt.Sprintf("All files of the snapshot of %s are new: none had been taken at event %d.", snapshotEvent(to), from.Seq)
 	}

@@ -25,7 +25,7 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 		return nil, err
 	}
 	var spec events.EnvironmentSpec
-	ref, err := applied(p, r, &spec)
+	ref, err := decodeApply(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRe
 
 // RemoveEnvironment hides an environment.
 func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnvironmentRequest) (*spoolv1.RemoveResponse, error) {
-	ref, err := located(r, "")
+	ref, err := entryReference(r, "")
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, err
 	}
-	agent, list, err := s.layersOf(ctx, p, r)
+	agent, list, err := s.requestedLayers(ctx, p, r)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, mergeError(err)
 	}
-	hosts, err := union(agent, list)
+	hosts, err := allowedHosts(agent, list)
 	if err != nil {
 		return nil, err
 	}
@@ -98,8 +98,8 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	return out, nil
 }
 
-// union returns the hosts that the agent and the environments allow a sandbox to reach.
-func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced, error) {
+// allowedHosts returns the hosts that the agent and the environments allow a sandbox to reach.
+func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced, error) {
 	from := []egress.Layer{{From: layers.FromAgent, Entries: agent.Egress}}
 	for _, e := range list {
 		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})
@@ -111,8 +111,8 @@ func union(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced,
 	return hosts, nil
 }
 
-// layersOf returns the agent that the request refers to, and its environments in order.
-func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
+// requestedLayers returns the agent that the request refers to, and its environments in order.
+func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
 	ref, refs, err := s.selected(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
@@ -134,7 +134,7 @@ func (s *Server) layersOf(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 		if err == nil && !found {
 			err = environments().absent(e.field)
 		}
-		one := layers.Environment{Ref: own(v.Ref)}
+		one := layers.Environment{Ref: shortScope(v.Ref)}
 		if err == nil {
 			err = readSpec(v.Spec, &one.Spec)
 		}
@@ -155,7 +155,7 @@ type fieldReference struct {
 // selected returns the agent and the environments that a request refers to. The environments of the instance come
 // first.
 func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
-	agent, instance, list, err := referring(r)
+	agent, instance, list, err := requestReferences(r)
 	if err != nil {
 		return agent, nil, err
 	}
@@ -176,7 +176,7 @@ func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 		}
 		agent = spec.Agent
 		for _, e := range spec.Environments {
-			out = append(out, fieldReference{own(e), "instance"})
+			out = append(out, fieldReference{shortScope(e), "instance"})
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
@@ -195,8 +195,8 @@ type referencesRequest interface {
 	GetEnvironments() []string
 }
 
-// referring parses the references of a request; absent ones are zero.
-func referring(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
+// requestReferences parses the references of a request; absent ones are zero.
+func requestReferences(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
 	if r.GetAgent() != "" && r.GetInstance() != "" {
 		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance names its agent")
 	}

@@ -32,7 +32,7 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 		return nil, err
 	}
 	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.Query{
-		After: r.GetAfter(), Limit: limit, Types: types(r.GetTypes()), Metadata: unlessFalse(r.Metadata),
+		After: r.GetAfter(), Limit: limit, Types: types(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
 	})
 	if err != nil {
 		return nil, err
@@ -97,8 +97,8 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list, NextPageToken: next}, err
 }
 
-// unlessFalse returns the value of an option whose default is true.
-func unlessFalse(option *bool) bool { return option == nil || *option }
+// defaultTrue returns the value of an option whose default is true.
+func defaultTrue(option *bool) bool { return option == nil || *option }
 
 // types splits lists that are separated by commas. It returns nil for all types.
 func types(given []string) []string {
@@ -130,7 +130,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, reader, unlessFalse(r.Metadata), func(f live.Frame, metadata bool) error {
+	err = s.stream(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := response(f, metadata)
 		if err != nil {
 			return err

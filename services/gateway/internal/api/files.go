@@ -93,9 +93,9 @@ func (f files) size() (n int64) {
 	return n
 }
 
-// existing returns the caller's tenant and the session's status, which is "" if only the log contains the session
+// requireSession returns the caller's tenant and the session's status, which is "" if only the log contains the session
 // yet. It returns SESSION_NOT_FOUND if the session does not exist.
-func (s *Server) existing(ctx context.Context, id string) (tenant, status string, err error) {
+func (s *Server) requireSession(ctx context.Context, id string) (tenant, status string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
@@ -136,7 +136,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	if err := command.CheckPath(field, f.Path, f.Archive); err != nil {
 		return FileAccepted{}, refusal(err)
 	}
-	tenant, status, err := s.existing(ctx, session)
+	tenant, status, err := s.requireSession(ctx, session)
 	switch {
 	case err != nil:
 		return FileAccepted{}, err
@@ -210,7 +210,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 	if err != nil {
 		return Workspace{}, err
 	}
-	one, err := s.settled(ctx, tenant, session)
+	one, err := s.afterSnapshot(ctx, tenant, session)
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -248,9 +248,9 @@ const (
 	snapshotLook = 50 * time.Millisecond
 )
 
-// settled returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
+// afterSnapshot returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
 // of a turn gets the files of that turn. It does not wait while another turn runs, and gives up after snapshotLate.
-func (s *Server) settled(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
+func (s *Server) afterSnapshot(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
 	deadline := time.NewTimer(snapshotLate)
 	defer deadline.Stop()
 	for {

@@ -84,7 +84,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.F
 			return nil, err
 		}
 	}
-	out.Summary = compared(from, to)
+	out.Summary = comparedSnapshots(from, to)
 	return out, d.run(ctx)
 }
 
@@ -195,7 +195,7 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	if !isText(before) || !isText(after) {
 		return omittedBinary, d.sums(ctx, f, a, b)
 	}
-	text := udiff.Unified(quoted("a/"+f.Path), quoted("b/"+f.Path), string(before), string(after))
+	text := udiff.Unified(quoteName("a/"+f.Path), quoteName("b/"+f.Path), string(before), string(after))
 	if len(text) > d.text {
 		d.text = 0
 		return omittedCut, nil
@@ -206,9 +206,9 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	return "", nil
 }
 
-// quoted returns a file name for the header of a unified diff: in quotes if the name could be mistaken for lines of
+// quoteName returns a file name for the header of a unified diff: in quotes if the name could be mistaken for lines of
 // the diff.
-func quoted(name string) string {
+func quoteName(name string) string {
 	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
 		return strconv.Quote(name)
 	}

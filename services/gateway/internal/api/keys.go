@@ -38,7 +38,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	if err != nil {
 		return nil, problem.From(err)
 	}
-	key, err := auth.MintKey(s.Entropy)
+	key, err := auth.NewKey(s.Entropy)
 	if err != nil {
 		return nil, problem.From(err)
 	}
@@ -49,7 +49,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	about := keySubject(tenant, id)
 	a, err := s.Send.Send(ctx, commands.Request{
 		Type: command.TypeCreateKey, Principal: p, Tenant: tenant, About: about,
-		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.Shown(key), SHA256: auth.Hash(key), Rights: rights},
+		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), SHA256: auth.Hash(key), Rights: rights},
 	})
 	if err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		rights = *a.Rights
 	}
 	out := &spoolv1.CreateKeyResponse{
-		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.Shown(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
+		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
 	}
 	if !rights.ExpiresAt.IsZero() {
 		out.ExpiresAt = wirejson.Time(rights.ExpiresAt)

@@ -46,9 +46,9 @@ func (s *Server) changeLimits(ctx context.Context, tenant string, l events.Tenan
 	if err != nil {
 		return "", "", err
 	}
-	told, cancel := context.WithTimeout(ctx, awaitTimeout)
+	awaitCtx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitLimits(told, of, l)); err != nil {
+	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitLimits(awaitCtx, of, l)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former limits for a moment, and reads show them until the projector has caught up; get the limits to see when").Because(err)
 	}
 	return of, a.Position, nil

@@ -87,7 +87,7 @@ func createCommand(request createRequest) (command.CreateSession, error) {
 	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
 	}
-	if _, _, _, err := referring(r); err != nil {
+	if _, _, _, err := requestReferences(r); err != nil {
 		return command.CreateSession{}, err
 	}
 	return command.CreateSession{
@@ -290,7 +290,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	}
 	if len(files.refs)+len(vars.secrets) > 0 {
 		// Store nothing for a session that does not exist.
-		if _, _, err := s.existing(ctx, r.GetSessionId()); err != nil {
+		if _, _, err := s.requireSession(ctx, r.GetSessionId()); err != nil {
 			return nil, err
 		}
 	}

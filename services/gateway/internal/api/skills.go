@@ -69,7 +69,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, problem.From(err)
 	}
-	ref := own(from.Ref)
+	ref := shortScope(from.Ref)
 	r := about(skills(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Patience: checkTime})
 	if ref.Slug == "" { // the slug is known only after the check
 		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
@@ -96,7 +96,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, err
 	}
-	return pushed(ref, a), nil
+	return skillPushed(ref, a), nil
 }
 
 // pushStored has the skills service check an uploaded ZIP.
@@ -132,7 +132,7 @@ func skillTooLarge(what string) error {
 	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; the limit is %d bytes", what, skill.MaxPacked))
 }
 
-func pushed(ref events.Reference, a command.Answer) SkillPushed {
+func skillPushed(ref events.Reference, a command.Answer) SkillPushed {
 	if a.Ref != nil {
 		ref = *a.Ref
 	}
@@ -163,7 +163,7 @@ func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (
 
 // GetSkill returns a version of a skill, with its document.
 func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spoolv1.Skill, error) {
-	ref, err := located(r, r.GetVersion())
+	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +195,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	ref, err := located(r, r.GetVersion())
+	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +219,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 
 // RemoveSkill hides a skill, or one version of it.
 func (s *Server) RemoveSkill(ctx context.Context, r *spoolv1.RemoveSkillRequest) (*spoolv1.RemoveResponse, error) {
-	ref, err := located(r, r.GetVersion())
+	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +241,7 @@ func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition 
 	if err := ref.Check(); err != nil {
 		return Archive{}, badReference("", err)
 	}
-	v, err := s.version(ctx, skills(), own(ref), minPosition)
+	v, err := s.version(ctx, skills(), shortScope(ref), minPosition)
 	if err != nil {
 		return Archive{}, err
 	}

@@ -160,7 +160,7 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 	case out.Available:
 		out.Summary = fmt.Sprintf("%s; %s.", which, changes)
 	default:
-		out.Summary = fmt.Sprintf("%s, which was removed, %s; %s.", which, left(out.OldestSeq), changes)
+		out.Summary = fmt.Sprintf("%s, which was removed, %s; %s.", which, oldestPhrase(out.OldestSeq), changes)
 	}
 	return out, nil
 }
@@ -181,8 +181,8 @@ func snapshotEvent(p reads.Past) string {
 	return fmt.Sprintf("event %d", p.Workspace.Seq)
 }
 
-// left returns a phrase about the oldest snapshot that still exists.
-func left(oldest uint32) string {
+// oldestPhrase returns a phrase about the oldest snapshot that still exists.
+func oldestPhrase(oldest uint32) string {
 	if oldest == 0 {
 		return "and none is left"
 	}
@@ -262,7 +262,7 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (
 		if err != nil {
 			return w, err
 		}
-		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEvent(p), left(oldest)))
+		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEvent(p), oldestPhrase(oldest)))
 	}
 	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, w.Session, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
 		return w, snapshotError(err)

@@ -59,8 +59,8 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 		return out, err
 	}
 	object := command.TranscriptObject(p.Tenant, out.Transcript)
-	defer func() { hold.Waiting(s.unclaimed(p.Tenant, out.Transcript, object)) }()
-	stored, info, err := s.checked(ctx, object, body, limit, hold.Take)
+	defer func() { hold.Waiting(s.uploadReleased(p.Tenant, out.Transcript, object)) }()
+	stored, info, err := s.storeTranscript(ctx, object, body, limit, hold.Take)
 	var refused *transcript.Error
 	switch {
 	case errors.As(err, &refused):
@@ -78,9 +78,9 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	return out, s.Objects.Keep(ctx, infoObject(object), raw)
 }
 
-// unclaimed returns a function that reports whether an upload need not be counted any more: either a session has
+// uploadReleased returns a function that reports whether an upload need not be counted any more: either a session has
 // begun with it, which counts it, or it was removed.
-func (s *Server) unclaimed(tenant, session, object string) func(context.Context) (bool, error) {
+func (s *Server) uploadReleased(tenant, session, object string) func(context.Context) (bool, error) {
 	gone := s.Objects.Gone(object)
 	return func(ctx context.Context) (bool, error) {
 		status, err := s.Reads.Status(ctx, tenant, session)
@@ -92,8 +92,8 @@ func (s *Server) unclaimed(tenant, session, object string) func(context.Context)
 	}
 }
 
-// checked stores a transcript and checks it at the same time.
-func (s *Server) checked(ctx context.Context, object string, body io.Reader, limit int64, take func(context.Context, int64) error) (objects.Stored, transcript.Info, error) {
+// storeTranscript stores a transcript and checks it at the same time.
+func (s *Server) storeTranscript(ctx context.Context, object string, body io.Reader, limit int64, take func(context.Context, int64) error) (objects.Stored, transcript.Info, error) {
 	out, in := io.Pipe()
 	var info transcript.Info
 	checked := make(chan error, 1)
@@ -130,7 +130,7 @@ func (s *Server) withTranscript(r commands.Request, reference string, into **eve
 	r.SessionID = reference
 	prepare := r.Prepare
 	r.Prepare = func(ctx context.Context, tenant, session string) (err error) {
-		if *into, err = s.provided(ctx, tenant, reference); err != nil || prepare == nil {
+		if *into, err = s.findTranscript(ctx, tenant, reference); err != nil || prepare == nil {
 			return err
 		}
 		return prepare(ctx, tenant, session)
@@ -141,8 +141,8 @@ func (s *Server) withTranscript(r commands.Request, reference string, into **eve
 	return r
 }
 
-// provided returns the referenced transcript.
-func (s *Server) provided(ctx context.Context, tenant, reference string) (*events.Transcript, error) {
+// findTranscript returns the referenced transcript.
+func (s *Server) findTranscript(ctx context.Context, tenant, reference string) (*events.Transcript, error) {
 	missing := problem.New(problem.TranscriptNotFound, fieldTranscript, "there is no such transcript, or it was uploaded more than 10 minutes ago: upload it again (POST /api/transcripts)")
 	if events.CheckID(fieldTranscript, events.KindSession, reference) != nil {
 		return nil, missing

@@ -65,10 +65,10 @@ func (p Proxies) Client(peer string, forwarded []string) string {
 	if err != nil {
 		return ""
 	}
-	client := bare(from.Addr())
+	client := withoutZone(from.Addr())
 	hops := strings.Split(strings.Join(forwarded, ","), ",")
 	for i := len(hops) - 1; i >= 0; i-- {
-		if !p.has(client) && !(p.Any && i == len(hops)-1) {
+		if !p.contains(client) && !(p.Any && i == len(hops)-1) {
 			break
 		}
 		hop, ok := address(strings.TrimSpace(hops[i]))
@@ -80,18 +80,18 @@ func (p Proxies) Client(peer string, forwarded []string) string {
 	return client.String()
 }
 
-func (p Proxies) has(a netip.Addr) bool {
+func (p Proxies) contains(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Networks, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
 // address parses a hop: an IP address, to which some proxies add a port.
 func address(s string) (netip.Addr, bool) {
 	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
-		return bare(a), true
+		return withoutZone(a), true
 	}
 	a, err := netip.ParseAddrPort(s)
-	return bare(a.Addr()), err == nil
+	return withoutZone(a.Addr()), err == nil
 }
 
-// bare returns the address without a zone, and as IPv4 if it is an IPv4-mapped address.
-func bare(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+// withoutZone returns the address without a zone, and as IPv4 if it is an IPv4-mapped address.
+func withoutZone(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }

@@ -19,18 +19,18 @@ const (
 	randomLen   = 32
 	checksumLen = 6
 	keyLen      = len(KeyPrefix) + randomLen + checksumLen
-	shownLen    = len(KeyPrefix) + 4
+	displayLen  = len(KeyPrefix) + 4
 )
 
 const base62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-// MintKey returns a new key with randomness from entropy.
-func MintKey(entropy io.Reader) (string, error) {
+// NewKey returns a new key with randomness from entropy.
+func NewKey(entropy io.Reader) (string, error) {
 	var s strings.Builder
 	s.WriteString(KeyPrefix)
 	for one := make([]byte, 1); s.Len() < len(KeyPrefix)+randomLen; {
 		if _, err := io.ReadFull(entropy, one); err != nil {
-			return "", fmt.Errorf("mint a key: %w", err)
+			return "", fmt.Errorf("create a key: %w", err)
 		}
 		if int(one[0]) < 256/len(base62)*len(base62) { // reject other bytes, so that all characters are equally likely
 			s.WriteByte(base62[int(one[0])%len(base62)])
@@ -50,8 +50,8 @@ func Hash(key string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// Shown returns the first characters of a key, which lists display.
-func Shown(key string) string { return key[:min(shownLen, len(key))] }
+// DisplayPrefix returns the first characters of a key, which lists display.
+func DisplayPrefix(key string) string { return key[:min(displayLen, len(key))] }
 
 func checksum(s string) string {
 	n := crc32.ChecksumIEEE([]byte(s))

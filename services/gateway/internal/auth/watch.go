@@ -63,12 +63,12 @@ func (w *Watch) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			w.look(ctx)
+			w.check(ctx)
 		}
 	}
 }
 
-func (w *Watch) look(ctx context.Context) {
+func (w *Watch) check(ctx context.Context) {
 	w.mu.Lock()
 	ids := make([]string, 0, len(w.streams))
 	for id := range w.streams {

@@ -22,7 +22,6 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 // Config configures a Sender. All fields except Timeout, Try, Room, Quota, Sent and Stored are required.
@@ -125,7 +124,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	cmd := command.Command{
 		Type: r.Type, ID: kept.Command, Tenant: r.Tenant, SessionID: r.SessionID, ExecutionID: r.ExecutionID, Actor: r.Principal.Actor(), Body: body, Agents: r.Principal.Agents,
 	}
-	if err := mint(&cmd); err != nil {
+	if err := setIDs(&cmd); err != nil {
 		return command.Answer{}, problem.From(err)
 	}
 	if err := prepare(ctx, r, &cmd); err != nil {
@@ -262,7 +261,7 @@ func (s *Sender) namesCommand(key string) bool {
 	if events.CheckID("Idempotency-Key", events.KindCommand, key) != nil {
 		return false
 	}
-	at, ok := reads.MintedAt(key)
+	at, ok := idTime(key)
 	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
@@ -287,8 +286,8 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 	return digest(parts...), nil
 }
 
-// mint sets the ids of what the command creates.
-func mint(c *command.Command) (err error) {
+// setIDs sets the ids of what the command creates.
+func setIDs(c *command.Command) (err error) {
 	switch c.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeStartExecution:
 		if c.SessionID != "" { // its transcript is already stored in the session's folder

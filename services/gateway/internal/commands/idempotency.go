@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -16,7 +18,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
-	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 // record is the bucket's value for a request with an Idempotency-Key: it identifies the request and the command from
@@ -159,10 +160,28 @@ func digest(parts ...[]byte) string {
 // deriveID derives an id from a command's id and time. A client that retries under the command's id therefore sends the
 // same ids, and ids are ordered by time.
 func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
-	at, ok := reads.MintedAt(commandID)
+	at, ok := idTime(commandID)
 	if !ok {
 		return "", fmt.Errorf("command id %q holds no time", commandID)
 	}
 	seed := sha256.Sum256([]byte(string(kind) + " " + tenant + " " + commandID))
 	return events.NewID(kind, at, bytes.NewReader(seed[:]))
+}
+
+// idTime returns the time in an id that events.NewID generated.
+func idTime(id string) (time.Time, bool) {
+	const alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+	_, ulid, ok := strings.Cut(id, "_")
+	if !ok || len(ulid) < 10 {
+		return time.Time{}, false
+	}
+	var ms int64
+	for _, c := range ulid[:10] {
+		v := strings.IndexRune(alphabet, c)
+		if v < 0 {
+			return time.Time{}, false
+		}
+		ms = ms<<5 | int64(v)
+	}
+	return time.UnixMilli(ms), true
 }

@@ -30,7 +30,7 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			h.look(ctx, "behind", func(*feed) bool { return true })
+			h.compare(ctx, "behind", func(*feed) bool { return true })
 			h.updateLag(ctx)
 		case msg := <-started:
 			h.projectorStarted(ctx, msg.Data)
@@ -43,14 +43,14 @@ func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
 	var s readmodel.Started
 	if err := json.Unmarshal(data, &s); err != nil {
 		h.cfg.Logger.Warn("decode projector announcement: comparing all sessions with Postgres", "error", err)
-		h.look(ctx, "projector", func(*feed) bool { return true })
+		h.compare(ctx, "projector", func(*feed) bool { return true })
 		return
 	}
-	h.look(ctx, "projector", func(f *feed) bool { return readmodel.Group(f.session) == s.Group })
+	h.compare(ctx, "projector", func(f *feed) bool { return readmodel.Group(f.session) == s.Group })
 }
 
-// look compares feeds with Postgres and makes the ones that are behind read from it.
-func (h *Hub) look(ctx context.Context, why string, which func(*feed) bool) {
+// compare compares feeds with Postgres and makes the ones that are behind read from it.
+func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 	for tenant, list := range h.started(which) {
 		for batch := range slices.Chunk(list, checkBatch) {
 			ids := make([]string, len(batch))

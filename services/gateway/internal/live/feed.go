@@ -33,7 +33,7 @@ type feed struct {
 	ring     []Frame     // stored events without a gap; the last one is at tip
 	bytes    int         // bytes in the ring
 	metadata metadata    // the metadata of events at tip
-	open     []*inFlight // blocks that are open at tip, in the order of their start
+	open     []*openText // blocks that are open at tip, in the order of their start
 	readers  map[*Reader]struct{}
 	ended    error // why no more events will come; Readers still get the events in the feed
 	lagging  Lag
@@ -76,7 +76,7 @@ func (f *feed) start(ctx context.Context) {
 	f.readers = map[*Reader]struct{}{}
 	f.tip, f.position, f.metadata.session = tip.Seq, tip.Position, tip.Metadata
 	for _, t := range tip.Open {
-		b := &inFlight{block: t.BlockID, execution: t.ExecutionID, conversation: t.ConversationID}
+		b := &openText{block: t.BlockID, execution: t.ExecutionID, conversation: t.ConversationID}
 		b.fill(t)
 		f.open = append(f.open, b)
 	}
@@ -149,7 +149,7 @@ func (f *feed) take(m liveMessage) (changed bool, why string) {
 		return changed, "hole"
 	}
 	for _, d := range m.Deltas {
-		i := slices.IndexFunc(f.open, func(b *inFlight) bool { return b.block == d.BlockID })
+		i := slices.IndexFunc(f.open, func(b *openText) bool { return b.block == d.BlockID })
 		if i < 0 {
 			continue // the block is complete
 		}
@@ -224,12 +224,12 @@ func (f *feed) evict(n int) {
 func (f *feed) track(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
-		open := slices.ContainsFunc(f.open, func(b *inFlight) bool { return b.block == d.Block.ID })
+		open := slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
 		if !open && (d.Block.Status == "" || d.Block.Status == events.StatusPending) {
-			f.open = append(f.open, &inFlight{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID})
+			f.open = append(f.open, &openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID})
 		}
 	case events.BlockComplete:
-		f.open = slices.DeleteFunc(f.open, func(b *inFlight) bool { return b.block == d.Block.ID })
+		f.open = slices.DeleteFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
 	case events.SessionDeleted:
 		f.ended = errDeleted()
 	}

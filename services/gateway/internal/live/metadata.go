@@ -31,7 +31,7 @@ func (m *metadata) observe(e events.Event) {
 		m.set(session)
 	}
 	if d, ok := e.Data.(events.MessageAccepted); ok {
-		m.know(e.ExecutionID, string(d.Metadata))
+		m.setMessage(e.ExecutionID, string(d.Metadata))
 	}
 }
 
@@ -43,7 +43,7 @@ func (m *metadata) stored(id string, shown *reads.Metadata) {
 	}
 	m.set(session)
 	if id != "" {
-		m.know(id, message)
+		m.setMessage(id, message)
 	}
 }
 
@@ -57,7 +57,7 @@ func (m *metadata) set(session string) {
 	}
 }
 
-func (m *metadata) know(id, message string) {
+func (m *metadata) setMessage(id, message string) {
 	if m.find(id) >= 0 {
 		return // a message's metadata never changes
 	}

@@ -152,9 +152,9 @@ func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 	}
 }
 
-// Over returns the reason why no more events will come, or nil if more may come. It allows the feed to drop all
+// Ended returns the reason why no more events will come, or nil if more may come. It allows the feed to drop all
 // events that it holds for this Reader. It is for a Reader whose Next is not called.
-func (r *Reader) Over() error {
+func (r *Reader) Ended() error {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,7 +162,7 @@ func (r *Reader) Over() error {
 	return f.ended
 }
 
-// Changed returns a channel that receives when Next or Over may have something new to return.
+// Changed returns a channel that receives when Next or Ended may have something new to return.
 func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
 // batch returns the next frames, or none if there are none yet. It takes their bytes from the limit first.
@@ -266,7 +266,7 @@ func (r *Reader) take(size int) (frames []Frame, err error) {
 func (r *Reader) text(room int) (frames []Frame, err error) {
 	f := r.feed
 	r.sent = slices.DeleteFunc(r.sent, func(g sentText) bool {
-		return !slices.ContainsFunc(f.open, func(b *inFlight) bool { return b.block == g.block })
+		return !slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == g.block })
 	})
 	for _, b := range f.open {
 		i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == b.block })

@@ -12,8 +12,8 @@ import (
 // maxText is the largest text of one frame, in bytes.
 const maxText = 64 << 10
 
-// inFlight is the text of one open block, as far as it is known without a gap.
-type inFlight struct {
+// openText is the text of one open block, as far as it is known without a gap.
+type openText struct {
 	block, execution, conversation string
 	text                           []byte // append-only, so that Readers may hold slices of it
 	at                             time.Time
@@ -24,7 +24,7 @@ type inFlight struct {
 }
 
 // add appends the new part of a delta. ok is false if text before the delta is missing.
-func (b *inFlight) add(d events.Delta) (fresh, ok bool) {
+func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	skip := len(b.text) - int(d.Offset)
 	if skip < 0 {
 		return false, false
@@ -40,7 +40,7 @@ func (b *inFlight) add(d events.Delta) (fresh, ok bool) {
 }
 
 // fill adds the text that Postgres has.
-func (b *inFlight) fill(t reads.Text) {
+func (b *openText) fill(t reads.Text) {
 	for _, piece := range t.Pieces {
 		piece.Time = t.At
 		b.add(piece)
@@ -48,10 +48,10 @@ func (b *inFlight) fill(t reads.Text) {
 }
 
 // known returns the number of known bytes.
-func (b *inFlight) known() uint32 { return uint32(min(len(b.text), math.MaxUint32)) }
+func (b *openText) known() uint32 { return uint32(min(len(b.text), math.MaxUint32)) }
 
 // frame returns the text from an offset on, or a first part of it that ends with a complete character.
-func (b *inFlight) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
+func (b *openText) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
 	to := len(b.text)
 	if to-from > maxText {
 		to = from + maxText

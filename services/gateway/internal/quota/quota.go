@@ -85,7 +85,7 @@ func (q *Quota) Check(ctx context.Context, tenant string) error {
 		return nil
 	}
 	l := q.ledger(tenant)
-	err := l.ask(ctx, q, tenant)
+	err := l.refresh(ctx, q, tenant)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil && l.seen == 0 {
@@ -106,7 +106,7 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Hold,
 		return nil, nil
 	}
 	h := &Hold{q: q, l: q.ledger(tenant), tenant: tenant}
-	if err := h.l.ask(ctx, q, tenant); err != nil {
+	if err := h.l.refresh(ctx, q, tenant); err != nil {
 		return nil, err
 	}
 	h.l.mu.Lock()
@@ -130,9 +130,9 @@ func exceeded(what string, used, limit int64) error {
 		"raise the limit; what is deleted counts until the janitor has removed it", what, used, limit))
 }
 
-// ask updates the ledger from the read models. If answers overtake each other, the answer to the latest query wins;
+// refresh updates the ledger from the read models. If answers overtake each other, the answer to the latest query wins;
 // otherwise an upload could be dropped because of a later answer and be missing in an earlier one.
-func (l *ledger) ask(ctx context.Context, q *Quota, tenant string) error {
+func (l *ledger) refresh(ctx context.Context, q *Quota, tenant string) error {
 	l.mu.Lock()
 	l.asked++
 	n := l.asked
@@ -247,7 +247,7 @@ func (h *Hold) Take(ctx context.Context, bytes int64) error {
 	more := h.taken + bytes - h.reserved
 	if more > 0 {
 		limit := h.q.cfg.Limit(h.tenant)
-		if err := h.l.ask(ctx, h.q, h.tenant); err != nil {
+		if err := h.l.refresh(ctx, h.q, h.tenant); err != nil {
 			return err
 		}
 		h.l.mu.Lock()

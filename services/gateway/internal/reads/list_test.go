@@ -44,9 +44,9 @@ func (n node) scansAll() bool {
 	return false
 }
 
-// TestPageOfALargeTenantReadsFewRows tests that a page of a tenant with 100,000 sessions and executions, in tables
+// TestStatement_ReadsFewRowsOfALargeTenant tests that a page of a tenant with 100,000 sessions and executions, in tables
 // with other tenants, reads few rows beyond its own.
-func TestPageOfALargeTenantReadsFewRows(t *testing.T) {
+func TestStatement_ReadsFewRowsOfALargeTenant(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {

@@ -5,7 +5,6 @@ package reads
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -97,24 +96,6 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 type errDeleted struct{ error }
 
 func (e errDeleted) Unwrap() error { return e.error }
-
-// MintedAt returns the time in an id that events.NewID generated.
-func MintedAt(id string) (time.Time, bool) {
-	const alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-	_, ulid, ok := strings.Cut(id, "_")
-	if !ok || len(ulid) < 10 {
-		return time.Time{}, false
-	}
-	var ms int64
-	for _, c := range ulid[:10] {
-		v := strings.IndexRune(alphabet, c)
-		if v < 0 {
-			return time.Time{}, false
-		}
-		ms = ms<<5 | int64(v)
-	}
-	return time.UnixMilli(ms), true
-}
 
 // CheckSession returns INVALID_REQUEST unless s is a session id.
 func CheckSession(s string) error { return checkID("sessionId", events.KindSession, s) }

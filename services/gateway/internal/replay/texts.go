@@ -68,11 +68,11 @@ func (t *texts) drop() { t.page = t.page[1:] }
 func (t *texts) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, textTimeout)
 	defer cancel()
-	ask := getRequest{Seq: max(t.next, 1), NextFor: t.subject, Batch: textMessages, MaxBytes: textBytes}
+	request := getRequest{Seq: max(t.next, 1), NextFor: t.subject, Batch: textMessages, MaxBytes: textBytes}
 	if t.next == 0 && !t.since.IsZero() {
-		ask.Seq, ask.StartTime = 0, &t.since
+		request.Seq, request.StartTime = 0, &t.since
 	}
-	body, err := json.Marshal(ask)
+	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
@@ -98,9 +98,8 @@ func (t *texts) read(ctx context.Context) error {
 
 // Status values of responses that are not messages.
 const (
-	statusEnd = "204" // end of the batch
-	// no messages
-	statusNone = "404"
+	statusEnd  = "204" // end of the batch
+	statusNone = "404" // no messages
 )
 
 // take adds a message to the page. end reports whether it was the last response to the request.
@@ -114,11 +113,11 @@ func (t *texts) take(m *nats.Msg) (end bool, err error) {
 		return true, nil
 	case "":
 	default:
-		return true, fmt.Errorf("read %s: the server answers %s %s", t.subject, status, m.Header.Get("Description"))
+		return true, fmt.Errorf("read %s: the server returned %s %s", t.subject, status, m.Header.Get("Description"))
 	}
 	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {
-		return true, fmt.Errorf("read %s: the answer has no sequence: %w", t.subject, err)
+		return true, fmt.Errorf("read %s: the response has no sequence: %w", t.subject, err)
 	}
 	t.next = seq + 1
 	t.bytes += len(m.Data)

@@ -99,14 +99,14 @@ func (h *Handler) mux() (http.Handler, error) {
 			if b, ok := r.Body.(*body); ok && b.err != nil {
 				err = fieldProblem(b.err)
 			}
-			h.refuse(answerOf(w), r, err)
+			h.refuse(recorderOf(w), r, err)
 		}),
 		runtime.WithRoutingErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, status int) {
 			err := notFound(r)
 			if status == http.StatusMethodNotAllowed {
 				err = notAllowed(r)
 			}
-			h.refuse(answerOf(w), r, err)
+			h.refuse(recorderOf(w), r, err)
 		}),
 		runtime.WithForwardResponseOption(func(ctx context.Context, w http.ResponseWriter, _ proto.Message) error {
 			if method, ok := runtime.RPCMethod(ctx); ok {
@@ -140,17 +140,17 @@ func (h *Handler) mux() (http.Handler, error) {
 	)
 }
 
-func answerOf(w http.ResponseWriter) *answer {
-	if a, ok := w.(*answer); ok {
+func recorderOf(w http.ResponseWriter) *statusRecorder {
+	if a, ok := w.(*statusRecorder); ok {
 		return a
 	}
-	return &answer{ResponseWriter: w}
+	return &statusRecorder{ResponseWriter: w}
 }
 
 // strict reads the body and validates query and body before the method is called, so that errors name the field.
 // grpc-gateway alone would ignore unknown parameters.
 func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
-	out := answerOf(w)
+	out := recorderOf(w)
 	pattern, _ := runtime.HTTPPattern(r.Context())
 	to, ok := table[r.Method+" "+strings.ReplaceAll(pattern.String(), "=*}", "}")]
 	if !ok {
@@ -224,7 +224,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(timeout)) // a test's recorder has no connection
 	_ = control.SetWriteDeadline(time.Now().Add(answerTime))
-	data, err := io.ReadAll(heldBy(r).Reader(io.LimitReader(r.Body, limit+1)))
+	data, err := io.ReadAll(admissionOf(r).Reader(io.LimitReader(r.Body, limit+1)))
 	var refused *problem.Error
 	if errors.As(err, &refused) {
 		// The connection of a client that is still sending would be reset, and the client would lose the answer.

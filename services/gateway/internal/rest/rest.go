@@ -65,7 +65,7 @@ func New(cfg Config) (*Handler, error) {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.cfg.Metrics.Begin()()
 	began := time.Now()
-	out := &answer{ResponseWriter: w, route: "none"}
+	out := &statusRecorder{ResponseWriter: w, route: "none"}
 	defer func() {
 		if v := recover(); v != nil {
 			if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
@@ -92,7 +92,7 @@ func method(m string) string {
 }
 
 // refuse answers with a problem, and logs errors of the server.
-func (h *Handler) refuse(w *answer, r *http.Request, err error) {
+func (h *Handler) refuse(w *statusRecorder, r *http.Request, err error) {
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
@@ -137,7 +137,7 @@ const (
 	streamSuffix = "/events/stream"
 )
 
-func (h *Handler) serve(w *answer, r *http.Request) error {
+func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	admission.HeaderRead(r.Context())
 	if err := checkHeader(r); err != nil {
 		return err
@@ -180,7 +180,7 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 		}
 	}
 	r = r.WithContext(ctx)
-	if serve := h.streamOf(w, r); serve != nil {
+	if serve := h.streamHandler(w, r); serve != nil {
 		return serve()
 	}
 	held, err := h.cfg.Admission.Begin(p.Tenant)
@@ -189,10 +189,10 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	}
 	defer held.End()
 	r = r.WithContext(admission.With(ctx, held))
-	if session, file, has, ok := filesOf(r.URL.Path); ok {
+	if session, file, has, ok := parseFilesPath(r.URL.Path); ok {
 		return h.files(w, r, session, file, has)
 	}
-	if serve := h.skillsOf(r); serve != nil {
+	if serve := h.skillHandler(r); serve != nil {
 		return serve(w, r)
 	}
 	if r.URL.Path == transcriptsPath {
@@ -202,13 +202,13 @@ func (h *Handler) serve(w *answer, r *http.Request) error {
 	return nil
 }
 
-// heldBy returns the admission of a request. Every request that is served has one.
-func heldBy(r *http.Request) *admission.Request {
+// admissionOf returns the admission of a request. Every request that is served has one.
+func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
 
-// streamOf returns the handler of a streaming route, or nil for other routes.
-func (h *Handler) streamOf(w *answer, r *http.Request) func() error {
+// streamHandler returns the handler of a streaming route, or nil for other routes.
+func (h *Handler) streamHandler(w *statusRecorder, r *http.Request) func() error {
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
 	var serve func() error
@@ -234,7 +234,7 @@ func (h *Handler) streamOf(w *answer, r *http.Request) func() error {
 }
 
 // allow calls auth.Allow for a route that is not generated from spool.v1.
-func allow(w *answer, r *http.Request) error {
+func allow(w *statusRecorder, r *http.Request) error {
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
@@ -304,21 +304,21 @@ func openAPI(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
 }
 
-// answer records the status of a response. Unwrap lets http.ResponseController reach the connection.
-type answer struct {
+// statusRecorder records the status of a response. Unwrap lets http.ResponseController reach the connection.
+type statusRecorder struct {
 	http.ResponseWriter
 	route  string
 	status int
 }
 
-func (a *answer) WriteHeader(status int) {
+func (a *statusRecorder) WriteHeader(status int) {
 	if a.status == 0 {
 		a.status = status
 	}
 	a.ResponseWriter.WriteHeader(status)
 }
 
-func (a *answer) Write(b []byte) (int, error) {
+func (a *statusRecorder) Write(b []byte) (int, error) {
 	if a.status == 0 {
 		a.status = http.StatusOK
 	}
@@ -326,9 +326,9 @@ func (a *answer) Write(b []byte) (int, error) {
 }
 
 // Unwrap returns the wrapped ResponseWriter.
-func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+func (a *statusRecorder) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-func (a *answer) code() int {
+func (a *statusRecorder) code() int {
 	if a.status == 0 {
 		return http.StatusOK
 	}

@@ -22,8 +22,8 @@ const (
 	typeZIP       = "application/zip"
 )
 
-// skillsOf returns the handler of a skill route whose body is not JSON, or nil for other routes.
-func (h *Handler) skillsOf(r *http.Request) func(*answer, *http.Request) error {
+// skillHandler returns the handler of a skill route whose body is not JSON, or nil for other routes.
+func (h *Handler) skillHandler(r *http.Request) func(*statusRecorder, *http.Request) error {
 	if r.URL.Path == skillsPath && r.Method == http.MethodPost {
 		return h.pushSkill
 	}
@@ -32,11 +32,11 @@ func (h *Handler) skillsOf(r *http.Request) func(*answer, *http.Request) error {
 	if !below || !archive || strings.Contains(slug, "/") {
 		return nil
 	}
-	return func(w *answer, r *http.Request) error { return h.getArchive(w, r, slug) }
+	return func(w *statusRecorder, r *http.Request) error { return h.getArchive(w, r, slug) }
 }
 
 // pushSkill uploads a skill ZIP.
-func (h *Handler) pushSkill(w *answer, r *http.Request) error {
+func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	w.route = skillsPath
 	if err := allow(w, r); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 	default:
 		return problem.Invalid("dryRun", "must be true or false, not %+q", truncate.Text(dry, 100))
 	}
-	if err := heldBy(r).Take(admission.TransferCost); err != nil {
+	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -78,7 +78,7 @@ func (h *Handler) pushSkill(w *answer, r *http.Request) error {
 }
 
 // getArchive returns the ZIP of a version.
-func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
+func (h *Handler) getArchive(w *statusRecorder, r *http.Request, slug string) error {
 	w.route = skillsPath + "/{slug}" + archiveSuffix
 	if !slices.Contains([]string{http.MethodGet, http.MethodHead}, r.Method) {
 		return notAllowed(r)
@@ -95,7 +95,7 @@ func (h *Handler) getArchive(w *answer, r *http.Request, slug string) error {
 	if err != nil {
 		return err
 	}
-	if err := heldBy(r).Take(min(a.Size, admission.TransferCost)); err != nil {
+	if err := admissionOf(r).Take(min(a.Size, admission.TransferCost)); err != nil {
 		return err
 	}
 	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}

@@ -11,7 +11,7 @@ import (
 const transcriptsPath = "/api/transcripts"
 
 // putTranscript uploads a transcript.
-func (h *Handler) putTranscript(w *answer, r *http.Request) error {
+func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	w.route = transcriptsPath
 	if r.Method != http.MethodPost {
 		return notAllowed(r)
@@ -22,7 +22,7 @@ func (h *Handler) putTranscript(w *answer, r *http.Request) error {
 	if _, err := queryParameters(r); err != nil {
 		return err
 	}
-	if err := heldBy(r).Take(admission.TransferCost + transcript.MaxLine); err != nil {
+	if err := admissionOf(r).Take(admission.TransferCost + transcript.MaxLine); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)

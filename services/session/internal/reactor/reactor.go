@@ -28,8 +28,10 @@ import (
 
 // Leases reports which engines and executors are alive.
 type Leases interface {
-	EngineLives(engine string) bool
-	ExecutorLives(ctx context.Context, executor string) (bool, error)
+	// EngineGone returns for how long no executor of an engine has renewed a lease.
+	EngineGone(provider, engine string) time.Duration
+	// Lives reports whether an executor has a lease.
+	Lives(ctx context.Context, executor string) (bool, error)
 }
 
 // Budgets returns the budgets and limits of a tenant, and its usage.
@@ -44,13 +46,15 @@ type Config struct {
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
 	Budgets   Budgets
-	Now       func() time.Time
-	Logger    *slog.Logger
-	Reacted   func(lag time.Duration)                                   // is called after each commit, with the time since the log stored it
-	Published func()                                                    // is called after each job
-	Forget    func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
-	Ended     func(tenant, session string)                              // is called when an execution of a session has ended
-	Service   string                                                    // the service and its copy, which the log names as the writer
+	// EngineGone is how long an engine may be without a lease before its sessions' jobs are offered to others.
+	EngineGone time.Duration
+	Now        func() time.Time
+	Logger     *slog.Logger
+	Reacted    func(lag time.Duration)                                   // is called after each commit, with the time since the log stored it
+	Published  func()                                                    // is called after each job
+	Forget     func(ctx context.Context, tenant, execution string) error // removes the secrets of an execution that has ended
+	Ended      func(tenant, session string)                              // is called when an execution of a session has ended
+	Service    string                                                    // the service and its copy, which the log names as the writer
 }
 
 // Reactor reacts to commits and timers.
@@ -255,7 +259,7 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 	if l.Run.Execution != active {
 		return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "no executor claimed the execution within its turn limit"}, nil
 	}
-	lives, err := r.cfg.Leases.ExecutorLives(ctx, l.Run.Holder)
+	lives, err := r.cfg.Leases.Lives(ctx, l.Run.Holder)
 	if err != nil || lives {
 		return nil, err
 	}
@@ -323,7 +327,7 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 // put stores a job for a session in JOBS.
 func (r *Reactor) put(ctx context.Context, l eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
-	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineLives(box.Engine) {
+	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
 	}
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()

@@ -1,10 +1,18 @@
 package reactor
 
 import (
+	"context"
 	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/spoolhq/spool/pkg/bus/bustest"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // TestHandlers_RefuseToRunWithoutTheRouter tests that the handlers do nothing when they are called without the
@@ -44,5 +52,46 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 	}
 	if _, err := summarize([]byte(`{`)); err == nil {
 		t.Error("half a commit was read")
+	}
+}
+
+// goneFor is the time for which docker's engine "e" has had no lease.
+type goneFor time.Duration
+
+func (g goneFor) EngineGone(provider, engine string) time.Duration {
+	if provider == "docker" && engine == "e" {
+		return time.Duration(g)
+	}
+	return 0
+}
+
+func (goneFor) Lives(context.Context, string) (bool, error) { return false, nil }
+
+// subjects is a publisher that records the subjects.
+type subjects []string
+
+func (s *subjects) Publish(topic string, _ ...*message.Message) error {
+	*s = append(*s, topic)
+	return nil
+}
+
+func (*subjects) Close() error { return nil }
+
+func TestPut_OffersTheJobToOthersAfterEngineGone(t *testing.T) {
+	t.Parallel()
+	const limit = time.Minute
+	l := eventlog.Loaded{Life: session.State{Provider: "docker"}, Run: run.State{Sandbox: run.Sandbox{Provider: "docker", Engine: "e"}}}
+	for name, c := range map[string]struct {
+		gone time.Duration
+		want string
+	}{
+		"just before the limit": {limit - 1, topology.JobOn("docker", "e")},
+		"at the limit":          {limit, topology.JobAny("docker")},
+	} {
+		var jobs subjects
+		r := New(Config{Publisher: &jobs, Leases: goneFor(c.gone), EngineGone: limit, Published: func() {}})
+		if err := r.put(t.Context(), l, "job"); err != nil || len(jobs) != 1 || jobs[0] != c.want {
+			t.Errorf("%s: jobs on %v, error %v, want one on %s", name, jobs, err, c.want)
+		}
 	}
 }

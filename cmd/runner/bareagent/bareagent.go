@@ -1,0 +1,50 @@
+// Package bareagent runs agents without Spool: a warm process on its stdio, driven as the runner's adapter drives it, and
+// the one-shot form of a CLI, which starts a process for every turn.
+//
+// The benchmark "turn" compares every agent that Agents returns with the same agent in Spool, and the conformance suite
+// (package agenttest) checks that it works.
+package bareagent
+
+import (
+	"context"
+	"io"
+	"time"
+)
+
+// Conversation is a conversation with an agent. It is not safe for concurrent use.
+type Conversation interface {
+	// Turn sends a text and blocks until the turn has completed. It returns the time from the text to the first text of
+	// the answer. The end of ctx kills the process.
+	Turn(ctx context.Context, text string) (time.Duration, error)
+	io.Closer
+}
+
+// Agent describes how to run an agent without Spool.
+type Agent struct {
+	Architecture string // the name of its architecture in Spool
+	Name         string // for people
+	Program      string // on the PATH; "" for the runner itself
+	Model        string // a model that the agent accepts, which a session in Spool needs too; "" for the default
+
+	// Warm starts a process for all turns of a conversation, and returns when its handshake is over. path is the absolute
+	// path of Program, dir a folder for the workspace and the agent's own files, and modelURL the URL of a scripted
+	// model, without /v1.
+	Warm func(path, dir, modelURL string) (Conversation, error)
+	// OneShot is the form that starts a process for every turn; nil if there is none.
+	OneShot *OneShot
+}
+
+// OneShot describes the one-shot form of a CLI.
+type OneShot struct {
+	Command string // the command as users type it, without the text
+	// Whole means that the CLI prints the text of a turn when it is complete.
+	Whole bool
+	// Start prepares a conversation, whose later turns continue the session of the first one. The arguments are those of
+	// Warm.
+	Start func(path, dir, modelURL string) (Conversation, error)
+}
+
+// Agents returns all agents.
+func Agents() []Agent { return []Agent{BuiltIn(), ClaudeCode(), Codex(), OpenCode()} }
+
+type object = map[string]any

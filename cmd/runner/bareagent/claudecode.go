@@ -1,0 +1,97 @@
+package bareagent
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+)
+
+// ClaudeCode returns Claude Code.
+func ClaudeCode() Agent {
+	return Agent{
+		Architecture: architecture.ClaudeCode, Name: "Claude Code", Program: "claude", Warm: warmClaude,
+		OneShot: &OneShot{Command: "claude -p", Start: oneShotClaude},
+	}
+}
+
+// claudeEnv returns variables that the runner's adapter sets too.
+func claudeEnv(dir, url string) []string {
+	return []string{
+		"ANTHROPIC_BASE_URL=" + url, "ANTHROPIC_API_KEY=bench", "CLAUDE_CONFIG_DIR=" + filepath.Join(dir, "claude"),
+		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS=1", "CLAUDE_CODE_DISABLE_CRON=1",
+	}
+}
+
+func warmClaude(path, dir, url string) (Conversation, error) {
+	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
+		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
+	cmd.Env = claudeEnv(dir, url)
+	p, err := startProcess(dir, cmd, &process{
+		query: func(text string) any {
+			return object{"type": "user", "message": object{"role": "user", "content": text}}
+		},
+		read: func(line []byte) output { return readClaude(line, nil) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	hello := object{"type": "control_request", "request_id": "1", "request": object{"subtype": "initialize", "hooks": nil}}
+	err = p.handshake(hello, func(line []byte) (bool, error) {
+		var l struct{ Type string }
+		err := json.Unmarshal(line, &l)
+		return l.Type == "control_response", err
+	})
+	if err != nil {
+		_ = p.Close() // the error of the handshake matters
+		return nil, err
+	}
+	return p, nil
+}
+
+// readClaude reads a line of --output-format stream-json. It sets session to the session's id, unless session is nil.
+func readClaude(line []byte, session *string) output {
+	var l struct {
+		Type    string
+		Subtype string
+		Session string `json:"session_id"`
+		IsError bool   `json:"is_error"`
+		Result  string
+		Event   struct {
+			Type  string
+			Delta struct{ Type, Text string }
+		}
+	}
+	if err := json.Unmarshal(line, &l); err != nil {
+		return output{err: err}
+	}
+	if l.Type == "result" && l.IsError {
+		return output{err: fmt.Errorf("turn ended with %s: %s", l.Subtype, l.Result)}
+	}
+	if session != nil && l.Session != "" {
+		*session = l.Session
+	}
+	return output{
+		text:  l.Type == "stream_event" && l.Event.Type == "content_block_delta" && l.Event.Delta.Text != "",
+		ended: l.Type == "result",
+	}
+}
+
+// oneShotClaude runs `claude -p TEXT`, which continues its session with --resume.
+func oneShotClaude(path, dir, url string) (Conversation, error) {
+	return &oneShot{
+		dir: dir,
+		command: func(text, session string) *exec.Cmd {
+			args := []string{"-p", text, "--output-format", "stream-json", "--verbose", "--include-partial-messages"}
+			if session != "" {
+				args = append(args, "--resume", session)
+			}
+			cmd := exec.Command(path, args...) //nolint:gosec // the installed CLI
+			cmd.Env = claudeEnv(dir, url)
+			return cmd
+		},
+		read: readClaude,
+	}, nil
+}

@@ -1,0 +1,184 @@
+package bareagent
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+)
+
+// codexModel is a model that the CLI knows.
+const codexModel = "gpt-5.5"
+
+// Codex returns Codex.
+func Codex() Agent {
+	return Agent{
+		Architecture: architecture.Codex, Name: "Codex", Program: "codex", Model: codexModel, Warm: warmCodex,
+		OneShot: &OneShot{Command: "codex exec", Whole: true, Start: oneShotCodex},
+	}
+}
+
+// codexSettings returns settings that the runner's adapter sets too.
+func codexSettings(url string) (args []string) {
+	for _, s := range []string{
+		`model_provider="spool"`, `model_providers.spool.name="Spool"`, `model_providers.spool.wire_api="responses"`,
+		`model_providers.spool.base_url="` + url + `/v1"`, `model_providers.spool.env_key="OPENAI_API_KEY"`, `model="` + codexModel + `"`,
+		`features.unbounded_connection_retries=false`, `sandbox_mode="danger-full-access"`, `web_search="disabled"`, `tools.update_plan.enabled=true`,
+		`features.goals=false`, `features.sleep_tool=false`, `analytics.enabled=false`, `otel.exporter="none"`, `otel.metrics_exporter="none"`,
+		`check_for_update_on_startup=false`, `features.apps=false`, `features.plugins=false`, `features.remote_plugin=false`,
+		`features.skill_mcp_dependency_install=false`, `features.image_generation=false`, `features.shell_snapshot=false`, `history.persistence="none"`,
+	} {
+		args = append(args, "-c", s)
+	}
+	return args
+}
+
+// codexEnv returns the environment, and creates the folder of the CLI.
+func codexEnv(dir string) ([]string, error) {
+	home := filepath.Join(dir, "codex")
+	return []string{"OPENAI_API_KEY=bench", "CODEX_HOME=" + home, "NO_COLOR=1"}, os.MkdirAll(home, 0o700)
+}
+
+// nativeCodex returns the program that npm's wrapper runs, which the runner's adapter starts too, or the wrapper if the
+// program is not found.
+func nativeCodex(wrapper string) string {
+	script, err := filepath.EvalSymlinks(wrapper)
+	if err != nil || filepath.Base(script) != "codex.js" {
+		return wrapper
+	}
+	scope := filepath.Dir(filepath.Dir(filepath.Dir(script))) // …/@openai/codex/bin/codex.js
+	arch := strings.ReplaceAll(runtime.GOARCH, "amd64", "x64")
+	for _, modules := range []string{scope, filepath.Join(scope, "codex", "node_modules", "@openai")} {
+		found, err := filepath.Glob(filepath.Join(modules, "codex-"+runtime.GOOS+"-"+arch, "vendor", "*", "bin", "codex"))
+		if err == nil && len(found) == 1 {
+			return found[0]
+		}
+	}
+	return wrapper
+}
+
+// warmCodex starts the app server of Codex with one thread.
+func warmCodex(path, dir, url string) (Conversation, error) {
+	env, err := codexEnv(dir)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(nativeCodex(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
+	cmd.Env = env
+	thread, id := "", 2
+	p, err := startProcess(dir, cmd, &process{
+		query: func(text string) any {
+			id++
+			return object{"id": id, "method": "turn/start", "params": object{
+				"threadId": thread, "input": []object{{"type": "text", "text": text}},
+				"sandboxPolicy": object{"type": "externalSandbox", "networkAccess": "enabled"},
+			}}
+		},
+		read: readCodex,
+	})
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		ID     int
+		Result struct{ Thread struct{ ID string } }
+		Error  *struct{ Message string }
+	}
+	answered := func(to int) func(line []byte) (bool, error) {
+		return func(line []byte) (bool, error) {
+			answer.ID, answer.Error = 0, nil
+			if err := json.Unmarshal(line, &answer); err != nil || answer.Error == nil {
+				return answer.ID == to, err
+			}
+			return false, fmt.Errorf("request %d: %s", to, answer.Error.Message)
+		}
+	}
+	hello := object{"clientInfo": object{"name": "spool", "title": "Spool", "version": "1"}, "capabilities": object{"experimentalApi": true}}
+	if err = p.handshake(object{"id": 1, "method": "initialize", "params": hello}, answered(1)); err == nil {
+		err = p.send(object{"method": "initialized"})
+	}
+	if err == nil {
+		err = p.handshake(object{"id": 2, "method": "thread/start", "params": object{
+			"cwd": cmd.Dir, "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": codexModel,
+		}}, answered(2))
+	}
+	if err != nil {
+		_ = p.Close() // the error of the handshake matters
+		return nil, err
+	}
+	thread = answer.Result.Thread.ID
+	return p, nil
+}
+
+// readCodex reads a line of the app server.
+func readCodex(line []byte) output {
+	var l struct {
+		Method string
+		Params struct {
+			Delta string
+			Turn  struct {
+				Status string
+				Error  *struct{ Message string }
+			}
+		}
+		Error *struct{ Message string }
+	}
+	if err := json.Unmarshal(line, &l); err != nil {
+		return output{err: err}
+	}
+	if l.Error != nil {
+		return output{err: fmt.Errorf("request: %s", l.Error.Message)}
+	}
+	ended := l.Method == "turn/completed"
+	if ended && l.Params.Turn.Status != "completed" {
+		return output{err: fmt.Errorf("turn ended as %s: %s", l.Params.Turn.Status, line)}
+	}
+	return output{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
+}
+
+// oneShotCodex runs `codex exec TEXT`, which continues its session with `resume`.
+func oneShotCodex(path, dir, url string) (Conversation, error) {
+	env, err := codexEnv(dir)
+	return &oneShot{
+		dir: dir,
+		command: func(text, session string) *exec.Cmd {
+			args := []string{"exec"}
+			if session != "" {
+				args = append(args, "resume")
+			}
+			args = slices.Concat(args, codexSettings(url), []string{"--json", "--skip-git-repo-check"})
+			if session != "" {
+				args = append(args, session)
+			}
+			cmd := exec.Command(path, append(args, text)...) //nolint:gosec // the installed CLI
+			cmd.Env = slices.Clone(env)
+			return cmd
+		},
+		read: readCodexExec,
+	}, err
+}
+
+// readCodexExec reads a line of `codex exec --json`.
+func readCodexExec(line []byte, session *string) output {
+	var l struct {
+		Type   string
+		Thread string `json:"thread_id"`
+		Item   struct{ Type, Text string }
+	}
+	if err := json.Unmarshal(line, &l); err != nil {
+		return output{err: fmt.Errorf("%w: %s", err, line)}
+	}
+	if l.Thread != "" {
+		*session = l.Thread
+	}
+	if l.Type == "turn.failed" {
+		return output{err: fmt.Errorf("turn failed: %s", line)}
+	}
+	return output{text: l.Type == "item.completed" && l.Item.Type == "agent_message" && l.Item.Text != "", ended: l.Type == "turn.completed"}
+}

@@ -1,0 +1,173 @@
+package bareagent
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/pkg/architecture"
+)
+
+// openCodeModel is the name of the model. The scripted model accepts any name.
+const openCodeModel = "known-model"
+
+// OpenCode returns OpenCode.
+func OpenCode() Agent {
+	return Agent{
+		Architecture: architecture.OpenCode, Name: "OpenCode", Program: "opencode", Model: openCodeModel, Warm: warmOpenCode,
+		OneShot: &OneShot{Command: "opencode run", Whole: true, Start: oneShotOpenCode},
+	}
+}
+
+// openCodeEnv returns the environment that the runner's adapter sets too, without the adapter's plugin. It writes the
+// files without which the CLI would ask a package registry.
+func openCodeEnv(dir, url string) ([]string, error) {
+	home := func(kind string) string { return filepath.Join(dir, "opencode", kind) }
+	config, err := json.Marshal(object{
+		"$schema": "https://opencode.ai/config.json", "autoupdate": false, "share": "disabled", "lsp": false, "formatter": false,
+		"model": "spool/" + openCodeModel, "small_model": "spool/" + openCodeModel, "enabled_providers": []string{"spool"},
+		"provider": object{"spool": object{
+			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
+			"options": object{"baseURL": url + "/v1", "apiKey": "bench"},
+			"models": object{openCodeModel: object{
+				"name": openCodeModel, "tool_call": true, "attachment": true,
+				"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}}, "limit": object{"context": 128_000, "output": 32_000},
+			}},
+		}},
+		"permission": object{"*": "ask", "question": "deny", "doom_loop": "deny"},
+		"agent":      object{"title": object{"disable": true}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	folder := filepath.Join(home("config"), "opencode")
+	if err := os.MkdirAll(filepath.Join(folder, "node_modules"), 0o700); err != nil {
+		return nil, err
+	}
+	const lock = `{"name":"opencode","lockfileVersion":3,"packages":{"":{"dependencies":{"@opencode-ai/plugin":"*"}}}}`
+	return []string{
+		"OPENCODE_CONFIG_CONTENT=" + string(config),
+		"XDG_DATA_HOME=" + home("data"), "XDG_CONFIG_HOME=" + home("config"), "XDG_CACHE_HOME=" + home("cache"), "XDG_STATE_HOME=" + home("state"),
+		"OPENCODE_DISABLE_PROJECT_CONFIG=1", "OPENCODE_DISABLE_CLAUDE_CODE=1", "OPENCODE_DISABLE_EXTERNAL_SKILLS=1", "OPENCODE_DISABLE_MODELS_FETCH=1",
+		"OPENCODE_DISABLE_AUTOUPDATE=1", "OPENCODE_DISABLE_LSP_DOWNLOAD=1", "OPENCODE_DISABLE_DEFAULT_PLUGINS=1", "OPENCODE_DISABLE_SHARE=1",
+	}, os.WriteFile(filepath.Join(folder, "package-lock.json"), []byte(lock), 0o600)
+}
+
+// warmOpenCode starts OpenCode with ACP on its stdio.
+func warmOpenCode(path, dir, url string) (Conversation, error) {
+	env, err := openCodeEnv(dir, url)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(path, "acp") //nolint:gosec // the installed CLI
+	cmd.Env = env
+	session, id := "", 2
+	request := func(n int, method string, params any) any {
+		return object{"jsonrpc": "2.0", "id": n, "method": method, "params": params}
+	}
+	p, err := startProcess(dir, cmd, &process{
+		query: func(text string) any {
+			id++
+			return request(id, "session/prompt", object{"sessionId": session, "prompt": []object{{"type": "text", "text": text}}})
+		},
+		read: func(line []byte) output { return readACP(line, id) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	answered := func(to int) func(line []byte) (bool, error) {
+		return func(line []byte) (bool, error) {
+			var m acpMessage
+			if err := json.Unmarshal(line, &m); err != nil || m.Error != nil {
+				return false, fmt.Errorf("%w: %s", err, line)
+			}
+			if m.ID != to || m.Method != "" {
+				return false, nil
+			}
+			session = m.Result.SessionID
+			return true, nil
+		}
+	}
+	err = p.handshake(request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answered(1))
+	if err == nil {
+		err = p.handshake(request(2, "session/new", object{"cwd": cmd.Dir, "mcpServers": []any{}}), answered(2))
+	}
+	if err != nil {
+		_ = p.Close() // the error of the handshake matters
+		return nil, err
+	}
+	return p, nil
+}
+
+// acpMessage holds the fields of ACP messages that are read here.
+type acpMessage struct {
+	ID     int
+	Method string
+	Params struct {
+		Update struct {
+			Kind    string `json:"sessionUpdate"`
+			Content json.RawMessage
+		}
+	}
+	Result struct{ SessionID, StopReason string }
+	Error  *struct{ Message string }
+}
+
+// readACP reads a line of a turn. The turn ends with the response to the prompt.
+func readACP(line []byte, prompt int) output {
+	var m acpMessage
+	if err := json.Unmarshal(line, &m); err != nil {
+		return output{err: fmt.Errorf("%w: %s", err, line)}
+	}
+	if m.Method == "" && m.ID == prompt {
+		if m.Error != nil || m.Result.StopReason != "end_turn" {
+			return output{err: fmt.Errorf("turn ended with %s", line)}
+		}
+		return output{ended: true}
+	}
+	if m.Params.Update.Kind != "agent_message_chunk" {
+		return output{}
+	}
+	var content struct{ Text string }
+	err := json.Unmarshal(m.Params.Update.Content, &content)
+	return output{text: content.Text != "", err: err}
+}
+
+// oneShotOpenCode runs `opencode run TEXT`, which continues its session with --session.
+func oneShotOpenCode(path, dir, url string) (Conversation, error) {
+	env, err := openCodeEnv(dir, url)
+	return &oneShot{
+		dir: dir,
+		command: func(text, session string) *exec.Cmd {
+			args := []string{"run", "--format", "json", "--model", "spool/" + openCodeModel}
+			if session != "" {
+				args = append(args, "--session", session)
+			}
+			cmd := exec.Command(path, append(args, text)...) //nolint:gosec // the installed CLI
+			cmd.Env = append([]string{}, env...)
+			return cmd
+		},
+		read: readOpenCodeRun,
+	}, err
+}
+
+// readOpenCodeRun reads a line of `opencode run --format json`.
+func readOpenCodeRun(line []byte, session *string) output {
+	var l struct {
+		Type    string
+		Session string `json:"sessionID"`
+		Part    struct{ Text, Reason string }
+	}
+	if err := json.Unmarshal(line, &l); err != nil {
+		return output{err: fmt.Errorf("%w: %s", err, line)}
+	}
+	if l.Session != "" {
+		*session = l.Session
+	}
+	if l.Type == "error" {
+		return output{err: fmt.Errorf("turn failed: %s", line)}
+	}
+	return output{text: l.Type == "text" && l.Part.Text != "", ended: l.Type == "step_finish" && l.Part.Reason == "stop"}
+}

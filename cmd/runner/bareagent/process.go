@@ -1,0 +1,140 @@
+package bareagent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// output is the meaning of one line of an agent's output.
+type output struct {
+	text  bool // the line has text of the answer
+	ended bool // the turn has completed
+	err   error
+}
+
+// process is a warm agent on its stdio. It implements Conversation.
+type process struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	lines  *bufio.Reader
+	stderr bytes.Buffer
+	query  func(text string) any    // returns the request that begins a turn
+	read   func(line []byte) output // reads one line of a turn
+}
+
+// handshakeTimeout limits a handshake. It is long because the machine may be busy.
+const handshakeTimeout = 60 * time.Second
+
+// startProcess starts a process with folders below dir as its home and workspace.
+func startProcess(dir string, cmd *exec.Cmd, p *process) (*process, error) {
+	if err := prepare(dir, cmd); err != nil {
+		return nil, err
+	}
+	p.cmd, cmd.Stderr = cmd, &p.stderr
+	var err error
+	if p.in, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.lines = bufio.NewReaderSize(out, 1<<20)
+	return p, cmd.Start()
+}
+
+// prepare creates the folders of a command and sets its environment.
+func prepare(dir string, cmd *exec.Cmd) error {
+	cmd.Dir = filepath.Join(dir, "workspace")
+	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "HOME="+filepath.Join(dir, "home"), "TMPDIR="+dir, "LANG=C.UTF-8")
+	return errors.Join(os.MkdirAll(cmd.Dir, 0o700), os.MkdirAll(filepath.Join(dir, "home"), 0o700))
+}
+
+// Close kills the process.
+func (p *process) Close() error {
+	return errors.Join(p.in.Close(), p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait()))
+}
+
+// ignoreExit returns nil for the error of a process that exited or was killed.
+func ignoreExit(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil // the process was killed
+	}
+	return err
+}
+
+// send writes a value as one line of JSON.
+func (p *process) send(v any) error {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = p.in.Write(append(raw, '\n'))
+	return err
+}
+
+// handshake sends a request and reads lines until answered returns true.
+func (p *process) handshake(request any, answered func(line []byte) (bool, error)) error {
+	stop := time.AfterFunc(handshakeTimeout, func() { _ = p.cmd.Process.Kill() })
+	defer stop.Stop()
+	if err := p.send(request); err != nil {
+		return err
+	}
+	for {
+		line, err := p.lines.ReadBytes('\n')
+		if err != nil {
+			return fmt.Errorf("handshake: %w: %s", err, p.stderr.String())
+		}
+		if ok, err := answered(line); ok || err != nil {
+			return err
+		}
+	}
+}
+
+// Turn implements Conversation.
+func (p *process) Turn(ctx context.Context, text string) (time.Duration, error) {
+	// The kill ends the read below.
+	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
+	defer stop()
+	start := time.Now()
+	if err := p.send(p.query(text)); err != nil {
+		return 0, err
+	}
+	first, err := follow(p.lines, start, p.read)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %s", err, p.stderr.String())
+	}
+	return first, nil
+}
+
+// follow reads lines until the turn has completed, and returns the time from start to the first text.
+func follow(lines *bufio.Reader, start time.Time, read func([]byte) output) (first time.Duration, err error) {
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			return 0, err
+		}
+		received := time.Now()
+		o := read(line)
+		switch {
+		case o.err != nil:
+			return 0, o.err
+		case o.text && first == 0:
+			first = received.Sub(start)
+		case o.ended && first == 0:
+			return 0, errors.New("turn ended without text")
+		case o.ended:
+			return first, nil
+		}
+	}
+}

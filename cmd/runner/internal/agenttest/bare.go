@@ -1,0 +1,72 @@
+package agenttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/mockllm/server"
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
+)
+
+// bare checks the agent without Spool, with which the benchmark "turn" compares it: both of its forms continue a
+// conversation, and the benchmark includes it.
+func bare(t *testing.T, s Subject, a bareagent.Agent) {
+	if a.Architecture != s.Architecture || a.Program != s.Program {
+		t.Errorf("the bare agent is %s of %q, want %s of %q", a.Program, a.Architecture, s.Program, s.Architecture)
+	}
+	if !slices.ContainsFunc(bareagent.Agents(), func(b bareagent.Agent) bool { return b.Architecture == a.Architecture }) {
+		t.Errorf("bareagent.Agents does not return %s, so the benchmark does not measure it", a.Architecture)
+	}
+	path, err := os.Executable()
+	if s.Program != "" {
+		if path, err = exec.LookPath(s.Program); errors.Is(err, exec.ErrNotFound) {
+			t.Skipf("%s is not on the PATH: %s, or make install", s.Program, s.Install)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("warm", func(t *testing.T) { t.Parallel(); converse(t, path, a.Warm) })
+	if a.OneShot != nil {
+		t.Run("one-shot", func(t *testing.T) { t.Parallel(); converse(t, path, a.OneShot.Start) })
+	}
+}
+
+// converse takes two turns, the second of which has to continue the first.
+func converse(t *testing.T, path string, start func(path, dir, modelURL string) (bareagent.Conversation, error)) {
+	model, err := server.New(server.Config{Script: Rules(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(model)
+	t.Cleanup(web.Close)
+	c, err := start(path, t.TempDir(), web.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	texts := []string{"the first number is 11", "the second number is 22"}
+	for _, text := range texts {
+		if took, err := c.Turn(ctx, text); err != nil || took <= 0 {
+			t.Fatalf("turn %q: first text after %s, %v", text, took, err)
+		}
+	}
+	requests := model.Requests()
+	for _, text := range texts {
+		if body := requests[len(requests)-1].Body; !bytes.Contains(body, []byte(text)) {
+			t.Errorf("the last request to the model does not contain %q: %s", text, body)
+		}
+	}
+}

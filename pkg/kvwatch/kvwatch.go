@@ -1,0 +1,57 @@
+// Package kvwatch follows a key-value bucket for as long as a service runs.
+package kvwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/retry"
+)
+
+// pause is the pause before a bucket is watched again after a failure.
+const pause = time.Second
+
+// Run passes every entry of a bucket to a function, and then every change, until ctx ends, which is not an error. It
+// passes nil once the present entries are complete. When the watch ends early, for example because the bucket does not
+// exist yet, Run logs why and begins again with a new function from begin. Functions are called one at a time.
+func Run(ctx context.Context, js jetstream.JetStream, bucket string, logger *slog.Logger, begin func() func(jetstream.KeyValueEntry)) error {
+	for {
+		err := follow(ctx, js, bucket, begin())
+		if ctx.Err() != nil {
+			return nil
+		}
+		logger.Warn("watch a bucket: trying again", "bucket", bucket, "error", err)
+		if retry.Pause(ctx, pause) != nil {
+			return nil
+		}
+	}
+}
+
+// follow watches the bucket until ctx ends, or returns why the watch ended.
+func follow(ctx context.Context, js jetstream.JetStream, bucket string, see func(jetstream.KeyValueEntry)) (err error) {
+	kv, err := js.KeyValue(ctx, bucket)
+	if err != nil {
+		return fmt.Errorf("open bucket %s: %w", bucket, err)
+	}
+	watcher, err := kv.WatchAll(ctx)
+	if err != nil {
+		return fmt.Errorf("watch bucket %s: %w", bucket, err)
+	}
+	defer func() { err = errors.Join(err, watcher.Stop()) }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case entry, ok := <-watcher.Updates():
+			if !ok {
+				return errors.New("the watch ended")
+			}
+			see(entry)
+		}
+	}
+}

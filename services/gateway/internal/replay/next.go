@@ -1,0 +1,256 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/pace"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+const (
+	pageEvents = 64        // largest number of events that one read returns
+	pageBytes  = 256 << 10 // bytes after which a read ends
+	maxBatch   = 256 << 10 // bytes after which Next returns
+)
+
+// step is the next item to send: an event or a piece of text.
+type step struct {
+	due   time.Time
+	kept  *reads.StoredEvent
+	event events.Wire
+	text  *events.Delta
+}
+
+// Next blocks until something is due and returns it: a notice, an event, or text in flight. It returns io.EOF after
+// the replay's end, the cause of ctx, or the reason why the replay cannot continue.
+func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
+	size := 0
+	for size < maxBatch {
+		if ctx.Err() != nil {
+			return framesOrError(frames, context.Cause(ctx))
+		}
+		for _, n := range r.notices {
+			frames = append(frames, live.Frame{Notice: &n})
+		}
+		r.notices = nil
+		if r.next == nil {
+			if err := r.findNext(ctx); err != nil {
+				return framesOrError(frames, err)
+			}
+			continue // its notices are sent before the wait
+		}
+		wait := time.Until(r.next.due)
+		switch {
+		case wait > 0 && len(frames) > 0:
+			return frames, nil
+		case wait > 0:
+			if err := r.wait(ctx, wait); err != nil {
+				return nil, err
+			}
+		default:
+			frame, err := r.take()
+			if err != nil {
+				return framesOrError(frames, err)
+			}
+			size += frame.Len(true)
+			frames = append(frames, frame)
+		}
+	}
+	return frames, nil
+}
+
+// framesOrError returns frames without the error if there are frames; the next call will return the error again.
+func framesOrError(frames []live.Frame, err error) ([]live.Frame, error) {
+	if len(frames) > 0 {
+		return frames, nil
+	}
+	return nil, err
+}
+
+// wait blocks for d, unless the session or the replay's client ends first.
+func (r *Replay) wait(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-r.reader.Changed():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return r.reader.Ended()
+}
+
+// findNext finds the next step and its due time, or the end of the replay. It finds neither if it skips an event.
+func (r *Replay) findNext(ctx context.Context) error {
+	if err := r.reader.Ended(); err != nil {
+		return err
+	}
+	if r.ended {
+		return io.EOF
+	}
+	if len(r.page) == 0 && r.read < r.last {
+		if err := r.readPage(ctx); err != nil {
+			return err
+		}
+	}
+	if len(r.page) == 0 {
+		r.ended = true
+		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.Ended{Seq: r.sent}})
+		return nil
+	}
+	s := step{kept: &r.page[0]}
+	if err := json.Unmarshal(s.kept.JSON, &s.event); err != nil {
+		return unreadable(err)
+	}
+	if !r.has(s.event.ExecutionID) {
+		r.advanceClock(s.event)
+		r.page = r.page[1:]
+		return nil
+	}
+	text, err := r.textBefore(ctx, s.event)
+	if err != nil {
+		return err
+	}
+	at := s.event.Time
+	if text != nil {
+		s.text, at = text, text.Time
+	}
+	due, gap := r.pacer.Step(at, time.Now())
+	s.due = due
+	if gap.LeftOut > 0 {
+		r.notices = append(r.notices, pace.Notice{Kind: pace.GapShortened, Data: pace.Shortened{
+			Seq: r.sent, GapMs: gap.Original.Milliseconds(), LeftOutMs: gap.LeftOut.Milliseconds(),
+		}})
+	}
+	r.next = &s
+	return nil
+}
+
+// textBefore returns the next piece of text if it came before an event. The runner journals text and events in one
+// order and with one clock. Text of a block that is not open is held until the block's start, or until a later event
+// of the runner.
+func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
+	for {
+		d, ok, err := r.player.head(ctx, r.request.Tenant, &r.texts)
+		if !ok || err != nil {
+			return nil, err
+		}
+		known, open := r.open[d.BlockID]
+		if !open && !d.Time.Before(r.reached) || open && d.Time.After(e.Time) {
+			return nil, nil
+		}
+		from := known - int(d.Offset)
+		if !open || from < 0 || from >= len(d.Text) { // the block is complete, text before it is missing, or it was sent already
+			r.texts.drop()
+			continue
+		}
+		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
+		return &d, nil
+	}
+}
+
+// take returns the frame of the next step, which is due. If a notice must precede it, take returns the notice and
+// must be called again.
+func (r *Replay) take() (live.Frame, error) {
+	s := r.next
+	if s.text != nil {
+		return r.takeText(*s.text)
+	}
+	e := s.event.Event()
+	if done, ok := e.Data.(events.BlockComplete); ok {
+		shown, open := r.open[done.Block.ID]
+		delete(r.open, done.Block.ID)
+		if open && shown < len(done.Block.Content) {
+			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.Whole{
+				Seq: s.event.Seq, BlockID: done.Block.ID, ShownBytes: shown,
+			}}}, nil
+		}
+	}
+	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
+		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // other kinds have no text in flight
+		r.open[b.Block.ID] = 0
+	}
+	r.advanceClock(s.event)
+	r.sent, r.position = s.event.Seq, s.event.Position
+	kept := r.page[0]
+	r.page, r.next = r.page[1:], nil
+	return live.Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON, Metadata: kept.Metadata}, nil
+}
+
+func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
+	w, err := d.ToWire(r.request.Session, r.sent, r.position)
+	if err != nil {
+		return live.Frame{}, problem.From(err)
+	}
+	raw, err := live.Encode(w)
+	if err != nil {
+		return live.Frame{}, problem.From(err)
+	}
+	r.open[d.BlockID] += len(d.Text)
+	r.texts.drop()
+	r.next = nil
+	return live.Frame{Seq: r.sent, Type: events.TextDelta, JSON: raw}, nil
+}
+
+// readPage reads the next events.
+func (r *Replay) readPage(ctx context.Context) error {
+	release, err := r.player.slot(ctx, r.request.Tenant)
+	if err != nil {
+		return err
+	}
+	defer release()
+	page, err := r.player.cfg.Reads.Events(ctx, r.request.Tenant, r.request.Session, reads.Query{
+		After: r.read, Limit: int(min(pageEvents, r.last-r.read)), Metadata: true, Bytes: pageBytes,
+	})
+	if err != nil {
+		return cursorError(err)
+	}
+	size := int64(0)
+	for _, e := range page.Events {
+		size += int64(len(e.JSON) + e.Metadata.Len())
+	}
+	if err := r.holdExtra(max(0, size-pageBytes)); err != nil {
+		return err
+	}
+	if len(page.Events) == 0 {
+		err := problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.request.Session))
+		return r.player.cfg.Reads.UnlessFolding(ctx, r.request.Session, err)
+	}
+	r.page, r.read = page.Events, page.Events[len(page.Events)-1].Seq
+	return nil
+}
+
+// holdExtra takes the bytes by which a page exceeds cost from the gateway's limit.
+func (r *Replay) holdExtra(n int64) error {
+	if n > r.extra {
+		if err := r.held.Take(n - r.extra); err != nil {
+			return err
+		}
+	} else {
+		r.held.Return(r.extra - n)
+	}
+	r.extra = n
+	return nil
+}
+
+// cursorError converts an error about the cursor to one about from, which is the field that the client sent.
+func cursorError(err error) error {
+	var p *problem.Error
+	if errors.As(err, &p) && p.Field == "after" {
+		renamed := *p
+		renamed.Field = "from"
+		return &renamed
+	}
+	return err
+}
+
+func unreadable(err error) error {
+	return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
+}

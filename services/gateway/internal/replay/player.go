@@ -1,0 +1,108 @@
+package replay
+
+import (
+	"context"
+	"sync"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
+	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/reads"
+)
+
+// readers is the number of replays of a gateway that may read Postgres and NATS at the same time, so that other reads
+// have capacity. tenantReaders is the part of it that one tenant may use, so that other tenants do not wait for all of
+// its replays.
+const (
+	readers       = 8
+	tenantReaders = readers / 2
+)
+
+// Config configures a Player. Every field is required.
+type Config struct {
+	Live      *live.Hub
+	Reads     *reads.Store
+	NATS      *nats.Conn
+	Admission *admission.Admission
+}
+
+// Player opens replays. It is safe for concurrent use.
+type Player struct {
+	cfg   Config
+	slots chan struct{}
+
+	mu      sync.Mutex
+	tenants map[string]*tenantSlots // tenants that are reading or waiting
+}
+
+// tenantSlots is the part of the slots that one tenant may use.
+type tenantSlots struct {
+	slots chan struct{}
+	users int // replays that hold a slot or wait for one
+}
+
+// New returns a Player.
+func New(cfg Config) *Player {
+	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*tenantSlots{}}
+}
+
+// head calls texts.head and waits for a slot if that reads from NATS.
+func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delta, bool, error) {
+	if len(t.page) == 0 && !t.done {
+		release, err := p.slot(ctx, tenant)
+		if err != nil {
+			return events.Delta{}, false, err
+		}
+		defer release()
+	}
+	return t.head(ctx)
+}
+
+// slot blocks until the tenant may read.
+func (p *Player) slot(ctx context.Context, tenant string) (release func(), err error) {
+	s := p.join(tenant)
+	select {
+	case s.slots <- struct{}{}:
+	case <-ctx.Done():
+		p.leave(tenant, s)
+		return nil, context.Cause(ctx)
+	}
+	leave := func() {
+		<-s.slots
+		p.leave(tenant, s)
+	}
+	select {
+	case p.slots <- struct{}{}:
+	case <-ctx.Done():
+		leave()
+		return nil, context.Cause(ctx)
+	}
+	return func() {
+		<-p.slots
+		leave()
+	}, nil
+}
+
+// join returns the slots of a tenant with one more user.
+func (p *Player) join(tenant string) *tenantSlots {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.tenants[tenant]
+	if s == nil {
+		s = &tenantSlots{slots: make(chan struct{}, tenantReaders)}
+		p.tenants[tenant] = s
+	}
+	s.users++
+	return s
+}
+
+// leave removes a user of a tenant's slots, and removes slots without users.
+func (p *Player) leave(tenant string, s *tenantSlots) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users--; s.users == 0 {
+		delete(p.tenants, tenant)
+	}
+}

@@ -1,0 +1,166 @@
+package rest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
+)
+
+// getFile returns a file's content. Its headers prevent browsers from displaying the file in the API's origin.
+func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file string) error {
+	q, err := queryParameters(r, "minPosition", paramLive, paramAt)
+	if err != nil {
+		return err
+	}
+	live, at, err := requestedVersion(q)
+	if err != nil {
+		return err
+	}
+	if live {
+		return h.getLive(w, r, session, file)
+	}
+	ws, err := h.cfg.API.WorkspaceAt(r.Context(), session, q.Get("minPosition"), at)
+	if err != nil {
+		return err
+	}
+	e, err := ws.Find(file)
+	if err != nil {
+		return err
+	}
+	if err := admissionOf(r).Take(min(e.Size, admission.TransferCost)); err != nil {
+		return err
+	}
+	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}
+	defer content.Close()
+	kind := mime.TypeByExtension(path.Ext(file))
+	// The first bytes are read before the header is sent: they determine the type, and show whether the content is
+	// available.
+	first := make([]byte, min(e.Size, 512))
+	if _, err := io.ReadFull(content, first); err != nil {
+		return err
+	}
+	if kind == "" {
+		kind = http.DetectContentType(first)
+	}
+	h.secure(w, kind, path.Base(file))
+	w.Header().Set("ETag", `"`+etag(e)+`"`)
+	if strings.Contains(r.Header.Get("Range"), ",") {
+		r.Header.Del("Range") // each of several ranges would read the file from its start
+	}
+	content.rewind(first)
+	out := h.pacedResponse(w)
+	http.ServeContent(out, r, "", e.ModTime, content)
+	if content.err != nil && r.Context().Err() == nil {
+		h.abort(r, content.err)
+	}
+	return nil
+}
+
+// secure sets headers that prevent content of an agent from being executed in the API's origin.
+func (h *Handler) secure(w http.ResponseWriter, kind, name string) {
+	head := w.Header()
+	head.Set("Content-Type", kind)
+	head.Set("Content-Disposition", disposition(name))
+	head.Set("X-Content-Type-Options", "nosniff")
+	head.Set("Content-Security-Policy", "default-src 'none'; sandbox")
+	head.Set("Cache-Control", "private, no-cache")
+}
+
+// disposition returns a Content-Disposition for an attachment, with an encoded name if it has characters beyond ASCII
+// (RFC 6266).
+func disposition(name string) string {
+	plain := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' {
+			return '_'
+		}
+		return r
+	}, name)
+	s := `attachment; filename="` + plain + `"`
+	if plain != name {
+		s += "; filename*=UTF-8''" + url.PathEscape(name)
+	}
+	return s
+}
+
+// seeker implements io.ReadSeeker for content that can only be read from its beginning.
+type seeker struct {
+	ctx   context.Context
+	open  func(context.Context) (io.ReadCloser, error)
+	size  int64
+	at    int64 // offset of the next read
+	from  io.ReadCloser
+	read  int64  // offset of from
+	first []byte // the first bytes, kept in memory
+	err   error
+}
+
+// rewind sets the offset to 0; first are the first bytes of the content.
+func (s *seeker) rewind(first []byte) { s.first, s.at = first, 0 }
+
+// Seek implements io.Seeker.
+func (s *seeker) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += s.at
+	case io.SeekEnd:
+		offset += s.size
+	}
+	if offset < 0 {
+		return 0, errors.New("seek before the beginning")
+	}
+	s.at = offset
+	return offset, nil
+}
+
+// Read implements io.Reader.
+func (s *seeker) Read(p []byte) (int, error) {
+	if s.at < int64(len(s.first)) {
+		n := copy(p, s.first[s.at:])
+		s.at += int64(n)
+		return n, nil
+	}
+	if err := s.reach(); err != nil {
+		s.err = err
+		return 0, err
+	}
+	n, err := s.from.Read(p)
+	s.at += int64(n)
+	s.read = s.at
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+// reach opens or skips content up to the offset of the next read.
+func (s *seeker) reach() (err error) {
+	if s.from != nil && s.read > s.at {
+		s.Close()
+	}
+	if s.from == nil {
+		if s.from, err = s.open(s.ctx); err != nil {
+			return err
+		}
+	}
+	if _, err = io.CopyN(io.Discard, s.from, s.at-s.read); err != nil {
+		return fmt.Errorf("read up to byte %d: %w", s.at, err)
+	}
+	s.read = s.at
+	return nil
+}
+
+// Close closes the open content.
+func (s *seeker) Close() {
+	if s.from != nil {
+		_ = s.from.Close() // its content was only read
+		s.from, s.read = nil, 0
+	}
+}

@@ -1,0 +1,103 @@
+package rest
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+const (
+	// stall bounds how long the client may be silent during a file transfer.
+	stall = 30 * time.Second
+	// minRate is the lowest average speed of a file transfer, in bytes per second.
+	minRate = 16 << 10
+)
+
+// pace bounds how long the gateway waits for a client during a file transfer: at most stall for one read or write,
+// and in total patience plus the time that the bytes take at minRate.
+type pace struct {
+	patience time.Duration
+	moved    int64 // bytes
+	waited   time.Duration
+}
+
+// deadline returns the deadline of a wait that begins now.
+func (p *pace) deadline(now time.Time) time.Time {
+	return now.Add(min(stall, p.patience+time.Duration(p.moved)*time.Second/minRate-p.waited))
+}
+
+// add counts the bytes that were moved during a wait.
+func (p *pace) add(n int, waited time.Duration) {
+	p.moved += int64(n)
+	p.waited += waited
+}
+
+// pacedBody is a body with a minimum speed.
+type pacedBody struct {
+	pace
+	from    io.Reader
+	control *http.ResponseController
+	err     error // why the body ended early
+}
+
+func (b *pacedBody) Read(p []byte) (int, error) {
+	began := time.Now()
+	_ = b.control.SetReadDeadline(b.deadline(began)) // a test's recorder has no connection
+	n, err := b.from.Read(p)
+	b.add(n, time.Since(began))
+	if err != nil {
+		_ = b.control.SetReadDeadline(time.Time{})
+		if !errors.Is(err, io.EOF) {
+			b.err = err
+		}
+	}
+	return n, err
+}
+
+// outcome returns the error of the body, or else the error with which it was refused. It reads the rest of a refused
+// body if that is not too large: the connection of a client that is still sending would be reset, and the client
+// would lose the answer. Of a body of unknown length only a part is read. A client that waits for 100 Continue sends
+// nothing.
+func (b *pacedBody) outcome(r *http.Request, refused error) error {
+	switch {
+	case b.err != nil:
+		return b.problem()
+	case refused == nil:
+		return nil
+	}
+	rest := int64(maxDrain)
+	if r.ContentLength < 0 {
+		rest = maxBody
+	}
+	if sends := b.moved > 0 || r.Header.Get("Expect") == ""; sends && r.ContentLength <= rest {
+		_, _ = io.CopyN(io.Discard, b, rest)
+	}
+	return refused
+}
+
+// problem returns the problem for a body that ended early.
+func (b *pacedBody) problem() error {
+	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stall, minRate).Because(b.err)
+}
+
+// pacedResponse is a response that the client must read at a minimum speed.
+type pacedResponse struct {
+	pace
+	*statusRecorder
+	control *http.ResponseController
+}
+
+func (h *Handler) pacedResponse(w *statusRecorder) *pacedResponse {
+	return &pacedResponse{pace: pace{patience: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
+}
+
+func (p *pacedResponse) Write(b []byte) (int, error) {
+	began := time.Now()
+	_ = p.control.SetWriteDeadline(p.deadline(began)) // a test's recorder has no connection
+	n, err := p.statusRecorder.Write(b)
+	p.add(n, time.Since(began))
+	return n, err
+}

@@ -1,0 +1,33 @@
+package rest
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/truncate"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// queryParameters returns the query parameters, or an error if one is unknown or repeated.
+func queryParameters(r *http.Request, known ...string) (url.Values, error) {
+	return queryParametersExcept(r, "", known...)
+}
+
+// queryParametersExcept is like queryParameters, but the parameter many may be repeated.
+func queryParametersExcept(r *http.Request, many string, known ...string) (url.Values, error) {
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, problem.Invalid("", "the query of the URL is not valid")
+	}
+	for name, values := range q {
+		switch {
+		case !slices.Contains(known, name):
+			return nil, problem.Invalid(truncate.Valid(name, 100), "there is no such parameter; there are %s", strings.Join(known, ", "))
+		case len(values) > 1 && name != many:
+			return nil, problem.Invalid(name, "the parameter is given more than once")
+		}
+	}
+	return q, nil
+}

@@ -1,0 +1,313 @@
+// Package append measures the cost of jslog compared with the guarded publishes that it is built on: the same
+// bytes, the same server, every message synced, in alternating rounds. The log is written as executors write it:
+// signed, through an account of their own. The raw publishes come from the account that owns the streams. The
+// benchmark reports one row for each number of sessions, and one that compares the versions of commits.
+package append
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// minAppends is the minimum number of appends of each writer in a round, however long they take.
+const minAppends = 4
+
+// ackTimeout is the time after the end of a round in which all acknowledgements have to arrive.
+const ackTimeout = 2 * time.Minute
+
+// target is the required share of the rate of raw guarded publishes.
+const target = 0.8
+
+// Benchmark is the subcommand append.
+type Benchmark struct {
+	Sessions []harness.Count `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
+	Rounds   harness.Count   `default:"15" help:"Measurements of each kind, in turn."`
+	Each     time.Duration   `default:"700ms" help:"Duration of one measurement."`
+}
+
+// Validate is called by kong.
+func (m *Benchmark) Validate() error {
+	if slices.Min(append(m.Sessions, 1)) < 1 || m.Each <= 0 {
+		return errors.New("--sessions and --each must be positive")
+	}
+	return nil
+}
+
+// Measure implements harness.Benchmark.
+func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
+	for _, n := range m.Sessions {
+		err := b.Part(fmt.Sprintf("%d sessions", n), func(b *harness.Bench) error {
+			r, err := measure(ctx, b, int(n), int(m.Rounds), m.Each)
+			if err != nil {
+				return err
+			}
+			return b.Report(r)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return b.Part("versions of commits", func(b *harness.Bench) error {
+		r, err := versions(ctx, b, int(m.Rounds), m.Each)
+		if err != nil {
+			return err
+		}
+		return b.Report(r)
+	})
+}
+
+// result is the outcome of one kind of writer: its appends per second in each round, and the duration of each
+// append.
+type result struct {
+	rates   []float64
+	samples []time.Duration
+}
+
+func (r *result) add(took time.Duration, samples []time.Duration) {
+	r.rates = append(r.rates, float64(len(samples))/took.Seconds())
+	r.samples = append(r.samples, samples...)
+}
+
+// signingKeys returns keys for all roles. An executor signs with its key.
+func signingKeys() (eventlog.Keys, error) {
+	var text strings.Builder
+	for _, role := range eventlog.Writers() {
+		fmt.Fprintf(&text, "%s:%032d ", role, 0)
+	}
+	return eventlog.ParseKeys(text.String(), topology.UserExecutor)
+}
+
+// connect returns the JetStream context of a user's account.
+func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStream, error) {
+	nc, err := nats.Connect(srv.ClientURL(), nats.UserInfo(user, srv.Password(user)), nats.CustomInboxPrefix(topology.InboxPrefix(user)))
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	return nc, js, nil
+}
+
+// testbed is a server with a log as executors use it: each commit is signed.
+type testbed struct {
+	owner, executor jetstream.JetStream
+	keys            eventlog.Keys
+	signing         topology.Signing
+}
+
+func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
+	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
+	if err != nil {
+		return nil, err
+	}
+	if !srv.Synced() {
+		return nil, errors.New("the server does not sync every message")
+	}
+	t := &testbed{}
+	for user, js := range map[string]*jetstream.JetStream{topology.UserAdmin: &t.owner, topology.UserExecutor: &t.executor} {
+		var nc *nats.Conn
+		if nc, *js, err = connect(srv, user); err != nil {
+			return nil, err
+		}
+		b.Cleanup(func() error { nc.Close(); return nil })
+	}
+	if t.keys, err = signingKeys(); err != nil {
+		return nil, err
+	}
+	if err := topology.Provision(ctx, t.owner, topology.Config{Shards: 1, KeyIDs: t.keys.KeyIDs()}); err != nil {
+		return nil, err
+	}
+	t.signing, err = topology.ReadSigning(ctx, t.owner, 1)
+	return t, err
+}
+
+func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
+	t, err := open(ctx, b)
+	if err != nil {
+		return row.Row{}, err
+	}
+	log, err := jslog.New(jslog.Config{JetStream: t.executor, Keys: t.keys, Signing: t.signing})
+	if err != nil {
+		return row.Row{}, err
+	}
+	var raws, logs []func(context.Context) error
+	for i := range sessions {
+		logs = append(logs, logWriter(log, i))
+		w, err := rawWriter(t.owner, i)
+		if err != nil {
+			return row.Row{}, err
+		}
+		raws = append(raws, w)
+	}
+	// Warm up both, so that neither pays for the first files and subjects.
+	for _, writers := range [][]func(context.Context) error{raws, logs} {
+		if _, _, err := drive(ctx, writers, each/4); err != nil {
+			return row.Row{}, err
+		}
+	}
+	var raw, through result
+	for i := range rounds {
+		kinds := []struct {
+			writers []func(context.Context) error
+			into    *result
+		}{{raws, &raw}, {logs, &through}}
+		if i%2 == 1 {
+			kinds[0], kinds[1] = kinds[1], kinds[0]
+		}
+		for _, k := range kinds {
+			took, samples, err := drive(ctx, k.writers, each)
+			if err != nil {
+				return row.Row{}, err
+			}
+			k.into.add(took, samples)
+		}
+	}
+	return toRow(sessions, &raw, &through), nil
+}
+
+// toRow compares round by round: measurements of the same round shared the same disk and cores.
+func toRow(sessions int, raw, through *result) row.Row {
+	var ratios []float64
+	for i, r := range raw.rates {
+		ratios = append(ratios, through.rates[i]/r)
+	}
+	ratio := harness.Median(ratios)
+	return row.Row{
+		What:     fmt.Sprintf("append through jslog, signed, in an account of its own, sessions: %d", sessions),
+		Target:   "80 % of raw guarded publishes in one account",
+		Measured: fmt.Sprintf("%.0f/s", harness.Median(through.rates)),
+		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms", harness.Median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99)),
+		Ratio:    ratio,
+		P50Ms:    row.Percentile(through.samples, 0.5),
+		P99Ms:    row.Percentile(through.samples, 0.99),
+		OK:       ratio >= target,
+		Note:     fmt.Sprintf("medians of %d rounds; every message synced, one stream, one connection each", len(ratios)),
+	}
+}
+
+// drive runs all writers concurrently, each waiting for its own acknowledgements, and returns the duration of every
+// append.
+func drive(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
+	// Without a deadline the client limits a publish to 5 s, which a busy disk may need.
+	ctx, cancel := context.WithTimeout(ctx, each+ackTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var all []time.Duration
+	var first error
+	var wg sync.WaitGroup
+	start := time.Now()
+	for _, write := range writers {
+		wg.Go(func() {
+			var samples []time.Duration
+			var err error
+			for err == nil && (time.Since(start) < each || len(samples) < minAppends) && ctx.Err() == nil {
+				t := time.Now()
+				if err = write(ctx); err == nil {
+					samples = append(samples, time.Since(t))
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, samples...)
+			if err != nil && first == nil {
+				first = err
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(start), all, errors.Join(first, ctx.Err())
+}
+
+// writer creates drafts of one session without generating ids, which is not measured.
+type writer struct {
+	n     int
+	draft events.Draft
+}
+
+// executor is the actor of a run's commits.
+func executor() events.Actor {
+	id := events.Derive(events.KindExecutor, "bench")
+	return events.Actor{Kind: "executor", ID: id}.WrittenBy("executor/" + id)
+}
+
+// newWriter prepares a typical commit of a run: the result of a tool call.
+func newWriter(session string) *writer {
+	return &writer{draft: events.Draft{
+		Actor: executor(), Epoch: 1,
+		Events: []events.Event{{
+			Time: time.Unix(1_750_000_000, 0), ExecutionID: events.Derive(events.KindExecution, session),
+			ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
+			Data: events.BlockComplete{Block: events.Block{
+				ID: events.Derive(events.KindBlock, session), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
+				ToolUseID: "call_1", Output: "total 8\n-rw-r--r-- 1 agent agent 213 main.py\n", DurationMs: 12,
+			}},
+		}},
+		State: json.RawMessage(`{"v":1,"phase":"running","epoch":1,"attempt":1,"journal":"jnl_1","open":[]}`),
+	}}
+}
+
+func (w *writer) next(session int) events.Draft {
+	w.n++
+	id := fmt.Sprintf("%010d%016d", session, w.n)
+	d := w.draft
+	d.ID = string(events.KindCommit) + "_" + id
+	d.Events = []events.Event{w.draft.Events[0]}
+	d.Events[0].ID = string(events.KindEvent) + "_" + id
+	return d
+}
+
+func subject(kind string, i int) events.Subject {
+	return events.RunOf("default", events.Derive(events.KindSession, "bench", kind, fmt.Sprint(i)))
+}
+
+func logWriter(log *jslog.Log, i int) func(context.Context) error {
+	head := eventlog.Head{Subject: subject("log", i)}
+	w := newWriter(head.Subject.ID)
+	return func(ctx context.Context) error {
+		next, err := log.Append(ctx, head, w.next(i))
+		head = next
+		return err
+	}
+}
+
+// rawWriter publishes the bytes of such a commit, encoded beforehand.
+func rawWriter(js jetstream.JetStream, i int) (func(context.Context) error, error) {
+	s := subject("raw", i)
+	c, err := newWriter(s.ID).next(i).Seal(s, "")
+	if err != nil {
+		return nil, err
+	}
+	c.Prev = c.Hash // a commit in the middle of a chain
+	data, err := c.Encode()
+	if err != nil {
+		return nil, err
+	}
+	name, seq := s.String(), uint64(0)
+	return func(ctx context.Context) error {
+		ack, err := js.Publish(ctx, name, data, jetstream.WithExpectLastSequencePerSubject(seq))
+		if err == nil {
+			seq = ack.Sequence
+		}
+		return err
+	}, nil
+}

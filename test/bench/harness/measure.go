@@ -1,0 +1,41 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// Count is a flag for a number of at least 1.
+type Count int
+
+// Validate is called by kong.
+func (n Count) Validate() error {
+	if n < 1 {
+		return errors.New("must be positive")
+	}
+	return nil
+}
+
+// CPUTime returns the processor time that this process uses while f runs, in user mode and in the kernel.
+func CPUTime(f func() error) (time.Duration, error) {
+	var before, after syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
+		return 0, fmt.Errorf("read the processor time of this process: %w", err)
+	}
+	if err := f(); err != nil {
+		return 0, err
+	}
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &after); err != nil {
+		return 0, fmt.Errorf("read the processor time of this process: %w", err)
+	}
+	return time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()), nil
+}
+
+// Median returns the median of at least one number, so that a disk that stalls in one round does not distort a result.
+func Median(list []float64) float64 {
+	list = slices.Sorted(slices.Values(list))
+	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
+}

@@ -1,0 +1,175 @@
+// Package heads measures the cost of signed heads: the processor time of a pass over the changed subjects, for each
+// commit, compared with that of appending the commits. Server, writers and signer run in this process, so their
+// processor time is counted together.
+package heads
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// limit is the maximum processor time of signing, as a share of that of appending.
+const limit = 0.05
+
+// Benchmark is the subcommand heads.
+type Benchmark struct {
+	Rounds   harness.Count `default:"9" help:"Passes."`
+	Sessions harness.Count `default:"200" help:"Sessions that write."`
+	Commits  harness.Count `default:"60" help:"Commits of each session between two passes. The default is one a second, with one pass a minute."`
+}
+
+// Measure implements harness.Benchmark.
+func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
+	t, err := newTestbed(ctx, b, int(m.Sessions))
+	if err != nil {
+		return err
+	}
+	var appends, passes, ratios []float64
+	for range m.Rounds {
+		appended, err := harness.CPUTime(func() error { return t.append(ctx, int(m.Commits)) })
+		if err != nil {
+			return err
+		}
+		signed, err := harness.CPUTime(func() error { return t.sign(ctx) })
+		if err != nil {
+			return err
+		}
+		n := float64(m.Sessions * m.Commits)
+		appends, passes = append(appends, appended.Seconds()/n), append(passes, signed.Seconds()/n)
+		ratios = append(ratios, signed.Seconds()/appended.Seconds())
+	}
+	ratio := harness.Median(ratios)
+	return b.Report(row.Row{
+		What:     fmt.Sprintf("signed heads: processor time for each commit, %d sessions with %d commits between two passes", m.Sessions, m.Commits),
+		Target:   "5 % of that of an append",
+		Measured: fmt.Sprintf("%.1f µs", harness.Median(passes)*1e6),
+		Against:  fmt.Sprintf("append %.1f µs", harness.Median(appends)*1e6),
+		Ratio:    ratio,
+		OK:       ratio <= limit,
+		Note:     fmt.Sprintf("medians of %d rounds; server, writers and signer in one process; the work of the session service's pass without its timer", m.Rounds),
+	})
+}
+
+// testbed is a server with a log, the sessions that write to it, and the signer's state.
+type testbed struct {
+	js      jetstream.JetStream
+	log     *jslog.Log
+	key     heads.PrivateKey
+	writers []*writer
+	last    heads.Entry
+	hash    string
+	seq     uint64
+}
+
+type writer struct {
+	head eventlog.Head
+	n    int
+}
+
+func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, error) {
+	t := &testbed{}
+	var err error
+	if t.key, err = heads.ParsePrivateKey(strings.Repeat("5a", 32)); err != nil {
+		return nil, err
+	}
+	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort})
+	if err != nil {
+		return nil, err
+	}
+	nc, err := nats.Connect(srv.ClientURL())
+	if err != nil {
+		return nil, err
+	}
+	b.Cleanup(func() error { nc.Close(); return nil })
+	if t.js, err = jetstream.New(nc); err != nil {
+		return nil, err
+	}
+	if err := topology.Provision(ctx, t.js, topology.Config{Shards: 1}); err != nil {
+		return nil, err
+	}
+	if t.log, err = jslog.New(jslog.Config{JetStream: t.js}); err != nil {
+		return nil, err
+	}
+	for i := range sessions {
+		t.writers = append(t.writers, &writer{head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
+	}
+	return t, nil
+}
+
+// append appends commits to all sessions concurrently, to each session one after the other.
+func (t *testbed) append(ctx context.Context, commits int) error {
+	var wg sync.WaitGroup
+	errs := make(chan error, len(t.writers))
+	for i, w := range t.writers {
+		wg.Go(func() {
+			for range commits {
+				if err := w.write(ctx, t.log, i); err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	return <-errs
+}
+
+func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
+	w.n++
+	id := fmt.Sprintf("%010d%016d", i, w.n)
+	head, err := log.Append(ctx, w.head, events.Draft{
+		ID: string(events.KindCommit) + "_" + id, Actor: events.Actor{Kind: "executor", ID: "bench"}, Epoch: 1,
+		Events: []events.Event{{
+			ID: string(events.KindEvent) + "_" + id, Time: time.Unix(1_750_000_000, 0), ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
+			Data: events.BlockComplete{Block: events.Block{
+				ID: events.Derive(events.KindBlock, id), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
+				ToolUseID: "call_1", Output: "total 8\n-rw-r--r-- 1 agent agent 213 main.py\n", DurationMs: 12,
+			}},
+		}},
+	})
+	w.head = head
+	return err
+}
+
+// sign does the work of one pass of the session service: it finds the changed subjects, reads their last commits and
+// stores a signed entry.
+func (t *testbed) sign(ctx context.Context) error {
+	changes, err := t.log.Changed(ctx, eventlog.Position{Seq: t.last.Through}, heads.MaxHeads)
+	if err != nil {
+		return err
+	}
+	e := heads.Entry{N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
+	for subject, seq := range changes.Last {
+		rec, err := t.log.At(ctx, eventlog.Position{Seq: seq})
+		if err != nil {
+			return err
+		}
+		e.Heads = append(e.Heads, heads.Head{Subject: subject, Seq: seq, Hash: rec.Commit.Hash})
+	}
+	data, hash, err := e.Seal(t.key)
+	if err != nil {
+		return err
+	}
+	ack, err := t.js.Publish(ctx, topology.HeadSubject(0), data, jetstream.WithExpectLastSequencePerSubject(t.seq))
+	if err != nil {
+		return err
+	}
+	t.last, t.hash, t.seq = e, hash, ack.Sequence
+	return nil
+}

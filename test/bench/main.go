@@ -1,0 +1,148 @@
+// Command bench runs the benchmarks, one subcommand each, and collects their rows into docs/performance.md.
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+
+	appendlog "github.com/spoolhq/spool/test/bench/append"
+	"github.com/spoolhq/spool/test/bench/egress"
+	"github.com/spoolhq/spool/test/bench/fanout"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/heads"
+	"github.com/spoolhq/spool/test/bench/idle"
+	"github.com/spoolhq/spool/test/bench/latency"
+	"github.com/spoolhq/spool/test/bench/pool"
+	"github.com/spoolhq/spool/test/bench/projector"
+	"github.com/spoolhq/spool/test/bench/ready"
+	"github.com/spoolhq/spool/test/bench/skills"
+	"github.com/spoolhq/spool/test/bench/snapshot"
+	"github.com/spoolhq/spool/test/bench/turn"
+)
+
+// commands is the command line. Subcommands that are a harness.Benchmark measure something; scripts/bench runs all of
+// them.
+type commands struct {
+	Dir string `placeholder:"FOLDER" help:"Folder for the data, on the disk to measure; the system's temporary folder by default."`
+
+	Append    appendlog.Benchmark `cmd:"" help:"Rate of appends to the log, compared with raw guarded publishes; CPU cost of commits of version 2."`
+	Egress    egress.Benchmark    `cmd:"" help:"Latency that the egress proxy adds to requests and streamed tokens."`
+	Fanout    fanout.Benchmark    `cmd:"" help:"Age of text and events on WebSockets of many active sessions."`
+	Heads     heads.Benchmark     `cmd:"" help:"CPU cost of signed heads."`
+	Idle      idle.Benchmark      `cmd:"" help:"Memory and goroutines of idle sessions and WebSockets."`
+	Latency   latency.Benchmark   `cmd:"" help:"Age of text on the WebSocket of an idle system."`
+	Pool      pool.Benchmark      `cmd:"" help:"First turn of a session from the warm pool."`
+	Projector projector.Benchmark `cmd:"" help:"Rate of the projector, live and in a rebuild; past states and forks over REST."`
+	Ready     ready.Benchmark     `cmd:"" help:"Time from the start of spool up until it is ready."`
+	Skills    skills.Benchmark    `cmd:"" help:"Time that an agent's skills add to the first turn of a session."`
+	Snapshot  snapshot.Benchmark  `cmd:"" help:"Snapshots of a workspace with many files."`
+	Turn      turn.Benchmark      `cmd:"" help:"Later turns of a session, compared with the bare agents."`
+
+	All     allCommand     `cmd:"" help:"Run benchmarks with their default flags, each in a process of its own, and make the page of their rows."`
+	Collect collectCommand `cmd:"" help:"Make the page of rows on standard input."`
+
+	IdleNATS    idle.NATS    `cmd:"" name:"idle-nats" hidden:"" help:"NATS server of the benchmark idle."`
+	IdleSockets idle.Sockets `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
+}
+
+// streams are the standard streams of the program.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], &streams{os.Stdin, os.Stdout, os.Stderr}); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run runs one command line.
+func run(ctx context.Context, args []string, std *streams) error {
+	var c commands
+	parser, err := newParser(&c)
+	if err != nil {
+		return err
+	}
+	parsed, err := parser.Parse(args)
+	if err != nil {
+		return err
+	}
+	if m, ok := benchmark(parsed.Selected()); ok {
+		return harness.Run(ctx, parsed.Selected().Name, m, c.Dir, std.out, std.err)
+	}
+	parsed.BindTo(ctx, (*context.Context)(nil))
+	return parsed.Run(std)
+}
+
+func newParser(c *commands) (*kong.Kong, error) {
+	return kong.New(c, kong.Name("bench"), kong.Description("Benchmarks of Spool. Every benchmark prints rows as lines of JSON."))
+}
+
+// benchmark returns the benchmark of a subcommand; ok is false if the subcommand measures nothing.
+func benchmark(n *kong.Node) (m harness.Benchmark, ok bool) {
+	m, ok = n.Target.Addr().Interface().(harness.Benchmark)
+	return m, ok
+}
+
+// allCommand is the subcommand all.
+type allCommand struct {
+	Page  string   `placeholder:"FILE" help:"Write the page to this file; it is printed by default."`
+	Names []string `arg:"" optional:"" help:"Benchmarks to run; all by default."`
+}
+
+// Run is called by kong. Each benchmark has a process of its own, because some measure the memory and the processor
+// time of their process.
+func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *streams) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, n := range parsed.Model.Children {
+		if _, ok := benchmark(n); ok {
+			known = append(known, n.Name)
+		}
+	}
+	names := c.Names
+	if len(names) == 0 {
+		names = known
+	}
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("unknown benchmark %q", name)
+		}
+	}
+	var rows bytes.Buffer
+	for _, name := range names {
+		cmd := exec.CommandContext(ctx, self, name) //nolint:gosec // this program
+		cmd.Stdout, cmd.Stderr = io.MultiWriter(std.out, &rows), std.err
+		// The benchmark stops its servers before it exits.
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return writePage(c.Page, &rows, std.out)
+}
+
+// collectCommand is the subcommand collect.
+type collectCommand struct {
+	Page string `arg:"" optional:"" help:"File for the page; it is printed by default."`
+}
+
+// Run is called by kong.
+func (c *collectCommand) Run(std *streams) error { return writePage(c.Page, std.in, std.out) }

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+func TestCollect_WritesPageOfRows(t *testing.T) {
+	t.Parallel()
+	rows := func() *bytes.Buffer {
+		var in bytes.Buffer
+		for _, r := range []row.Row{{What: "a", Target: "1 s", OK: true, Command: "go run a"}, {What: "b", Target: "1 s", Command: "go run a"}} {
+			if err := row.Write(&in, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return &in
+	}
+	file := filepath.Join(t.TempDir(), "performance.md")
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"collect", file}, &streams{rows(), &out, io.Discard}); err != nil {
+		t.Fatal(err)
+	}
+	if out.Len() != 0 {
+		t.Errorf("printed %s", out.String())
+	}
+	if err := run(t.Context(), []string{"collect"}, &streams{rows(), &out, io.Discard}); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(page, out.Bytes()) {
+		t.Error("the file differs from the printed page")
+	}
+	for _, want := range []string{"| a |", "| ok |", "| short |", "cores"} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the page has no %q:\n%s", want, page)
+		}
+	}
+	if n := strings.Count(string(page), "go run a"); n != 1 {
+		t.Errorf("the page has the command %d times, want once", n)
+	}
+	for what, in := range map[string]string{"empty input": "", "input without rows": "PASS\n"} {
+		if err := run(t.Context(), []string{"collect"}, &streams{strings.NewReader(in), &out, io.Discard}); err == nil {
+			t.Errorf("%s was accepted", what)
+		}
+	}
+}
+
+// TestPerformancePage_ShowsCommandsOfBenchmarks reads the commands in docs/performance.md as the program does.
+func TestPerformancePage_ShowsCommandsOfBenchmarks(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for line := range strings.Lines(string(page)) {
+		arguments, ok := strings.CutPrefix(strings.TrimSpace(line), harness.Command(""))
+		if !ok {
+			if strings.Contains(line, "go run") {
+				t.Errorf("%q does not begin with %q", line, harness.Command(""))
+			}
+			continue
+		}
+		found++
+		parser, err := newParser(&commands{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := parser.Parse(strings.Fields(arguments))
+		if err != nil {
+			t.Errorf("%q: %v", line, err)
+			continue
+		}
+		if _, ok := benchmark(parsed.Selected()); !ok {
+			t.Errorf("%q measures nothing", line)
+		}
+	}
+	if found == 0 {
+		t.Error("the page has no commands")
+	}
+}
+
+func TestRun_RejectsInvalidArguments(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{
+		"append --rounds 0", "append --sessions 1,0", "append --each 0s", "egress --tokens 1", "fanout --sessions 1025", "heads --commits 0",
+		"idle --sessions 1 --sockets 2", "idle --worked 0", "latency --pieces 0", "pool --size 0", "projector --rounds=-1", "ready --rounds 0",
+		"skills --skills 0", "snapshot --files 99", "turn --agents nothing", "turn --places moon", "all nothing", "all idle-nats",
+	} {
+		// An error that names no argument would be that of a measurement.
+		if err := run(t.Context(), append(strings.Fields(args), "--dir", "/nonexistent"), &streams{strings.NewReader(""), io.Discard, io.Discard}); err == nil || strings.Contains(err.Error(), "/nonexistent") {
+			t.Errorf("%s: error %v, want one about the arguments", args, err)
+		}
+	}
+}

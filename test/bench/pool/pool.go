@@ -1,0 +1,143 @@
+// Package pool measures the first turn of a new session whose sandbox comes from the warm pool (Docker, Claude Code, and
+// a model that answers at once), compared with the first turn of a Claude Code on bare stdio that has just started.
+// Between two turns it waits until the pool is full again and the sandbox of the previous session has ended.
+package pool
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+// target is the maximum time in milliseconds at the median.
+const target = 250.0
+
+const architecture = "claude-code"
+
+const (
+	fillTimeout = 2 * time.Minute // for the wait until the pool is full
+	turnTimeout = time.Minute
+)
+
+// Benchmark is the subcommand pool.
+type Benchmark struct {
+	Turns harness.Count `default:"20" help:"Measured sessions."`
+	Size  harness.Count `default:"2" help:"Sandboxes in the pool."`
+}
+
+// testbed is a running Spool with a pool.
+type testbed struct {
+	sys     *system.System
+	metrics *prometheus.Registry
+	size    int
+	claude  string // the path of the CLI
+	dir     string
+	url     string // of the model
+}
+
+// Measure implements harness.Benchmark.
+func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
+	if !b.Docker(ctx, "its row") {
+		return nil
+	}
+	claude, err := exec.LookPath("claude")
+	if err != nil {
+		b.Skip("its row", "claude is not on the PATH; make install installs it")
+		return nil
+	}
+	runner, err := b.Runner(ctx)
+	if err != nil {
+		return err
+	}
+	url, err := b.Model(system.EchoScript)
+	if err != nil {
+		return err
+	}
+	t := &testbed{metrics: prometheus.NewRegistry(), size: int(m.Size), claude: claude, dir: b.Dir, url: url}
+	t.sys, err = b.System(ctx, system.Config{
+		Docker: true, ModelURL: url, Metrics: t.metrics,
+		Executor: executor.Config{Runner: runner, Pool: []string{fmt.Sprintf("%s=%d", architecture, m.Size)}},
+	})
+	if err != nil {
+		return err
+	}
+	var r results
+	for i := range int(m.Turns) + 1 { // the first session and process warm the services up
+		bare, err := t.bareTurn(ctx, i)
+		if err != nil {
+			return fmt.Errorf("bare process %d: %w", i, err)
+		}
+		s, err := t.session(ctx, i)
+		if err != nil {
+			return fmt.Errorf("session %d: %w", i, err)
+		}
+		if i > 0 {
+			r.add(bare, s)
+		}
+	}
+	return b.Report(r.row(t.size))
+}
+
+// results holds the times of all sessions. They start when the message is posted, except created, which starts when the
+// session is created, and bare, which are the turns of the bare processes.
+type results struct{ bare, created, ready, started, text []time.Duration }
+
+func (r *results) add(bare time.Duration, s times) {
+	r.bare = append(r.bare, bare)
+	r.created = append(r.created, s.FirstText.Sub(s.created))
+	r.ready = append(r.ready, s.ready.Sub(s.Posted))
+	r.started = append(r.started, s.started.Sub(s.Posted))
+	r.text = append(r.text, s.Latency())
+}
+
+func (r *results) row(size int) row.Row {
+	p50, base := row.Percentile(r.text, 0.5), row.Percentile(r.bare, 0.5)
+	return row.Row{
+		What:     "first turn of a new session from the warm pool, message posted to first text on the WebSocket, Docker, Claude Code",
+		Target:   fmt.Sprintf("p50 under %.0f ms with an instant model", target),
+		Measured: fmt.Sprintf("%.1f ms, of %d sessions", p50, len(r.text)),
+		Against:  fmt.Sprintf("the first turn of a Claude Code that has just started, on bare stdio outside of Docker: p50 %.1f ms, p99 %.1f ms", base, row.Percentile(r.bare, 0.99)),
+		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(r.text, 0.99), OK: p50 < target,
+		Note: fmt.Sprintf("sandbox taken after %.0f ms, agent started after %.0f ms; %.1f ms from the POST of the session; "+
+			"SPOOL_POOL=%s=%d, full before each session, and filled again during the turn",
+			row.Percentile(r.ready, 0.5), row.Percentile(r.started, 0.5), row.Percentile(r.created, 0.5), architecture, size),
+	}
+}
+
+// full blocks until the pool is full and the engine has no other sandbox.
+func (t *testbed) full(ctx context.Context) error {
+	return system.Until(ctx, fillTimeout, "the pool is full", func() (bool, error) {
+		if err := t.sys.Err(); err != nil {
+			return false, err
+		}
+		n, err := t.pooled()
+		if err != nil || n < t.size {
+			return false, err
+		}
+		containers, err := t.sys.Containers(ctx)
+		return containers == t.size, err
+	})
+}
+
+// pooled returns the number of sandboxes in the pool, according to the executor's metrics.
+func (t *testbed) pooled() (int, error) {
+	const name = "spool_executor_pool_sandboxes"
+	families, err := t.metrics.Gather()
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range families {
+		if f.GetName() == name && len(f.GetMetric()) == 1 {
+			return int(f.GetMetric()[0].GetGauge().GetValue()), nil
+		}
+	}
+	return 0, fmt.Errorf("the executor has no metric %s", name)
+}

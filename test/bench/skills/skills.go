@@ -1,0 +1,87 @@
+// Package skills measures what an agent's skills add to the first turn of a new session in Docker: skills that the engine
+// has never seen, and skills that it already has, each compared with an agent without skills in the same round.
+package skills
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+const turnTimeout = 2 * time.Minute
+
+// Benchmark is the subcommand skills.
+type Benchmark struct {
+	Rounds harness.Count `default:"10" help:"Measured rounds, each of three sessions."`
+	Skills harness.Count `default:"20" help:"Skills of the agent."`
+}
+
+// testbed is a running Spool and the number of skills of an agent.
+type testbed struct {
+	sys    *system.System
+	client *system.Client
+	dir    string
+	skills int
+}
+
+// times holds the times of all measured rounds.
+type times struct{ none, first, again, unpacked []time.Duration }
+
+// Measure implements harness.Benchmark.
+func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
+	if !b.Docker(ctx, "its rows") {
+		return nil
+	}
+	runner, err := b.Runner(ctx)
+	if err != nil {
+		return err
+	}
+	url, err := b.Model(system.EchoScript)
+	if err != nil {
+		return err
+	}
+	s := &testbed{dir: b.Dir, skills: int(m.Skills)}
+	if s.sys, err = b.System(ctx, system.Config{Docker: true, ModelURL: url, Executor: executor.Config{Runner: runner}}); err != nil {
+		return err
+	}
+	s.client = system.NewClient(s.sys.URL)
+	defer s.client.HTTP.CloseIdleConnections()
+	if err := s.applyAgent(ctx, plain, nil); err != nil {
+		return err
+	}
+	var t times
+	for i := range int(m.Rounds) + 1 { // the first round warms the services up
+		if err := s.round(ctx, i, &t); err != nil {
+			return fmt.Errorf("round %d: %w", i, err)
+		}
+		if i == 0 {
+			t = times{}
+		}
+	}
+	for _, r := range t.rows(s.skills) {
+		if err := b.Report(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *times) rows(skills int) []row.Row {
+	none, first, again, raw := row.Percentile(t.none, 0.5), row.Percentile(t.first, 0.5), row.Percentile(t.again, 0.5), row.Percentile(t.unpacked, 0.5)
+	what := "first turn of a new session, message posted to first text on the WebSocket, Docker, the built-in agent with %d skills that the engine %s"
+	note := fmt.Sprintf("an agent without skills: p50 %.1f ms, p99 %.1f ms; 6 files and 100 KiB each", none, row.Percentile(t.none, 0.99))
+	return []row.Row{{
+		What: fmt.Sprintf(what, skills, "has not seen"), Measured: fmt.Sprintf("%+.1f ms over none, of %d sessions", first-none, len(t.first)),
+		Against: fmt.Sprintf("the same ZIPs unpacked into a folder of the machine: p50 %.1f ms", raw), Ratio: (first - none) / raw,
+		P50Ms: first, P99Ms: row.Percentile(t.first, 0.99), Note: note,
+	}, {
+		What: fmt.Sprintf(what, skills, "has"), Measured: fmt.Sprintf("%+.1f ms over none, of %d sessions", again-none, len(t.again)),
+		Against: fmt.Sprintf("an agent without skills: p50 %.1f ms", none), Ratio: again / none,
+		P50Ms: again, P99Ms: row.Percentile(t.again, 0.99), Note: note,
+	}}
+}

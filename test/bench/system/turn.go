@@ -1,0 +1,62 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// Turn holds the times of a turn as its client saw them.
+type Turn struct {
+	Posted    time.Time // the client began to post the message
+	FirstText time.Time // the WebSocket received the first text
+}
+
+// Latency returns the time from the message to the first text.
+func (t Turn) Latency() time.Duration { return t.FirstText.Sub(t.Posted) }
+
+// TakeTurn posts a message to the session that the socket has joined, and reads the socket until the turn has completed.
+// A turn that ends otherwise, or that has no text, is an error. observe is called with every event and the time at which
+// it was received; nil for none.
+func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, observe func(events.Wire, time.Time) error) (Turn, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	posted := make(chan string, 1)
+	t := Turn{Posted: time.Now()}
+	go func() {
+		execution, err := c.Post(ctx, session, text)
+		if err != nil {
+			cancel(fmt.Errorf("post a message: %w", err))
+		}
+		posted <- execution
+	}()
+	// The text may arrive before the response to the POST.
+	for {
+		w, received, err := s.Next(ctx)
+		if err != nil {
+			return t, errors.Join(err, context.Cause(ctx))
+		}
+		if observe != nil {
+			if err := observe(w, received); err != nil {
+				return t, err
+			}
+		}
+		part, ok, err := TextOf(w)
+		if err != nil {
+			return t, err
+		}
+		if ok && part.Piece != "" && t.FirstText.IsZero() {
+			t.FirstText = received
+		}
+		if !events.Terminal(w.Type) {
+			continue
+		}
+		if w.ExecutionID != <-posted || w.Type != (events.ExecutionCompleted{}).EventType() || t.FirstText.IsZero() {
+			return t, errors.Join(fmt.Errorf("turn ended with %s of %s: %s", w.Type, w.ExecutionID, w.Data), context.Cause(ctx))
+		}
+		return t, nil
+	}
+}

@@ -1,0 +1,62 @@
+package turn
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// fasterTarget is the minimum factor by which a warm turn is faster than the one-shot CLI, at the median.
+const fasterTarget = 5.0
+
+// addedTarget returns the maximum time in milliseconds that a turn may take longer than with the bare agent, at the median.
+func addedTarget(provider string) float64 {
+	if provider == executor.Docker {
+		return 60
+	}
+	return 30
+}
+
+// displayName returns the name of a sandbox provider in rows.
+func displayName(provider string) string {
+	if provider == executor.Docker {
+		return "Docker"
+	}
+	return provider
+}
+
+// addedRow compares turns through Spool with turns of the bare agent.
+func addedRow(provider, agent string, s *session, through, bare []time.Duration) row.Row {
+	p50, base, target := row.Percentile(through, 0.5), row.Percentile(bare, 0.5), addedTarget(provider)
+	note := fmt.Sprintf("execution claimed after %.0f ms, agent started after %.0f ms; ",
+		row.Percentile(s.claimed[1:], 0.5), row.Percentile(s.started[1:], 0.5)) + "with the runner's 20 ms of coalescing; the model sends 12 bytes every 10 ms"
+	if provider == executor.Docker {
+		note += "; the bare agent runs outside of Docker and without the egress proxy"
+	}
+	return row.Row{
+		What:     "second turn, message posted to first text on the WebSocket, " + displayName(provider) + ", " + agent,
+		Target:   fmt.Sprintf("p50 under +%.0f ms over the same warm agent on bare stdio", target),
+		Measured: fmt.Sprintf("%+.1f ms, of %d turns", p50-base, len(through)),
+		Against:  fmt.Sprintf("bare p50 %.1f ms, p99 %.1f ms", base, row.Percentile(bare, 0.99)),
+		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: p50-base < target, Note: note,
+	}
+}
+
+// fasterRow compares turns through Spool with turns of the one-shot CLI.
+func fasterRow(provider string, c bareagent.OneShot, through, oneShot []time.Duration) row.Row {
+	p50, base := row.Percentile(through, 0.5), row.Percentile(oneShot, 0.5)
+	r := row.Row{
+		What:     fmt.Sprintf("the same, against the one-shot CLI (%s), %s", c.Command, displayName(provider)),
+		Target:   fmt.Sprintf("at least %.0f times faster", fasterTarget),
+		Measured: fmt.Sprintf("%.1f times faster", base/p50),
+		Against:  fmt.Sprintf("%s in the same session, p50 %.0f ms of %d turns", c.Command, base, len(oneShot)),
+		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: base >= fasterTarget*p50,
+	}
+	if c.Whole {
+		r.Note = c.Command + " prints the text when it is complete"
+	}
+	return r
+}

@@ -1,0 +1,190 @@
+// Package turn measures how long a later turn of a session takes to its first text: from the POST of the message to the
+// text on a WebSocket. It compares every agent with the same warm agent on bare stdio, in alternating turns, and with the
+// one-shot form of its CLI, which starts a process for every turn. All agents use the same scripted model. The bare
+// agents and the one-shot CLIs run on this machine, also where Spool's agents run in Docker.
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/bareagent"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+// script answers every message at the pace of a fast model.
+const script = `
+stream: {piece: 12, delay: 10ms}
+rules:
+  - steps:
+      - text: 'You said {{user}}, and this is what there is to say about it: nothing much, but in several pieces.'
+`
+
+// turnTimeout limits one turn, including the first turn in a new container.
+const turnTimeout = 60 * time.Second
+
+// Benchmark is the subcommand turn.
+type Benchmark struct {
+	Turns  harness.Count `default:"40" help:"Measured turns of each kind."`
+	Shots  harness.Count `default:"8" help:"Measured turns of the one-shot CLI."`
+	Agents []string      `placeholder:"ARCHITECTURE,…" help:"Architectures to measure; by default all whose CLI is on the PATH."`
+	Places []string      `default:"local,docker" enum:"local,docker" help:"Sandbox providers to measure: local, docker."`
+}
+
+// Validate is called by kong.
+func (m *Benchmark) Validate() error {
+	for _, name := range m.Agents {
+		if !slices.ContainsFunc(bareagent.Agents(), func(a bareagent.Agent) bool { return a.Architecture == name }) {
+			return fmt.Errorf("--agents: unknown architecture %q", name)
+		}
+	}
+	return nil
+}
+
+// installed is an agent and the path of its program.
+type installed struct {
+	bareagent.Agent
+	path string
+}
+
+// testbed is what all measurements share.
+type testbed struct {
+	*Benchmark
+	runner   string // path of the binary
+	url      string // of the model
+	agents   []installed
+	oneShots map[string][]time.Duration // measured turns of the one-shot CLIs, by architecture
+}
+
+// Measure implements harness.Benchmark.
+func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
+	t := &testbed{Benchmark: m, oneShots: map[string][]time.Duration{}}
+	if t.runner, err = b.Runner(ctx); err != nil {
+		return err
+	}
+	t.agents = t.installedAgents(b)
+	if t.url, err = b.Model(script); err != nil {
+		return err
+	}
+	for _, provider := range m.Places {
+		docker := provider == executor.Docker
+		if docker && !b.Docker(ctx, "the rows of Docker") {
+			continue
+		}
+		err := b.Part(provider, func(b *harness.Bench) error {
+			sys, err := b.System(ctx, system.Config{Docker: docker, ModelURL: t.url, Executor: executor.Config{Runner: t.runner}})
+			if err != nil {
+				return err
+			}
+			for _, a := range t.agents {
+				if err := t.agent(ctx, b, sys, provider, a); err != nil {
+					return fmt.Errorf("%s: %w", a.Name, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// installedAgents returns the agents to measure. It prints which agents are left out because their CLI is not installed.
+func (t *testbed) installedAgents(b *harness.Bench) (all []installed) {
+	for _, a := range bareagent.Agents() {
+		if len(t.Agents) > 0 && !slices.Contains(t.Agents, a.Architecture) {
+			continue
+		}
+		path := t.runner
+		if a.Program != "" {
+			var err error
+			if path, err = exec.LookPath(a.Program); err != nil {
+				b.Skip("the rows of "+a.Name, a.Program+" is not on the PATH; make install installs it")
+				continue
+			}
+		}
+		all = append(all, installed{a, path})
+	}
+	return all
+}
+
+// agent measures one agent with one sandbox provider.
+func (t *testbed) agent(ctx context.Context, b *harness.Bench, sys *system.System, provider string, a installed) error {
+	warm, err := a.Warm(a.path, filepath.Join(b.Dir, "bare-"+a.Architecture), t.url)
+	if err != nil {
+		return fmt.Errorf("on bare stdio: %w", err)
+	}
+	s, through, bare, err := t.compare(ctx, sys, a, warm)
+	if err := errors.Join(err, warm.Close()); err != nil {
+		return err
+	}
+	if err := b.Report(addedRow(provider, a.Name, s, through, bare)); err != nil || a.OneShot == nil {
+		return err
+	}
+	if t.oneShots[a.Architecture] == nil {
+		if t.oneShots[a.Architecture], err = t.oneShot(ctx, a, filepath.Join(b.Dir, "one-shot-"+a.Architecture)); err != nil {
+			return fmt.Errorf("%s: %w", a.OneShot.Command, err)
+		}
+	}
+	return b.Report(fasterRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
+}
+
+// oneShot measures turns of the one-shot form, after a turn that creates the session of the others.
+func (t *testbed) oneShot(ctx context.Context, a installed, dir string) (all []time.Duration, err error) {
+	c, err := a.OneShot.Start(a.path, dir, t.url)
+	if err != nil {
+		return nil, err
+	}
+	for i := range int(t.Shots) + 1 {
+		d, err := takeTurn(ctx, c, i)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			all = append(all, d)
+		}
+	}
+	return all, c.Close()
+}
+
+// compare measures alternating turns of the bare agent and of a session, after one turn of each.
+func (t *testbed) compare(ctx context.Context, sys *system.System, a installed, warm bareagent.Conversation) (s *session, through, bare []time.Duration, err error) {
+	s, err = newSession(ctx, sys, system.SessionSpec{Architecture: a.Architecture, Model: a.Model})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	for i := range int(t.Turns) + 1 {
+		for _, k := range []struct {
+			bareagent.Conversation
+			into *[]time.Duration
+		}{{warm, &bare}, {s, &through}} {
+			d, err := takeTurn(ctx, k.Conversation, i)
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			if i > 0 {
+				*k.into = append(*k.into, d)
+			}
+		}
+	}
+	return s, through, bare, nil
+}
+
+func takeTurn(ctx context.Context, c bareagent.Conversation, n int) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
+	defer cancel()
+	d, err := c.Turn(ctx, fmt.Sprint("number ", n))
+	if err != nil {
+		return 0, fmt.Errorf("turn %d of %T: %w", n, c, err)
+	}
+	return d, nil
+}
