@@ -20,10 +20,10 @@ up: ## Run everything in one process (ARGS="--listen 127.0.0.1:7700 …")
 	@scripts/build
 	@bin/spool up $(ARGS)
 
-images: ## Make the images of deploy/compose.yaml, and the base images that cannot be pulled
+images: ## Build the images of deploy/compose.yaml, and the base images that cannot be pulled
 	@scripts/images $(ARGS)
 
-test: ## Run all tests (ARGS="-run Name"); with CI=true install what is missing and fail on any skip
+test: ## Run all tests (ARGS="-run Name"); with CI=true install missing programs and fail on unexpected skips
 	@scripts/test $(ARGS)
 
 race: ## Run the tests of the log, the bus, the services and the runner with the race detector (ARGS="-run Name")
@@ -32,7 +32,7 @@ race: ## Run the tests of the log, the bus, the services and the runner with the
 test-modal: ## Run the suite of sandbox providers against Modal itself, with the token in SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET
 	@scripts/test-modal $(ARGS)
 
-attacks: ## Run the tests that docs/security.md names, which attack its promises
+attacks: ## Run the attacks on the promises of docs/security.md: the tests that it names
 	@scripts/attacks $(ARGS)
 
 matrix: ## Read the past of a session of every agent in every way, and print a table (ARGS="-run TestMatrix/codex")
@@ -53,11 +53,11 @@ verify: ## Check that each module builds alone, vet, gofmt, generated files, lin
 bench: ## Run the benchmarks of test/bench and write docs/performance.md (ARGS="append" runs one and prints it)
 	@scripts/bench $(ARGS)
 
-dependencies: ## Look for known vulnerabilities, if their database can be reached, and write bills of materials to bin/sbom
+dependencies: ## Check for known vulnerabilities, if their database is reachable, and write bills of materials to bin/sbom
 	@scripts/dependencies $(ARGS)
 
 record: ## Record the CLIs of the agents again and write their golden files (ARGS="-run TestConformance/goldens/two-turns")
 	@scripts/record $(ARGS)
 
-install: ## Install what the tests need, into .tools where possible: Postgres, the agents' CLIs, golangci-lint
+install: ## Install the programs that tests need, into .tools where possible: Postgres, the agents' CLIs, golangci-lint
 	@scripts/install

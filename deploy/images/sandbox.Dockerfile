@@ -1,17 +1,17 @@
-# The image of sandboxes: what agents work with, and the agents' CLIs of scripts/agents. The runner is not in it: it comes by a volume.
+# The image of sandboxes: programs for agents, and the agents' CLIs of scripts/agents. The runner is not part of the image: it is mounted as a volume.
 #   docker build -f deploy/images/sandbox.Dockerfile -t spool/sandbox .
 ARG DEBIAN_IMAGE=debian:bookworm-slim
 FROM ${DEBIAN_IMAGE} AS agents
 COPY deploy/images/ca/ /usr/local/share/ca-certificates/
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates nodejs npm && rm -rf /var/lib/apt/lists/*
-# Empty for npm's own default.
+# Registry of npm; empty means npm's default.
 ARG NPM_CONFIG_REGISTRY=
 ENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt
 WORKDIR /opt/agents
 COPY scripts/agents/package.json scripts/agents/package-lock.json ./
-# npm installs only what is for this platform, though its older versions forget about the C library; `npm ci` would refuse a lock file
-# without the packages of others, which not every registry has. Some packages copy their program from the platform's package: one of both is enough, so that large files that are
-# equal become one. A CLI that does not run fails the build.
+# npm installs only packages for this platform, but older versions ignore the C library, so packages for other libraries are removed. `npm ci`
+# would refuse a lock file without the packages of other platforms, which not every registry has. Some packages copy their program from the
+# platform's package, so equal large files become links. A CLI that does not run fails the build.
 RUN set -eu; \
     [ -n "${NPM_CONFIG_REGISTRY}" ] || unset NPM_CONFIG_REGISTRY; \
     npm install --no-save --no-fund --no-audit --loglevel=error; \
@@ -24,7 +24,7 @@ RUN set -eu; \
     done; \
     for cli in node_modules/.bin/*; do printf '%s ' "$cli"; HOME=/tmp "$cli" --version || exit 1; done; \
     rm -rf /tmp/* /tmp/.[!.]*
-# npm for agents' dependencies: the newest that runs on Debian's Node, which by Debian's packages would be hundreds of them.
+# npm for agents' dependencies: the newest version that runs on Debian's Node. As a Debian package, npm would add hundreds of packages.
 ARG NPM_VERSION=10.9.4
 RUN set -eu; \
     [ -n "${NPM_CONFIG_REGISTRY}" ] || unset NPM_CONFIG_REGISTRY; \
@@ -34,7 +34,7 @@ RUN set -eu; \
 
 FROM ${DEBIAN_IMAGE}
 COPY deploy/images/ca/ /usr/local/share/ca-certificates/
-# More Debian packages for the agents of a site.
+# Additional Debian packages for agents.
 ARG PACKAGES=
 RUN set -eu; \
     apt-get update; \
@@ -44,13 +44,13 @@ RUN set -eu; \
     useradd --uid 10001 --gid 10001 --home-dir /home/spool --create-home --shell /bin/bash agent; \
     mkdir -p /workspace /mnt/workspace /spool/state; \
     chown 10001:10001 /workspace /mnt/workspace /spool/state; \
-    # What agents depend on is mounted there: modules of Node look in folders above, not in NODE_PATH, and login shells set PATH anew.
+    # The dependencies of agents are mounted there. Node modules are searched in parent folders and not in NODE_PATH, and login shells reset PATH.
     ln -s /opt/spool/dependencies/node_modules /node_modules; \
     printf '%s\n' 'for dir in /opt/spool/dependencies/python/bin /opt/spool/dependencies/node_modules/.bin; do' \
       '  if [ -d "$dir" ]; then PATH=$dir:$PATH; fi' 'done' 'unset dir' >/etc/profile.d/spool-dependencies.sh; \
     ln -s /opt/npm/bin/npm-cli.js /usr/local/bin/npm; \
     ln -s /opt/npm/bin/npx-cli.js /usr/local/bin/npx; \
-    # Programs that change who runs them are of no use here.
+    # Remove set-user-ID and set-group-ID bits, which no agent needs.
     find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 COPY --from=agents /opt/agents/node_modules /opt/agents/node_modules
 COPY --from=agents /opt/npm/node_modules/npm /opt/npm
@@ -61,11 +61,11 @@ ENV PATH=/opt/agents/node_modules/.bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:
 WORKDIR /workspace
 USER 10001:10001
 CMD ["bash"]
-# Last, so that a new revision leaves all before it as it is.
+# These are last, so that a new revision does not rebuild the layers before them.
 ARG VERSION=dev
 ARG REVISION=
 LABEL org.opencontainers.image.title="spool-sandbox" \
-      org.opencontainers.image.description="What agents work with: Python, Node, git, curl, and the agents' CLIs." \
+      org.opencontainers.image.description="Programs for agents: Python, Node, git, curl, and the agents' CLIs." \
       org.opencontainers.image.vendor="Spool" \
       org.opencontainers.image.source="https://github.com/spoolhq/spool" \
       org.opencontainers.image.version="${VERSION}" \

@@ -1,18 +1,18 @@
-# The images of the services: one build, then for each program an image that holds it alone.
+# The images of the services: one build stage, and for each program an image that contains only this program.
 #   docker build -f deploy/images/services.Dockerfile --target gateway -t spool/gateway .
-# deploy/compose.yaml builds them all. It needs no BuildKit, so that the builder of any engine will do.
+# deploy/compose.yaml builds all of them. They do not need BuildKit, so the builder of any engine can build them.
 ARG GO_IMAGE=golang:1.26-bookworm
 FROM ${GO_IMAGE} AS build
 COPY deploy/images/ca/ /usr/local/share/ca-certificates/
 RUN update-ca-certificates
-# Where modules come from; empty is Go's own default.
+# Where modules come from; empty means Go's default.
 ARG GOPROXY=
 ARG GOSUMDB=
 ARG GOFLAGS=
 ENV CGO_ENABLED=0
 WORKDIR /src
 
-# What the programs stand on changes seldom, and is compiled before they are looked at.
+# Dependencies change rarely, so they are compiled in their own layer before the sources are copied.
 COPY go.work go.work.sum ./
 COPY pkg/go.mod pkg/go.sum pkg/
 COPY services/gateway/go.mod services/gateway/go.sum services/gateway/
@@ -21,7 +21,7 @@ COPY services/executor/go.mod services/executor/go.sum services/executor/
 COPY services/projector/go.mod services/projector/go.sum services/projector/
 COPY services/skills/go.mod services/skills/go.sum services/skills/
 COPY cmd/go.mod cmd/go.sum cmd/
-# Tests are not in the image. A package that is no longer needed is passed over.
+# Tests are not part of the image. Packages that are no longer needed are skipped.
 RUN go work edit -dropuse=./test && go list -e -f '{{if not .Error}}{{.ImportPath}}{{end}}' \
       github.com/nats-io/nats-server/v2/server github.com/nats-io/nats.go/jetstream github.com/ThreeDotsLabs/watermill/message/router/middleware \
       github.com/jackc/pgx/v5/pgxpool github.com/jackc/pgx/v5/stdlib github.com/pressly/goose/v3 github.com/prometheus/client_golang/prometheus/promhttp \
@@ -32,9 +32,9 @@ RUN go work edit -dropuse=./test && go list -e -f '{{if not .Error}}{{.ImportPat
 COPY pkg pkg
 COPY services services
 COPY cmd cmd
-# Empty for the architecture of the builder; `docker buildx build --platform` sets it.
+# Empty means the architecture of the builder; `docker buildx build --platform` sets it.
 ARG TARGETARCH=
-# The architectures that sandboxes may have; empty for this image's own.
+# The architectures that sandboxes may have; empty means that of this image.
 ARG RUNNERS=
 RUN set -eu; \
     export GOARCH="${TARGETARCH:-$(go env GOHOSTARCH)}"; \
@@ -43,7 +43,7 @@ RUN set -eu; \
     for arch in ${RUNNERS:-$GOARCH}; do \
       GOARCH="$arch" go build -trimpath -ldflags "-s -w" -o "/out/runners/runner-linux-$arch" ./cmd/runner; \
     done
-# All else that a program finds in its image: who it is, whom it trusts, and folders that are its own.
+# The other files of the images: users and groups, trusted certificates, and folders that belong to the program's user.
 RUN set -eu; mkdir -p /rootfs/etc/ssl/certs /rootfs/tmp /rootfs/var/lib/spool/egress /rootfs/var/lib/spool/scratch /rootfs/var/lib/spool/secrets/private /rootfs/var/lib/spool/secrets/public /rootfs/var/lib/spool/certificates/gateway /rootfs/var/lib/spool/certificates/egress /rootfs/run/spool/sandboxes /rootfs/run/spool/admin; \
     printf 'root:x:0:0:root:/:/nonexistent\nspool:x:10001:10001:spool:/var/lib/spool:/nonexistent\n' > /rootfs/etc/passwd; \
     printf 'root:x:0:\nspool:x:10001:\n' > /rootfs/etc/group; \
@@ -63,13 +63,13 @@ WORKDIR /var/lib/spool
 USER 10001:10001
 
 FROM base AS session
-LABEL org.opencontainers.image.title="spool-session" org.opencontainers.image.description="Owns the life of sessions: commands, queue, timers."
+LABEL org.opencontainers.image.title="spool-session" org.opencontainers.image.description="Manages sessions: commands, queue, timers."
 COPY --from=build /out/session /session
 ENTRYPOINT ["/session"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/session", "health"]
 
 FROM base AS janitor
-LABEL org.opencontainers.image.title="spool-janitor" org.opencontainers.image.description="Removes the content of deleted sessions for good."
+LABEL org.opencontainers.image.title="spool-janitor" org.opencontainers.image.description="Permanently removes the content of deleted sessions."
 COPY --from=build /out/janitor /janitor
 ENTRYPOINT ["/janitor"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/janitor", "health"]
@@ -81,7 +81,7 @@ ENTRYPOINT ["/projector"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/projector", "health"]
 
 FROM base AS skills
-LABEL org.opencontainers.image.title="spool-skills" org.opencontainers.image.description="Checks and keeps skills."
+LABEL org.opencontainers.image.title="spool-skills" org.opencontainers.image.description="Checks and stores skills."
 COPY --from=build /out/skills /skills
 ENTRYPOINT ["/skills"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/skills", "health"]
@@ -94,7 +94,7 @@ ENTRYPOINT ["/gateway"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/gateway", "health"]
 
 FROM base AS executor
-LABEL org.opencontainers.image.title="spool-executor" org.opencontainers.image.description="Runs agents: claims executions, holds their sandboxes, follows them into the log."
+LABEL org.opencontainers.image.title="spool-executor" org.opencontainers.image.description="Runs agents: claims executions, runs their sandboxes, and stores their events in the log."
 COPY --from=build /out/executor /executor
 COPY --from=build /out/runners/ /runners/
 ENV SPOOL_RUNNER=/runners
@@ -102,7 +102,7 @@ ENTRYPOINT ["/executor"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s --retries=3 CMD ["/executor", "health"]
 
 FROM base AS egress
-LABEL org.opencontainers.image.title="spool-egress" org.opencontainers.image.description="The only way out of a sandbox: allowlists, credentials, meters."
+LABEL org.opencontainers.image.title="spool-egress" org.opencontainers.image.description="Egress proxy of sandboxes: allowlists, credentials, metering."
 COPY --from=build /out/egress /egress
 ENTRYPOINT ["/egress"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=10s --retries=3 CMD ["/egress", "health"]
@@ -116,6 +116,6 @@ ENTRYPOINT ["/mockllm"]
 HEALTHCHECK --interval=5s --timeout=10s --start-period=10s --retries=3 CMD ["/mockllm", "health"]
 
 FROM base AS spool
-LABEL org.opencontainers.image.title="spool" org.opencontainers.image.description="The command line: provision, verify, rebuild, doctor, and what people ask of a server."
+LABEL org.opencontainers.image.title="spool" org.opencontainers.image.description="The command line: provision, verify, rebuild, doctor, and client commands."
 COPY --from=build /out/spool /spool
 ENTRYPOINT ["/spool"]

@@ -12,12 +12,12 @@ func TestCanonical_AcceptsOnlyNamesAndAliases(t *testing.T) {
 	t.Parallel()
 	for _, name := range architecture.Names() {
 		if got, ok := architecture.Canonical(name); !ok || got != name {
-			t.Errorf("%s stands for %q, %t", name, got, ok)
+			t.Errorf("%s is canonically %q, %t", name, got, ok)
 		}
 	}
 	for alias, name := range architecture.Aliases() {
 		if got, ok := architecture.Canonical(alias); !ok || got != name || !slices.Contains(architecture.Names(), name) {
-			t.Errorf("%s stands for %q, %t; want %s", alias, got, ok, name)
+			t.Errorf("%s is canonically %q, %t; want %s", alias, got, ok, name)
 		}
 		if slices.Contains(architecture.Names(), alias) {
 			t.Errorf("%s is both an alias and a name", alias)
@@ -25,7 +25,7 @@ func TestCanonical_AcceptsOnlyNamesAndAliases(t *testing.T) {
 	}
 	for _, name := range []string{"", "Codex", "claude", "claude-code "} {
 		if got, ok := architecture.Canonical(name); ok {
-			t.Errorf("%q stands for %q", name, got)
+			t.Errorf("%q is canonically %q", name, got)
 		}
 	}
 }

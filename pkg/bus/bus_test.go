@@ -101,8 +101,8 @@ func (b *fixture) route(t *testing.T, cfg bus.RouterConfig, sub message.Subscrib
 	return stop
 }
 
-// left returns the number of messages in a stream.
-func (b *fixture) left(t *testing.T, stream string) uint64 {
+// messagesIn returns the number of messages in a stream.
+func (b *fixture) messagesIn(t *testing.T, stream string) uint64 {
 	t.Helper()
 	s, err := b.js.Stream(t.Context(), stream)
 	if err != nil {

@@ -32,11 +32,11 @@ func TestPublish_StoresHeadersAndDropsDuplicates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := b.left(t, "DEAD"); got != 1 {
+	if got := b.messagesIn(t, "DEAD"); got != 1 {
 		t.Errorf("%d messages of one id are stored, want 1", got)
 	}
 	b.publish(t, "dead.x", msg)
-	if got := b.left(t, "DEAD"); got != 2 {
+	if got := b.messagesIn(t, "DEAD"); got != 2 {
 		t.Errorf("without Deduplicate %d messages are stored, want 2", got)
 	}
 	s, err := b.js.Stream(t.Context(), "DEAD")
@@ -112,7 +112,7 @@ func TestPublish_StopsAtTheFirstError(t *testing.T) {
 	if !errors.As(err, &failed) || failed.Index != 1 || failed.UUID != "two" || failed.Subject != "dead.x" {
 		t.Fatalf("got %v, want one that names message 1, two", err)
 	}
-	if got := b.left(t, "DEAD"); got != 1 {
+	if got := b.messagesIn(t, "DEAD"); got != 1 {
 		t.Errorf("%d messages are stored, want 1", got)
 	}
 }
@@ -170,7 +170,7 @@ func TestPublish_WithoutServerSendsNothing(t *testing.T) {
 	if err := patient.Publish("work.a", bus.NewMessage(ctx, "kept", nil)); err != nil {
 		t.Fatalf("after the restart: %v", err)
 	}
-	if got := b.left(t, "WORK"); got != 1 {
+	if got := b.messagesIn(t, "WORK"); got != 1 {
 		t.Errorf("%d messages are stored, want only the one that was acknowledged", got)
 	}
 	b.nc.Close()

@@ -43,12 +43,12 @@ func TestRequest_ReturnsTheAnswer(t *testing.T) {
 	}
 	// A message without a reply subject is handled too.
 	b.publish(t, "work.a", message.NewMessage("no reply wanted", nil))
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }
 
-// TestRequest_UnansweredMayStillRunUntilItsDeadline tests that an unanswered request returns ErrOutcomeUnknown, and
+// TestRequest_UnansweredCommandsDoNotRunAfterTheirDeadline tests that an unanswered request returns ErrOutcomeUnknown, and
 // that a stored command whose deadline has passed does not run.
-func TestRequest_UnansweredMayStillRunUntilItsDeadline(t *testing.T) {
+func TestRequest_UnansweredCommandsDoNotRunAfterTheirDeadline(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	_, err := bus.Request(t.Context(), b.js, bus.Command{Subject: "work.a", ID: "late", Deadline: time.Now().Add(200 * time.Millisecond)})
@@ -60,7 +60,7 @@ func TestRequest_UnansweredMayStillRunUntilItsDeadline(t *testing.T) {
 	if _, err := bus.Request(ctx, b.js, bus.Command{Subject: "work.a", ID: "late too", Deadline: time.Now().Add(time.Hour)}); !errors.Is(err, bus.ErrOutcomeUnknown) {
 		t.Fatalf("got %v, want ErrOutcomeUnknown", err)
 	}
-	if got := b.left(t, "WORK"); got != 2 {
+	if got := b.messagesIn(t, "WORK"); got != 2 {
 		t.Fatalf("%d commands are stored, want 2", got)
 	}
 	var ran atomic.Int64
@@ -68,9 +68,9 @@ func TestRequest_UnansweredMayStillRunUntilItsDeadline(t *testing.T) {
 		ran.Add(1)
 		return nil
 	})
-	eventually(t, "the commands to be dropped", func() bool { return b.left(t, "WORK") == 0 })
-	if ran.Load() != 0 || b.left(t, "DEAD") != 0 {
-		t.Errorf("%d late commands ran, %d are dead, want none: nobody waits for them", ran.Load(), b.left(t, "DEAD"))
+	eventually(t, "the commands to be dropped", func() bool { return b.messagesIn(t, "WORK") == 0 })
+	if ran.Load() != 0 || b.messagesIn(t, "DEAD") != 0 {
+		t.Errorf("%d expired commands ran and %d are in DEAD, want none", ran.Load(), b.messagesIn(t, "DEAD"))
 	}
 }
 
@@ -86,7 +86,7 @@ func TestRouter_DeadLettersUnreadableDeadlines(t *testing.T) {
 		msg.Metadata.Set(header, "tomorrow")
 		b.publish(t, "work.a", msg)
 	}
-	eventually(t, "both to be dead", func() bool { return b.left(t, "DEAD") == 2 })
+	eventually(t, "both to be dead", func() bool { return b.messagesIn(t, "DEAD") == 2 })
 }
 
 func TestRequest_ReportsWhyTheCommandWasNotStored(t *testing.T) {
@@ -116,7 +116,7 @@ func TestRequest_ReportsWhyTheCommandWasNotStored(t *testing.T) {
 			t.Errorf("%s: got %v, not wanted", name, err)
 		}
 	}
-	if got := b.left(t, "WORK"); got != 0 {
+	if got := b.messagesIn(t, "WORK"); got != 0 {
 		t.Errorf("%d commands are stored", got)
 	}
 }

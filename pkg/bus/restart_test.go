@@ -135,13 +135,13 @@ func TestRouterRun_EndsWhileNATSIsAway(t *testing.T) {
 	}
 }
 
-// cancelling is a subscriber that ends the router's context during its first Subscribe.
-type cancelling struct {
+// cancellingSubscriber is a subscriber that ends the router's context during its first Subscribe.
+type cancellingSubscriber struct {
 	message.Subscriber
 	cancel context.CancelFunc
 }
 
-func (c cancelling) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+func (c cancellingSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	c.cancel()
 	<-ctx.Done()
 	return c.Subscriber.Subscribe(ctx, topic)
@@ -159,7 +159,7 @@ func TestRouterRun_EndsWhileItSubscribes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for _, name := range []string{"a", "b", "c"} {
-		sub := cancelling{b.subscriber(t, bus.SubscriberConfig{Durable: name}), cancel}
+		sub := cancellingSubscriber{b.subscriber(t, bus.SubscriberConfig{Durable: name}), cancel}
 		if err := router.Handle(name, "work."+name, sub, func(context.Context, *message.Message) error { return nil }); err != nil {
 			t.Fatal(err)
 		}

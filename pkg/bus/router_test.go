@@ -21,7 +21,7 @@ func (b *fixture) quick(t *testing.T) *bus.Subscriber {
 	return b.subscriber(t, bus.SubscriberConfig{NakDelay: time.Millisecond, AckWait: 2 * time.Second})
 }
 
-func (b *fixture) dead(t *testing.T) *message.Message {
+func (b *fixture) deadLetter(t *testing.T) *message.Message {
 	t.Helper()
 	sub, err := bus.NewSubscriber(bus.SubscriberConfig{JetStream: b.js, Stream: "DEAD", Durable: "reader", Unrouted: true})
 	if err != nil {
@@ -149,7 +149,7 @@ func TestRouter_DeadLettersPoisonedMessages(t *testing.T) {
 	msg.Metadata.Set(topology.HeaderCommandID, "cmd-7")
 	b.publish(t, "work.first", message.NewMessage("ok", nil)) // so that the sequence of the next message is not 1
 	b.publish(t, "work.bad", msg)
-	eventually(t, "both to be dead", func() bool { return b.left(t, "DEAD") == 2 && b.left(t, "WORK") == 0 })
+	eventually(t, "both to be dead", func() bool { return b.messagesIn(t, "DEAD") == 2 && b.messagesIn(t, "WORK") == 0 })
 	if calls.Load() != 2 {
 		t.Errorf("handler ran %d times for two poisoned messages", calls.Load())
 	}
@@ -196,19 +196,19 @@ func TestRouter_StoresDeadLettersWhileStopping(t *testing.T) {
 	b.publish(t, "work.a", message.NewMessage("1", nil))
 	wait(t, started, "the handler")
 	stop()
-	if got := b.left(t, "DEAD"); got != 1 {
+	if got := b.messagesIn(t, "DEAD"); got != 1 {
 		t.Errorf("%d dead letters, want 1", got)
 	}
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }
 
-// failing is a publisher to DEAD that fails a number of times, as if the stream had no room.
-type failing struct {
+// failingPublisher is a publisher to DEAD that fails a number of times, as if the stream had no room.
+type failingPublisher struct {
 	message.Publisher
 	left atomic.Int64
 }
 
-func (f *failing) Publish(topic string, messages ...*message.Message) error {
+func (f *failingPublisher) Publish(topic string, messages ...*message.Message) error {
 	if f.left.Add(-1) >= 0 {
 		return bus.ErrFull
 	}
@@ -219,16 +219,16 @@ func (f *failing) Publish(topic string, messages ...*message.Message) error {
 func TestRouter_KeepsTheMessageUntilDeadHasIt(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	dead := &failing{Publisher: newPublisher(t, b.js)}
+	dead := &failingPublisher{Publisher: newPublisher(t, b.js)}
 	dead.left.Store(2)
 	b.route(t, bus.RouterConfig{DeadLetter: dead}, b.quick(t), "work.a", func(context.Context, *message.Message) error {
 		return bus.Poison(errors.New("bad"))
 	})
 	b.publish(t, "work.a", message.NewMessage("1", nil))
-	if got := b.dead(t).Metadata.Get(topology.HeaderDeadDelivered); got != "3" {
+	if got := b.deadLetter(t).Metadata.Get(topology.HeaderDeadDelivered); got != "3" {
 		t.Errorf("dead in delivery %s, want 3: two times there was no room", got)
 	}
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }
 
 func TestRouter_DeadLettersAfterMaxDeliveries(t *testing.T) {
@@ -240,7 +240,7 @@ func TestRouter_DeadLettersAfterMaxDeliveries(t *testing.T) {
 		return errors.New("not today")
 	}, bus.WithMaxDeliveries(3))
 	b.publish(t, "work.a", message.NewMessage("1", nil))
-	dead := b.dead(t)
+	dead := b.deadLetter(t)
 	if reason := dead.Metadata.Get(topology.HeaderDeadReason); calls.Load() != 3 || !strings.Contains(reason, "delivery 3 of 3: not today") {
 		t.Errorf("after %d calls: %s", calls.Load(), reason)
 	}
@@ -271,7 +271,7 @@ func TestRouter_DoesNotHandleAMessageWhoseDeliveriesNeverEnded(t *testing.T) {
 		t.Error("the handler ran")
 		return nil
 	})
-	if reason := b.dead(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "no delivery has ended") {
+	if reason := b.deadLetter(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "no delivery has ended") {
 		t.Errorf("reason is %q", reason)
 	}
 }
@@ -283,7 +283,7 @@ func TestRouter_RecoversPanics(t *testing.T) {
 		panic("boom")
 	})
 	b.publish(t, "work.a", message.NewMessage("1", nil))
-	if reason := b.dead(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "handler panicked: boom") {
+	if reason := b.deadLetter(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "handler panicked: boom") {
 		t.Errorf("reason is %q", reason)
 	}
 }
@@ -334,7 +334,7 @@ func TestRouter_DelaysTheNextDeliveryAsLaterAsks(t *testing.T) {
 	if pause := wait(t, times, "the second").Sub(first); pause < 500*time.Millisecond {
 		t.Errorf("delivered again after %s, want 500ms", pause)
 	}
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }
 
 func TestRouter_EndsTheContextOfSlowHandlers(t *testing.T) {
@@ -352,7 +352,7 @@ func TestRouter_EndsTheContextOfSlowHandlers(t *testing.T) {
 		t.Errorf("context ended with %v", err)
 	}
 	// The dead letter is stored although the handler's context has ended.
-	b.dead(t)
+	b.deadLetter(t)
 
 	limits := make(chan bool, 1)
 	b.route(t, bus.RouterConfig{Timeout: 50 * time.Millisecond}, b.subscriber(t, bus.SubscriberConfig{Durable: "unbounded"}), "work.b",
@@ -420,5 +420,5 @@ func TestRouter_DrainsRunningHandlers(t *testing.T) {
 	if !finished.Load() {
 		t.Error("Run ended before the handler, or ended its context")
 	}
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }

@@ -165,7 +165,7 @@ func TestHeartbeat_KeepsTheMessage(t *testing.T) {
 	case <-time.After(3 * ackWait):
 	}
 	job.Ack()
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 	<-job.Context().Done()
 }
 
@@ -323,7 +323,7 @@ func TestClose_DrainsRunningHandlers(t *testing.T) {
 	if _, open := <-messages; open {
 		t.Error("the channel delivered a message after Close")
 	}
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 }
 
 // TestClose_EndsHandlersAfterCloseTimeout tests a handler that runs longer than CloseTimeout: its context ends, Close
@@ -353,7 +353,7 @@ func TestSubscriber_RecreatesADeletedConsumer(t *testing.T) {
 	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Unrouted: true}), "work.job")
 	b.publish(t, "work.job", message.NewMessage("1", nil))
 	wait(t, messages, "the first message").Ack()
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 	if err := b.js.DeleteConsumer(t.Context(), "WORK", "worker"); err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +387,7 @@ func TestReleaseSlot_NextMessageIsDelivered(t *testing.T) {
 	case <-time.After(3 * ackWait):
 	}
 	long.Ack()
-	eventually(t, "the queue to be empty", func() bool { return b.left(t, "WORK") == 0 })
+	eventually(t, "the queue to be empty", func() bool { return b.messagesIn(t, "WORK") == 0 })
 	eventually(t, "one pull request to wait", func() bool {
 		consumer, err := b.js.Consumer(t.Context(), "WORK", "worker")
 		if err != nil {
@@ -422,7 +422,7 @@ func TestReleaseSlot_DrainWaitsForTheHandler(t *testing.T) {
 	if err := wait(t, closed, "Close"); err != nil {
 		t.Error(err)
 	}
-	if n := b.left(t, "WORK"); n != 0 {
+	if n := b.messagesIn(t, "WORK"); n != 0 {
 		t.Errorf("%d messages are left", n)
 	}
 }

@@ -50,13 +50,13 @@ func TestWatermillRetry_LosesTheErrorAndSkipsPauses(t *testing.T) {
 
 func TestRouterRetry_KeepsTheErrorAtTheTimeout(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	cfg := bus.RouterConfig{Timeout: 50 * time.Millisecond, RetryInterval: time.Hour, MaxDeliveries: 1}
 	b.route(t, cfg, b.quick(t), "work.a", func(context.Context, *message.Message) error {
 		return bus.Transient(errors.New("the database is down"))
 	})
 	b.publish(t, "work.a", message.NewMessage("1", nil))
-	if reason := b.dead(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "the database is down") {
+	if reason := b.deadLetter(t).Metadata.Get(topology.HeaderDeadReason); !strings.Contains(reason, "the database is down") {
 		t.Errorf("reason is %q", reason)
 	}
 }
@@ -65,7 +65,7 @@ func TestRouterRetry_KeepsTheErrorAtTheTimeout(t *testing.T) {
 // second of two messages with that id would be dropped as a duplicate.
 func TestWatermillPoisonQueue_CannotStoreDeadLetters(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	dead, err := bus.NewPublisher(bus.PublisherConfig{JetStream: b.js, Deduplicate: true})
 	if err != nil {
 		t.Fatal(err)
@@ -81,14 +81,14 @@ func TestWatermillPoisonQueue_CannotStoreDeadLetters(t *testing.T) {
 			t.Errorf("%q: got %v", cause, err)
 		}
 	}
-	if n := b.left(t, "DEAD"); n != 1 {
+	if n := b.messagesIn(t, "DEAD"); n != 1 {
 		t.Errorf("DEAD has %d messages: watermill's PoisonQueue gives copies ids of their own", n)
 	}
 }
 
 func TestWatermillCorrelationID_MissesWhatTheHandlerPublishes(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	out := newPublisher(t, b.js)
 	msg := message.NewMessage("1", nil)
 	middleware.SetCorrelationID("cause", msg)
@@ -99,7 +99,7 @@ func TestWatermillCorrelationID_MissesWhatTheHandlerPublishes(t *testing.T) {
 	if _, err := handler(msg); err != nil {
 		t.Fatal(err)
 	}
-	got := b.dead(t).Metadata
+	got := b.deadLetter(t).Metadata
 	if got.Get(topology.HeaderCorrelation) != "" || got.Get(middleware.CorrelationIDMetadataKey) != "" {
 		t.Errorf("the published message has metadata %v: watermill's CorrelationID reaches it", got)
 	}

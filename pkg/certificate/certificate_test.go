@@ -277,7 +277,7 @@ func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 	}
 	for _, file := range []string{f.key, filepath.Join(f.dir, "authority", KeyFile)} {
 		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("others may read %s: %v, %v", file, info, err)
+			t.Errorf("other users can read %s: %v, %v", file, info, err)
 		}
 	}
 

@@ -83,7 +83,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within two minutes: %s", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
@@ -103,7 +103,7 @@ func TestSettingNATSCA(t *testing.T) {
 	ca, other := issue(t, dir, time.Now(), time.Hour), issue(t, t.TempDir(), time.Now(), time.Hour)
 	right := secureNATS(t, dir)
 	if code := runAt(right, io.Discard, func(_ context.Context, env Env) error {
-		await(t, "it connects", env.NATS.IsConnected)
+		await(t, "the service connects", env.NATS.IsConnected)
 		if state, err := env.NATS.TLSConnectionState(); err != nil || state.Version < 0x0303 {
 			t.Errorf("TLS is %x, %v", state.Version, err)
 		}
@@ -164,11 +164,11 @@ func TestStart_WaitsForAnExpiredCertificateOfNATS(t *testing.T) {
 			return strings.Contains(report["nats"], "renew it")
 		})
 		issue(t, dir, time.Now(), time.Hour)
-		await(t, "it connects", env.NATS.IsConnected)
+		await(t, "the service connects", env.NATS.IsConnected)
 		return env.NATS.FlushTimeout(time.Minute)
 	}, "--nats-ca="+ca)
 	if code != 0 || !strings.Contains(said.String(), ca) || strings.Count(said.String(), "NATS cannot be reached") != 1 {
-		t.Errorf("it ended with %d: %s", code, said.String())
+		t.Errorf("the service ended with %d: %s", code, said.String())
 	}
 }
 

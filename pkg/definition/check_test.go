@@ -276,7 +276,7 @@ func TestCheckEntry_NamesInvalidFields(t *testing.T) {
 	}
 }
 
-func TestFill_ReadsTheFilesOfADefinition(t *testing.T) {
+func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 	t.Parallel()
 	env := func(name string) (string, bool) {
 		v, ok := map[string]string{"TOKEN": "t0p\n", "EMPTY": "", "NUL": "h1dden\x00"}[name]

@@ -52,7 +52,7 @@ func FuzzParse(f *testing.F) {
 			if digest, err := definition.Digest(spec); err != nil || !events.IsDigest(digest) {
 				t.Fatalf("its digest is %s, %v", digest, err)
 			}
-			text := written(t, d)
+			text := mustWrite(t, d)
 			back, err := definition.Parse("g", []byte(text))
 			if err != nil || len(back) != 1 || !same(back[0], d) {
 				t.Fatalf("%s %s is written as\n%s\nand read as %+v, %v", d.Kind, d.Ref, text, back, err)

@@ -15,7 +15,7 @@ import (
 
 const schemaFile = "../../docs/schema/spool.schema.json"
 
-func compiled(t *testing.T) *jsonschema.Schema {
+func compileSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	s, err := jsonschema.NewCompiler().Compile(schemaFile)
 	if err != nil {
@@ -47,7 +47,7 @@ func instances(t *testing.T, data string) []any {
 
 func TestSchema_AcceptsTheExamples(t *testing.T) {
 	t.Parallel()
-	s := compiled(t)
+	s := compileSchema(t)
 	for name, data := range examples(t) {
 		text := string(data)
 		if strings.HasSuffix(name, ".json") {
@@ -85,7 +85,7 @@ func document(kind, own, spec string) string {
 // for every type and at every depth.
 func TestSchema_RefusesWhatParseRefuses(t *testing.T) {
 	t.Parallel()
-	s := compiled(t)
+	s := compileSchema(t)
 	for name, text := range map[string]string{
 		"unknown field":               document(anAgent, "extra: 1", ""),
 		"unknown field of an agent":   document(anAgent, "", "extra: 1"),
@@ -178,7 +178,7 @@ func TestDocs_ExampleIsTested(t *testing.T) {
 	if !ok || err != nil || len(docs) != len(definition.Kinds()) {
 		t.Errorf("%d documents, %v", len(docs), err)
 	}
-	s := compiled(t)
+	s := compileSchema(t)
 	for _, i := range instances(t, example) {
 		if err := s.Validate(i); err != nil {
 			t.Error(err)

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-func written(t interface{ Fatal(...any) }, d definition.Document) string {
+func mustWrite(t interface{ Fatal(...any) }, d definition.Document) string {
 	var b bytes.Buffer
 	if err := definition.Write(&b, d); err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestWrite_RoundTripsExamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, d := range docs {
-			text := written(t, d)
+			text := mustWrite(t, d)
 			back, err := definition.Parse("", []byte(text))
 			if err != nil || len(back) != 1 || !same(back[0], d) {
 				t.Errorf("%s %s is written as\n%s\nand read as %+v, %v", d.Kind, d.Ref, text, back, err)
@@ -63,7 +63,7 @@ func TestWrite_MatchesTheGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := written(t, d); got != string(want) {
+	if got := mustWrite(t, d); got != string(want) {
 		t.Errorf("got\n%s", got)
 	}
 }
@@ -74,7 +74,7 @@ func TestStored_HidesSecretValues(t *testing.T) {
 	spec := definition.Stored(events.EnvironmentSpec{Variables: map[string]events.Variable{
 		"S": {Secret: true, Sealed: "key", Value: "hunter2", Description: "d"}, "V": {Value: "v"},
 	}, Egress: []string{"GET a.com"}})
-	text := written(t, definition.Document{Kind: definition.KindEnvironment, Ref: events.Reference{Slug: "e"}, Environment: &spec})
+	text := mustWrite(t, definition.Document{Kind: definition.KindEnvironment, Ref: events.Reference{Slug: "e"}, Environment: &spec})
 	want := "kind: environment\nslug: e\nspec:\n  variables:\n    S:\n      secret: true\n      description: d\n    V:\n      value: v\n  egress:\n    - GET a.com\n"
 	if text != want {
 		t.Errorf("got\n%s", text)
@@ -95,7 +95,7 @@ func TestWrite_RoundTripsAnyAgent(t *testing.T) {
 			Environment: map[string]events.Declaration{"A": {Value: noNUL("value"), Required: rapid.Bool().Draw(t, "required")}},
 			Files:       []events.FileSpec{{Path: "a", Content: noNUL("content"), Mode: rapid.Uint32Range(0, 0o777).Draw(t, "mode")}},
 		}}
-		out := written(t, d)
+		out := mustWrite(t, d)
 		back, err := definition.Parse("", []byte(out))
 		if err != nil || len(back) != 1 || !same(back[0], d) {
 			t.Fatalf("%+v is written as\n%s\nand read as %+v, %v", d.Agent, out, back, err)

@@ -42,7 +42,7 @@ func TestParseHost_NormalizesAndRefuses(t *testing.T) {
 	}
 }
 
-func TestParseTarget_RequiresHostAndPort(t *testing.T) {
+func TestParseTarget_NormalizesAndRefuses(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{"ok.com:443": "ok.com:443", "OK.com.:8443": "ok.com:8443", "[2606:4700::1111]:443": "[2606:4700::1111]:443", "ok.com": "ok.com:80"} {
 		if got, err := egress.ParseTarget(in, 80); err != nil || got.String() != want {
@@ -185,7 +185,7 @@ func FuzzParseHost(f *testing.F) {
 				t.Fatalf("%q is a name and an address", s)
 			}
 			if strings.Trim(h.Name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" || strings.HasSuffix(h.Name, ".") {
-				t.Fatalf("%q gives the name %q", s, h.Name)
+				t.Fatalf("%q is read as the name %q", s, h.Name)
 			}
 		}
 	})

@@ -184,7 +184,7 @@ func FuzzParseRule(f *testing.F) {
 			at.Host.Name = "x." + at.Host.Name
 		}
 		if a := list.Access(at); !a.Named() || a.Allows("SPOOL") != (len(r.Methods) == 0 || slices.Contains(r.Methods, "SPOOL")) || a.Allows("TRACE") != (len(r.Methods) == 0) {
-			t.Fatalf("%q gives %+v of %s", s, a, at)
+			t.Fatalf("%q allows %+v of %s", s, a, at)
 		}
 	})
 }

@@ -23,15 +23,15 @@ func TestKeepAudit_FitsIntoACommit(t *testing.T) {
 	}
 	kept, err := eventlog.KeepAudit(list)
 	if err != nil || len(kept) < 300 || kept[len(kept)-1].Seq != 10_000 || kept[0].Seq != uint64(10_000-len(kept)+1) {
-		t.Fatalf("%d entries stay, %v", len(kept), err)
+		t.Fatalf("KeepAudit kept %d entries, %v", len(kept), err)
 	}
 	if b, err := json.Marshal(events.RunRetired{Audit: kept}); err != nil || len(b) > events.MaxInline {
-		t.Errorf("they have %d bytes, %v", len(b), err)
+		t.Errorf("the kept entries have %d bytes, %v", len(b), err)
 	}
 	if kept, err = eventlog.KeepAudit(list[:100]); err != nil || len(kept) != 100 {
-		t.Errorf("of 100 entries %d stay, %v", len(kept), err)
+		t.Errorf("KeepAudit kept %d of 100 entries, %v", len(kept), err)
 	}
 	if kept, err = eventlog.KeepAudit(nil); err != nil || len(kept) != 0 {
-		t.Errorf("of no entries %d stay, %v", len(kept), err)
+		t.Errorf("KeepAudit kept %d of 0 entries, %v", len(kept), err)
 	}
 }

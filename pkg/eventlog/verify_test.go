@@ -17,25 +17,25 @@ import (
 
 const tenant = eventlogtest.Tenant
 
-// story appends events of sessions like the services do.
-type story struct {
+// sessionWriter appends events of sessions like the services do.
+type sessionWriter struct {
 	t     *testing.T
 	log   *memlog.Log
 	heads map[events.Subject]eventlog.Head
 	n     int
 }
 
-func newStory(t *testing.T, shards int) *story {
+func newSessionWriter(t *testing.T, shards int) *sessionWriter {
 	t.Helper()
 	l, err := memlog.New(memlog.Config{Shards: shards})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &story{t: t, log: l, heads: map[events.Subject]eventlog.Head{}}
+	return &sessionWriter{t: t, log: l, heads: map[events.Subject]eventlog.Head{}}
 }
 
 // write appends one commit with events of an execution and returns its position.
-func (s *story) write(sub events.Subject, epoch uint64, execution string, data ...events.Payload) eventlog.Position {
+func (s *sessionWriter) write(sub events.Subject, epoch uint64, execution string, data ...events.Payload) eventlog.Position {
 	s.t.Helper()
 	s.n++
 	d := events.Draft{ID: eventlogtest.ID(events.KindCommit, fmt.Sprint(s.n)), Actor: author(), Epoch: epoch}
@@ -44,7 +44,7 @@ func (s *story) write(sub events.Subject, epoch uint64, execution string, data .
 			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint(s.n, "-", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: execution, Source: events.FromServer, Data: p,
 		})
 	}
-	return s.draft(sub, d)
+	return s.append(sub, d)
 }
 
 // author returns an actor with every field set.
@@ -55,10 +55,10 @@ func author() events.Actor {
 // TestVerify_ChainChangesToVersion2 tests that a chain may begin in version 1 and continue in version 2.
 func TestVerify_ChainChangesToVersion2(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 1)
+	s := newSessionWriter(t, 1)
 	life, _, exe := session("mixed")
 	for i, v := range []int{1, 1, 2, 2} {
-		s.draft(life, events.Draft{V: v, ID: eventlogtest.ID(events.KindCommit, fmt.Sprint("mixed", i)), Actor: author(), Events: []events.Event{{
+		s.append(life, events.Draft{V: v, ID: eventlogtest.ID(events.KindCommit, fmt.Sprint("mixed", i)), Actor: author(), Events: []events.Event{{
 			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint("mixed", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: exe(i), Source: events.FromServer, Data: events.MessageAccepted{},
 		}}})
 	}
@@ -67,7 +67,7 @@ func TestVerify_ChainChangesToVersion2(t *testing.T) {
 	}
 }
 
-func (s *story) draft(sub events.Subject, d events.Draft) eventlog.Position {
+func (s *sessionWriter) append(sub events.Subject, d events.Draft) eventlog.Position {
 	s.t.Helper()
 	head := s.heads[sub]
 	head.Subject = sub
@@ -79,7 +79,7 @@ func (s *story) draft(sub events.Subject, d events.Draft) eventlog.Position {
 	return eventlog.Position{Shard: sub.Partition() % s.log.Shards(), Seq: next.Seq}
 }
 
-func (s *story) verify(scope eventlog.Scope) eventlog.Report {
+func (s *sessionWriter) verify(scope eventlog.Scope) eventlog.Report {
 	s.t.Helper()
 	r, err := eventlog.Verify(s.t.Context(), s.log, scope)
 	if err != nil {
@@ -94,8 +94,8 @@ func session(name string) (life, run events.Subject, exe func(int) string) {
 	return life, events.RunOf(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
 }
 
-// whole writes a session with a completed, a withdrawn and an open query.
-func (s *story) whole(name string) (life, run events.Subject, exe func(int) string) {
+// writeWholeSession writes a session with a completed, a withdrawn and an open query.
+func (s *sessionWriter) writeWholeSession(name string) (life, run events.Subject, exe func(int) string) {
 	s.t.Helper()
 	life, run, exe = session(name)
 	s.write(life, 0, "", events.SessionCreated{Agent: "default"})
@@ -111,13 +111,13 @@ func (s *story) whole(name string) (life, run events.Subject, exe func(int) stri
 func TestVerify_AcceptsSoundLogs(t *testing.T) {
 	t.Parallel()
 	for _, shards := range []int{1, 8} {
-		s := newStory(t, shards)
+		s := newSessionWriter(t, shards)
 		var open []string
 		for i := range 20 {
-			_, _, exe := s.whole(fmt.Sprint("session", i))
+			_, _, exe := s.writeWholeSession(fmt.Sprint("session", i))
 			open = append(open, exe(3))
 		}
-		life, _, _ := s.whole("deleted")
+		life, _, _ := s.writeWholeSession("deleted")
 		s.write(life, 0, "", events.SessionDeleted{})
 		key := events.Subject{Tenant: tenant, ID: events.CatalogueID(events.Key, tenant, "", "", "k"), Aspect: events.Key}
 		s.write(key, 0, "", events.KeyCreated{KeyID: "k"})
@@ -150,7 +150,7 @@ func TestVerify_AcceptsSoundLogs(t *testing.T) {
 
 func TestVerify_RefusesInvalidScopes(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 1)
+	s := newSessionWriter(t, 1)
 	for _, bad := range []eventlog.Scope{{Tenant: tenant}, {Session: "ses_*"}, {Session: eventlogtest.ID(events.KindSession, "no tenant")}} {
 		if _, err := eventlog.Verify(t.Context(), s.log, bad); err == nil {
 			t.Errorf("%+v was accepted", bad)
@@ -192,8 +192,8 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStory(t, 1)
-			s.whole("s")
+			s := newSessionWriter(t, 1)
+			s.writeWholeSession("s")
 			if err := s.log.Tamper(eventlog.Position{Seq: try.seq}, try.change); err != nil {
 				t.Fatal(err)
 			}
@@ -204,8 +204,8 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 		})
 	}
 	// The state is not hashed. It is a cache that can be folded again.
-	s := newStory(t, 1)
-	s.whole("s")
+	s := newSessionWriter(t, 1)
+	s.writeWholeSession("s")
 	if err := s.log.Tamper(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
 		t.Fatal(err)
 	}
@@ -217,49 +217,49 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 func TestVerify_ReportsEventsThatWritersNeverProduce(t *testing.T) {
 	t.Parallel()
 	for name, try := range map[string]struct {
-		write func(s *story, life, run events.Subject, exe func(int) string) eventlog.Position
+		write func(s *sessionWriter, life, run events.Subject, exe func(int) string) eventlog.Position
 		says  string
 	}{
-		"a second end": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+		"a second end": {func(s *sessionWriter, _, run events.Subject, exe func(int) string) eventlog.Position {
 			return s.write(run, 1, exe(1), events.ExecutionFailed{Code: "X"})
 		}, "ended with execution_completed"},
-		"an end on both subjects": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+		"an end on both subjects": {func(s *sessionWriter, _, run events.Subject, exe func(int) string) eventlog.Position {
 			return s.write(run, 1, exe(2), events.ExecutionCancelled{})
 		}, "ended with execution_withdrawn"},
-		"an end of what never began": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+		"an end of what never began": {func(s *sessionWriter, _, run events.Subject, exe func(int) string) eventlog.Position {
 			return s.write(run, 1, exe(9), events.ExecutionCompleted{})
 		}, "never accepted"},
-		"a query twice": {func(s *story, life, _ events.Subject, exe func(int) string) eventlog.Position {
+		"a query twice": {func(s *sessionWriter, life, _ events.Subject, exe func(int) string) eventlog.Position {
 			return s.write(life, 0, exe(3), events.MessageAccepted{})
 		}, "was accepted before"},
-		"life after deletion": {func(s *story, life, _ events.Subject, exe func(int) string) eventlog.Position {
+		"life after deletion": {func(s *sessionWriter, life, _ events.Subject, exe func(int) string) eventlog.Position {
 			s.write(life, 0, "", events.SessionDeleted{})
 			return s.write(life, 0, exe(4), events.MessageAccepted{})
 		}, "was deleted before"},
-		"deletion before the end of its commit": {func(s *story, life, _ events.Subject, _ func(int) string) eventlog.Position {
+		"deletion before the end of its commit": {func(s *sessionWriter, life, _ events.Subject, _ func(int) string) eventlog.Position {
 			return s.write(life, 0, "", events.SessionDeleted{}, events.SessionIdle{})
 		}, "not its last event"},
-		"a lower epoch": {func(s *story, _, run events.Subject, exe func(int) string) eventlog.Position {
+		"a lower epoch": {func(s *sessionWriter, _, run events.Subject, exe func(int) string) eventlog.Position {
 			s.write(run, 5, exe(3), events.ExecutionClaimed{Epoch: 5})
 			return s.write(run, 4, exe(3), events.ExecutionStarted{})
 		}, "under epoch 4, after epoch 5"},
-		"an event twice": {func(s *story, life, _ events.Subject, _ func(int) string) eventlog.Position {
+		"an event twice": {func(s *sessionWriter, life, _ events.Subject, _ func(int) string) eventlog.Position {
 			d := eventlogtest.Draft("twice", "x")
-			s.draft(life, d)
+			s.append(life, d)
 			d.ID = eventlogtest.ID(events.KindCommit, "other")
-			return s.draft(life, d)
+			return s.append(life, d)
 		}, "was stored before"},
-		"a commit twice": {func(s *story, life, _ events.Subject, _ func(int) string) eventlog.Position {
+		"a commit twice": {func(s *sessionWriter, life, _ events.Subject, _ func(int) string) eventlog.Position {
 			d := eventlogtest.Draft("again", "x")
-			s.draft(life, d)
+			s.append(life, d)
 			d.Events = []events.Event{eventlogtest.Message("new", "y")}
-			return s.draft(life, d)
+			return s.append(life, d)
 		}, "this commit id was stored before"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStory(t, 4)
-			life, run, exe := s.whole("s")
+			s := newSessionWriter(t, 4)
+			life, run, exe := s.writeWholeSession("s")
 			at := try.write(s, life, run, exe)
 			for _, scope := range []eventlog.Scope{{}, {Tenant: tenant, Session: life.ID}} {
 				p := s.verify(scope).Problem
@@ -276,8 +276,8 @@ func TestVerify_ReportsEventsThatWritersNeverProduce(t *testing.T) {
 // count.
 func TestVerify_GoesOnAfterAFault(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 4)
-	life, run, exe := s.whole("s")
+	s := newSessionWriter(t, 4)
+	life, run, exe := s.writeWholeSession("s")
 	retry := events.Draft{ID: eventlogtest.ID(events.KindCommit, "late"), Actor: events.Actor{Kind: "service", ID: "test"}}
 	for i, p := range []events.Payload{events.MessageAccepted{Content: "one"}, events.ExecutionDispatched{}} {
 		retry.Events = append(retry.Events, events.Event{
@@ -285,10 +285,10 @@ func TestVerify_GoesOnAfterAFault(t *testing.T) {
 			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint("2-", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: exe(1), Source: events.FromServer, Data: p,
 		})
 	}
-	twice := s.draft(life, retry)
+	twice := s.append(life, retry)
 	s.write(run, 2, exe(1), events.ExecutionClaimed{Epoch: 2}, events.ExecutionStarted{Attempt: 1})
 	s.write(run, 2, exe(1), events.ExecutionCompleted{Result: "again"})
-	_, otherRun, otherExe := s.whole("other")
+	_, otherRun, otherExe := s.writeWholeSession("other")
 	foreign := s.write(otherRun, 1, otherExe(9), events.ExecutionCompleted{})
 
 	r := s.verify(eventlog.Scope{})
@@ -309,8 +309,8 @@ func TestVerify_GoesOnAfterAFault(t *testing.T) {
 // missing.
 func TestVerify_GoesOnAfterACommitThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 1)
-	_, run, exe := s.whole("s")
+	s := newSessionWriter(t, 1)
+	_, run, exe := s.writeWholeSession("s")
 	s.log.SetPayload(s.log.Payloads()[0], nil)
 	end := s.write(run, 1, exe(1), events.ExecutionFailed{Code: "X"})
 	r := s.verify(eventlog.Scope{})
@@ -322,8 +322,8 @@ func TestVerify_GoesOnAfterACommitThatCannotBeRead(t *testing.T) {
 func TestVerify_ReportsMissingAndForgedPayloads(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string][]byte{"missing": nil, "forged": []byte(`{"result":"forged"}`)} {
-		s := newStory(t, 1)
-		s.whole("s")
+		s := newSessionWriter(t, 1)
+		s.writeWholeSession("s")
 		digests := s.log.Payloads()
 		if len(digests) != 1 {
 			t.Fatalf("there are %d payloads, want 1", len(digests))
@@ -336,13 +336,13 @@ func TestVerify_ReportsMissingAndForgedPayloads(t *testing.T) {
 	}
 }
 
-// holed is a log without the commits in missing.
-type holed struct {
+// logWithGaps is a log without the commits in missing.
+type logWithGaps struct {
 	eventlog.Log
 	missing map[eventlog.Position]bool
 }
 
-func (l holed) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+func (l logWithGaps) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		for rec, err := range l.Log.Read(ctx, after, f) {
 			if !l.missing[rec.Position] && !yield(rec, err) {
@@ -353,7 +353,7 @@ func (l holed) Read(ctx context.Context, after eventlog.Position, f eventlog.Fil
 }
 
 // recordsOf returns the records of a shard.
-func (s *story) recordsOf(shard int) (list []eventlog.Record) {
+func (s *sessionWriter) recordsOf(shard int) (list []eventlog.Record) {
 	s.t.Helper()
 	for rec, err := range s.log.Read(s.t.Context(), eventlog.Position{Shard: shard}, eventlog.Filter{}) {
 		if err != nil {
@@ -364,11 +364,11 @@ func (s *story) recordsOf(shard int) (list []eventlog.Record) {
 	return list
 }
 
-// retired writes a session that was deleted and retired, and another session that was not.
-func (s *story) retired() (life, run events.Subject) {
+// writeRetiredSession writes a session that was deleted and retired, and another session that was not.
+func (s *sessionWriter) writeRetiredSession() (life, run events.Subject) {
 	s.t.Helper()
-	life, run, _ = s.whole("gone")
-	s.whole("kept")
+	life, run, _ = s.writeWholeSession("gone")
+	s.writeWholeSession("kept")
 	s.write(life, 0, "", events.SessionDeleted{})
 	s.write(run, 2, "", events.RunRetired{Life: 5, Runs: 2})
 	return life, run
@@ -378,8 +378,8 @@ func (s *story) retired() (life, run events.Subject) {
 // session may be missing: a removal that was interrupted leaves a sound log.
 func TestVerify_AcceptsRemovedContentOfARetiredSession(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 1)
-	life, run := s.retired()
+	s := newSessionWriter(t, 1)
+	life, run := s.writeRetiredSession()
 	s.write(run, 2, "", events.ContentRemoved{Messages: 7})
 	all := s.recordsOf(0)
 	removable := 0
@@ -422,10 +422,10 @@ func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStory(t, 1)
-			_, run, _ := s.whole("open")
-			other, _ := s.retired()
-			log := holed{s.log, map[eventlog.Position]bool{}}
+			s := newSessionWriter(t, 1)
+			_, run, _ := s.writeWholeSession("open")
+			other, _ := s.writeRetiredSession()
+			log := logWithGaps{s.log, map[eventlog.Position]bool{}}
 			for n, rec := range s.recordsOf(0) {
 				if rec.Subject.ID != other.ID && try.remove(rec, n, run) {
 					log.missing[rec.Position] = true
@@ -443,8 +443,8 @@ func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 // missing commits: run_retired records that every reader has passed them.
 func TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 1)
-	life, _, _ := s.whole("s")
+	s := newSessionWriter(t, 1)
+	life, _, _ := s.writeWholeSession("s")
 	rec, err := s.log.At(t.Context(), s.write(life, 0, "", events.SessionDeleted{}))
 	if err != nil {
 		t.Fatal(err)
@@ -458,16 +458,16 @@ func TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired(t *testin
 
 func TestVerify_ReportsWritesAfterRetirement(t *testing.T) {
 	t.Parallel()
-	s := newStory(t, 1)
-	life, run, exe := s.whole("s")
+	s := newSessionWriter(t, 1)
+	life, run, exe := s.writeWholeSession("s")
 	s.write(life, 0, "", events.SessionDeleted{})
 	s.write(run, 2, "", events.RunRetired{Life: 5, Runs: 2})
 	at := s.write(run, 2, exe(3), events.ExecutionClaimed{Epoch: 2})
 	if p := s.verify(eventlog.Scope{}).Problem; p == nil || p.Position != at || !strings.Contains(p.Why, "after run_retired") {
 		t.Errorf("verify reports %v", p)
 	}
-	early := newStory(t, 1)
-	_, run, _ = early.whole("s")
+	early := newSessionWriter(t, 1)
+	_, run, _ = early.writeWholeSession("s")
 	early.write(run, 2, "", events.RunRetired{})
 	if p := early.verify(eventlog.Scope{}).Problem; p == nil || !strings.Contains(p.Why, "not deleted before") {
 		t.Errorf("verify reports %v", p)

@@ -67,8 +67,8 @@ func fill(v reflect.Value, path string, n *int) {
 	}
 }
 
-// filled returns a payload of the type with every field set.
-func filled(e events.Entry) events.Payload {
+// filledPayload returns a payload of the type with every field set.
+func filledPayload(e events.Entry) events.Payload {
 	v := reflect.New(reflect.TypeOf(e.New())).Elem()
 	n := 0
 	fill(v, v.Type().Name(), &n)
@@ -90,7 +90,7 @@ func golden(t *testing.T, e events.Entry) events.Commit {
 		V: 1, ID: events.Derive(events.KindCommit, "golden", string(e.Type)), Actor: events.Actor{Kind: "executor", ID: events.Derive(events.KindExecutor, "golden")}, Epoch: 3,
 		Events: []events.Event{{
 			ID: events.Derive(events.KindEvent, "golden", string(e.Type)), Time: goldenTime, ExecutionID: events.Derive(events.KindExecution, "golden"),
-			ConversationID: events.MainConversation, Source: events.FromRunner, N: 7, Data: filled(e),
+			ConversationID: events.MainConversation, Source: events.FromRunner, N: 7, Data: filledPayload(e),
 		}},
 		State: map[string]any{"v": 1},
 	}
@@ -277,7 +277,7 @@ func readBack(t *testing.T, e events.Entry, msg []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list) != 1 || !reflect.DeepEqual(list[0].Data, filled(e)) {
+	if len(list) != 1 || !reflect.DeepEqual(list[0].Data, filledPayload(e)) {
 		t.Errorf("the data reads back as %#v", list)
 	}
 	if list[0].N != 7 || !list[0].Time.Equal(goldenTime) || list[0].Source != events.FromRunner || list[0].ConversationID != events.MainConversation {

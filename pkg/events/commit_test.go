@@ -334,7 +334,7 @@ func FuzzDecodeCommit(f *testing.F) {
 				t.Fatal("an event was read without data")
 			}
 			if _, err := json.Marshal(e); err != nil && e.Time.Year() >= 0 && e.Time.Year() <= 9999 {
-				t.Fatalf("what was read cannot be written: %v", err)
+				t.Fatalf("a decoded commit cannot be encoded: %v", err)
 			}
 		}
 	})

@@ -98,7 +98,7 @@ func TestCheckID_NamesTheFieldAndTheKind(t *testing.T) {
 	}
 	long := events.CheckID("sessionId", events.KindSession, strings.Repeat("x", 10_000))
 	if long == nil || len(long.Error()) > 300 {
-		t.Errorf("a long id gives a long error: %d bytes", len(long.Error()))
+		t.Errorf("the error of a long id has %d bytes", len(long.Error()))
 	}
 }
 

@@ -30,15 +30,15 @@ func (s *source) Open(_ context.Context, r livefiles.Request) (io.ReadCloser, in
 	if err != nil {
 		return nil, 0, err
 	}
-	return &counted{s, from}, size, nil
+	return &countingReader{s, from}, size, nil
 }
 
-type counted struct {
+type countingReader struct {
 	s    *source
 	from io.Reader
 }
 
-func (c *counted) Read(p []byte) (int, error) {
+func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.from.Read(p)
 	c.s.mu.Lock()
 	c.s.read += n
@@ -46,7 +46,7 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *counted) Close() error { close(c.s.closed); return nil }
+func (c *countingReader) Close() error { close(c.s.closed); return nil }
 
 // connect returns a gateway's client of a server that an executor runs. Each is connected as its own NATS user.
 func connect(t *testing.T, s *source) *livefiles.Client {

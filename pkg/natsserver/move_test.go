@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// former creates a folder as a release without accounts left it: a stream with one message, and a durable that has
+// createFormerFolder creates a folder as a release without accounts left it: a stream with one message, and a durable that has
 // acknowledged the message.
-func former(t *testing.T) (dir string) {
+func createFormerFolder(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	srv, err := natsserver.Start(natsserver.Config{StoreDir: dir})
@@ -96,12 +96,12 @@ func checkKept(t *testing.T, nc *nats.Conn) {
 
 func TestAccounts_FindTheStreamsOfAFormerVersion(t *testing.T) {
 	t.Parallel()
-	checkMoved(t, former(t))
+	checkMoved(t, createFormerFolder(t))
 }
 
 func TestAccounts_RefuseTwoStores(t *testing.T) {
 	t.Parallel()
-	dir := former(t)
+	dir := createFormerFolder(t)
 	for _, account := range []string{"$G", "LOG"} {
 		if err := os.MkdirAll(filepath.Join(dir, "jetstream", account, "streams"), 0o700); err != nil {
 			t.Fatal(err)
@@ -134,7 +134,7 @@ func start(t *testing.T, dir string) (string, error) {
 
 func TestNATSStart_MovesTheStreamsOfAFormerVersion(t *testing.T) {
 	t.Parallel()
-	dir := former(t)
+	dir := createFormerFolder(t)
 	for range 2 {
 		if out, err := start(t, dir); err != nil || out != "--config x\n" {
 			t.Fatalf("%v: %s", err, out)

@@ -54,7 +54,7 @@ func TestURL_IsASeparateDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := exec(t, b, "SELECT * FROM only_here"); err == nil {
-		t.Fatal("one test sees the table of another")
+		t.Fatal("a database has the table of another database")
 	}
 }
 

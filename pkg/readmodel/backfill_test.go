@@ -27,7 +27,7 @@ func TestMigrate_FillsTitlesOfOlderSessions(t *testing.T) {
 	defer conn.Close(t.Context())
 	db := stdlib.OpenDB(*conn.Config())
 	defer db.Close()
-	down(t, db, 5)
+	migrateDown(t, db, 5)
 	for _, statement := range []string{
 		`INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, created_at, updated_at, tip, tip_position)
 			SELECT 't', 'ses_' || n, 0, 'open', 'default', '1', 'spool', 'local', '{}', now(), now(), 1, '0-1' FROM generate_series(1, 5) n`,
@@ -61,8 +61,8 @@ func TestMigrate_FillsTitlesOfOlderSessions(t *testing.T) {
 	}
 }
 
-// down reverts migrations down to a version.
-func down(t *testing.T, db *sql.DB, version int64) {
+// migrateDown reverts migrations down to a version.
+func migrateDown(t *testing.T, db *sql.DB, version int64) {
 	t.Helper()
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, readmodel.Migrations())
 	if err == nil {
@@ -88,7 +88,7 @@ func TestMigrate_FoldsAgainBeforeItIsReady(t *testing.T) {
 	defer conn.Close(t.Context())
 	db := stdlib.OpenDB(*conn.Config())
 	defer db.Close()
-	down(t, db, 6)
+	migrateDown(t, db, 6)
 	if _, err := db.ExecContext(t.Context(), "UPDATE checkpoints SET position = 7, caught_up = true"); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ func TestAcceptedKey_LooksAtAllMakers(t *testing.T) {
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}
-	try(t, db.Projector, `INSERT INTO keys (tenant, id, grp, name, prefix, sha256, created_at, revoked_at, expires_at, created_by) VALUES
+	runStatement(t, db.Projector, `INSERT INTO keys (tenant, id, grp, name, prefix, sha256, created_at, revoked_at, expires_at, created_by) VALUES
 		('t', 'top',      0, '', '', 'top',      now(), NULL,  NULL,                       ''),
 		('t', 'middle',   1, '', '', 'middle',   now(), NULL,  now() + interval '1 hour',  'top'),
 		('t', 'bottom',   2, '', '', 'bottom',   now(), NULL,  now() + interval '1 hour',  'middle'),

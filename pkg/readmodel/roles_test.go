@@ -75,13 +75,13 @@ func migrated(t *testing.T) readmodeltest.URLs {
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}
-	try(t, db.Projector, `INSERT INTO keys (tenant, id, grp, name, prefix, sha256, created_at, revoked_at) VALUES
+	runStatement(t, db.Projector, `INSERT INTO keys (tenant, id, grp, name, prefix, sha256, created_at, revoked_at) VALUES
 		('t', 'key_1', 0, 'one', 'spool_sk_1', 'hash-1', now(), NULL), ('t', 'key_2', 0, 'two', 'spool_sk_2', 'hash-2', now(), now())`, "")
 	return db
 }
 
-// try runs a statement in its own transaction. It expects an error that contains refusal, or success for "".
-func try(t *testing.T, url, sql, refusal string) {
+// runStatement runs a statement in its own transaction. It expects an error that contains refusal, or success for "".
+func runStatement(t *testing.T, url, sql, refusal string) {
 	t.Helper()
 	conn, err := readmodel.Connect(t.Context(), url, readmodel.Schema)
 	if err != nil {
@@ -105,13 +105,13 @@ func TestRoles_RefuseAttacks(t *testing.T) {
 	db := migrated(t)
 	for name, sql := range attacks {
 		t.Run(name, func(t *testing.T) {
-			try(t, db.Projector, sql, insufficientPrivilege)
-			try(t, db.Gateway, sql, insufficientPrivilege)
-			try(t, db.Superuser, "BEGIN; "+sql+"; ROLLBACK", "") // the statement is valid
+			runStatement(t, db.Projector, sql, insufficientPrivilege)
+			runStatement(t, db.Gateway, sql, insufficientPrivilege)
+			runStatement(t, db.Superuser, "BEGIN; "+sql+"; ROLLBACK", "") // the statement is valid
 		})
 	}
 	for name, sql := range readerAttacks {
-		t.Run(name, func(t *testing.T) { try(t, db.Gateway, sql, insufficientPrivilege) })
+		t.Run(name, func(t *testing.T) { runStatement(t, db.Gateway, sql, insufficientPrivilege) })
 	}
 }
 
@@ -162,7 +162,7 @@ func TestRoles_GatewayChecksKeys(t *testing.T) {
 func TestAcceptedKey_IgnoresSearchPathOfCaller(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	try(t, db.Projector, `CREATE SCHEMA trap; CREATE TABLE trap.keys AS SELECT 't' AS tenant, 'key_trap' AS id, 'hash-trap' AS sha256, NULL::timestamptz AS revoked_at;
+	runStatement(t, db.Projector, `CREATE SCHEMA trap; CREATE TABLE trap.keys AS SELECT 't' AS tenant, 'key_trap' AS id, 'hash-trap' AS sha256, NULL::timestamptz AS revoked_at;
 		GRANT USAGE ON SCHEMA trap TO `+readmodel.GatewayRole, "")
 	conn, err := readmodel.Connect(t.Context(), db.Gateway, "trap")
 	if err != nil {
@@ -196,7 +196,7 @@ func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 		"ALTER TABLE sessions ADD COLUMN later text", "ANALYZE sessions", "DROP FUNCTION accepted_key", "DROP TABLE goose_db_version",
 		"DROP SCHEMA spool_shadow CASCADE", "DROP SCHEMA spool_retired CASCADE", "ALTER SCHEMA spool RENAME TO spool_retired",
 	} {
-		try(t, db.Projector, sql, "")
+		runStatement(t, db.Projector, sql, "")
 	}
 }
 
@@ -220,7 +220,7 @@ func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 	if err := readmodel.Check(t.Context(), pool); err != nil {
 		t.Error(err)
 	}
-	try(t, db.Gateway, "SELECT * FROM accepted_key('x')", "")
+	runStatement(t, db.Gateway, "SELECT * FROM accepted_key('x')", "")
 }
 
 func TestCreateRoles_ByManyAtOnce(t *testing.T) {
@@ -259,20 +259,20 @@ func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
 		t.Fatal("docs/security.md has no SQL")
 	}
 	srv := pgtest.Server(t, pgserver.Config{Fast: true})
-	try(t, srv.URL(), "CREATE ROLE owner LOGIN; GRANT CREATE ON DATABASE spool TO owner", "")
+	runStatement(t, srv.URL(), "CREATE ROLE owner LOGIN; GRANT CREATE ON DATABASE spool TO owner", "")
 	owner, gateway := readmodeltest.As(t, srv.URL(), "owner"), readmodeltest.As(t, srv.URL(), readmodel.GatewayRole)
 	if err := readmodel.Migrate(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
-	try(t, srv.URL(), block, "")
+	runStatement(t, srv.URL(), block, "")
 	if err := readmodel.Migrate(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
-	try(t, gateway, "SELECT count(*) FROM sessions; SELECT * FROM accepted_key('x')", "")
+	runStatement(t, gateway, "SELECT count(*) FROM sessions; SELECT * FROM accepted_key('x')", "")
 	for name, sql := range readerAttacks {
 		if strings.Contains(sql, "advisory") || strings.Contains(sql, readmodel.ProjectorRole) {
 			continue // only CreateRoles revokes or creates this
 		}
-		t.Run(name, func(t *testing.T) { try(t, gateway, sql, insufficientPrivilege) })
+		t.Run(name, func(t *testing.T) { runStatement(t, gateway, sql, insufficientPrivilege) })
 	}
 }

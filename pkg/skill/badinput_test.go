@@ -18,7 +18,7 @@ import (
 func refuse(t *testing.T, b skilltest.Bad) {
 	t.Helper()
 	r, size := bytes.NewReader(b.ZIP), int64(len(b.ZIP))
-	parent := room(t)
+	parent := skillsFolder(t)
 	_, checked := skill.Check(t.Context(), r, size, skill.Limits{})
 	_, extracted := skill.Extract(t.Context(), r, size, parent, sum(b.ZIP))
 	tarred := skill.Tar(t.Context(), r, size, io.Discard)
@@ -105,7 +105,7 @@ func TestCheck_EndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	z := skilltest.Build(skilltest.Document())
-	parent := room(t)
+	parent := skillsFolder(t)
 	_, checked := skill.Check(ctx, bytes.NewReader(z), int64(len(z)), skill.Limits{})
 	_, extracted := skill.Extract(ctx, bytes.NewReader(z), int64(len(z)), parent, sum(z))
 	for _, err := range []error{checked, extracted, skill.Tar(ctx, bytes.NewReader(z), int64(len(z)), io.Discard)} {

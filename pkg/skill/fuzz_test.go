@@ -21,7 +21,7 @@ import (
 
 // corpus returns ZIPs that are accepted, and all invalid ZIPs except the largest.
 func corpus() (list [][]byte) {
-	list = append(list, sample(), skilltest.Build(skilltest.Document()))
+	list = append(list, sampleZIP(), skilltest.Build(skilltest.Document()))
 	for _, b := range slices.Concat(skilltest.UnsafeEntries(), skilltest.ForgedArchives(), skilltest.InvalidDocuments()) {
 		if len(b.ZIP) < 64<<10 {
 			list = append(list, b.ZIP)
@@ -38,8 +38,8 @@ func FuzzCheck(f *testing.F) {
 	}
 	lim := skill.Limits{Files: 200, Packed: 1 << 20, Unpacked: 4 << 20}
 	f.Fuzz(func(t *testing.T, z []byte) {
-		agree(t, z, lim)
-		agree(t, repaired(z), lim)
+		checkAgreement(t, z, lim)
+		checkAgreement(t, repaired(z), lim)
 	})
 }
 
@@ -61,7 +61,7 @@ func repaired(z []byte) []byte {
 	return z
 }
 
-func agree(t *testing.T, z []byte, lim skill.Limits) {
+func checkAgreement(t *testing.T, z []byte, lim skill.Limits) {
 	t.Helper()
 	found, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), lim)
 	if err != nil {
@@ -71,7 +71,7 @@ func agree(t *testing.T, z []byte, lim skill.Limits) {
 		}
 		return
 	}
-	parent := room(t)
+	parent := skillsFolder(t)
 	dir, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), filepath.Join(parent, "skills"), found.Digest)
 	must(t, err)
 	laid := contents(t, dir)
@@ -124,9 +124,9 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// room returns a folder for skills. It makes the read-only skills writable at the end, so that a user other than root
+// skillsFolder returns a folder for skills. It makes the read-only skills writable at the end, so that a user other than root
 // can remove them.
-func room(t *testing.T) string {
+func skillsFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	t.Cleanup(func() {
@@ -158,7 +158,7 @@ func TestCheck_AgreesWithTheStandardLibrary(t *testing.T) {
 		if _, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err == nil {
 			taken++
 		}
-		t.Run("", func(t *testing.T) { agree(t, z, skill.Limits{}) })
+		t.Run("", func(t *testing.T) { checkAgreement(t, z, skill.Limits{}) })
 	})
 	if taken < 20 {
 		t.Errorf("only %d ZIPs were accepted", taken)

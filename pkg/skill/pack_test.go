@@ -28,12 +28,12 @@ func fill(t *testing.T, dir string, pairs ...string) {
 	}
 }
 
-// packed packs a folder, and returns the ZIP and the tree that Extract writes.
-func packed(t *testing.T, dir, ignored string) ([]byte, []string) {
+// packFolder packs a folder, and returns the ZIP and the tree that Extract writes.
+func packFolder(t *testing.T, dir, ignored string) ([]byte, []string) {
 	t.Helper()
 	var out bytes.Buffer
 	must(t, skill.Pack(dir, &out, ignored))
-	at, err := skill.Extract(t.Context(), bytes.NewReader(out.Bytes()), int64(out.Len()), room(t), sum(out.Bytes()))
+	at, err := skill.Extract(t.Context(), bytes.NewReader(out.Bytes()), int64(out.Len()), skillsFolder(t), sum(out.Bytes()))
 	must(t, err)
 	var list []string
 	for path, what := range tree(t, at) {
@@ -59,17 +59,17 @@ func TestPack_IsReproducible(t *testing.T) {
 	}
 	must(t, os.Chtimes(filepath.Join(two, "z"), time.Unix(0, 0), time.Unix(0, 0)))
 	must(t, os.Chmod(filepath.Join(two, "z"), 0o644)) //nolint:gosec // the mode must not matter
-	z, list := packed(t, one, "extra/\n")
+	z, list := packFolder(t, one, "extra/\n")
 	want := []string{".hidden -r--r--r--", "SKILL.md -r--r--r--", "a/b/c -r--r--r--", "keep.log -r--r--r--", "scripts/run -r-xr-xr-x", "z -r--r--r--"}
 	if !slices.Equal(list, want) {
 		t.Errorf("got  %q\nwant %q", list, want)
 	}
-	again, _ := packed(t, two, "extra/\n")
+	again, _ := packFolder(t, two, "extra/\n")
 	if !bytes.Equal(z, again) {
 		t.Error("the same files were packed to different ZIPs")
 	}
 	fill(t, two, "z", "another")
-	if other, _ := packed(t, two, "extra/\n"); bytes.Equal(z, other) {
+	if other, _ := packFolder(t, two, "extra/\n"); bytes.Equal(z, other) {
 		t.Error("different files were packed to the same ZIP")
 	}
 }

@@ -35,8 +35,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// sample returns a ZIP with every kind of entry that is accepted.
-func sample() []byte {
+// sampleZIP returns a ZIP with every kind of entry that is accepted.
+func sampleZIP() []byte {
 	return skilltest.Build(
 		skilltest.File("empty/", ""), skilltest.Document(), skilltest.Item{Name: "scripts/run", Content: []byte("echo"), Mode: 0o100755},
 		skilltest.File("scripts/tool.py", "#!/usr/bin/env python3\n"), skilltest.Item{Name: "a/b/c.txt", Content: []byte("deep"), Raw: true},
@@ -78,7 +78,7 @@ var sampleTree = map[string]string{
 
 func TestCheck_DescribesAValidSkill(t *testing.T) {
 	t.Parallel()
-	z := sample()
+	z := sampleZIP()
 	got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
 	want := skill.Found{
 		Name: "pdf-tools", Description: "Reads and fills PDF forms.", Document: skilltest.Good, Files: 7, Bytes: uint64(len(z)),
@@ -88,14 +88,14 @@ func TestCheck_DescribesAValidSkill(t *testing.T) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 	}
 	// ZIPs of other packers are accepted too: with data descriptors and without modes.
-	z = standard(t, "SKILL.md", skilltest.Good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
+	z = standardZIP(t, "SKILL.md", skilltest.Good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
 	if got, err = skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err != nil || got.Files != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
-// standard returns a ZIP that the standard library wrote. pairs alternates names and contents.
-func standard(t testing.TB, pairs ...string) []byte {
+// standardZIP returns a ZIP that the standard library wrote. pairs alternates names and contents.
+func standardZIP(t testing.TB, pairs ...string) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	w := zip.NewWriter(&out)
@@ -109,7 +109,7 @@ func standard(t testing.TB, pairs ...string) []byte {
 	return out.Bytes()
 }
 
-func TestFrontMatter_ReadsNameAndDescription(t *testing.T) {
+func TestCheck_ReadsTheFrontMatter(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ document, description string }{
 		"plain":        {"---\nname: x\ndescription: one\n---\n", "one"},
@@ -130,8 +130,8 @@ func TestFrontMatter_ReadsNameAndDescription(t *testing.T) {
 
 func TestExtract_WritesReadOnlyFiles(t *testing.T) {
 	t.Parallel()
-	z := sample()
-	parent := filepath.Join(room(t), "not", "there")
+	z := sampleZIP()
+	parent := filepath.Join(skillsFolder(t), "not", "there")
 	dir, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z))
 	if err != nil || dir != filepath.Join(parent, sum(z)) {
 		t.Fatalf("%s, %v", dir, err)
@@ -151,8 +151,8 @@ func TestExtract_WritesReadOnlyFiles(t *testing.T) {
 
 func TestExtract_RefusesOtherDigestsAndFiles(t *testing.T) {
 	t.Parallel()
-	z := sample()
-	parent := room(t)
+	z := sampleZIP()
+	parent := skillsFolder(t)
 	var refused *skill.Error
 	_, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum([]byte("another")))
 	if !errors.As(err, &refused) || refused.Code != skill.CodeDigest || refused.Field != "sha256" {
@@ -170,13 +170,13 @@ func TestExtract_RefusesOtherDigestsAndFiles(t *testing.T) {
 	}
 }
 
-// failing is a reader that fails after some bytes.
-type failing struct {
+// failingReader is a reader that fails after some bytes.
+type failingReader struct {
 	*bytes.Reader
 	left int
 }
 
-func (f *failing) ReadAt(p []byte, at int64) (int, error) {
+func (f *failingReader) ReadAt(p []byte, at int64) (int, error) {
 	if f.left -= len(p); f.left < 0 {
 		return 0, fs.ErrPermission
 	}
@@ -187,11 +187,11 @@ func (f *failing) ReadAt(p []byte, at int64) (int, error) {
 // reported as a refusal of the ZIP.
 func TestExtract_LeavesNothingAfterAFailure(t *testing.T) {
 	t.Parallel()
-	z := sample()
+	z := sampleZIP()
 	failed := 0
 	for left := 0; ; left += 97 {
-		parent := room(t)
-		_, err := skill.Extract(t.Context(), &failing{bytes.NewReader(z), left}, int64(len(z)), parent, sum(z))
+		parent := skillsFolder(t)
+		_, err := skill.Extract(t.Context(), &failingReader{bytes.NewReader(z), left}, int64(len(z)), parent, sum(z))
 		if err == nil {
 			break
 		}
@@ -201,7 +201,7 @@ func TestExtract_LeavesNothingAfterAFailure(t *testing.T) {
 			t.Errorf("after %d bytes: %v", left, err)
 		}
 		if list, err := os.ReadDir(parent); err != nil || len(list) > 0 {
-			t.Errorf("after %d bytes: %d left behind, %v", left, len(list), err)
+			t.Errorf("after %d bytes: %d files were left, %v", left, len(list), err)
 		}
 	}
 	if failed < 10 {
@@ -211,8 +211,8 @@ func TestExtract_LeavesNothingAfterAFailure(t *testing.T) {
 
 func TestExtract_Concurrently(t *testing.T) {
 	t.Parallel()
-	z := sample()
-	parent := room(t)
+	z := sampleZIP()
+	parent := skillsFolder(t)
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
@@ -234,7 +234,7 @@ func TestExtract_Concurrently(t *testing.T) {
 
 func TestTar_IsReproducible(t *testing.T) {
 	t.Parallel()
-	z := sample()
+	z := sampleZIP()
 	var out, again bytes.Buffer
 	must(t, skill.Tar(t.Context(), bytes.NewReader(z), int64(len(z)), &out))
 	must(t, skill.Tar(t.Context(), bytes.NewReader(z), int64(len(z)), &again))

@@ -18,7 +18,7 @@ func TestReserveOf_ParsesSizesAndPercentages(t *testing.T) {
 	t.Parallel()
 	for given, want := range map[int]int{0: storage.DefaultReserve, 1: 1, 90: 90, -1: 0, 91: 0} {
 		if got, err := storage.ReserveOf(given); got != want || (err != nil) != (want == 0) {
-			t.Errorf("%d gives %d, %v", given, got, err)
+			t.Errorf("ReserveOf(%d) = %d, %v", given, got, err)
 		}
 	}
 }

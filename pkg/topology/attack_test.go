@@ -17,9 +17,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// own holds a stream and a subject that a user may both write and read. With it the user determines the bytes of an
+// writable holds a stream and a subject that a user may both write and read. With it the user determines the bytes of an
 // answer.
-var own = map[string]struct{ stream, subject string }{
+var writable = map[string]struct{ stream, subject string }{
 	topology.UserGateway:  {"KV_" + topology.BucketIdempotency, "$KV." + topology.BucketIdempotency + ".default.attack"},
 	topology.UserSession:  {"KV_" + topology.BucketBudgets, "$KV." + topology.BucketBudgets + ".attack"},
 	topology.UserExecutor: {"KV_" + topology.BucketLeases, "$KV." + topology.BucketLeases + ".attack"},
@@ -52,7 +52,7 @@ const patience = 20 * time.Second
 // store stores bytes under the user's own subject.
 func (a *attacker) store(ctx context.Context, data string) {
 	a.t.Helper()
-	if _, err := a.js.Publish(ctx, own[a.user].subject, []byte(data)); err != nil {
+	if _, err := a.js.Publish(ctx, writable[a.user].subject, []byte(data)); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -60,7 +60,7 @@ func (a *attacker) store(ctx context.Context, data string) {
 // consumer creates a consumer of the user's own stream.
 func (a *attacker) consumer(ctx context.Context, ack jetstream.AckPolicy) jetstream.Consumer {
 	a.t.Helper()
-	c, err := a.js.CreateConsumer(ctx, own[a.user].stream, jetstream.ConsumerConfig{
+	c, err := a.js.CreateConsumer(ctx, writable[a.user].stream, jetstream.ConsumerConfig{
 		AckPolicy: ack, DeliverPolicy: jetstream.DeliverLastPolicy, InactiveThreshold: time.Minute,
 	})
 	if err != nil {
@@ -72,32 +72,32 @@ func (a *attacker) consumer(ctx context.Context, ack jetstream.AckPolicy) jetstr
 // replyTricks are requests whose answers JetStream publishes with the rights of the account.
 var replyTricks = map[string]func(ctx context.Context, a *attacker, reply string){
 	"direct get of nothing": func(_ context.Context, a *attacker, reply string) {
-		a.request("$JS.API.DIRECT.GET."+own[a.user].stream, reply, `{"last_by_subj":"nothing"}`)
+		a.request("$JS.API.DIRECT.GET."+writable[a.user].stream, reply, `{"last_by_subj":"nothing"}`)
 	},
 	"direct get of nothing by subject": func(_ context.Context, a *attacker, reply string) {
-		a.request("$JS.API.DIRECT.GET."+own[a.user].stream+".nothing", reply, ``)
+		a.request("$JS.API.DIRECT.GET."+writable[a.user].stream+".nothing", reply, ``)
 	},
 	"direct get of stored bytes": func(ctx context.Context, a *attacker, reply string) {
 		a.store(ctx, `{"keep":1}`)
-		a.request("$JS.API.DIRECT.GET."+own[a.user].stream, reply, fmt.Sprintf(`{"last_by_subj":%q}`, own[a.user].subject))
+		a.request("$JS.API.DIRECT.GET."+writable[a.user].stream, reply, fmt.Sprintf(`{"last_by_subj":%q}`, writable[a.user].subject))
 	},
 	"direct get of several": func(ctx context.Context, a *attacker, reply string) {
 		a.store(ctx, `{"keep":1}`)
-		a.request("$JS.API.DIRECT.GET."+own[a.user].stream, reply, fmt.Sprintf(`{"multi_last":[%q]}`, own[a.user].subject))
+		a.request("$JS.API.DIRECT.GET."+writable[a.user].stream, reply, fmt.Sprintf(`{"multi_last":[%q]}`, writable[a.user].subject))
 	},
 	"pull without a message": func(ctx context.Context, a *attacker, reply string) {
 		c := a.consumer(ctx, jetstream.AckNonePolicy)
-		next := "$JS.API.CONSUMER.MSG.NEXT." + own[a.user].stream + "." + c.CachedInfo().Name
+		next := "$JS.API.CONSUMER.MSG.NEXT." + writable[a.user].stream + "." + c.CachedInfo().Name
 		a.request(next, reply, `{"no_wait":true,"batch":1000}`)
 		a.request(next, reply, `{"no_wait":true}`)
 	},
 	"pull of a message": func(ctx context.Context, a *attacker, reply string) {
 		a.store(ctx, `{"keep":1}`)
 		c := a.consumer(ctx, jetstream.AckNonePolicy)
-		a.request("$JS.API.CONSUMER.MSG.NEXT."+own[a.user].stream+"."+c.CachedInfo().Name, reply, `{"no_wait":true}`)
+		a.request("$JS.API.CONSUMER.MSG.NEXT."+writable[a.user].stream+"."+c.CachedInfo().Name, reply, `{"no_wait":true}`)
 	},
 	"publish": func(_ context.Context, a *attacker, reply string) {
-		a.request(own[a.user].subject, reply, "x")
+		a.request(writable[a.user].subject, reply, "x")
 	},
 	"acknowledgement": func(ctx context.Context, a *attacker, reply string) {
 		if a.user == topology.UserJanitor {
@@ -116,16 +116,16 @@ var replyTricks = map[string]func(ctx context.Context, a *attacker, reply string
 		}
 	},
 	"description of a stream": func(_ context.Context, a *attacker, reply string) {
-		a.request("$JS.API.STREAM.INFO."+own[a.user].stream, reply, ``)
+		a.request("$JS.API.STREAM.INFO."+writable[a.user].stream, reply, ``)
 	},
 	"description of a consumer": func(_ context.Context, a *attacker, reply string) {
-		a.request("$JS.API.CONSUMER.INFO."+own[a.user].stream+".nothing", reply, ``)
+		a.request("$JS.API.CONSUMER.INFO."+writable[a.user].stream+".nothing", reply, ``)
 	},
 	"get from the leader": func(_ context.Context, a *attacker, reply string) {
-		a.request("$JS.API.STREAM.MSG.GET."+own[a.user].stream, reply, `{"seq":1}`)
+		a.request("$JS.API.STREAM.MSG.GET."+writable[a.user].stream, reply, `{"seq":1}`)
 	},
 	"making a consumer": func(_ context.Context, a *attacker, reply string) {
-		a.request("$JS.API.CONSUMER.CREATE."+own[a.user].stream+".x", reply, `{`)
+		a.request("$JS.API.CONSUMER.CREATE."+writable[a.user].stream+".x", reply, `{`)
 	},
 }
 
@@ -185,10 +185,10 @@ func keySubject() string {
 // belongs.
 func TestReplySubjects_ReachNothingOutsideTheUsersRights(t *testing.T) {
 	t.Parallel()
-	for user := range own {
+	for user := range writable {
 		t.Run(user, func(t *testing.T) {
 			t.Parallel()
-			attack(t, withUsers(t), user)
+			attack(t, runServerWithUsers(t), user)
 		})
 	}
 }
@@ -227,9 +227,9 @@ func attack(t *testing.T, ns *server.Server, user string) {
 // another user.
 func TestConsumers_DeliverToTheirOwnersInboxOnly(t *testing.T) {
 	t.Parallel()
-	ns := withUsers(t)
+	ns := runServerWithUsers(t)
 	adminNC, _ := connectAs(t, ns, topology.UserAdmin)
-	for user := range own {
+	for user := range writable {
 		t.Run(user, func(t *testing.T) {
 			stolen := "ctl." + user
 			got, err := adminNC.SubscribeSync(stolen)
@@ -242,7 +242,7 @@ func TestConsumers_DeliverToTheirOwnersInboxOnly(t *testing.T) {
 			nc, js := connectAs(t, ns, user)
 			a := &attacker{t: t, user: user, nc: nc, js: js}
 			a.store(t.Context(), "x")
-			stream := own[user].stream
+			stream := writable[user].stream
 			rest := `"ack_policy":"none","deliver_policy":"all","replay_policy":"instant"`
 			for i, body := range []string{
 				`{"stream_name":%[1]q,"config":{"name":%[2]q,"deliver_subject":%[3]q,` + rest + `}}`,
@@ -256,7 +256,7 @@ func TestConsumers_DeliverToTheirOwnersInboxOnly(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if !failed(t, answer) {
+				if !isAPIError(t, answer) {
 					t.Errorf("%s was accepted", fmt.Sprintf(body, stream, name, stolen))
 				}
 			}
@@ -267,8 +267,8 @@ func TestConsumers_DeliverToTheirOwnersInboxOnly(t *testing.T) {
 	}
 }
 
-// failed reports whether the answer of the JetStream API is an error.
-func failed(t *testing.T, m *nats.Msg) bool {
+// isAPIError reports whether the answer of the JetStream API is an error.
+func isAPIError(t *testing.T, m *nats.Msg) bool {
 	t.Helper()
 	var answer struct {
 		Error *struct{ Code int } `json:"error"`
@@ -282,13 +282,13 @@ func failed(t *testing.T, m *nats.Msg) bool {
 // TestConsumers_CannotBeChangedByOtherServices tests that no service can change the durable of another.
 func TestConsumers_CannotBeChangedByOtherServices(t *testing.T) {
 	t.Parallel()
-	ns := withUsers(t)
+	ns := runServerWithUsers(t)
 	_, sess := connectAs(t, ns, topology.UserSession)
 	d := topology.ReactorConsumer(0)
 	if _, err := sess.CreateOrUpdateConsumer(t.Context(), d.Stream, d.Config); err != nil {
 		t.Fatal(err)
 	}
-	for user := range own {
+	for user := range writable {
 		if user == topology.UserSession || user == topology.UserGateway { // the gateway does not read shards with consumers
 			continue
 		}
@@ -300,7 +300,7 @@ func TestConsumers_CannotBeChangedByOtherServices(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if !failed(t, answer) {
+				if !isAPIError(t, answer) {
 					t.Errorf("%s changed the session service's durable: %s", user, strings.TrimSpace(body))
 				}
 			}

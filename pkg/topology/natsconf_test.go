@@ -42,7 +42,7 @@ func TestNATSConf_PassesTheTestsOfTheEmbeddedServer(t *testing.T) { // not paral
 	opts.StoreDir, opts.Host, opts.Port, opts.HTTPPort, opts.NoSigs, opts.NoLog = t.TempDir(), "127.0.0.1", server.RANDOM_PORT, 0, true, true
 	checkTLS(t, opts.Clone(), ca)
 	opts.TLS, opts.TLSConfig = false, nil // other tests cover TLS; the rest does not depend on it
-	ns := running(t, opts)
+	ns := runServer(t, opts)
 	if !ns.JetStreamConfig().SyncAlways {
 		t.Error("an acknowledged message may not be on the disk")
 	}
@@ -92,7 +92,7 @@ func setCertificate(t *testing.T) (caFile string) {
 func checkTLS(t *testing.T, opts *server.Options, caFile string) {
 	t.Helper()
 	opts.StoreDir = t.TempDir()
-	ns := running(t, opts)
+	ns := runServer(t, opts)
 	nc, err := nats.Connect(ns.ClientURL(), nats.UserInfo(topology.UserAdmin, "pw"), nats.RootCAs(caFile))
 	if err != nil {
 		t.Fatal(err)

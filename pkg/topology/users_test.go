@@ -21,8 +21,8 @@ import (
 
 const session = "ses_01JZZZZZZZZZZZZZZZZZZZZZZZ"
 
-// withUsers runs a server with the accounts and the streams of this package.
-func withUsers(t *testing.T) *server.Server {
+// runServerWithUsers runs a server with the accounts and the streams of this package.
+func runServerWithUsers(t *testing.T) *server.Server {
 	t.Helper()
 	var accounts strings.Builder
 	if err := topology.WriteAccounts(&accounts, "1GB", func(string) string { return "pw" }); err != nil {
@@ -33,11 +33,11 @@ func withUsers(t *testing.T) *server.Server {
 		t.Fatal(err)
 	}
 	opts.DontListen, opts.JetStream, opts.StoreDir, opts.NoSigs, opts.NoLog = true, true, t.TempDir(), true, true
-	return running(t, opts)
+	return runServer(t, opts)
 }
 
-// running runs a server with the gate for consumers until the test ends, and creates the streams.
-func running(t *testing.T, opts *server.Options) *server.Server {
+// runServer runs a server with the gate for consumers until the test ends, and creates the streams.
+func runServer(t *testing.T, opts *server.Options) *server.Server {
 	t.Helper()
 	ns, err := server.NewServer(opts)
 	if err != nil {
@@ -74,9 +74,9 @@ func connectAs(t *testing.T, ns *server.Server, user string) (*nats.Conn, jetstr
 	return nc, js
 }
 
-// refused runs do, which publishes or subscribes, and reports whether the server answered with a permissions
+// isRefused runs do, which publishes or subscribes, and reports whether the server answered with a permissions
 // violation.
-func refused(t *testing.T, nc *nats.Conn, do func() error) bool {
+func isRefused(t *testing.T, nc *nats.Conn, do func() error) bool {
 	t.Helper()
 	if err := do(); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func refused(t *testing.T, nc *nats.Conn, do func() error) bool {
 
 func TestUsers_MayPublishTheirRowsOnly(t *testing.T) {
 	t.Parallel()
-	checkPublish(t, withUsers(t))
+	checkPublish(t, runServerWithUsers(t))
 }
 
 func checkPublish(t *testing.T, ns *server.Server) {
@@ -161,7 +161,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		for subject, may := range subjects {
 			nc, _ := connectAs(t, ns, u.Name)
 			// The request is invalid, so it changes nothing if it is allowed.
-			got := refused(t, nc, func() error { return nc.PublishRequest(subject, topology.InboxPrefix(u.Name)+".x", []byte("{")) })
+			got := isRefused(t, nc, func() error { return nc.PublishRequest(subject, topology.InboxPrefix(u.Name)+".x", []byte("{")) })
 			if want := !slices.Contains(may, u.Name); got != want {
 				t.Errorf("%s publishes %s: refused is %v, want %v", u.Name, subject, got, want)
 			}
@@ -172,7 +172,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 
 func TestUsers_MaySubscribeTheirRowsOnly(t *testing.T) {
 	t.Parallel()
-	checkSubscribe(t, withUsers(t))
+	checkSubscribe(t, runServerWithUsers(t))
 }
 
 func checkSubscribe(t *testing.T, ns *server.Server) {
@@ -196,7 +196,7 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 				continue
 			}
 			nc, _ := connectAs(t, ns, u.Name)
-			got := refused(t, nc, func() error { _, err := nc.SubscribeSync(subject); return err })
+			got := isRefused(t, nc, func() error { _, err := nc.SubscribeSync(subject); return err })
 			if want := !slices.Contains(may, u.Name); got != want {
 				t.Errorf("%s subscribes %s: refused is %v, want %v", u.Name, subject, got, want)
 			}
@@ -209,7 +209,7 @@ func checkSubscribe(t *testing.T, ns *server.Server) {
 // account, once.
 func TestAccounts_PassOnCoreMessagesBetweenServices(t *testing.T) {
 	t.Parallel()
-	ns := withUsers(t)
+	ns := runServerWithUsers(t)
 	for _, c := range []struct{ from, to, filter, subject string }{
 		{topology.UserProjector, topology.UserGateway, "live.*.*", "live.default." + session},
 		{topology.UserProjector, topology.UserGateway, topology.CtlProjector, topology.CtlProjector},
@@ -253,7 +253,7 @@ func TestAccounts_PassOnCoreMessagesBetweenServices(t *testing.T) {
 // subject itself.
 func TestUsers_CanDoTheirWork(t *testing.T) {
 	t.Parallel()
-	checkWork(t, withUsers(t))
+	checkWork(t, runServerWithUsers(t))
 }
 
 func checkWork(t *testing.T, ns *server.Server) {

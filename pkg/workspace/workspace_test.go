@@ -400,7 +400,7 @@ func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 		return nil
 	}
 	if _, err := workspace.Snapshot(t.Context(), box, store, o); !errors.Is(err, broken) {
-		t.Errorf("a store that does not say whether the previous snapshot is there: %v", err)
+		t.Errorf("a store whose Has fails for the previous snapshot: %v", err)
 	}
 }
 
@@ -555,14 +555,14 @@ func TestRestore_ReportsFailuresOfTheRunner(t *testing.T) {
 		_, _ = io.Copy(io.Discard, in)
 		return 0
 	}}
-	if err := workspace.Unpack(t.Context(), hang, "", io.MultiReader(strings.NewReader("x"), failing{broken})); !errors.Is(err, broken) {
+	if err := workspace.Unpack(t.Context(), hang, "", io.MultiReader(strings.NewReader("x"), failingReader{broken})); !errors.Is(err, broken) {
 		t.Errorf("a source that fails: %v", err)
 	}
 }
 
-type failing struct{ err error }
+type failingReader struct{ err error }
 
-func (f failing) Read([]byte) (int, error) { return 0, f.err }
+func (f failingReader) Read([]byte) (int, error) { return 0, f.err }
 
 // TestSnapshot_EndsAHangingRunner tests that a runner that hangs is ended when the context ends.
 func TestSnapshot_EndsAHangingRunner(t *testing.T) {

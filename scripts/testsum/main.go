@@ -29,7 +29,7 @@ type event struct {
 
 func main() {
 	strict := flag.Bool("strict", false, "fail when a test was skipped that is not expected to be")
-	list := flag.String("expected", "", "file of skips that are no fault: a package and a regular expression on `test: reason` a line")
+	list := flag.String("expected", "", "file of expected skips: on each line a package and a regular expression that matches `test: reason`")
 	flag.Parse()
 	s := newSummary(os.Stdout)
 	if *list != "" {
@@ -51,7 +51,7 @@ func main() {
 // expectation is a skip that depends on the tested code and not on the machine.
 type expectation struct {
 	pkg  string
-	said *regexp.Regexp
+	skip *regexp.Regexp
 }
 
 func loadExpected(path string) ([]expectation, error) {
@@ -68,11 +68,11 @@ func loadExpected(path string) ([]expectation, error) {
 		if !found {
 			return nil, fmt.Errorf("%s:%d: want a package and a regular expression", path, i+1)
 		}
-		said, err := regexp.Compile(strings.TrimSpace(expr))
+		skip, err := regexp.Compile(strings.TrimSpace(expr))
 		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
 		}
-		list = append(list, expectation{pkg, said})
+		list = append(list, expectation{pkg, skip})
 	}
 	return list, nil
 }
@@ -81,8 +81,8 @@ type key struct{ pkg, test string }
 
 type summary struct {
 	out                     io.Writer
-	output                  map[key][]string // of tests that have not ended, and of packages
-	failures                map[string]int   // of each package
+	output                  map[key][]string // output of tests that have not ended, and of packages
+	failures                map[string]int   // failed tests by package
 	skips                   []string
 	expected                []expectation
 	unexpected              int
@@ -143,14 +143,14 @@ func (s *summary) endTest(e event) {
 		s.print(strings.Join(lines, ""))
 	case "skip":
 		s.skipped++
-		said := e.Test + ": " + reason(lines)
+		reported := e.Test + ": " + reason(lines)
 		note := ""
-		if slices.ContainsFunc(s.expected, func(x expectation) bool { return x.pkg == e.Package && x.said.MatchString(said) }) {
+		if slices.ContainsFunc(s.expected, func(x expectation) bool { return x.pkg == e.Package && x.skip.MatchString(reported) }) {
 			note = " (expected)"
 		} else {
 			s.unexpected++
 		}
-		s.skips = append(s.skips, e.Package+" "+said+note)
+		s.skips = append(s.skips, e.Package+" "+reported+note)
 	}
 }
 
@@ -169,7 +169,7 @@ func (s *summary) endPackage(e event) {
 		delete(s.output, k)
 	}
 	if e.Action == "fail" && s.failures[e.Package] == 0 {
-		s.failed++ // it did not build, or failed outside its tests
+		s.failed++ // the package did not build, or failed outside its tests
 	}
 	own := s.output[key{e.Package, ""}]
 	delete(s.output, key{e.Package, ""})
@@ -194,7 +194,7 @@ func (s *summary) finish(strict bool) bool {
 		}
 	}
 	if strict && s.unexpected > 0 {
-		s.print(fmt.Sprintf("%d of them are not expected, and none such may be here: install what the reasons name\n", s.unexpected))
+		s.print(fmt.Sprintf("%d of them are not expected: install what the reasons name\n", s.unexpected))
 		ok = false
 	}
 	if s.passed+s.failed+s.skipped == 0 {
@@ -214,16 +214,16 @@ func (s *summary) print(text string) {
 
 // reason returns the message of a skipped test, without go's own lines.
 func reason(lines []string) string {
-	var said []string
+	var texts []string
 	for _, line := range lines {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
 			continue
 		}
-		said = append(said, line)
+		texts = append(texts, line)
 	}
-	if len(said) == 0 {
+	if len(texts) == 0 {
 		return "no reason given"
 	}
-	return strings.Join(said, " ")
+	return strings.Join(texts, " ")
 }

@@ -20,7 +20,7 @@ const (
 	noTest = `{"Action":"output","Package":"q","Output":"?   \tq\t[no test files]\n"}` + "\n" + `{"Action":"skip","Package":"q"}` + "\n"
 )
 
-func TestSummary(t *testing.T) {
+func TestSummary_CountsAndExplainsResults(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		in     string
@@ -71,7 +71,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-func TestLoadExpected(t *testing.T) {
+func TestLoadExpected_NamesTheInvalidLine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "list")
 	write := func(text string) {
@@ -81,7 +81,7 @@ func TestLoadExpected(t *testing.T) {
 	}
 	write("# a comment\n\nexample.com/p ^TestX/.*: no order\n")
 	list, err := loadExpected(path)
-	if err != nil || len(list) != 1 || list[0].pkg != "example.com/p" || !list[0].said.MatchString("TestX/a: no order") {
+	if err != nil || len(list) != 1 || list[0].pkg != "example.com/p" || !list[0].skip.MatchString("TestX/a: no order") {
 		t.Fatalf("got %v, %v", list, err)
 	}
 	for _, bad := range []string{"onlyapackage\n", "p (\n"} {

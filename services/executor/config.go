@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
@@ -130,16 +130,11 @@ const (
 // DiskWatch is the DiskLimit that enforces nothing.
 const DiskWatch = docker.DiskWatch
 
-// withDefaults returns the config with every default filled in, or an error if a setting is invalid.
+// withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
-	if c.Sandbox == "" {
-		c.Sandbox = Local
-	}
+	settings.Default(&c)
 	if c.Sandbox != Local && c.Sandbox != Docker && c.Sandbox != Modal {
 		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
-	}
-	if c.SandboxImage == "" {
-		c.SandboxImage = "spool/sandbox:latest"
 	}
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err
@@ -157,46 +152,29 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, n := range []struct {
 		name  string
-		value *int64
-		unset int64
+		value int64
 	}{
-		{"sandbox-memory", &c.SandboxMemory, 2 << 30}, {"sandbox-pids", &c.SandboxPIDs, 512},
-		{"sandbox-disk", &c.SandboxDisk, 10 << 30}, {"sandbox-tmp", &c.SandboxTmp, 512 << 20},
-		{"sandbox-files", &c.SandboxFiles, 1_000_000},
-		{"output-events", &c.OutputEvents, 100_000}, {"output-bytes", &c.OutputBytes, 256 << 20},
-		{"session-events", &c.SessionEvents, 2_000_000}, {"session-bytes", &c.SessionBytes, 4 << 30},
+		{"sandbox-memory", c.SandboxMemory}, {"sandbox-pids", c.SandboxPIDs}, {"sandbox-disk", c.SandboxDisk}, {"sandbox-tmp", c.SandboxTmp},
+		{"sandbox-files", c.SandboxFiles}, {"output-events", c.OutputEvents}, {"output-bytes", c.OutputBytes},
+		{"session-events", c.SessionEvents}, {"session-bytes", c.SessionBytes},
 	} {
-		if *n.value == 0 {
-			*n.value = n.unset
-		}
-		if *n.value < 0 {
-			return c, fmt.Errorf("%s: %d is negative", n.name, *n.value)
+		if n.value < 0 {
+			return c, fmt.Errorf("%s: %d is negative", n.name, n.value)
 		}
 	}
-	c.DiskLimit = cmp.Or(c.DiskLimit, docker.DiskAuto)
 	if !slices.Contains(docker.DiskLimits(), c.DiskLimit) {
 		return c, fmt.Errorf("sandbox-disk-limit: %q is none of %s", c.DiskLimit, strings.Join(docker.DiskLimits(), ", "))
 	}
 	for _, n := range []struct {
 		name  string
-		value *int
-		unset int
-	}{{"output-events-per-second", &c.OutputEventsPerSecond, 200}, {"output-bytes-per-second", &c.OutputBytesPerSecond, 2 << 20}} {
-		if *n.value == 0 {
-			*n.value = n.unset
+		value int
+	}{{"output-events-per-second", c.OutputEventsPerSecond}, {"output-bytes-per-second", c.OutputBytesPerSecond}} {
+		if n.value < 0 || n.value > math.MaxInt32 {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, math.MaxInt32)
 		}
-		if *n.value < 0 || *n.value > math.MaxInt32 {
-			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, math.MaxInt32)
-		}
-	}
-	if c.SandboxCPUs == 0 {
-		c.SandboxCPUs = 2
 	}
 	if c.SandboxCPUs < 0 {
 		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)
-	}
-	if c.EgressNetwork == "" {
-		c.EgressNetwork = "bridge"
 	}
 	if err := c.checkEgress(); err != nil {
 		return c, err
@@ -232,9 +210,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Reserved > maxSlots {
 		return c, fmt.Errorf("reserved-slots: %d is more than %d", c.Reserved, maxSlots)
 	}
-	if c.MaxAttempts == 0 {
-		c.MaxAttempts = 3
-	}
 	if c.MaxAttempts < 0 || c.MaxAttempts > 100 {
 		return c, fmt.Errorf("max-attempts: %d is not between 1 and 100", c.MaxAttempts)
 	}
@@ -243,33 +218,17 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
+		value time.Duration
 	}{
-		{"commit-window", &c.CommitWindow, 20 * time.Millisecond},
-		{"kill-after", &c.KillAfter, 10 * time.Second},
-		{"engine-gone", &c.EngineGone, 30 * time.Second},
-		{"beat", &c.Beat, time.Second},
-		{"warm-every", &c.WarmEvery, 5 * time.Second},
-		{"sweep-every", &c.SweepEvery, time.Minute},
-		{"pool-every", &c.PoolEvery, 5 * time.Second},
-		{"dependencies-timeout", &c.DependenciesTimeout, 10 * time.Minute},
+		{"commit-window", c.CommitWindow}, {"kill-after", c.KillAfter}, {"engine-gone", c.EngineGone}, {"beat", c.Beat}, {"warm-every", c.WarmEvery},
+		{"sweep-every", c.SweepEvery}, {"pool-every", c.PoolEvery}, {"dependencies-timeout", c.DependenciesTimeout},
 	} {
-		if *d.value == 0 {
-			*d.value = d.unset
-		}
-		if *d.value < time.Millisecond || *d.value > 24*time.Hour {
-			return c, fmt.Errorf("%s: %s is not between 1ms and 24h", d.name, *d.value)
+		if d.value < time.Millisecond || d.value > 24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 1ms and 24h", d.name, d.value)
 		}
 	}
 	if err := c.checkModelProviders(); err != nil {
 		return c, err
-	}
-	if c.NVIDIABaseURL == "" {
-		c.NVIDIABaseURL = nvidiaURL
-	}
-	if c.NVIDIAModel == "" {
-		c.NVIDIAModel = "meta/llama-3.3-70b-instruct"
 	}
 	if c.Address == "" {
 		host, err := os.Hostname()

@@ -43,13 +43,11 @@ func (c *Config) checkDependencies() error {
 	if _, err := egress.ParseAllowlist(c.registries().Hosts); errors.As(err, &wrong) {
 		return fmt.Errorf("dependencies-hosts, npm-registry or pip-index-url: %q: %s", wrong.Entry, wrong.Reason)
 	}
-	d := layer.Config{Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}.WithDefaults()
-	c.DependenciesTimeout, c.DependenciesSize, c.DependenciesKeep = d.Within, d.MaxBytes, d.Keep
-	if d.MaxBytes < 0 {
-		return fmt.Errorf("dependencies-size: %d is negative", d.MaxBytes)
+	if c.DependenciesSize < 0 {
+		return fmt.Errorf("dependencies-size: %d is negative", c.DependenciesSize)
 	}
-	if d.Keep < minKeep || d.Keep > maxKeep {
-		return fmt.Errorf("dependencies-keep: %s is not between %s and %s", d.Keep, minKeep, maxKeep)
+	if c.DependenciesKeep < minKeep || c.DependenciesKeep > maxKeep {
+		return fmt.Errorf("dependencies-keep: %s is not between %s and %s", c.DependenciesKeep, minKeep, maxKeep)
 	}
 	return nil
 }

@@ -17,10 +17,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// checkModal fills in the settings of Modal sandboxes and checks them.
+// checkModal checks the settings of Modal sandboxes, and sets those that follow from others.
 func (c Config) checkModal() (Config, error) {
-	c.ModalApp = cmp.Or(c.ModalApp, "spool")
-	c.ModalTimeout = cmp.Or(c.ModalTimeout, modal.MaxTimeout)
 	if c.Sandbox != Modal {
 		return c, nil
 	}

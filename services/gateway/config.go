@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/storage"
 	"net"
 	"strings"
@@ -57,46 +58,31 @@ type Config struct {
 
 // validate sets the defaults and returns an error that begins with the name of the first invalid setting.
 func (c *Config) validate() error {
-	for _, s := range []struct {
-		value *string
-		unset string
-	}{{&c.Listen, "127.0.0.1:7700"}, {&c.GRPCListen, "127.0.0.1:7701"}, {&c.Auth, AuthOff}} {
-		if *s.value == "" {
-			*s.value = s.unset
-		}
-	}
+	settings.Default(c)
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
+		value time.Duration
 	}{
-		{"command-timeout", &c.CommandTimeout, 10 * time.Second}, {"write-timeout", &c.WriteTimeout, 10 * time.Second},
-		{"lag-after", &c.LagAfter, 5 * time.Second}, {"read-timeout", &c.ReadTimeout, 30 * time.Second}, {"shutdown-grace", &c.ShutdownGrace, 10 * time.Second},
+		{"command-timeout", c.CommandTimeout}, {"write-timeout", c.WriteTimeout}, {"lag-after", c.LagAfter}, {"read-timeout", c.ReadTimeout},
+		{"shutdown-grace", c.ShutdownGrace},
 	} {
-		if *d.value < 0 {
-			return fmt.Errorf("%s: %s is negative", d.name, *d.value)
-		}
-		if *d.value == 0 {
-			*d.value = d.unset
+		if d.value < 0 {
+			return fmt.Errorf("%s: %s is negative", d.name, d.value)
 		}
 	}
 	for _, n := range []struct {
 		name            string
-		value           *int64
-		unset, min, max int64
+		value, min, max int64
 	}{
-		{"max-request", &c.MaxRequest, 16 << 20, api.MaxMessage, 256 << 20},
-		{"max-file", &c.MaxFile, 1 << 30, 1, 16 << 30},
-		{"max-transcript", &c.MaxTranscript, 64 << 20, 1, 1 << 30},
-		{"max-bytes", &c.MaxBytes, 128 << 20, 10 << 20, 1 << 40},
-		{"max-tenant-bytes", &c.MaxTenantBytes, 64 << 20, 10 << 20, 1 << 40},
-		{"max-tenant-storage", &c.MaxTenantStorage, 0, 0, 1 << 60},
+		{"max-request", c.MaxRequest, api.MaxMessage, 256 << 20},
+		{"max-file", c.MaxFile, 1, 16 << 30},
+		{"max-transcript", c.MaxTranscript, 1, 1 << 30},
+		{"max-bytes", c.MaxBytes, 10 << 20, 1 << 40},
+		{"max-tenant-bytes", c.MaxTenantBytes, 10 << 20, 1 << 40},
+		{"max-tenant-storage", c.MaxTenantStorage, 0, 1 << 60},
 	} {
-		if *n.value == 0 {
-			*n.value = n.unset
-		}
-		if *n.value < n.min || *n.value > n.max {
-			return fmt.Errorf("%s: %d bytes is not between %d and %d", n.name, *n.value, n.min, n.max)
+		if n.value < n.min || n.value > n.max {
+			return fmt.Errorf("%s: %d bytes is not between %d and %d", n.name, n.value, n.min, n.max)
 		}
 	}
 	var err error
@@ -108,17 +94,13 @@ func (c *Config) validate() error {
 	c.MaxBytes = max(c.MaxBytes, c.MaxTenantBytes)
 	for _, n := range []struct {
 		name  string
-		value *int
-		unset int
+		value int
 	}{
-		{"max-tenant-streams", &c.MaxTenantStreams, 2048}, {"max-tenant-requests", &c.MaxTenantRequests, 1000}, {"max-tenant-burst", &c.MaxTenantBurst, 10000},
-		{"max-tenant-sessions", &c.MaxTenantSessions, 0}, {"max-connections", &c.MaxConnections, 4096}, {"max-address-connections", &c.MaxAddressConns, 2048},
+		{"max-tenant-streams", c.MaxTenantStreams}, {"max-tenant-requests", c.MaxTenantRequests}, {"max-tenant-burst", c.MaxTenantBurst},
+		{"max-tenant-sessions", c.MaxTenantSessions}, {"max-connections", c.MaxConnections}, {"max-address-connections", c.MaxAddressConns},
 	} {
-		if *n.value == 0 {
-			*n.value = n.unset
-		}
-		if *n.value < 0 {
-			return fmt.Errorf("%s: %d is negative", n.name, *n.value)
+		if n.value < 0 {
+			return fmt.Errorf("%s: %d is negative", n.name, n.value)
 		}
 	}
 	if c.Auth != AuthOff && c.Auth != AuthKeys {
@@ -131,7 +113,7 @@ func (c *Config) validate() error {
 		}
 	}
 	if c.RootKey != "" && len(c.RootKey) < auth.MinRootKey {
-		return fmt.Errorf("root-key has %d characters; it needs %d or more, made at random", len(c.RootKey), auth.MinRootKey)
+		return fmt.Errorf("root-key has %d characters; it needs %d or more random characters", len(c.RootKey), auth.MinRootKey)
 	}
 	if _, err := c.recipients(); err != nil {
 		return fmt.Errorf("secrets-recipient: %w", err)

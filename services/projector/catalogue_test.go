@@ -25,7 +25,7 @@ const (
 func (w *world) check(wants map[string]string) {
 	w.t.Helper()
 	for sql, want := range wants {
-		if got := one[string](w, sql); got != want {
+		if got := queryOne[string](w, sql); got != want {
 			w.t.Errorf("%.60s…:\n got %q\nwant %q", sql, got, want)
 		}
 	}
@@ -108,7 +108,7 @@ func TestLargeDefinitions_AreReadFromTheObjectStore(t *testing.T) {
 	e := w.entry(events.Agent, "acme", ref)
 	e.append(&e.life, "", events.AgentApplied{Ref: ref, Spec: events.AgentSpec{Instructions: strings.Repeat("x", 3<<20)}})
 	w.awaitProjected(e)
-	if n := one[int](w, "SELECT length(spec) FROM catalogue_versions"); n < 3<<20 {
+	if n := queryOne[int](w, "SELECT length(spec) FROM catalogue_versions"); n < 3<<20 {
 		t.Errorf("the definition has %d bytes", n)
 	}
 	w.sameAsRebuilt()

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// work appends a turn that changes files and uses a sandbox and models.
-func (s *session) work(n int) string {
+// appendWork appends a turn that changes files and uses a sandbox and models.
+func (s *session) appendWork(n int) string {
 	s.w.t.Helper()
 	x := s.post(n)
 	long := strings.Repeat("deep/", 200) + "file"
@@ -44,12 +44,12 @@ func TestEnvironment_IsProjected(t *testing.T) {
 	w := newWorld(t, 1)
 	stop := w.start()
 	s := w.session(-1).create()
-	x := s.work(1)
+	x := s.appendWork(1)
 	w.awaitProjected(s)
 	check := func(wants map[string]string) {
 		t.Helper()
 		for sql, want := range wants {
-			if got := one[string](w, sql); got != want {
+			if got := queryOne[string](w, sql); got != want {
 				t.Errorf("%s:\n got %q\nwant %q", sql, got, want)
 			}
 		}
@@ -68,7 +68,7 @@ func TestEnvironment_IsProjected(t *testing.T) {
 	s.append(&s.run, "", events.SandboxResumed{SandboxID: "sbx_1"}, events.SandboxHealth{SandboxID: "sbx_1", Status: events.Healthy},
 		events.WorkspaceSynced{Snapshot: "default/s/snap-1", Files: 3, Bytes: 1 << 40, Reason: "turn"})
 	w.awaitProjected(s)
-	synced := one[string](w, "SELECT $1::timestamptz::text", testTime.Add(time.Duration(s.n)*time.Millisecond).Truncate(time.Microsecond))
+	synced := queryOne[string](w, "SELECT $1::timestamptz::text", testTime.Add(time.Duration(s.n)*time.Millisecond).Truncate(time.Microsecond))
 	check(map[string]string{
 		executionsSQL: "running",
 		sandboxesSQL:  "sbx_1 docker e1 agents:2 ready healthy  0 0 ",
@@ -94,7 +94,7 @@ func TestEnvironment_IsProjected(t *testing.T) {
 	s.append(&s.life, "", events.SessionDeleted{})
 	w.awaitProjected(s)
 	for _, table := range []string{"files", "usage", "sandboxes"} {
-		if n := one[int](w, "SELECT count(*) FROM "+table); n != 0 {
+		if n := queryOne[int](w, "SELECT count(*) FROM "+table); n != 0 {
 			t.Errorf("%d rows of %s outlive their session", n, table)
 		}
 	}
@@ -120,21 +120,21 @@ func TestSandboxUsage_IsProjected(t *testing.T) {
 	w.awaitProjected(s)
 	const session, execution = "SELECT concat_ws(' ', sandbox_ms, sandbox_cost_usd) FROM sessions", "SELECT concat_ws(' ', sandbox_ms, sandbox_cost_usd) FROM executions"
 	const tenant = "SELECT sum(cost_usd) FROM tenant_usage"
-	if got, of := one[string](w, session), one[string](w, execution); got != "1230 0.875" || of != "1030 0.75" || one[float64](w, tenant) != 0.875 {
-		t.Errorf("session %s, execution %s, tenant %g", got, of, one[float64](w, tenant))
+	if got, of := queryOne[string](w, session), queryOne[string](w, execution); got != "1230 0.875" || of != "1030 0.75" || queryOne[float64](w, tenant) != 0.875 {
+		t.Errorf("session %s, execution %s, tenant %g", got, of, queryOne[float64](w, tenant))
 	}
 	w.checkAgainstLog(s)
 	w.sameAsRebuilt()
 	s.append(&s.life, "", events.SessionDeleted{})
 	s.append(&s.run, "", used(4, 1), events.SandboxTerminated{SandboxID: "sbx_1", Reason: "session_deleted"})
 	w.awaitProjected(s)
-	if got := one[float64](w, tenant); got != 1.875 {
+	if got := queryOne[float64](w, tenant); got != 1.875 {
 		t.Errorf("after the deletion the tenant has spent $%g", got)
 	}
 	w.sameAsRebuilt()
 	s.append(&s.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: events.Spent{CostUSD: 1.875, TimeMs: 7}}}})
 	w.awaitProjected(s)
-	if got := one[float64](w, tenant); got != 1.875 {
+	if got := queryOne[float64](w, tenant); got != 1.875 {
 		t.Errorf("after its end the tenant has spent $%g", got)
 	}
 }
@@ -155,7 +155,7 @@ func TestManyFiles_AreWrittenWithCopy(t *testing.T) {
 	}
 	w.start()
 	w.awaitProjected(s)
-	if got := one[string](w, "SELECT count(*)||' '||sum(size) FROM files"); got != fmt.Sprint(files, " ", 2*files) {
+	if got := queryOne[string](w, "SELECT count(*)||' '||sum(size) FROM files"); got != fmt.Sprint(files, " ", 2*files) {
 		t.Errorf("got %s", got)
 	}
 	w.sameAsRebuilt()

@@ -60,6 +60,13 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	subject := events.LimitsOf("default")
 	limits := &session{w: w, tenant: "default", id: subject.ID, life: eventlog.Head{Subject: subject}}
 	limits.append(&limits.life, "", events.TenantLimitsSet{Tenant: "default", Limits: events.TenantLimits{EventsPerDay: 1, EventBytesPerDay: 1 << 40}})
+	eventually(t, "the read models hold the limits", func() error { // which another group folds
+		have, err := w.tenantUsage("default", testTime)
+		if err == nil && have.Limits.EventsPerDay != 1 {
+			err = fmt.Errorf("there is %+v", have.Limits)
+		}
+		return err
+	})
 	now := w.awaitOutput("default", w.outputInLog("default"))
 	if why := now.EventsExceeded("default", testTime); why == "" {
 		t.Errorf("the limit of one event is not exceeded by %+v", now)
@@ -77,7 +84,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	w.awaitProjected(gone)
 	w.sameAsRebuilt()
 	var shares map[string]struct{ Events, EventBytes uint64 }
-	text := one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)
+	text := queryOne[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)
 	if err := json.Unmarshal([]byte(text), &shares); err != nil {
 		t.Fatal(err)
 	}

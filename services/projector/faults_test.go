@@ -134,7 +134,7 @@ func TestRun_KilledRepeatedlyAppliesEachCommitOnce(t *testing.T) {
 	})
 	for i := range 8 {
 		eventually(t, "progress", func() error {
-			if one[int](w, "SELECT count(*) FROM events") < 60*(i+1) {
+			if queryOne[int](w, "SELECT count(*) FROM events") < 60*(i+1) {
 				return errNotYet
 			}
 			return nil
@@ -142,7 +142,7 @@ func TestRun_KilledRepeatedlyAppliesEachCommitOnce(t *testing.T) {
 		victim := i % 2
 		copies[victim].kill()
 		w.checkpointEqualsRows()
-		if n := one[int](w, "SELECT count(*) - count(DISTINCT (classid, objid)) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE locktype = 'advisory' AND granted AND d.datname = current_database()"); n != 0 {
+		if n := queryOne[int](w, "SELECT count(*) - count(DISTINCT (classid, objid)) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE locktype = 'advisory' AND granted AND d.datname = current_database()"); n != 0 {
 			t.Errorf("%d groups have two leaders", n)
 		}
 		copies[victim] = w.spawn(url)
@@ -192,7 +192,7 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	mu.Lock()
 	for g := range topology.ProjectorGroups {
 		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
-			t.Errorf("group %d was read from its start %d times, want 1", g, n)
+			t.Errorf("group %d was started %d times, want 1", g, n)
 		}
 	}
 	mu.Unlock()
@@ -232,10 +232,10 @@ func TestRun_BrokenConnectionsLoseNothing(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// twice is a log that yields every commit twice, followed by the commit before it.
-type twice struct{ eventlog.Log }
+// repeatingLog is a log that yields every commit twice, followed by the commit before it.
+type repeatingLog struct{ eventlog.Log }
 
-func (l twice) repeat(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
+func (l repeatingLog) repeat(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		var before *eventlog.Record
 		for rec, err := range seq {
@@ -249,11 +249,11 @@ func (l twice) repeat(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.
 	}
 }
 
-func (l twice) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+func (l repeatingLog) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return l.repeat(l.Log.Read(ctx, after, f))
 }
 
-func (l twice) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+func (l repeatingLog) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return l.repeat(l.Log.Tail(ctx, after, f))
 }
 
@@ -263,9 +263,9 @@ func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 	w.migrate()
 	s := w.session(-1).create()
 	s.turn(1)
-	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = twice{w.log} })
+	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = repeatingLog{w.log} })
 	eventually(t, "the log's end", func() error {
-		if !one[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(s.id)) {
+		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(s.id)) {
 			return errNotYet
 		}
 		return nil
@@ -279,7 +279,7 @@ func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 	}
 	w.awaitProjected(s)
 	eventually(t, "text", func() error {
-		if got := one[string](w, `SELECT coalesce(string_agg("offset"||text, '|' ORDER BY "offset"), '') FROM text_in_flight`); got != "0Hello, |7world" {
+		if got := queryOne[string](w, `SELECT coalesce(string_agg("offset"||text, '|' ORDER BY "offset"), '') FROM text_in_flight`); got != "0Hello, |7world" {
 			return fmt.Errorf("text in flight is %q", got)
 		}
 		return nil
@@ -331,7 +331,7 @@ func TestLive_AnnouncedEventsSurviveACrashOfPostgres(t *testing.T) {
 	pg.Crash()
 	stop() // no projector may fold the events again before the rows are read
 	pg.Start()
-	if got := one[int64](w, "SELECT coalesce(max(tip), 0) FROM sessions WHERE id = $1", s.id); got < int64(tip) {
+	if got := queryOne[int64](w, "SELECT coalesce(max(tip), 0) FROM sessions WHERE id = $1", s.id); got < int64(tip) {
 		t.Errorf("after a crash Postgres has the session up to seq %d, clients received events up to %d", got, tip)
 	}
 }
@@ -404,7 +404,7 @@ func TestRun_FoldsAgainIfPostgresIsAheadOfTheLog(t *testing.T) {
 	old.migrate()
 	old.awaitProjected(lost)
 	eventually(t, "text", func() error {
-		if one[int](old, "SELECT count(*) FROM text_in_flight") == 0 {
+		if queryOne[int](old, "SELECT count(*) FROM text_in_flight") == 0 {
 			return errNotYet
 		}
 		return nil
@@ -418,19 +418,19 @@ func TestRun_FoldsAgainIfPostgresIsAheadOfTheLog(t *testing.T) {
 		s.turn(1)
 		stop := w.start()
 		eventually(t, name, func() error {
-			if one[int](w, "SELECT count(*) FROM sessions WHERE id = $1", s.id) == 0 || one[int64](w, "SELECT position FROM checkpoints WHERE grp = 2") != int64(s.run.Seq) {
+			if queryOne[int](w, "SELECT count(*) FROM sessions WHERE id = $1", s.id) == 0 || queryOne[int64](w, "SELECT position FROM checkpoints WHERE grp = 2") != int64(s.run.Seq) {
 				return errNotYet
 			}
 			return nil
 		})
 		w.checkAgainstLog(s)
 		eventually(t, "caught up", func() error {
-			if !one[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = 2") {
+			if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = 2") {
 				return errNotYet
 			}
 			return nil
 		})
-		if n := one[int](w, "SELECT (SELECT count(*) FROM sessions WHERE id <> $1) + (SELECT count(*) FROM events WHERE session <> $1) + (SELECT count(*) FROM text_in_flight)", s.id); n != 0 {
+		if n := queryOne[int](w, "SELECT (SELECT count(*) FROM sessions WHERE id <> $1) + (SELECT count(*) FROM events WHERE session <> $1) + (SELECT count(*) FROM text_in_flight)", s.id); n != 0 {
 			t.Errorf("%s: %d rows of the former log are left", name, n)
 		}
 		stop()
@@ -463,7 +463,7 @@ func TestRun_AcceptsAPurgedCheckpoint(t *testing.T) {
 	w.start()
 	kept.turn(1)
 	w.awaitProjected(kept)
-	if n := one[int](w, "SELECT count(*) FROM events WHERE type = 'mark' AND session = $1", kept.id); n != 1 {
+	if n := queryOne[int](w, "SELECT count(*) FROM events WHERE type = 'mark' AND session = $1", kept.id); n != 1 {
 		t.Errorf("%d rows are as they were, want 1: the group was folded again", n)
 	}
 }

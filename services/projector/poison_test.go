@@ -22,7 +22,7 @@ func TestPoison_GoesToDeadWithoutBlockingTheGroup(t *testing.T) {
 	w.start()
 	w.awaitProjected(next)
 	want := fmt.Sprintf("0-%d", ack.Sequence)
-	if got := one[string](w, "SELECT position||' '||subject FROM poison"); got != want+" "+s.run.Subject.String() {
+	if got := queryOne[string](w, "SELECT position||' '||subject FROM poison"); got != want+" "+s.run.Subject.String() {
 		t.Errorf("poison is %q", got)
 	}
 	dead, err := w.js.Stream(t.Context(), topology.StreamDead)
@@ -38,7 +38,7 @@ func TestPoison_GoesToDeadWithoutBlockingTheGroup(t *testing.T) {
 	}
 	s.append(&s.life, "", events.SessionIdle{})
 	w.awaitProjected(s)
-	if tip := one[int](w, "SELECT tip FROM sessions WHERE id = $1", s.id); tip != 2 {
+	if tip := queryOne[int](w, "SELECT tip FROM sessions WHERE id = $1", s.id); tip != 2 {
 		t.Errorf("tip is %d, want 2: a commit that cannot be decoded has no seq", tip)
 	}
 	w.sameAsRebuilt()
@@ -65,10 +65,10 @@ func TestLostPayload_KeepsItsSeq(t *testing.T) {
 	}
 	w.start()
 	w.awaitProjected(s)
-	if got := one[string](w, "SELECT string_agg(seq||' '||type, ',' ORDER BY seq) FROM events"); got != "1 session_created,2 log,3 log,4 log" {
+	if got := queryOne[string](w, "SELECT string_agg(seq||' '||type, ',' ORDER BY seq) FROM events"); got != "1 session_created,2 log,3 log,4 log" {
 		t.Errorf("events are %s", got)
 	}
-	if got := one[int](w, "SELECT count(*) FROM poison"); got != 1 {
+	if got := queryOne[int](w, "SELECT count(*) FROM poison"); got != 1 {
 		t.Errorf("%d commits are noted, want 1", got)
 	}
 	w.sameAsRebuilt()
@@ -89,13 +89,13 @@ func TestRefusedRows_DoNotBlockOthers(t *testing.T) {
 	w.start()
 	w.awaitProjected(s, other)
 	w.checkAgainstLog(other)
-	if got := one[string](w, "SELECT subject||' '||reason FROM poison"); !strings.HasPrefix(got, s.run.Subject.String()+" postgres refuses the rows: ") {
+	if got := queryOne[string](w, "SELECT subject||' '||reason FROM poison"); !strings.HasPrefix(got, s.run.Subject.String()+" postgres refuses the rows: ") {
 		t.Errorf("poison is %q", got)
 	}
-	if got := one[string](w, "SELECT string_agg(seq||'', ',' ORDER BY seq) FROM events WHERE session = $1", s.id); !strings.HasPrefix(got, "1,2,3,4,5,6,7,8,") {
+	if got := queryOne[string](w, "SELECT string_agg(seq||'', ',' ORDER BY seq) FROM events WHERE session = $1", s.id); !strings.HasPrefix(got, "1,2,3,4,5,6,7,8,") {
 		t.Errorf("seqs are %s", got)
 	}
-	if got := one[string](w, "SELECT event::json->>'data' FROM events WHERE type = 'execution_failed'"); got != `{"unprojectable":true}` {
+	if got := queryOne[string](w, "SELECT event::json->>'data' FROM events WHERE type = 'execution_failed'"); got != `{"unprojectable":true}` {
 		t.Errorf("the refused event is %s", got)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -33,6 +34,7 @@ type Config struct {
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid
 // setting.
 func (c Config) withDefaults() (Config, error) {
+	settings.Default(&c)
 	if c.DatabaseURL == "" {
 		return c, errors.New("database-url: value is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
 	}
@@ -41,22 +43,15 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, n := range []struct {
 		name            string
-		value           *int
-		unset, min, max int
+		value, min, max int
 	}{
-		{"batch-commits", &c.BatchCommits, 1000, 1, 100_000},
-		{"buffer-bytes", &c.BufferBytes, 8 << 20, 1 << 10, 1 << 30},
-		{"present-rows", &c.PresentRows, 50_000, 1, 10_000_000},
+		{"batch-commits", c.BatchCommits, 1, 100_000},
+		{"buffer-bytes", c.BufferBytes, 1 << 10, 1 << 30},
+		{"present-rows", c.PresentRows, 1, 10_000_000},
 	} {
-		if *n.value == 0 {
-			*n.value = n.unset
+		if n.value < n.min || n.value > n.max {
+			return c, fmt.Errorf("%s: %d is not between %d and %d", n.name, n.value, n.min, n.max)
 		}
-		if *n.value < n.min || *n.value > n.max {
-			return c, fmt.Errorf("%s: %d is not between %d and %d", n.name, *n.value, n.min, n.max)
-		}
-	}
-	if c.LockRetry == 0 {
-		c.LockRetry = 500 * time.Millisecond
 	}
 	if c.LockRetry < time.Millisecond {
 		return c, fmt.Errorf("lock-retry: %s is less than 1ms", c.LockRetry)

@@ -25,9 +25,9 @@ func TestQuery_IsProjected(t *testing.T) {
 		"SELECT string_agg(kind||' '||status, ',' ORDER BY execution_ord, first_seq) FROM blocks WHERE execution_ord = 1":                                      "user_message complete,assistant_text complete,tool_use complete,tool_result complete",
 		"SELECT string_agg(tool_name||' '||status||' '||duration_ms, ',') FROM tool_calls":                                                                     "bash complete 3,bash complete 3",
 		"SELECT block::json->>'content' FROM blocks WHERE kind = 'user_message' AND execution_ord = 0":                                                         "do <it> & more",
-		"SELECT started_at::text FROM executions WHERE ord = 0":                                                                                                one[string](w, "SELECT $1::timestamptz::text", testTime.Add(5*time.Millisecond).Truncate(time.Microsecond)),
+		"SELECT started_at::text FROM executions WHERE ord = 0":                                                                                                queryOne[string](w, "SELECT $1::timestamptz::text", testTime.Add(5*time.Millisecond).Truncate(time.Microsecond)),
 	} {
-		if got := one[string](w, sql); got != want {
+		if got := queryOne[string](w, sql); got != want {
 			t.Errorf("%s:\n got %q\nwant %q", sql, got, want)
 		}
 	}
@@ -44,7 +44,7 @@ func TestLive_AnnouncesTheStoredEvent(t *testing.T) {
 	if l.Session != s.id || l.Tip != 1 || len(l.Events) != 1 || l.Events[0].Type != "session_created" || l.Events[0].Seq != 1 {
 		t.Fatalf("message of LIVE: %+v", l)
 	}
-	kept := one[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
+	kept := queryOne[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
 	var wire events.Wire
 	if err := json.Unmarshal([]byte(kept), &wire); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestTextInFlight_IsJoinedByOffset(t *testing.T) {
 	w.start()
 	w.awaitProjected(s)
 	eventually(t, "held text", func() error {
-		if one[int](w, "SELECT count(*) FROM text_in_flight") < 2 {
+		if queryOne[int](w, "SELECT count(*) FROM text_in_flight") < 2 {
 			return errNotYet
 		}
 		return nil
@@ -108,7 +108,7 @@ func TestTextInFlight_IsJoinedByOffset(t *testing.T) {
 			t.Fatalf("text after completion: %+v", l)
 		}
 	}
-	if n := one[int](w, "SELECT count(*) FROM text_in_flight WHERE block = $1", id); n != 0 {
+	if n := queryOne[int](w, "SELECT count(*) FROM text_in_flight WHERE block = $1", id); n != 0 {
 		t.Errorf("%d deltas of a complete block are stored", n)
 	}
 }
@@ -125,7 +125,7 @@ func TestDeletion_RemovesRows(t *testing.T) {
 	id := s.open(x, "text")
 	s.publishText(x, id, 0, "abc")
 	eventually(t, "text", func() error {
-		if one[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
+		if queryOne[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
 			return errNotYet
 		}
 		return nil
@@ -138,7 +138,7 @@ func TestDeletion_RemovesRows(t *testing.T) {
 	left := func(want bool, tables ...string) {
 		t.Helper()
 		for _, table := range tables {
-			if n := one[int](w, "SELECT count(*) FROM "+table+" = $1", s.id); (n != 0) != want {
+			if n := queryOne[int](w, "SELECT count(*) FROM "+table+" = $1", s.id); (n != 0) != want {
 				t.Errorf("%d rows are left: %s", n, table)
 			}
 		}
@@ -148,7 +148,7 @@ func TestDeletion_RemovesRows(t *testing.T) {
 	s.append(&s.run, "", events.RunRetired{})
 	w.awaitProjected(s, other)
 	left(false, "blocks WHERE session", "events WHERE session")
-	if n := one[int](w, "SELECT count(*) FROM deleted_sessions WHERE tenant = 'default' AND id = $1", s.id); n != 1 {
+	if n := queryOne[int](w, "SELECT count(*) FROM deleted_sessions WHERE tenant = 'default' AND id = $1", s.id); n != 1 {
 		t.Errorf("%d tombstones, want one", n)
 	}
 	w.checkAgainstLog(other)
@@ -170,10 +170,10 @@ func TestKeys_AreProjected(t *testing.T) {
 	s.append(&s.run, "", events.KeyRevoked{KeyID: "key_1"})
 	s.id = cat
 	w.awaitProjected(s)
-	if got := one[string](w, "SELECT tenant||' '||name||' '||prefix||' '||(revoked_at > created_at) FROM keys WHERE sha256 = $1", strings.Repeat("a", 64)); got != "acme ci spool_ab true" {
+	if got := queryOne[string](w, "SELECT tenant||' '||name||' '||prefix||' '||(revoked_at > created_at) FROM keys WHERE sha256 = $1", strings.Repeat("a", 64)); got != "acme ci spool_ab true" {
 		t.Errorf("the key is %q", got)
 	}
-	if got := one[string](w, "SELECT '['||role||agents||created_by||coalesce(expires_at::text, '')||']' FROM keys WHERE id = 'key_1'"); got != "[]" {
+	if got := queryOne[string](w, "SELECT '['||role||agents||created_by||coalesce(expires_at::text, '')||']' FROM keys WHERE id = 'key_1'"); got != "[]" {
 		t.Errorf("a key of a build without rights has %s", got)
 	}
 	cat = events.CatalogueID(events.Key, "acme", "", "", "key_2")
@@ -183,7 +183,7 @@ func TestKeys_AreProjected(t *testing.T) {
 	second.append(&second.run, "", events.KeyCreated{KeyID: "key_2", CreatedBy: "key_1", Rights: events.KeyRights{Role: events.RoleUse, Agents: []string{"a", "b"}, ExpiresAt: expires}})
 	second.id = cat
 	w.awaitProjected(second)
-	if got := one[string](w, "SELECT role||' '||agents||' '||created_by||' '||(expires_at = $1) FROM keys WHERE id = 'key_2'", expires); got != "use a,b key_1 true" {
+	if got := queryOne[string](w, "SELECT role||' '||agents||' '||created_by||' '||(expires_at = $1) FROM keys WHERE id = 'key_2'", expires); got != "use a,b key_1 true" {
 		t.Errorf("the key has %q", got)
 	}
 }
@@ -202,10 +202,10 @@ func TestUnknownTypesAndInvalidText_AreStored(t *testing.T) {
 	s.append(&s.run, "", events.Log{Message: strings.Repeat("x", 400_000)}) // so large that it is stored in the object store
 	w.awaitProjected(s)
 	w.checkAgainstLog(s)
-	if got := one[string](w, "SELECT message FROM executions"); got != "nul \uFFFD and \x1b[31m" {
+	if got := queryOne[string](w, "SELECT message FROM executions"); got != "nul \uFFFD and \x1b[31m" {
 		t.Errorf("message is %q", got)
 	}
-	if n := one[int](w, "SELECT length(event) FROM events WHERE type = 'log'"); n < 400_000 {
+	if n := queryOne[int](w, "SELECT length(event) FROM events WHERE type = 'log'"); n < 400_000 {
 		t.Errorf("a large event has %d bytes", n)
 	}
 }

@@ -65,7 +65,7 @@ func TestRebuild_UnderLoadEqualsTheProjection(t *testing.T) {
 	sessions[0].publishText(x, id, 0, "in flight")
 	w.awaitProjected(sessions...)
 	eventually(t, "text", func() error {
-		if one[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
+		if queryOne[int](w, "SELECT count(*) FROM text_in_flight") == 0 {
 			return errNotYet
 		}
 		return nil
@@ -75,14 +75,14 @@ func TestRebuild_UnderLoadEqualsTheProjection(t *testing.T) {
 	if after := w.dump(); after != before {
 		t.Error("a rebuild without new commits changes the rows")
 	}
-	if got := one[string](w, "SELECT text FROM text_in_flight"); got != "in flight" {
+	if got := queryOne[string](w, "SELECT text FROM text_in_flight"); got != "in flight" {
 		t.Errorf("text in flight is %q after a rebuild", got)
 	}
 	sessions[0].complete(x, id, "in flight no more")
 	w.awaitProjected(sessions...)
 	w.checkAgainstLog(sessions...)
 	w.checkpointEqualsRows()
-	if n := one[int](w, "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'spool\\_%'"); n != 0 {
+	if n := queryOne[int](w, "SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'spool\\_%'"); n != 0 {
 		t.Errorf("%d schemas are left over", n)
 	}
 }

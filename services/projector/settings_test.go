@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// gathered returns the sum of a metric over the series whose first label has a value ("" for all): values of counters and
+// metricSum returns the sum of a metric over the series whose first label has a value ("" for all): values of counters and
 // gauges, and sample counts of histograms.
-func gathered(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
+func metricSum(t *testing.T, registry *prometheus.Registry, name, label string) (sum float64) {
 	t.Helper()
 	list, err := registry.Gather()
 	if err != nil {
@@ -45,7 +45,7 @@ func TestSettingDatabaseURL(t *testing.T) {
 		w.start(func(c *projector.Config, _ *projector.Deps) { c.DatabaseURL = url })
 		w.url = url
 		w.awaitProjected(s)
-		if n := one[int](w, "SELECT count(*) FROM sessions"); n != 1 {
+		if n := queryOne[int](w, "SELECT count(*) FROM sessions"); n != 1 {
 			t.Errorf("%d sessions in %s", n, url)
 		}
 	}
@@ -67,12 +67,12 @@ func TestSettingBatchCommits(t *testing.T) {
 			w.start(func(c *projector.Config, d *projector.Deps) { c.BatchCommits, d.Metrics = batch, registry })
 			w.awaitProjected(s)
 			eventually(t, "counted", func() error {
-				if n := gathered(t, registry, "spool_projector_commits_total", "3"); n < commits+1 {
+				if n := metricSum(t, registry, "spool_projector_commits_total", "3"); n < commits+1 {
 					return fmt.Errorf("%v commits", n)
 				}
 				return nil
 			})
-			if n := gathered(t, registry, "spool_projector_apply_seconds", "3"); (n > commits) != (batch == 1) {
+			if n := metricSum(t, registry, "spool_projector_apply_seconds", "3"); (n > commits) != (batch == 1) {
 				t.Errorf("%v transactions for %d commits", n, commits+1)
 			}
 		})
@@ -92,7 +92,7 @@ func TestSettingLockRetry(t *testing.T) {
 			// prepared it.
 			c.DatabaseURL += "&default_query_exec_mode=exec"
 		})
-		return stop, func() float64 { return gathered(t, registry, "spool_projector_leads", "") }
+		return stop, func() float64 { return metricSum(t, registry, "spool_projector_leads", "") }
 	}
 	all := func(what string, leads func() float64) {
 		t.Helper()
@@ -106,7 +106,7 @@ func TestSettingLockRetry(t *testing.T) {
 	asked := func(want int) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%d connections have tried to take a lock without success", want), func() error {
-			if n := one[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
+			if n := queryOne[int](w, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle' AND query LIKE 'SELECT pg_try_advisory_lock%'"); n != want {
 				return fmt.Errorf("there are %d", n)
 			}
 			return nil
@@ -137,7 +137,7 @@ func TestMetrics_CountCommitsAndLag(t *testing.T) {
 	await := func(name string, ok func(float64) bool) {
 		t.Helper()
 		eventually(t, name, func() error {
-			if v := gathered(t, registry, name, "5"); !ok(v) {
+			if v := metricSum(t, registry, name, "5"); !ok(v) {
 				return fmt.Errorf("the value is %v", v)
 			}
 			return nil

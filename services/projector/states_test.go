@@ -62,11 +62,11 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 		t.Fatalf("the log has %d events", state.Seq)
 	}
 	for seq, text := range want {
-		if got := one[string](w, "SELECT state FROM session_states WHERE session = $1 AND seq = $2 AND version = $3", long.id, seq, history.Version); got != text {
+		if got := queryOne[string](w, "SELECT state FROM session_states WHERE session = $1 AND seq = $2 AND version = $3", long.id, seq, history.Version); got != text {
 			t.Errorf("the state at %d is\n%s\nwant\n%s", seq, got, text)
 		}
 	}
-	if n := one[int](w, "SELECT count(*) FROM session_states"); n != len(want) {
+	if n := queryOne[int](w, "SELECT count(*) FROM session_states"); n != len(want) {
 		t.Errorf("%d states are saved, want %d", n, len(want))
 	}
 	w.sameAsRebuilt()
@@ -74,7 +74,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 	w.start()
 	long.append(&long.life, "", events.SessionDeleted{})
 	w.awaitProjected(long)
-	if n := one[int](w, "SELECT count(*) FROM "+readmodel.SessionStates); n != 0 {
+	if n := queryOne[int](w, "SELECT count(*) FROM "+readmodel.SessionStates); n != 0 {
 		t.Errorf("%d states of a deleted session are left", n)
 	}
 }

@@ -82,7 +82,7 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	w.awaitProjected(gone)
 	w.sameAsRebuilt()
 	var shares map[string]struct{ Stored, Events, EventBytes uint64 }
-	if err := json.Unmarshal([]byte(one[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)), &shares); err != nil {
+	if err := json.Unmarshal([]byte(queryOne[string](w, "SELECT spent FROM deleted_sessions WHERE id = $1", gone.id)), &shares); err != nil {
 		t.Fatal(err)
 	}
 	if want := uint64(w.inLog(gone.id)) + 70 + uint64(len(text)); shares[""].Stored != want {
@@ -144,21 +144,21 @@ func TestTenantStorage_OfSkills(t *testing.T) {
 		return events.SkillPushed{Ref: events.Reference{Slug: "s", Version: version}, Name: "s", Document: "# s", Bytes: bytes}
 	}
 	ref := events.Reference{Slug: "s"}
-	one, two := w.entry(events.Skill, "one", ref), w.entry(events.Skill, "two", ref)
-	for _, s := range []*session{one, two} {
+	queryOne, two := w.entry(events.Skill, "one", ref), w.entry(events.Skill, "two", ref)
+	for _, s := range []*session{queryOne, two} {
 		s.append(&s.life, "", pushed("1", 1000))
 		w.awaitStoredBytes(s.tenant, w.inLog(s.id)+1000)
 	}
-	one.append(&one.life, "", pushed("1", 1000))
-	one.append(&one.life, "", pushed("2", 70))
-	w.awaitStoredBytes("one", w.inLog(one.id)+1070)
-	one.append(&one.life, "", events.SkillRemoved{Ref: events.Reference{Slug: "s", Version: "1"}})
-	w.awaitStoredBytes("one", w.inLog(one.id)+70)
-	one.append(&one.life, "", pushed("1", 1000))
-	w.awaitStoredBytes("one", w.inLog(one.id)+1070)
+	queryOne.append(&queryOne.life, "", pushed("1", 1000))
+	queryOne.append(&queryOne.life, "", pushed("2", 70))
+	w.awaitStoredBytes("one", w.inLog(queryOne.id)+1070)
+	queryOne.append(&queryOne.life, "", events.SkillRemoved{Ref: events.Reference{Slug: "s", Version: "1"}})
+	w.awaitStoredBytes("one", w.inLog(queryOne.id)+70)
+	queryOne.append(&queryOne.life, "", pushed("1", 1000))
+	w.awaitStoredBytes("one", w.inLog(queryOne.id)+1070)
 	// A skill that is hidden as a whole keeps its ZIPs, because references by digest still find them.
-	one.append(&one.life, "", events.SkillRemoved{Ref: ref})
-	w.awaitStoredBytes("one", w.inLog(one.id)+1070)
+	queryOne.append(&queryOne.life, "", events.SkillRemoved{Ref: ref})
+	w.awaitStoredBytes("one", w.inLog(queryOne.id)+1070)
 	w.awaitStoredBytes("two", w.inLog(two.id)+1000)
 	w.sameAsRebuilt()
 }

@@ -145,8 +145,8 @@ func (w *world) exec(sql string, args ...any) {
 	}
 }
 
-// one returns the only value of a query.
-func one[T any](w *world, sql string, args ...any) (v T) {
+// queryOne returns the only value of a query.
+func queryOne[T any](w *world, sql string, args ...any) (v T) {
 	w.t.Helper()
 	if err := w.conn().QueryRow(w.t.Context(), sql, args...).Scan(&v); err != nil {
 		w.t.Fatalf("%s: %v", sql, err)

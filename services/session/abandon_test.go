@@ -30,7 +30,7 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	t.Cleanup(func() { cancel(); must(t, <-done) })
-	started(t, svc.Ready(), done)
+	awaitReady(t, svc.Ready(), done)
 
 	const blocks = 5
 	sid := s.create(events.Options{})

@@ -15,7 +15,7 @@ import (
 func TestCommand_CommitNamesActorOfTheCommand(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	a := s.copy("a", session.Config{})
+	a := s.startCopy("a", session.Config{})
 	key := id(events.KindKey)
 	carry := func(c command.Command) {
 		t.Helper()
@@ -42,7 +42,7 @@ func TestCommand_CommitNamesActorOfTheCommand(t *testing.T) {
 		t.Errorf("the commit has version %d by %+v, want %+v", first.Commit.V, first.Commit.Actor, want)
 	}
 	a.stop()
-	s.copy("b", session.Config{})
+	s.startCopy("b", session.Config{})
 	carry(now)
 	if again := head(now); again.Seq != first.Seq || again.Hash != first.Hash {
 		t.Errorf("a repeat wrote commit %d by %+v", again.Seq, again.Commit.Actor)

@@ -17,7 +17,7 @@ import (
 func TestControl_BeforeTheNextAttemptHasItsOwnJob(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
 	jobs := func() uint64 {

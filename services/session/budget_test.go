@@ -18,7 +18,7 @@ import (
 func TestTenantBudgets_AreSetAndRemovedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	set := func(p events.Period, b events.Budget) command.Answer {
 		return s.send(command.TypeSetBudget, "", "", command.SetBudget{Period: p, Budget: b})
 	}
@@ -65,7 +65,7 @@ func TestTenantBudgets_AreSetAndRemovedOnce(t *testing.T) {
 func TestTurnsBudget_RequiresTheProxy(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{Providers: []string{"local", "docker"}})
+	s.startCopy("one", session.Config{Providers: []string{"local", "docker"}})
 	for slug, architecture := range map[string]string{"counts": "claude-code", "does-not": "codex"} {
 		a := s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: events.AgentSpec{
 			Architecture: architecture, Instructions: "You do things.", Limits: events.Limits{Turns: 3},
@@ -74,16 +74,16 @@ func TestTurnsBudget_RequiresTheProxy(t *testing.T) {
 			t.Fatal(a.Error)
 		}
 	}
-	s.refuses(command.CreateSession{Agent: "does-not"}, "INVALID_REQUEST", "sandbox")
-	s.created(id(events.KindSession), command.CreateSession{Agent: "does-not", Provider: "docker"})
-	s.created(id(events.KindSession), command.CreateSession{Agent: "counts"})
+	s.mustRefuse(command.CreateSession{Agent: "does-not"}, "INVALID_REQUEST", "sandbox")
+	s.mustCreate(id(events.KindSession), command.CreateSession{Agent: "does-not", Provider: "docker"})
+	s.mustCreate(id(events.KindSession), command.CreateSession{Agent: "counts"})
 }
 
 // failedWith waits for the end of an execution. It must have failed for a budget before an executor claimed it.
 func (s *stack) failedWith(sid, exe, says string) {
 	s.t.Helper()
 	var claimedBy string
-	for _, e := range s.ended(sid, exe) {
+	for _, e := range s.awaitEnd(sid, exe) {
 		if e.ExecutionID != exe {
 			continue
 		}
@@ -109,12 +109,12 @@ func (s *stack) failedWith(sid, exe, says string) {
 func TestBudget_IsAppliedAtDispatch(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	s.executors(2)
 	sid := s.create(events.Options{Budget: events.Budget{Turns: 2}})
 	for range 2 {
 		exe := s.post(sid)
-		s.ended(sid, exe)
+		s.awaitEnd(sid, exe)
 	}
 	over := []string{s.post(sid), s.post(sid)}
 	for _, exe := range over {
@@ -138,7 +138,7 @@ func TestBudget_IsAppliedAtDispatch(t *testing.T) {
 	// The service may see the new entry of the bucket one or two messages later.
 	for i := range 1000 {
 		exe := s.post(other)
-		s.ended(other, exe)
+		s.awaitEnd(other, exe)
 		if failed := count[events.ExecutionFailed](s.history(other)); failed == 1 {
 			s.failedWith(other, exe, "tenant default on 2026-01-31 has cost $1.5000, and its budget is $1.0000")
 			break
@@ -149,7 +149,7 @@ func TestBudget_IsAppliedAtDispatch(t *testing.T) {
 	setUsage(time.Now().Add(-time.Second)) // the day has ended
 	for i := range 1000 {
 		exe := s.post(other)
-		list := s.ended(other, exe)
+		list := s.awaitEnd(other, exe)
 		if _, completed := list[len(list)-1].Data.(events.ExecutionCompleted); completed {
 			break
 		} else if i == 999 {

@@ -32,7 +32,7 @@ func agentSpec(change ...func(*events.AgentSpec)) events.AgentSpec {
 
 var reviewer = events.Reference{Slug: "reviewer"}
 
-func (s *stack) applied(a command.Answer) events.Reference {
+func (s *stack) mustApply(a command.Answer) events.Reference {
 	s.t.Helper()
 	if a.Error != nil || a.Ref == nil || !events.IsDigest(a.Ref.Version) || a.Position == "" {
 		s.t.Fatalf("applied: %+v, %v", a, a.Error)
@@ -40,14 +40,14 @@ func (s *stack) applied(a command.Answer) events.Reference {
 	return *a.Ref
 }
 
-func (s *stack) created(sid string, c command.CreateSession) {
+func (s *stack) mustCreate(sid string, c command.CreateSession) {
 	s.t.Helper()
 	if a := s.send(command.TypeCreateSession, sid, "", c); a.Error != nil {
 		s.t.Fatal(a.Error)
 	}
 }
 
-func (s *stack) refuses(c command.CreateSession, code, field string) {
+func (s *stack) mustRefuse(c command.CreateSession, code, field string) {
 	s.t.Helper()
 	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", c); a.Error == nil || a.Error.Code != code || a.Error.Field != field {
 		s.t.Errorf("the answer to %+v is %+v, want %s of %s", c, a.Error, code, field)
@@ -82,8 +82,8 @@ func (s *stack) redeliver(cmd string, typ command.Type, body any) command.Answer
 func TestAgents_VersionsAndPins(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
-	first := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"stable"}, Spec: agentSpec()}))
+	s.startCopy("a", session.Config{})
+	first := s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"stable"}, Spec: agentSpec()}))
 	want, err := definition.Digest(agentSpec())
 	if err != nil || first.Version != want {
 		t.Errorf("version %s, want %s, %v", first.Version, want, err)
@@ -92,8 +92,8 @@ func TestAgents_VersionsAndPins(t *testing.T) {
 		t.Errorf("applied again: %+v", again)
 	}
 	pinned := id(events.KindSession)
-	s.created(pinned, command.CreateSession{Agent: "reviewer", Options: events.Options{Egress: []string{"example.com"}}})
-	second := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))
+	s.mustCreate(pinned, command.CreateSession{Agent: "reviewer", Options: events.Options{Egress: []string{"example.com"}}})
+	second := s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))
 	l := s.load(pinned)
 	if l.Life.AgentRef != first || l.Life.Agent != "reviewer" || l.Life.AgentVersion != first.Version || l.Life.Architecture != "claude-code" || l.Life.Options.Model != "m-1" ||
 		strings.Join(l.Life.Options.Egress, " ") != "example.com pypi.org" {
@@ -101,20 +101,20 @@ func TestAgents_VersionsAndPins(t *testing.T) {
 	}
 	for name, version := range map[string]string{"reviewer": second.Version, "reviewer@latest": second.Version, "reviewer@stable": first.Version, "reviewer@" + first.Version: first.Version} {
 		sid := id(events.KindSession)
-		s.created(sid, command.CreateSession{Agent: name, Architecture: "claude-sdk"})
+		s.mustCreate(sid, command.CreateSession{Agent: name, Architecture: "claude-sdk"})
 		if l := s.load(sid); l.Life.AgentVersion != version {
 			t.Errorf("%s is %s", name, l.Life.AgentVersion)
 		}
 	}
-	s.refuses(command.CreateSession{Agent: "reviewer", Architecture: "codex"}, "INVALID_REQUEST", "architecture")
-	s.refuses(command.CreateSession{Agent: "reviewer@beta"}, "AGENT_NOT_FOUND", "agent")
-	s.refuses(command.CreateSession{Agent: "acme/reviewer"}, "AGENT_NOT_FOUND", "agent")
-	s.refuses(command.CreateSession{Agent: "Reviewer*"}, "INVALID_REQUEST", "agent")
-	s.refuses(command.CreateSession{Agent: "reviewer", Environments: []string{"none"}}, "ENVIRONMENT_NOT_FOUND", "environments[0]")
+	s.mustRefuse(command.CreateSession{Agent: "reviewer", Architecture: "codex"}, "INVALID_REQUEST", "architecture")
+	s.mustRefuse(command.CreateSession{Agent: "reviewer@beta"}, "AGENT_NOT_FOUND", "agent")
+	s.mustRefuse(command.CreateSession{Agent: "acme/reviewer"}, "AGENT_NOT_FOUND", "agent")
+	s.mustRefuse(command.CreateSession{Agent: "Reviewer*"}, "INVALID_REQUEST", "agent")
+	s.mustRefuse(command.CreateSession{Agent: "reviewer", Environments: []string{"none"}}, "ENVIRONMENT_NOT_FOUND", "environments[0]")
 	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error != nil {
 		t.Fatalf("remove: %v", a.Error)
 	}
-	s.refuses(command.CreateSession{Agent: "reviewer"}, "AGENT_NOT_FOUND", "agent")
+	s.mustRefuse(command.CreateSession{Agent: "reviewer"}, "AGENT_NOT_FOUND", "agent")
 	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error == nil || a.Error.Code != "AGENT_NOT_FOUND" || a.Error.Field != "ref" {
 		t.Errorf("removed again: %+v", a.Error)
 	}
@@ -126,21 +126,21 @@ func TestAgents_VersionsAndPins(t *testing.T) {
 func TestCreateSession_InheritsTheModelProvider(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
-	s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{
+	s.startCopy("a", session.Config{})
+	s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{
 		Ref: events.Reference{Slug: "coder"}, Spec: events.AgentSpec{Architecture: "codex", ModelProvider: "nvidia", Instructions: "You write programs."},
 	}))
 	for asked, want := range map[string]string{"": "nvidia", "openai": "openai"} {
 		sid := id(events.KindSession)
-		s.created(sid, command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: asked}})
+		s.mustCreate(sid, command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: asked}})
 		if got := s.load(sid).Life.Options.ModelProvider; got != want {
 			t.Errorf("with provider %q the session has %q, want %q", asked, got, want)
 		}
 	}
-	s.refuses(command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
-	s.refuses(command.CreateSession{Architecture: "claude-code", Options: events.Options{ModelProvider: "openai"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
+	s.mustRefuse(command.CreateSession{Agent: "coder", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
+	s.mustRefuse(command.CreateSession{Architecture: "claude-code", Options: events.Options{ModelProvider: "openai"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
 	plain := id(events.KindSession)
-	s.created(plain, command.CreateSession{Architecture: "spool", Options: events.Options{Model: "vendor/x"}})
+	s.mustCreate(plain, command.CreateSession{Architecture: "spool", Options: events.Options{Model: "vendor/x"}})
 	if got := s.load(plain).Life.Options.ModelProvider; got != "" {
 		t.Errorf("a session without a provider has %q", got)
 	}
@@ -151,9 +151,9 @@ func TestCreateSession_InheritsTheModelProvider(t *testing.T) {
 func TestCreateSession_InheritsModelSettings(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
+	s.startCopy("a", session.Config{})
 	agents := events.ModelSettings{Preset: "qwen", Env: map[string]string{"A": "${MODEL}"}}
-	s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{
+	s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{
 		Ref: events.Reference{Slug: "porter"}, Spec: events.AgentSpec{Architecture: "acp", Command: []string{"qwen", "--acp"}, ModelSettings: agents, Instructions: "You sort the files."},
 	}))
 	own := events.ModelSettings{Args: []string{"--url", "${MODEL_BASE_URL}"}}
@@ -162,37 +162,37 @@ func TestCreateSession_InheritsModelSettings(t *testing.T) {
 		"the session's": {own, own},
 	} {
 		sid := id(events.KindSession)
-		s.created(sid, command.CreateSession{Agent: "porter", Options: events.Options{ModelSettings: c.asked}})
+		s.mustCreate(sid, command.CreateSession{Agent: "porter", Options: events.Options{ModelSettings: c.asked}})
 		if got := s.load(sid).Life.Options.ModelSettings; !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: the session has %+v, want %+v", name, got, c.want)
 		}
 	}
 	acp := []string{"qwen", "--acp"}
-	s.refuses(command.CreateSession{Architecture: "codex", Options: events.Options{ModelSettings: own}}, "INVALID_REQUEST", "sessionOptions.modelSettings")
-	s.refuses(command.CreateSession{Agent: "porter", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
-	s.refuses(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL}"}}}}, "INVALID_REQUEST", "sessionOptions.model")
-	s.refuses(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL_KEY}"}}}}, "INVALID_REQUEST", "sessionOptions.modelSettings.args[0]")
+	s.mustRefuse(command.CreateSession{Architecture: "codex", Options: events.Options{ModelSettings: own}}, "INVALID_REQUEST", "sessionOptions.modelSettings")
+	s.mustRefuse(command.CreateSession{Agent: "porter", Options: events.Options{ModelProvider: "anthropic"}}, "INVALID_REQUEST", "sessionOptions.modelProvider")
+	s.mustRefuse(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL}"}}}}, "INVALID_REQUEST", "sessionOptions.model")
+	s.mustRefuse(command.CreateSession{Architecture: "acp", Options: events.Options{Command: acp, ModelSettings: events.ModelSettings{Args: []string{"${MODEL_KEY}"}}}}, "INVALID_REQUEST", "sessionOptions.modelSettings.args[0]")
 }
 
 // TestInstances_PinTheirAgent tests that an instance pins its agent for a session and names its environments.
 func TestInstances_PinTheirAgent(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
+	s.startCopy("a", session.Config{})
 	env := func(slug string, v map[string]events.Variable) command.Answer {
 		return s.send(command.TypeApplyEnvironment, "", "", command.ApplyEnvironment{Ref: events.Reference{Slug: slug}, Spec: events.EnvironmentSpec{Variables: v}})
 	}
-	s.applied(env("staging", map[string]events.Variable{"HOST": {Value: "h"}, "TOKEN": {Secret: true, Sealed: "default.e.x"}}))
-	agent := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}))
+	s.mustApply(env("staging", map[string]events.Variable{"HOST": {Value: "h"}, "TOKEN": {Secret: true, Sealed: "default.e.x"}}))
+	agent := s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}))
 	instance := command.ApplyInstance{Ref: events.Reference{Slug: "night"}, Spec: events.InstanceSpec{Agent: reviewer, Environments: []events.Reference{{Slug: "staging"}}}}
-	ref := s.applied(s.send(command.TypeApplyInstance, "", "", instance))
+	ref := s.mustApply(s.send(command.TypeApplyInstance, "", "", instance))
 	sid := id(events.KindSession)
-	s.created(sid, command.CreateSession{Instance: "night", Environments: []string{"staging"}})
+	s.mustCreate(sid, command.CreateSession{Instance: "night", Environments: []string{"staging"}})
 	if l := s.load(sid); l.Life.Instance != ref || l.Life.AgentRef != agent || len(l.Life.Environments) != 1 || l.Life.Environments[0] != (events.Reference{Slug: "staging"}) {
 		t.Errorf("the session has %+v", l.Life)
 	}
-	s.refuses(command.CreateSession{Instance: "night", Agent: "reviewer"}, "INVALID_REQUEST", "instance")
-	s.refuses(command.CreateSession{Instance: "day"}, "INSTANCE_NOT_FOUND", "instance")
+	s.mustRefuse(command.CreateSession{Instance: "night", Agent: "reviewer"}, "INVALID_REQUEST", "instance")
+	s.mustRefuse(command.CreateSession{Instance: "day"}, "INSTANCE_NOT_FOUND", "instance")
 	for name, c := range map[string]struct {
 		answer      command.Answer
 		code, field string
@@ -219,14 +219,14 @@ func TestInstances_PinTheirAgent(t *testing.T) {
 func TestApply_ConcurrentVersions(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
-	s.copy("b", session.Config{})
+	s.startCopy("a", session.Config{})
+	s.startCopy("b", session.Config{})
 	var all sync.WaitGroup
 	const versions = 10
 	for i := range versions {
 		for range 2 {
 			all.Go(func() {
-				a, err := s.try(id(events.KindCommand), command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = string(rune('a' + i)) })})
+				a, err := s.trySend(id(events.KindCommand), command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = string(rune('a' + i)) })})
 				if err != nil || a.Error != nil {
 					t.Errorf("%v, %v", err, a.Error)
 				}
@@ -250,13 +250,13 @@ func TestApply_ConcurrentVersions(t *testing.T) {
 func TestApply_RedeliveredCommandChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
+	s.startCopy("a", session.Config{})
 	cmd := id(events.KindCommand)
 	body := command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}
-	first, err := s.try(cmd, command.TypeApplyAgent, "", "", body)
+	first, err := s.trySend(cmd, command.TypeApplyAgent, "", "", body)
 	must(t, err)
-	s.applied(first)
-	second := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))
+	s.mustApply(first)
+	second := s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec(func(a *events.AgentSpec) { a.Model = "m-2" })}))
 	again := s.redeliver(cmd, command.TypeApplyAgent, body)
 	if again.Error != nil || again.Ref.Version != first.Ref.Version {
 		t.Errorf("answered %+v, %v", again, again.Error)
@@ -273,7 +273,7 @@ func TestApply_RedeliveredCommandChangesNothing(t *testing.T) {
 func TestSecrets_AreForgottenAtTheEndOfTheirExecution(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
+	s.startCopy("a", session.Config{})
 	kv, err := secret.Bucket(t.Context(), s.js)
 	must(t, err)
 	identity, _, err := secret.Generate()

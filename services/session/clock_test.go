@@ -20,8 +20,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// copyOn starts a copy of the service on a host whose clock is wrong by off.
-func (s *stack) copyOn(off time.Duration) {
+// startCopyOnHost starts a copy of the service on a host whose clock is wrong by off.
+func (s *stack) startCopyOnHost(off time.Duration) {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
@@ -34,7 +34,7 @@ func (s *stack) copyOn(off time.Duration) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	s.t.Cleanup(func() { cancel(); must(s.t, <-done) })
-	started(s.t, svc.Ready(), done)
+	awaitReady(s.t, svc.Ready(), done)
 }
 
 // TestHostClock_DoesNotMatter tests a copy on a host whose clock is an hour off. It executes commands, ends nothing
@@ -45,7 +45,7 @@ func TestHostClock_DoesNotMatter(t *testing.T) {
 		t.Run(off.String(), func(t *testing.T) {
 			t.Parallel()
 			s := newStack(t)
-			s.copyOn(off)
+			s.startCopyOnHost(off)
 			w := s.worker()
 			limited := s.create(events.Options{TurnLimitMs: 60_000, SessionLimitMs: 1_800_000})
 			waits := s.post(limited)
@@ -95,7 +95,7 @@ func TestArmTimer_LooksUpTheStreamOnce(t *testing.T) {
 	var asked atomic.Int64
 	_, err := s.nc.Subscribe("$JS.API.STREAM.INFO."+topology.StreamTimers, func(*nats.Msg) { asked.Add(1) })
 	must(t, err)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	armed := func() {
 		sid := s.create(events.Options{})
 		stream, err := s.js.Stream(t.Context(), topology.StreamTimers)

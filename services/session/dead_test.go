@@ -36,7 +36,7 @@ func (s *stack) giveUpJobs(reason string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- router.Run(ctx) }()
-	started(s.t, router.Running(), done)
+	awaitReady(s.t, router.Running(), done)
 	stopped := false
 	stop = func() {
 		if !stopped {
@@ -54,7 +54,7 @@ func (s *stack) giveUpJobs(reason string) (stop func()) {
 func TestDeadJob_FailsItsExecution(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	sid := s.create(events.Options{})
 	first, second := s.post(sid), s.post(sid)
 	stop := s.giveUpJobs("nobody can do this")
@@ -86,8 +86,8 @@ func (s *stack) letters() (list []uint64) {
 	}
 }
 
-// dead sends a command about a dead letter.
-func (s *stack) dead(typ command.Type, tenant string, letter uint64) command.Answer {
+// sendDeadLetter sends a command about a dead letter.
+func (s *stack) sendDeadLetter(typ command.Type, tenant string, letter uint64) command.Answer {
 	s.t.Helper()
 	raw, err := json.Marshal(command.DeadLetter{Sequence: letter})
 	must(s.t, err)
@@ -103,13 +103,13 @@ func (s *stack) dead(typ command.Type, tenant string, letter uint64) command.Ans
 func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	w := s.worker()
 	sid := s.create(events.Options{})
 	first := s.post(sid)
 	w.runJob("of the query")
 	s.await(sid, "idle with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
-	s.ok(command.TypeSync, sid, "")
+	s.mustSend(command.TypeSync, sid, "")
 	// Give the job up like the Router.
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	must(t, err)
@@ -121,10 +121,10 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	must(t, err)
 	must(t, msg.TermWithReason("it could not be done"))
 	at := s.letters()[0]
-	if a := s.dead(command.TypeRetryDead, "other", at); a.Error != nil || len(s.letters()) != 1 {
+	if a := s.sendDeadLetter(command.TypeRetryDead, "other", at); a.Error != nil || len(s.letters()) != 1 {
 		t.Fatalf("another tenant's retry: %+v, letters %v", a, s.letters())
 	}
-	if a := s.dead(command.TypeRetryDead, "default", at); a.Error != nil || len(s.letters()) != 0 {
+	if a := s.sendDeadLetter(command.TypeRetryDead, "default", at); a.Error != nil || len(s.letters()) != 0 {
 		t.Fatalf("retry: %+v, letters %v", a, s.letters())
 	}
 	w.runJob("of the retry")
@@ -133,16 +133,16 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	of := topology.CommandSubject(topology.ServiceSession, "default", sid)
 	_, err = s.js.Publish(t.Context(), topology.Dead(of), []byte("{"))
 	must(t, err)
-	if a := s.dead(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "DEAD_LETTER_FINAL" || a.Error.Field != "id" {
+	if a := s.sendDeadLetter(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "DEAD_LETTER_FINAL" || a.Error.Field != "id" {
 		t.Errorf("retry of a command: %+v", a)
 	}
-	if a := s.dead(command.TypeDropDead, "default", s.letters()[0]); a.Error != nil || len(s.letters()) != 0 {
+	if a := s.sendDeadLetter(command.TypeDropDead, "default", s.letters()[0]); a.Error != nil || len(s.letters()) != 0 {
 		t.Errorf("drop: %+v, letters %v", a, s.letters())
 	}
 	_, err = s.js.PublishMsg(t.Context(), letter)
 	must(t, err)
-	s.ok(command.TypeDeleteSession, sid, "")
-	if a := s.dead(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "SESSION_NOT_FOUND" || a.Error.Field != "sessionId" || len(s.letters()) != 1 {
+	s.mustSend(command.TypeDeleteSession, sid, "")
+	if a := s.sendDeadLetter(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "SESSION_NOT_FOUND" || a.Error.Field != "sessionId" || len(s.letters()) != 1 {
 		t.Errorf("retry for a deleted session: %+v, letters %v", a, s.letters())
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
-// counted is a log that counts the events that are read of one session.
-type counted struct {
+// countingLog is a log that counts the events that are read of one session.
+type countingLog struct {
 	eventlog.Log
 	session string
 	events  atomic.Int64
@@ -26,14 +26,14 @@ type counted struct {
 	expectedLoads atomic.Int64
 }
 
-func (c *counted) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+func (c *countingLog) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
 	if s == events.LifeOf("default", c.session) && c.expectedLoads.Add(-1) >= 0 {
 		c.loadedHead.Done()
 	}
 	return c.Log.Last(ctx, s, f)
 }
 
-func (c *counted) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+func (c *countingLog) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	if f.Subject.ID == c.session {
 		c.loadedHead.Wait()
 	}
@@ -49,8 +49,8 @@ func (c *counted) Read(ctx context.Context, after eventlog.Position, f eventlog.
 	}
 }
 
-// long creates a session with n events and one more, in commits of 50 events.
-func (s *stack) long(sid string, n int) {
+// createLong creates a session with n events and one more, in commits of 50 events.
+func (s *stack) createLong(sid string, n int) {
 	s.t.Helper()
 	if a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{}); a.Error != nil {
 		s.t.Fatal(a.Error)
@@ -73,9 +73,9 @@ func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
 	s := newStack(t)
 	const length = 4001
 	sid := id(events.KindSession)
-	log := &counted{session: sid}
-	s.copyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
-	s.long(sid, length-1)
+	log := &countingLog{session: sid}
+	s.startCopyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
+	s.createLong(sid, length-1)
 	forked := func(at uint32, most int64) {
 		t.Helper()
 		body := command.ForkSession{Parent: sid}
@@ -112,9 +112,9 @@ func TestFork_TwoHundredAtOnce(t *testing.T) {
 	s := newStack(t)
 	const length, forks = 2001, 200
 	sid := id(events.KindSession)
-	log := &counted{session: sid}
-	s.copyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
-	s.long(sid, length-1)
+	log := &countingLog{session: sid}
+	s.startCopyWith("one", session.Config{}, func(l eventlog.Log) eventlog.Log { log.Log = l; return log })
+	s.createLong(sid, length-1)
 	const together = 40 // of the 64 workers of the copy
 	log.loadedHead.Add(together)
 	log.expectedLoads.Store(together)
@@ -123,7 +123,7 @@ func TestFork_TwoHundredAtOnce(t *testing.T) {
 	for i := range ids {
 		ids[i] = id(events.KindSession)
 		all.Go(func() {
-			a, err := s.try(id(events.KindCommand), command.TypeForkSession, ids[i], "", command.ForkSession{Parent: sid})
+			a, err := s.trySend(id(events.KindCommand), command.TypeForkSession, ids[i], "", command.ForkSession{Parent: sid})
 			if err != nil || a.Error != nil {
 				t.Errorf("fork %d: %+v, %v", i, a, err)
 			}

@@ -194,13 +194,13 @@ func TestSignedHeads_FindChangedAndRemovedCommits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := newStack(t)
-			svc := s.copy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
+			svc := s.startCopy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
 			s.executors(2)
 			var sids []string
 			for range 3 {
 				sid := s.create(events.Options{})
 				for range 2 {
-					s.ended(sid, s.postText(sid, "hello"))
+					s.awaitEnd(sid, s.postText(sid, "hello"))
 				}
 				sids = append(sids, sid)
 			}
@@ -210,7 +210,7 @@ func TestSignedHeads_FindChangedAndRemovedCommits(t *testing.T) {
 			r := s.verify(eventlog.Scope{})
 			for _, want := range c.want {
 				if !reports(r, want) {
-					t.Errorf("no fault says %q; there are %+v", want, r.Problems)
+					t.Errorf("no fault contains %q: %+v", want, r.Problems)
 				}
 			}
 			if len(c.want) == 0 && r.Problem != nil {
@@ -261,13 +261,13 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	for _, name := range []string{"one", "two", "three"} {
-		s.copy(name, session.Config{HeadsKey: headsSeed, HeadsEvery: time.Hour})
+		s.startCopy(name, session.Config{HeadsKey: headsSeed, HeadsEvery: time.Hour})
 	}
 	begin := s.endOfLog()
 	s.executors(4)
 	for range 10 {
 		sid := s.create(events.Options{})
-		s.ended(sid, s.postText(sid, "hello"))
+		s.awaitEnd(sid, s.postText(sid, "hello"))
 	}
 	l, err := s.log.Last(t.Context(), events.RunOf("default", s.session()), eventlog.Leader)
 	must(t, err)
@@ -279,7 +279,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 		if through, _ := c.Proved(); through > begin {
 			t.Fatalf("the pass over all sessions signed up to %d, an hour too early", through)
 		}
-		if s.signed(l) {
+		if s.isSigned(l) {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -291,8 +291,8 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 	}
 }
 
-// signed reports whether an entry lists the commit of a head.
-func (s *stack) signed(want eventlog.Head) bool {
+// isSigned reports whether an entry lists the commit of a head.
+func (s *stack) isSigned(want eventlog.Head) bool {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), topology.StreamHeads)
 	must(s.t, err)
@@ -312,7 +312,7 @@ func (s *stack) signed(want eventlog.Head) bool {
 func (s *stack) session() string {
 	s.t.Helper()
 	sid := s.create(events.Options{})
-	s.ended(sid, s.postText(sid, "hello"))
+	s.awaitEnd(sid, s.postText(sid, "hello"))
 	return sid
 }
 
@@ -329,7 +329,7 @@ func TestSignedHeads_StopWhenTheChainWasCut(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	t.Cleanup(func() { cancel(); must(t, <-done) })
-	started(t, svc.Ready(), done)
+	awaitReady(t, svc.Ready(), done)
 	s.executors(1)
 	s.session()
 	s.awaitSigned()
@@ -368,14 +368,14 @@ func value(t *testing.T, metrics prometheus.Gatherer, name string) float64 {
 func TestSignedHeads_ContinueAfterADamagedEntry(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	one := s.copy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
+	one := s.startCopy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
 	s.executors(1)
 	s.session()
 	s.awaitSigned()
 	one.stop()
 	_, err := s.js.Publish(t.Context(), topology.HeadSubject(0), []byte(`{"entry":`))
 	must(t, err)
-	s.copy("two", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
+	s.startCopy("two", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
 	s.session()
 	s.awaitSigned()
 	if r := s.verify(eventlog.Scope{}); !reports(r, "signed heads: decode") {
@@ -391,7 +391,7 @@ func TestSettingHeadsKey(t *testing.T) {
 	must(t, os.WriteFile(file, []byte(headsSeed+"\n"), 0o600))
 	for _, cfg := range []session.Config{{HeadsKey: headsSeed, HeadsEvery: time.Second}, {HeadsKeyFile: file, HeadsEvery: time.Second}} {
 		s := newStack(t)
-		s.copy("one", cfg)
+		s.startCopy("one", cfg)
 		s.executors(1)
 		s.session()
 		s.awaitSigned()
@@ -416,7 +416,7 @@ func TestSettingHeadsKey(t *testing.T) {
 func TestReadHeads_WrongKey(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
+	s.startCopy("one", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
 	s.executors(1)
 	s.session()
 	s.awaitSigned()

@@ -31,13 +31,13 @@ func (s *stack) instance(ref events.Reference) (applied events.InstanceApplied, 
 func TestCreateSession_OfAnAgentGetsADefaultInstance(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
-	s.copy("b", session.Config{})
-	agent := s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"stable"}, Spec: agentSpec()}))
+	s.startCopy("a", session.Config{})
+	s.startCopy("b", session.Config{})
+	agent := s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Tags: []string{"stable"}, Spec: agentSpec()}))
 	want := events.Reference{Slug: "reviewer.default"}
 
 	// Refused requests create no instance.
-	s.refuses(command.CreateSession{Agent: "reviewer", Architecture: "codex"}, "INVALID_REQUEST", "architecture")
+	s.mustRefuse(command.CreateSession{Agent: "reviewer", Architecture: "codex"}, "INVALID_REQUEST", "architecture")
 	bad := command.StartExecution{Create: command.CreateSession{Agent: "reviewer"}, Post: command.PostMessage{Content: " "}}
 	if a := s.send(command.TypeStartExecution, id(events.KindSession), id(events.KindExecution), bad); a.Error == nil {
 		t.Errorf("the answer to an empty message is %+v", a)
@@ -81,7 +81,7 @@ func TestCreateSession_OfAnAgentGetsADefaultInstance(t *testing.T) {
 	}
 
 	builtIn := id(events.KindSession)
-	s.created(builtIn, command.CreateSession{Architecture: "spool"})
+	s.mustCreate(builtIn, command.CreateSession{Architecture: "spool"})
 	if l := s.load(builtIn); l.Life.Instance != (events.Reference{}) {
 		t.Errorf("the built-in agent has the instance %s", l.Life.Instance)
 	}
@@ -92,17 +92,17 @@ func TestCreateSession_OfAnAgentGetsADefaultInstance(t *testing.T) {
 func TestDefaultInstance_CanBeChangedAndRemoved(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
-	s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}))
-	s.applied(s.send(command.TypeApplyEnvironment, "", "", command.ApplyEnvironment{Ref: events.Reference{Slug: "staging"}, Spec: events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "1"}}}}))
+	s.startCopy("a", session.Config{})
+	s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: reviewer, Spec: agentSpec()}))
+	s.mustApply(s.send(command.TypeApplyEnvironment, "", "", command.ApplyEnvironment{Ref: events.Reference{Slug: "staging"}, Spec: events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: "1"}}}}))
 	of := func() events.Reference {
 		sid := id(events.KindSession)
-		s.created(sid, command.CreateSession{Agent: "reviewer"})
+		s.mustCreate(sid, command.CreateSession{Agent: "reviewer"})
 		return s.load(sid).Life.Instance
 	}
 	made := of()
 	bare := events.Reference{Slug: "reviewer.default"}
-	own := s.applied(s.send(command.TypeApplyInstance, "", "", command.ApplyInstance{Ref: bare, Spec: events.InstanceSpec{Agent: reviewer, Environments: []events.Reference{{Slug: "staging"}}}}))
+	own := s.mustApply(s.send(command.TypeApplyInstance, "", "", command.ApplyInstance{Ref: bare, Spec: events.InstanceSpec{Agent: reviewer, Environments: []events.Reference{{Slug: "staging"}}}}))
 	if got := of(); got != own || got == made {
 		t.Errorf("after the tenant's own version a session gets %s, want %s", got, own)
 	}
@@ -116,9 +116,9 @@ func TestDefaultInstance_CanBeChangedAndRemoved(t *testing.T) {
 		t.Errorf("the log has %d commits of the instance, want 4", commits)
 	}
 	other := events.Reference{Slug: "writer"}
-	s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: other, Spec: agentSpec()}))
-	s.applied(s.send(command.TypeApplyInstance, "", "", command.ApplyInstance{Ref: bare, Spec: events.InstanceSpec{Agent: other}}))
-	s.refuses(command.CreateSession{Agent: "reviewer"}, "INVALID_REQUEST", "agent")
+	s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: other, Spec: agentSpec()}))
+	s.mustApply(s.send(command.TypeApplyInstance, "", "", command.ApplyInstance{Ref: bare, Spec: events.InstanceSpec{Agent: other}}))
+	s.mustRefuse(command.CreateSession{Agent: "reviewer"}, "INVALID_REQUEST", "agent")
 }
 
 // TestDefaultInstance_OfOrganizationsAndLongSlugs tests that the default instance of an organization's agent belongs
@@ -126,12 +126,12 @@ func TestDefaultInstance_CanBeChangedAndRemoved(t *testing.T) {
 func TestDefaultInstance_OfOrganizationsAndLongSlugs(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("a", session.Config{})
+	s.startCopy("a", session.Config{})
 	long := strings.Repeat("l", 64)
 	for slug, want := range map[string]string{"short": "acme/short.default@", long: "acme/" + strings.Repeat("l", 43) + "-"} {
-		s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Org: "acme", Slug: slug}, Spec: agentSpec()}))
+		s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Org: "acme", Slug: slug}, Spec: agentSpec()}))
 		sid := id(events.KindSession)
-		s.created(sid, command.CreateSession{Agent: "acme/" + slug})
+		s.mustCreate(sid, command.CreateSession{Agent: "acme/" + slug})
 		if got := s.load(sid).Life.Instance; !strings.HasPrefix(got.String(), want) || got.Check() != nil || !strings.HasSuffix(got.Slug, ".default") {
 			t.Errorf("agent %s has the instance %s, want %s…", slug, got, want)
 		}

@@ -64,15 +64,15 @@ func (w *worker) runJob(what string) {
 func TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	w := s.worker()
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
 	for range 2 {
 		w.waiting(1)
-		s.ok(command.TypePause, sid, exe)
+		s.mustSend(command.TypePause, sid, exe)
 		w.runJob("of the dispatch, or of the last resume")
-		s.ok(command.TypeResume, sid, exe)
+		s.mustSend(command.TypeResume, sid, exe)
 	}
 	w.runJob("after the last resume")
 	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
@@ -83,23 +83,23 @@ func TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob(t *testing.T) {
 func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	w := s.worker()
 	sid := s.create(events.Options{})
 	first := s.post(sid)
 	w.runJob("of the first turn")
 	s.await(sid, "idle with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
-	s.ok(command.TypeSync, sid, "")
+	s.mustSend(command.TypeSync, sid, "")
 	w.waiting(1)
 	second := s.post(sid)
 	w.waiting(2)
-	s.ok(command.TypePause, sid, second)
+	s.mustSend(command.TypePause, sid, second)
 	s.await(sid, "paused behind the sync", func(l eventlog.Loaded) bool {
 		return l.Life.PausedNow(second) && l.Life.Syncs == 1 && l.Due() == run.Nothing
 	})
 	w.runJob("of the sync")
 	w.runJob("of the second turn")
-	s.ok(command.TypeCancel, sid, second)
+	s.mustSend(command.TypeCancel, sid, second)
 	w.runJob("of the sync, again")
 	s.await(sid, "synced", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Synced == 1 })
 }
@@ -109,7 +109,7 @@ func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	w := s.worker()
 	sid := s.create(events.Options{})
 	first := s.post(sid)
@@ -117,9 +117,9 @@ func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
 	s.await(sid, "idle with its sandbox", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
 	second := s.post(sid)
 	w.waiting(1)
-	s.ok(command.TypePause, sid, second)
+	s.mustSend(command.TypePause, sid, second)
 	w.runJob("of the second turn")
-	s.ok(command.TypeTerminate, sid, second)
+	s.mustSend(command.TypeTerminate, sid, second)
 	w.runJob("of the release")
 	l := s.await(sid, "released", func(l eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Sandbox.ID == "" })
 	if l.Life.Status != session.Open {
@@ -127,8 +127,8 @@ func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
 	}
 }
 
-// ok sends a command without a body, which must be accepted.
-func (s *stack) ok(typ command.Type, sid, exe string) {
+// mustSend sends a command without a body, which must be accepted.
+func (s *stack) mustSend(typ command.Type, sid, exe string) {
 	s.t.Helper()
 	if a := s.send(typ, sid, exe, nil); a.Error != nil {
 		s.t.Fatalf("%s: %v", typ, a.Error)

@@ -85,7 +85,7 @@ func (s *stack) keyEvents() (created map[string]events.KeyCreated, revoked map[s
 func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	parent, other := s.mustKey("", events.KeyRights{}), s.mustKey("", events.KeyRights{})
 	child := s.mustKey(parent, events.KeyRights{})
 	grandchild := s.mustKey(child, events.KeyRights{})
@@ -144,8 +144,8 @@ func (s *stack) oldKey(maker string) string {
 func TestKeys_RevocationDuringCreation(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
-	s.copy("two", session.Config{})
+	s.startCopy("one", session.Config{})
+	s.startCopy("two", session.Config{})
 	refused, given := 0, 0
 	for round := range 20 {
 		top := s.mustKey("", events.KeyRights{})
@@ -203,7 +203,7 @@ func TestKeys_RevocationDuringCreation(t *testing.T) {
 func TestKeys_RightsAreLimitedToThoseOfTheMaker(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	limited := events.KeyRights{Role: events.RoleAdmin, Agents: []string{"a", "b"}, ExpiresAt: at}
 	maker := s.mustKey("", limited)
@@ -250,7 +250,7 @@ func TestKeys_RightsAreLimitedToThoseOfTheMaker(t *testing.T) {
 func TestKeys_LimitedToAgents(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	theirs := s.create(events.Options{})
 	exe := s.post(theirs)
 	spec := events.AgentSpec{Architecture: "claude-code", Instructions: "You review code with care."}
@@ -324,7 +324,7 @@ func codeOf(a command.Answer) string {
 func TestKeys_LimitedAdminRevokesWithinItsAgents(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	all, within := s.mustKey("", events.KeyRights{}), s.mustKey("", events.KeyRights{Agents: []string{"a"}})
 	for key, want := range map[string]string{all: "KEY_NOT_FOUND", within: ""} {
 		a, err := s.sendAs(id(events.KindKey), []string{"a", "b"}, command.TypeRevokeKey, "", "", command.RevokeKey{KeyID: key})
@@ -340,7 +340,7 @@ func TestKeys_LimitedAdminRevokesWithinItsAgents(t *testing.T) {
 func TestSettingMaxKeys(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{MaxKeys: 3})
+	s.startCopy("one", session.Config{MaxKeys: 3})
 	first := s.mustKey("", events.KeyRights{})
 	s.mustKey("", events.KeyRights{ExpiresAt: time.Now().Add(-time.Hour)}) // expired less than a day ago
 	s.mustKey("", events.KeyRights{})
@@ -365,7 +365,7 @@ func TestSettingMaxKeys(t *testing.T) {
 func TestKeys_LimitOfTenant(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	if a := s.send(command.TypeSetLimits, "", "", command.SetLimits{Limits: events.TenantLimits{Keys: 1}}); a.Error != nil {
 		t.Fatal(a.Error)
 	}
@@ -386,7 +386,7 @@ func TestKeys_LimitOfTenant(t *testing.T) {
 func TestKeys_LimitHoldsForConcurrentRequests(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{MaxKeys: 5})
+	s.startCopy("one", session.Config{MaxKeys: 5})
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {

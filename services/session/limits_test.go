@@ -18,7 +18,7 @@ import (
 func TestTenantLimits_AreSetAndRemovedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	set := func(l events.TenantLimits) command.Answer {
 		return s.send(command.TypeSetLimits, "", "", command.SetLimits{Limits: l})
 	}
@@ -63,7 +63,7 @@ func TestTenantLimits_AreSetAndRemovedOnce(t *testing.T) {
 func TestTenantEvents_RefusesWork(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	setUsage := func(limits events.TenantLimits, day time.Time) {
 		t.Helper()
 		s.setTenantEntry(budget.Tenant{Limits: limits, Used: budget.Used{Day: day.UTC().Format(time.DateOnly), Logged: events.Output{Events: 10, Bytes: 5000}}})
@@ -90,13 +90,13 @@ func TestTenantEvents_RefusesWork(t *testing.T) {
 			t.Errorf("%s: %+v", typ, a.Error)
 		}
 	}
-	s.ok(command.TypeCancel, sid, first)
-	list := s.ended(sid, second)
+	s.mustSend(command.TypeCancel, sid, first)
+	list := s.awaitEnd(sid, second)
 	// The reactor may have dispatched the first turn under either limit.
 	if failed, is := list[len(list)-1].Data.(events.ExecutionFailed); !is || failed.Code != "TENANT_EVENTS" || !strings.HasPrefix(failed.Message, "tenant default has added ") {
 		t.Errorf("the queued execution ended with %+v", list[len(list)-1].Data)
 	}
-	s.ok(command.TypeDeleteSession, idle, "")
+	s.mustSend(command.TypeDeleteSession, idle, "")
 
 	s.executors(1)
 	for name, tell := range map[string]func(){
@@ -112,7 +112,7 @@ func TestTenantEvents_RefusesWork(t *testing.T) {
 			exe, refused = post(sid)
 			return refused == nil
 		})
-		list := s.ended(sid, exe)
+		list := s.awaitEnd(sid, exe)
 		if _, completed := list[len(list)-1].Data.(events.ExecutionCompleted); !completed {
 			t.Errorf("%s: the turn ended with %+v", name, list[len(list)-1].Data)
 		}

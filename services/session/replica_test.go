@@ -53,7 +53,7 @@ func TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	t.Cleanup(func() { cancel(); must(t, <-done) })
-	started(t, svc.Ready(), done)
+	awaitReady(t, svc.Ready(), done)
 	for _, c := range []struct {
 		name   string
 		typ    command.Type
@@ -75,9 +75,9 @@ func TestControl_IsDecidedFromTheLeaderBeforeItIsAnswered(t *testing.T) {
 			exe := s.post(sid)
 			if c.before != "" {
 				log.freeze(t, sid)
-				s.ok(c.before, sid, exe)
+				s.mustSend(c.before, sid, exe)
 			}
-			s.ok(c.typ, sid, exe)
+			s.mustSend(c.typ, sid, exe)
 			var found bool
 			for _, e := range s.history(sid) {
 				found = found || e.Type() == c.want.EventType() && e.ExecutionID == exe

@@ -36,7 +36,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 	cfg.Duplicates = window
 	_, err = s.js.UpdateStream(t.Context(), cfg)
 	must(t, err)
-	s.copy("one", service.Config{})
+	s.startCopy("one", service.Config{})
 	s.executors(2)
 
 	agent := command.ApplyAgent{Ref: events.Reference{Slug: "reviewer"}, Spec: events.AgentSpec{Name: "r", Instructions: "You review code with care.", Architecture: "spool"}}
@@ -61,7 +61,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				if c.typ != command.TypeCreateSession && c.typ != command.TypeStartExecution {
 					sid = s.create(events.Options{})
 				}
-				first, err := s.try(cmd, c.typ, sid, exe, c.body)
+				first, err := s.trySend(cmd, c.typ, sid, exe, c.body)
 				must(t, err)
 				if first.Error != nil {
 					t.Fatal(first.Error)
@@ -71,7 +71,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				}
 				began := time.Now()
 				for i := range 70 {
-					a, err := s.try(idFromClock(t, events.KindCommand, 0), command.TypePutFile, sid, "", file(i+1))
+					a, err := s.trySend(idFromClock(t, events.KindCommand, 0), command.TypePutFile, sid, "", file(i+1))
 					must(t, err)
 					if a.Error != nil {
 						t.Fatal(a.Error)
@@ -80,7 +80,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				<-time.After(time.Until(began.Add(2 * window)))
 				s.await(sid, "at rest", func(l eventlog.Loaded) bool { return l.Due() == "" })
 				before := len(s.history(sid))
-				again, err := s.try(cmd, c.typ, sid, exe, c.body)
+				again, err := s.trySend(cmd, c.typ, sid, exe, c.body)
 				must(t, err)
 				if !reflect.DeepEqual(again, first) {
 					t.Errorf("answered %+v, then %+v", first, again)
@@ -116,7 +116,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 				typ  command.Type
 				body any
 			}{{cmd, command.TypeApplyAgent, first}, {budget, command.TypeSetBudget, command.SetBudget{Period: "day", Budget: events.Budget{Turns: 5}}}} {
-				a, err := s.try(c.id, c.typ, "", "", c.body)
+				a, err := s.trySend(c.id, c.typ, "", "", c.body)
 				must(t, err)
 				if a.Error != nil {
 					t.Fatal(a.Error)

@@ -4,7 +4,6 @@
 package session
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/lease"
 	"github.com/spoolhq/spool/pkg/secret"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
@@ -66,46 +66,26 @@ type Config struct {
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
+	settings.Default(&c)
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
-	}{
-		{"idle-timeout", &c.IdleTimeout, 15 * time.Minute},
-		{"turn-limit", &c.TurnLimit, time.Hour},
-		{"session-limit", &c.SessionLimit, 24 * time.Hour},
-		{"engine-gone", &c.EngineGone, 30 * time.Second},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
-		}
-		if *d.value < time.Millisecond || *d.value > command.MaxDuration {
-			return c, fmt.Errorf("%s: %s is not between 1ms and %s", d.name, *d.value, command.MaxDuration)
+		value time.Duration
+	}{{"idle-timeout", c.IdleTimeout}, {"turn-limit", c.TurnLimit}, {"session-limit", c.SessionLimit}, {"engine-gone", c.EngineGone}} {
+		if d.value < time.Millisecond || d.value > command.MaxDuration {
+			return c, fmt.Errorf("%s: %s is not between 1ms and %s", d.name, d.value, command.MaxDuration)
 		}
 	}
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
-	}{
-		{"sync-interval", &c.SyncInterval, 30 * time.Second},
-		{"health-interval", &c.HealthInterval, 30 * time.Second},
-		{"sandbox-max-age", &c.SandboxMaxAge, 24 * time.Hour},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
+		value time.Duration
+	}{{"sync-interval", c.SyncInterval}, {"health-interval", c.HealthInterval}, {"sandbox-max-age", c.SandboxMaxAge}} {
+		if d.value < time.Second || d.value > 24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, d.value)
 		}
-		if *d.value < time.Second || *d.value > 24*time.Hour {
-			return c, fmt.Errorf("%s: %s is not between 1s and 24h", d.name, *d.value)
-		}
-	}
-	if c.HeadsEvery == 0 {
-		c.HeadsEvery = time.Minute
 	}
 	if c.HeadsEvery < time.Second || c.HeadsEvery > time.Hour {
 		return c, fmt.Errorf("heads-every: %s is not between 1s and 1h", c.HeadsEvery)
 	}
-	c.SandboxImage = cmp.Or(c.SandboxImage, "spool/sandbox:latest")
 	var err error
 	if c.headsKey, err = c.readHeadsKey(); err != nil {
 		return c, err
@@ -119,9 +99,6 @@ func (c Config) withDefaults() (Config, error) {
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {
 		return c, err
 	}
-	if len(c.Providers) == 0 {
-		c.Providers = []string{"local"}
-	}
 	for _, p := range c.Providers {
 		if p != "local" && p != "docker" && p != "modal" {
 			return c, fmt.Errorf("providers: there is no sandbox provider %.64q; there are local, docker and modal", p)
@@ -129,17 +106,11 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	for _, n := range []struct {
 		name  string
-		value *int
-	}{{"command-workers", &c.CommandWorkers}, {"reactor-workers", &c.ReactorWorkers}} {
-		if *n.value == 0 {
-			*n.value = 64
+		value int
+	}{{"command-workers", c.CommandWorkers}, {"reactor-workers", c.ReactorWorkers}} {
+		if n.value < 1 || n.value > topology.ReactorPending {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, topology.ReactorPending)
 		}
-		if *n.value < 1 || *n.value > topology.ReactorPending {
-			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, topology.ReactorPending)
-		}
-	}
-	if c.MaxKeys == 0 {
-		c.MaxKeys = 1000
 	}
 	if c.MaxKeys < 1 || c.MaxKeys > 10_000 {
 		return c, fmt.Errorf("max-keys: %d is not between 1 and 10000", c.MaxKeys)

@@ -61,8 +61,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// started waits until a service is ready. It fails the test if the service ends instead.
-func started(t *testing.T, ready <-chan struct{}, done chan error) {
+// awaitReady waits until a service is ready. It fails the test if the service ends instead.
+func awaitReady(t *testing.T, ready <-chan struct{}, done chan error) {
 	t.Helper()
 	select {
 	case <-ready:
@@ -72,8 +72,8 @@ func started(t *testing.T, ready <-chan struct{}, done chan error) {
 	}
 }
 
-// running is a copy of the service on its own connection.
-type running struct {
+// runningCopy is a copy of the service on its own connection.
+type runningCopy struct {
 	nc     *nats.Conn
 	cancel context.CancelFunc
 	done   chan error
@@ -81,13 +81,13 @@ type running struct {
 	t      *testing.T
 }
 
-// copy starts a copy of the service.
-func (s *stack) copy(name string, cfg session.Config) *running {
-	return s.copyWith(name, cfg, func(log eventlog.Log) eventlog.Log { return log })
+// startCopy starts a copy of the service.
+func (s *stack) startCopy(name string, cfg session.Config) *runningCopy {
+	return s.startCopyWith(name, cfg, func(log eventlog.Log) eventlog.Log { return log })
 }
 
-// copyWith is like copy; between may replace the log of the service.
-func (s *stack) copyWith(name string, cfg session.Config, between func(eventlog.Log) eventlog.Log) *running {
+// startCopyWith is like copy; between may replace the log of the service.
+func (s *stack) startCopyWith(name string, cfg session.Config, between func(eventlog.Log) eventlog.Log) *runningCopy {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
@@ -96,20 +96,20 @@ func (s *stack) copyWith(name string, cfg session.Config, between func(eventlog.
 	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: between(log), Logger: slog.New(slog.DiscardHandler), Copy: name})
 	must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{nc: nc, cancel: cancel, done: make(chan error, 1), t: s.t}
+	r := &runningCopy{nc: nc, cancel: cancel, done: make(chan error, 1), t: s.t}
 	go func() { r.done <- svc.Run(ctx) }()
-	started(s.t, svc.Ready(), r.done)
+	awaitReady(s.t, svc.Ready(), r.done)
 	s.t.Cleanup(r.stop)
 	return r
 }
 
 // stop ends a copy regularly and waits for its end.
-func (r *running) stop() { r.end(false) }
+func (r *runningCopy) stop() { r.end(false) }
 
 // kill cuts a copy off at any moment: it finishes, acknowledges and answers nothing more.
-func (r *running) kill() { r.end(true) }
+func (r *runningCopy) kill() { r.end(true) }
 
-func (r *running) end(cut bool) {
+func (r *runningCopy) end(cut bool) {
 	r.once.Do(func() {
 		if cut {
 			r.nc.Close()
@@ -126,12 +126,12 @@ func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Ui
 // send sends a command through COMMANDS and returns its answer.
 func (s *stack) send(typ command.Type, sid, exe string, body any) command.Answer {
 	s.t.Helper()
-	answer, err := s.try(id(events.KindCommand), typ, sid, exe, body)
+	answer, err := s.trySend(id(events.KindCommand), typ, sid, exe, body)
 	must(s.t, err)
 	return answer
 }
 
-func (s *stack) try(cmd string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
+func (s *stack) trySend(cmd string, typ command.Type, sid, exe string, body any) (command.Answer, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return command.Answer{}, err
@@ -282,8 +282,8 @@ func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.
 	}
 }
 
-// ended waits until the log has the end of an execution, and returns the history up to this end.
-func (s *stack) ended(sid, exe string) []events.Event {
+// awaitEnd waits until the log has the end of an execution, and returns the history up to this end.
+func (s *stack) awaitEnd(sid, exe string) []events.Event {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		list := s.history(sid)
@@ -321,8 +321,8 @@ func count[P events.Payload](list []events.Event) (n int) {
 func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	one := s.copy("one", session.Config{})
-	s.copy("two", session.Config{})
+	one := s.startCopy("one", session.Config{})
+	s.startCopy("two", session.Config{})
 	s.executors(4)
 	const sessions, messages = 12, 15
 	var wg sync.WaitGroup
@@ -380,12 +380,12 @@ func (s *stack) checkOrder(sid string, sent []string) {
 func TestRedeliveredCommand_IsOneMessage(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{})
 	cmd, exe := id(events.KindCommand), id(events.KindExecution)
-	first, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
+	first, err := s.trySend(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
 	must(t, err)
-	again, err := s.try(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
+	again, err := s.trySend(cmd, command.TypePostMessage, sid, exe, command.PostMessage{Content: "once"})
 	must(t, err)
 	if !reflect.DeepEqual(first, again) || first.Error != nil || first.Position == "" {
 		t.Fatalf("first %+v, again %+v", first, again)
@@ -399,7 +399,7 @@ func TestRedeliveredCommand_IsOneMessage(t *testing.T) {
 func TestControls_EndUnclaimedExecutions(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{})
 	first, second, third := s.post(sid), s.post(sid), s.post(sid)
 	s.send(command.TypeCancel, sid, second, nil) // queued, so it is withdrawn
@@ -426,20 +426,20 @@ func TestControls_EndUnclaimedExecutions(t *testing.T) {
 func TestIdleTimeout_FiresOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	one := s.copy("one", session.Config{})
+	one := s.startCopy("one", session.Config{})
 	s.executors(1)
 	sid := s.create(events.Options{IdleTimeoutMs: 5000})
 	for range 3 {
-		s.ended(sid, s.post(sid))
+		s.awaitEnd(sid, s.post(sid))
 	}
 	one.stop()
 	l := s.await(sid, "with its sandbox and not idle", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
 	at, _ := l.Life.Deadline(l.View())
 	<-time.After(time.Until(at))
-	s.copy("two", session.Config{})
-	s.copy("three", session.Config{})
+	s.startCopy("two", session.Config{})
+	s.startCopy("three", session.Config{})
 	s.await(sid, "idle with its sandbox gone", func(l eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
-	if n := count[events.SessionIdle](s.ended(sid, s.post(sid))); n != 1 {
+	if n := count[events.SessionIdle](s.awaitEnd(sid, s.post(sid))); n != 1 {
 		t.Fatalf("idle %d times", n)
 	}
 }
@@ -448,7 +448,7 @@ func TestIdleTimeout_FiresOnce(t *testing.T) {
 func TestSessionLimit_ClosesTheSession(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{SessionLimitMs: 3000})
 	first, second := s.post(sid), s.post(sid)
 	s.await(sid, "closed", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
@@ -474,7 +474,7 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	t.Cleanup(func() { cancel(); must(t, <-done) })
-	started(t, svc.Ready(), done)
+	awaitReady(t, svc.Ready(), done)
 	never, gone, alive := s.create(events.Options{}), s.create(events.Options{}), s.create(events.Options{})
 	s.lease("xtr_alive")
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
@@ -552,7 +552,7 @@ func last[P events.Payload](list []events.Event) (out P) {
 func TestCommands_RefusedNameTheirField(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{})
 	before, sum := len(s.history(sid)), strings.Repeat("ab", 32)
 	for _, c := range []struct {
@@ -587,7 +587,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 			// NATS refuses a message above its own limit before it is sent. This one exceeds only Spool's limit.
 			c.body = command.PostMessage{Parts: []events.Part{{Type: "text", Text: strings.Repeat("x", 900<<10)}, {Type: "text", Text: strings.Repeat("x", 140<<10)}}}
 		}
-		a, err := s.try(id(events.KindCommand), c.typ, c.sid, id(events.KindExecution), c.body)
+		a, err := s.trySend(id(events.KindCommand), c.typ, c.sid, id(events.KindExecution), c.body)
 		if c.name == "two megabytes" && err != nil {
 			continue // the client refuses the message with a typed error
 		}
@@ -605,7 +605,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 func TestKeys_AreCreatedAndRevokedOnce(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	key := id(events.KindKey)
 	for range 2 {
 		if a := s.send(command.TypeCreateKey, "", "", command.CreateKey{KeyID: key, Name: "ci", Prefix: "spool_sk_ab", SHA256: strings.Repeat("a", 64)}); a.Error != nil {

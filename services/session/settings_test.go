@@ -26,7 +26,7 @@ import (
 func TestSettingLimits(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{IdleTimeout: 7 * time.Minute, TurnLimit: 8 * time.Minute, SessionLimit: 9 * time.Hour})
+	s.startCopy("one", session.Config{IdleTimeout: 7 * time.Minute, TurnLimit: 8 * time.Minute, SessionLimit: 9 * time.Hour})
 	for _, c := range []struct{ given, want events.Options }{
 		{events.Options{}, events.Options{IdleTimeoutMs: 420_000, TurnLimitMs: 480_000, SessionLimitMs: 32_400_000}},
 		{events.Options{TurnLimitMs: 1000}, events.Options{IdleTimeoutMs: 420_000, TurnLimitMs: 1000, SessionLimitMs: 32_400_000}},
@@ -53,7 +53,7 @@ func TestSettingProviders(t *testing.T) {
 		{[]string{"docker", "local"}, "docker", "local", "moon"},
 	} {
 		s := newStack(t)
-		s.copy("one", session.Config{Providers: c.offered})
+		s.startCopy("one", session.Config{Providers: c.offered})
 		provider := func(asked string) (string, *command.Error) {
 			sid := id(events.KindSession)
 			a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{Provider: asked})
@@ -62,13 +62,13 @@ func TestSettingProviders(t *testing.T) {
 			return l.Life.Provider, a.Error
 		}
 		if got, err := provider(""); got != c.unnamed || err != nil {
-			t.Errorf("%v: unnamed gives %q, %v", c.offered, got, err)
+			t.Errorf("%v: the default provider is %q, %v", c.offered, got, err)
 		}
 		if got, err := provider(c.chosen); got != c.chosen || err != nil {
-			t.Errorf("%v: %s gives %q, %v", c.offered, c.chosen, got, err)
+			t.Errorf("%v: provider %s: got %q, %v", c.offered, c.chosen, got, err)
 		}
 		if got, err := provider(c.refused); got != "" || err == nil {
-			t.Errorf("%v: %s gives %q", c.offered, c.refused, got)
+			t.Errorf("%v: refused provider %s: got %q", c.offered, c.refused, got)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestSettingProviders(t *testing.T) {
 func TestSettingSandboxImages(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{Providers: []string{"docker", "local"}, SandboxImage: "acme/box:3", SandboxImages: []string{"registry.example.com/agents/*"}})
+	s.startCopy("one", session.Config{Providers: []string{"docker", "local"}, SandboxImage: "acme/box:3", SandboxImages: []string{"registry.example.com/agents/*"}})
 	code := func(e *command.Error) string {
 		if e == nil {
 			return ""
@@ -130,17 +130,17 @@ func TestSettingSandboxImages(t *testing.T) {
 func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	before := s.copy("one", session.Config{Providers: []string{"docker"}, SandboxImages: []string{"*"}})
+	before := s.startCopy("one", session.Config{Providers: []string{"docker"}, SandboxImages: []string{"*"}})
 	for slug, change := range map[string]func(*events.AgentSpec){
 		"imaged": func(a *events.AgentSpec) { a.Image = "old:1" },
 		"served": func(a *events.AgentSpec) {
 			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: "old:1"}}
 		},
 	} {
-		s.applied(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: agentSpec(change)}))
+		s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: agentSpec(change)}))
 	}
 	before.stop()
-	s.copy("two", session.Config{Providers: []string{"docker"}})
+	s.startCopy("two", session.Config{Providers: []string{"docker"}})
 	for slug, field := range map[string]string{"imaged": "sessionOptions.image", "served": "agent.mcpServers[0].image"} {
 		a := s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{Agent: slug})
 		if a.Error == nil || a.Error.Code != "IMAGE_NOT_ALLOWED" || a.Error.Field != field {
@@ -214,11 +214,11 @@ func TestSettingWorkers(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan error, 1)
 				go func() { done <- svc.Run(ctx) }()
-				started(t, svc.Ready(), done)
+				awaitReady(t, svc.Ready(), done)
 				var all sync.WaitGroup
 				for range sessions {
 					all.Go(func() {
-						if _, err := s.try(id(events.KindCommand), command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); err != nil {
+						if _, err := s.trySend(id(events.KindCommand), command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); err != nil {
 							t.Error(err)
 						}
 					})
@@ -251,14 +251,14 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- svc.Run(ctx) }()
 	defer func() { cancel(); must(t, <-done) }()
-	started(t, svc.Ready(), done)
+	awaitReady(t, svc.Ready(), done)
 	s.executors(1)
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
 	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
 	s.send(command.TypePostMessage, id(events.KindSession), id(events.KindExecution), command.PostMessage{Content: "x"})
 	s.send("nonsense", sid, "", nil)
-	count := func(name string, labels ...string) float64 { return gathered(t, registry, name, labels...) }
+	count := func(name string, labels ...string) float64 { return metricValue(t, registry, name, labels...) }
 	for want, got := range map[string]float64{
 		"created":   count("spool_session_commands_total", "create_session", "ok"),
 		"posted":    count("spool_session_commands_total", "post_message", "ok"),
@@ -273,8 +273,8 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	}
 }
 
-// gathered returns the value of a counter, or the number of samples of a histogram, by the values of its labels.
-func gathered(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
+// metricValue returns the value of a counter, or the number of samples of a histogram, by the values of its labels.
+func metricValue(t *testing.T, registry *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	list, err := registry.Gather()
 	must(t, err)
@@ -325,7 +325,7 @@ func TestSettingHostPaths(t *testing.T) {
 		{[]string{"/"}, command.CreateSession{Options: events.Options{HostPath: dir}, HostPathIdentity: "of another machine"}, "", "HOST_PATH_REFUSED"},
 	} {
 		s := newStack(t)
-		s.copy("one", session.Config{HostPaths: c.roots, Providers: []string{"local", "docker"}})
+		s.startCopy("one", session.Config{HostPaths: c.roots, Providers: []string{"local", "docker"}})
 		sid := id(events.KindSession)
 		a := s.send(command.TypeCreateSession, sid, "", c.ask)
 		code, field := "", ""
@@ -348,11 +348,11 @@ func TestSettingHostPaths(t *testing.T) {
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
 	s := newStackOn(t, natstest.RunSmall(t))
-	little := s.copy("little", session.Config{StoreReserve: 1})
+	little := s.startCopy("little", session.Config{StoreReserve: 1})
 	there := s.create(events.Options{})
 	little.stop()
 	natstest.Fill(t, s.nc, 21)
-	much := s.copy("much", session.Config{StoreReserve: 80})
+	much := s.startCopy("much", session.Config{StoreReserve: 80})
 	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); a.Error == nil || a.Error.Code != command.CodeStorageFull {
 		t.Errorf("with a reserve of 80 %%: %+v", a)
 	}
@@ -360,7 +360,7 @@ func TestSettingStoreReserve(t *testing.T) {
 		t.Errorf("delete: %+v", a.Error)
 	}
 	much.stop()
-	s.copy("default", session.Config{})
+	s.startCopy("default", session.Config{})
 	s.create(events.Options{})
 	if _, err := session.New(session.Config{StoreReserve: 91}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
 		t.Errorf("a reserve of 91 %%: %v", err)

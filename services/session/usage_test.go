@@ -60,17 +60,17 @@ func (s *stack) setTenantEntry(entryOfTenant budget.Tenant) {
 func TestTenantBudget_HoldsWithoutAProjector(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	s.executors(1)
 	sid := s.create(events.Options{})
 	for range 3 {
-		s.ended(sid, s.post(sid))
+		s.awaitEnd(sid, s.post(sid))
 	}
 	s.setBudget(events.PeriodTotal, events.Budget{Turns: 4})
-	s.ended(sid, s.post(sid))
+	s.awaitEnd(sid, s.post(sid))
 	for deadline := time.Now().Add(within); ; {
 		exe := s.post(sid)
-		list := s.ended(sid, exe)
+		list := s.awaitEnd(sid, exe)
 		if _, failed := list[len(list)-1].Data.(events.ExecutionFailed); failed {
 			s.failedWith(sid, exe, "and its budget is 4")
 			return

@@ -17,7 +17,7 @@ import (
 func TestCreateSession_ResolvesOptions(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{SyncInterval: 7 * time.Second, HealthInterval: 8 * time.Second, SandboxMaxAge: 9 * time.Hour})
+	s.startCopy("one", session.Config{SyncInterval: 7 * time.Second, HealthInterval: 8 * time.Second, SandboxMaxAge: 9 * time.Hour})
 	sid := id(events.KindSession)
 	a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{Architecture: "acp", Provider: "local", Options: events.Options{
 		Image: "agents:2", Command: []string{"agent", "--acp"}, Egress: []string{"pypi.org"}, HealthIntervalMs: 1500,
@@ -57,12 +57,12 @@ func TestCreateSession_ResolvesOptions(t *testing.T) {
 func TestPost_StoresFilesBeforeTheirMessage(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid, sum := id(events.KindSession), strings.Repeat("ab", 32)
 	start := command.StartExecution{Post: command.PostMessage{Content: "look at a.txt", Files: []command.File{{Path: "a.txt", Size: 3, SHA256: sum}, {Path: "b/c.sh", Size: 3, SHA256: sum, Mode: 0o755}}}}
 	cmd, exe := id(events.KindCommand), id(events.KindExecution)
 	for range 2 {
-		a, err := s.try(cmd, command.TypeStartExecution, sid, exe, start)
+		a, err := s.trySend(cmd, command.TypeStartExecution, sid, exe, start)
 		must(t, err)
 		if a.Error != nil {
 			t.Fatal(a.Error)
@@ -100,7 +100,7 @@ func TestPost_StoresFilesBeforeTheirMessage(t *testing.T) {
 func TestPost_RefusesTooManyUnsyncedFiles(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sum := strings.Repeat("ab", 32)
 	var files []command.File
 	for range 1024 {
@@ -124,10 +124,10 @@ func TestPost_RefusesTooManyUnsyncedFiles(t *testing.T) {
 	}
 }
 
-func TestControls_OfTheSandbox(t *testing.T) {
+func TestControls_RepeatedOnesChangeNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.copy("one", session.Config{})
+	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{})
 	exe, waits := s.post(sid), s.post(sid)
 	do := func(typ command.Type, exe string) {

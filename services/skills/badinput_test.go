@@ -20,7 +20,7 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 	t.Helper()
 	b := newFixture(t)
 	scratch := t.TempDir()
-	b.copy(skills.Config{Scratch: scratch})
+	b.startCopy(skills.Config{Scratch: scratch})
 	for _, bad := range list {
 		if bad.Field == "" {
 			bad.Field = "zip"
@@ -30,7 +30,7 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 		}
 	}
 	left, err := os.ReadDir(scratch)
-	if h, k := b.history(), b.kept(); err != nil || len(h)+len(k)+len(left) > 0 {
+	if h, k := b.history(), b.storedObjects(); err != nil || len(h)+len(k)+len(left) > 0 {
 		t.Errorf("%d events, kept %q, %d files, %v", len(h), k, len(left), err)
 	}
 }
@@ -57,28 +57,28 @@ func TestPush_OtherDigestsAndConcurrentUploads(t *testing.T) {
 	t.Run("another digest", func(t *testing.T) {
 		t.Parallel()
 		b := newFixture(t)
-		b.copy(skills.Config{})
+		b.startCopy(skills.Config{})
 		a := b.push(version(1), func(p *command.PushSkill) { p.SHA256 = sum(version(2)) })
 		if a.Error == nil || a.Error.Code != "SKILL_DIGEST_MISMATCH" || a.Error.Field != "sha256" {
 			t.Errorf("%+v", a.Error)
 		}
-		if h, k := b.history(), b.kept(); len(h)+len(k) > 0 {
+		if h, k := b.history(), b.storedObjects(); len(h)+len(k) > 0 {
 			t.Errorf("%d events, kept %q", len(h), k)
 		}
 	})
 	for _, copies := range []int{1, 2} {
 		t.Run(fmt.Sprint("fifty at once, copies ", copies), func(t *testing.T) {
 			t.Parallel()
-			fifty(t, copies)
+			pushFiftyTimes(t, copies)
 		})
 	}
 }
 
-// fifty pushes one ZIP fifty times at once. It must become one object and one version.
-func fifty(t *testing.T, copies int) {
+// pushFiftyTimes pushes one ZIP fifty times at once. It must become one object and one version.
+func pushFiftyTimes(t *testing.T, copies int) {
 	b := newFixture(t)
 	for range copies {
-		b.copy(skills.Config{Workers: 16})
+		b.startCopy(skills.Config{Workers: 16})
 	}
 	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "data", Content: skilltest.Random(1 << 20), Raw: true})
 	stream, err := b.admin.Stream(t.Context(), "OBJ_"+topology.BucketSkills)
@@ -98,7 +98,7 @@ func fifty(t *testing.T, copies int) {
 	if len(made) != 1 {
 		t.Errorf("%d answers state that they created the version", len(made))
 	}
-	if h, k := b.history(), b.kept(); len(h) != 1 || len(k) != 1 || k[0] != sum(z) {
+	if h, k := b.history(), b.storedObjects(); len(h) != 1 || len(k) != 1 || k[0] != sum(z) {
 		t.Errorf("%d events, kept %q", len(h), k)
 	}
 	// The object's chunks are stored once, in addition to those of the fifty uploads. If there are two copies of the

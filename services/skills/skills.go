@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 	"github.com/spoolhq/spool/services/skills/internal/command"
@@ -43,9 +44,7 @@ type Config struct {
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
-	if c.Workers == 0 {
-		c.Workers = 4
-	}
+	settings.Default(&c)
 	if c.Workers < 1 || c.Workers > topology.SkillsPending {
 		return c, fmt.Errorf("workers: %d is not between 1 and %d", c.Workers, topology.SkillsPending)
 	}

@@ -65,7 +65,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	b := &fixture{t: t, srv: natstest.RunConfig(t, natsserver.Config{Accounts: true})}
-	b.admin, b.gateway = b.as(topology.UserAdmin), b.as(topology.UserGateway)
+	b.admin, b.gateway = b.connectAs(topology.UserAdmin), b.connectAs(topology.UserGateway)
 	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
 	log, err := jslog.New(jslog.Config{JetStream: b.admin})
 	must(t, err)
@@ -88,15 +88,15 @@ func (b *fixture) conn(user string) *nats.Conn {
 	return nc
 }
 
-func (b *fixture) as(user string) jetstream.JetStream {
+func (b *fixture) connectAs(user string) jetstream.JetStream {
 	b.t.Helper()
 	js, err := jetstream.New(b.conn(user))
 	must(b.t, err)
 	return js
 }
 
-// copy starts a copy of the service, with only the rights of its NATS user.
-func (b *fixture) copy(cfg skills.Config) {
+// startCopy starts a copy of the service, with only the rights of its NATS user.
+func (b *fixture) startCopy(cfg skills.Config) {
 	b.t.Helper()
 	b.run(cfg, skills.Deps{})
 }
@@ -197,8 +197,8 @@ func (b *fixture) history() (list []events.Payload) {
 	return list
 }
 
-// kept returns the names of the bucket's objects that are not uploads.
-func (b *fixture) kept() (names []string) {
+// storedObjects returns the names of the bucket's objects that are not uploads.
+func (b *fixture) storedObjects() (names []string) {
 	b.t.Helper()
 	bucket, err := b.admin.ObjectStore(b.t.Context(), topology.BucketSkills)
 	must(b.t, err)
@@ -227,7 +227,7 @@ func at(v string) events.Reference { return events.Reference{Slug: "pdf-tools", 
 func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	b.copy(skills.Config{})
+	b.startCopy(skills.Config{})
 	z := version(1)
 	a := b.ok(b.push(z, tags("stable")))
 	want := events.SkillPushed{
@@ -273,7 +273,7 @@ func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 func TestPush_ScopesAndOrganizationsAreSeparate(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	b.copy(skills.Config{})
+	b.startCopy(skills.Config{})
 	for _, r := range []events.Reference{
 		{Scope: events.ScopePlatform, Slug: "pdf-tools"}, {Scope: events.ScopeAccount, Org: "ann", Slug: "pdf-tools"}, {Org: "team", Slug: "pdf-tools"}, {Org: "other"},
 	} {
@@ -286,7 +286,7 @@ func TestPush_ScopesAndOrganizationsAreSeparate(t *testing.T) {
 			t.Errorf("%s: %+v, %v", r, p, err)
 		}
 	}
-	if names := b.kept(); len(names) != 1 {
+	if names := b.storedObjects(); len(names) != 1 {
 		t.Errorf("kept %q", names)
 	}
 }
@@ -294,13 +294,13 @@ func TestPush_ScopesAndOrganizationsAreSeparate(t *testing.T) {
 func TestPush_DryRunStoresNothing(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	b.copy(skills.Config{})
+	b.startCopy(skills.Config{})
 	z := version(1)
 	a := b.ok(b.push(z, dry, tags("x")))
 	if a.Same || a.Position != "" || *a.Ref != at(sum(z)) || a.Pushed.Name != "pdf-tools" {
 		t.Errorf("%+v", a)
 	}
-	if h, k := b.history(), b.kept(); len(h) != 0 || len(k) != 0 {
+	if h, k := b.history(), b.storedObjects(); len(h) != 0 || len(k) != 0 {
 		t.Errorf("%d events, kept %q", len(h), k)
 	}
 	b.ok(b.push(z))
@@ -321,7 +321,7 @@ func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newFixture(t)
-			b.copy(skills.Config{})
+			b.startCopy(skills.Config{})
 			named := func(p *command.PushSkill) { p.Ref.Slug = slug }
 			first, second, tag, rm := id(events.KindCommand), id(events.KindCommand), id(events.KindCommand), id(events.KindCommand)
 			one := b.ok(b.pushAs(first, version(1), named, tags("a")))
@@ -352,7 +352,7 @@ func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	b.copy(skills.Config{})
+	b.startCopy(skills.Config{})
 	one, two := version(1), version(2)
 	b.ok(b.push(one))
 	b.ok(b.push(two, tags("stable")))
@@ -412,7 +412,7 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 func TestCommands_RefusedNameTheirField(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	b.copy(skills.Config{})
+	b.startCopy(skills.Config{})
 	z := version(1)
 	b.ok(b.push(z))
 	before := len(b.history())
@@ -430,7 +430,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 		{"another's upload", "INVALID_REQUEST", "object", push(func(p *command.PushSkill) { p.Object = command.SkillUpload("other", id(events.KindCommand)) })},
 		{"a kept ZIP for an upload", "INVALID_REQUEST", "object", push(func(p *command.PushSkill) { p.Object = sum(z) })},
 		{"an invalid tag", "INVALID_REQUEST", "tag[1]", push(tags("ok", "No"))},
-		{"too many tags", "TOO_MANY_TAGS", "tags", push(tags(many(65)...))},
+		{"too many tags", "TOO_MANY_TAGS", "tags", push(tags(manyTags(65)...))},
 		{"tag without a name", "INVALID_REQUEST", "tag", send(command.TypeTagSkill, command.TagSkill{Ref: ref})},
 		{"tag of what is no reference", "INVALID_REQUEST", "slug", send(command.TypeTagSkill, command.TagSkill{Tag: "x"})},
 		{"remove nothing", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, command.Remove{})},
@@ -451,7 +451,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 	if after := len(b.history()); after != before {
 		t.Errorf("%d events were written", after-before)
 	}
-	if names := b.kept(); len(names) != 1 {
+	if names := b.storedObjects(); len(names) != 1 {
 		t.Errorf("kept %q", names)
 	}
 }
@@ -473,13 +473,13 @@ func TestPush_StoresAgainWhatMayBeRemoved(t *testing.T) {
 	}
 	b.ok(b.push(z))
 	if again, err := b.uploads.StoredAt(t.Context(), sum(z)); err != nil || !again.Equal(pushed) {
-		t.Errorf("the ZIP of a version that is there was stored again: %v", err)
+		t.Errorf("the ZIP of an existing version was stored again: %v", err)
 	}
 	stop()
 }
 
-// many returns n tags.
-func many(n int) (list []string) {
+// manyTags returns n tags.
+func manyTags(n int) (list []string) {
 	for i := range n {
 		list = append(list, fmt.Sprint("t", i))
 	}
@@ -491,7 +491,7 @@ func many(n int) (list []string) {
 func TestOldVersions_BeyondTheState(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	b.copy(skills.Config{})
+	b.startCopy(skills.Config{})
 	oldest := sum(version(0))
 	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.Leader)
 	must(t, err)

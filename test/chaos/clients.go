@@ -104,7 +104,7 @@ func (d *driver) insist(ctx context.Context, method, path, key string, body, out
 			return status, answer, nil
 		}
 		if err == nil && status != http.StatusServiceUnavailable && status != http.StatusGatewayTimeout {
-			d.complain("%s %s answered %d %s", method, path, status, answer)
+			d.recordViolation("%s %s answered %d %s", method, path, status, answer)
 		}
 		d.mu.Lock()
 		d.retries++
@@ -117,7 +117,7 @@ func (d *driver) insist(ctx context.Context, method, path, key string, body, out
 	}
 }
 
-func (d *driver) complain(format string, args ...any) {
+func (d *driver) recordViolation(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refused = append(d.refused, fmt.Sprintf(format, args...))
@@ -153,7 +153,7 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 		text := fmt.Sprintf("%s %d", texts[r.IntN(len(texts))], n)
 		status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
 		if err != nil || status != http.StatusAccepted {
-			d.complain("message %d of %s: %d %s %v", n, session, status, answer, err)
+			d.recordViolation("message %d of %s: %d %s %v", n, session, status, answer, err)
 			return
 		}
 		d.mu.Lock()
@@ -177,7 +177,7 @@ func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
 		// 409 means that the execution has ended, or is not paused.
 		status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
 		if err != nil || status/100 != 2 && status != http.StatusConflict {
-			d.complain("%s of %s: %d %s %v", step, execution, status, answer, err)
+			d.recordViolation("%s of %s: %d %s %v", step, execution, status, answer, err)
 		}
 	}
 }
@@ -221,7 +221,7 @@ func (d *driver) store(c *client, w events.Wire) {
 func (d *driver) storePiece(c *client, w events.Wire) {
 	var delta events.Delta
 	if err := json.Unmarshal(w.Data, &delta); err != nil {
-		d.complain("text in flight of %s: %v: %s", c.session, err, w.Data)
+		d.recordViolation("text in flight of %s: %v: %s", c.session, err, w.Data)
 		return
 	}
 	c.mu.Lock()
@@ -254,7 +254,7 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 		c.connections++
 		c.mu.Unlock()
 		if err := connect(ctx, c, gateway); err != nil && strings.Contains(err.Error(), "CURSOR_") {
-			d.complain("%s of %s after %d: %v", c.kind, c.session, c.cursor(), err)
+			d.recordViolation("%s of %s after %d: %v", c.kind, c.session, c.cursor(), err)
 		}
 		select {
 		case <-ctx.Done():

@@ -35,12 +35,12 @@ const slots = 3
 
 // cluster is an installation of Spool whose services are processes of this machine.
 type cluster struct {
-	bin, dir string // folder of the programs; folder of all written files
-	nats     string // URLs
+	bin, dir string // folders of the programs and of all written files
+	nats     string // URL
 	database string
 	model    string
 	gateways []string
-	parts    []*process // that faults hit
+	parts    []*process // processes that faults affect
 	faults   []injected
 	mock     *process
 	natsHTTP string

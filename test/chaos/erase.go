@@ -30,7 +30,7 @@ func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand)
 			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", texts[r.IntN(len(texts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
 		}
 		if err != nil {
-			d.complain("session %d that is deleted at once: %v", n, err)
+			d.recordViolation("session %d that is deleted at once: %v", n, err)
 			return
 		}
 		d.mu.Lock()
@@ -72,8 +72,8 @@ func (d *driver) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// erased blocks until no stream that holds content has the marker on the disk.
-func (d *driver) erased(ctx context.Context) error {
+// awaitErased blocks until no stream that holds content has the marker on the disk.
+func (d *driver) awaitErased(ctx context.Context) error {
 	deadline := time.Now().Add(settleTimeout)
 	for {
 		found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker)
@@ -103,8 +103,8 @@ func streamsWith(store, text string) (found []string, err error) {
 		if err != nil {
 			return err
 		}
-		_, below, ok := strings.Cut(filepath.ToSlash(path), "/streams/")
-		stream, _, _ := strings.Cut(below, "/")
+		_, descendants, ok := strings.Cut(filepath.ToSlash(path), "/streams/")
+		stream, _, _ := strings.Cut(descendants, "/")
 		if !ok || !holdsContent(stream) || slices.Contains(found, stream) {
 			return nil
 		}

@@ -17,8 +17,8 @@ type task struct {
 	dead        bool // the process has ended, and its parent has not waited for it
 }
 
-// tasks returns all processes of this machine, except those that end meanwhile.
-func tasks() (list []task, err error) {
+// listTasks returns all processes of this machine, except those that end meanwhile.
+func listTasks() (list []task, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -46,8 +46,8 @@ func tasks() (list []task, err error) {
 	return list, nil
 }
 
-// below returns the processes that descend from one of roots.
-func below(list []task, roots ...int) (pids []int) {
+// descendants returns the processes that descend from one of roots.
+func descendants(list []task, roots ...int) (pids []int) {
 	known := slices.Clone(roots)
 	for grown := true; grown; {
 		grown = false
@@ -60,9 +60,9 @@ func below(list []task, roots ...int) (pids []int) {
 	return known[len(roots):]
 }
 
-// uses reports whether a process uses a folder: its arguments or environment name the folder, or its working
+// usesFolder reports whether a process uses a folder: its arguments or environment name the folder, or its working
 // directory, its program or an open file is in the folder.
-func uses(pid int, folder string) bool {
+func usesFolder(pid int, folder string) bool {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	for _, name := range []string{"cmdline", "environ"} {
 		// The files of a process that has ended, or that belongs to another user, cannot be read.
@@ -82,29 +82,29 @@ func uses(pid int, folder string) bool {
 	return false
 }
 
-// own returns the processes of the run: the parts, and the processes that the servers start.
-func (c *cluster) own(list []task) []int {
+// ownProcesses returns the processes of the run: the parts, and the processes that the servers start.
+func (c *cluster) ownProcesses(list []task) []int {
 	own := []int{os.Getpid()}
 	for _, p := range c.processes() {
 		own = append(own, p.pid())
 		if p.name == "postgres" || p.name == "nats" {
-			own = append(own, below(list, p.pid())...)
+			own = append(own, descendants(list, p.pid())...)
 		}
 	}
 	return own
 }
 
-// left returns the processes that sandboxes have left behind: those that use the executors' folder, and those that
+// leftProcesses returns the processes that sandboxes have left behind: those that use the executors' folder, and those that
 // descend from this program, which adopts every orphan of an executor. It does not depend on what Spool itself knows
 // about sandboxes.
-func (c *cluster) left() (pids []int, err error) {
-	list, err := tasks()
+func (c *cluster) leftProcesses() (pids []int, err error) {
+	list, err := listTasks()
 	if err != nil {
 		return nil, err
 	}
-	own, descendants := c.own(list), below(list, os.Getpid())
+	own, descendants := c.ownProcesses(list), descendants(list, os.Getpid())
 	for _, t := range list {
-		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || uses(t.pid, c.sandboxes())) {
+		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || usesFolder(t.pid, c.sandboxes())) {
 			pids = append(pids, t.pid)
 		}
 	}
@@ -119,11 +119,11 @@ func (c *cluster) leftFolders() ([]string, error) {
 
 // reap waits for the ended orphans that this program has adopted, as process 1 does elsewhere.
 func (c *cluster) reap() error {
-	list, err := tasks()
+	list, err := listTasks()
 	if err != nil {
 		return err
 	}
-	own := c.own(list)
+	own := c.ownProcesses(list)
 	for _, t := range list {
 		if t.dead && t.parent == os.Getpid() && !slices.Contains(own, t.pid) {
 			if _, err := syscall.Wait4(t.pid, nil, syscall.WNOHANG, nil); err != nil && !errors.Is(err, syscall.ECHILD) {
@@ -149,7 +149,7 @@ func describe(pids []int) (list []string) {
 
 // sweep ends the processes that sandboxes left behind, which happens only after a failed run.
 func (c *cluster) sweep() error {
-	pids, err := c.left()
+	pids, err := c.leftProcesses()
 	errs := []error{err}
 	for _, pid := range pids {
 		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGKILL)))

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// plant starts a script in its own session and returns after the shell that started it has ended, so that the
+// startOrphan starts a script in its own session and returns after the shell that started it has ended, so that the
 // script's process is an orphan. The script prints nothing and inherits no file.
-func plant(t *testing.T, dir, script string) int {
+func startOrphan(t *testing.T, dir, script string) int {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", `setsid sh -c "$1" "$2" </dev/null >/dev/null 2>&1 & echo $!`, "sh", "exec "+script, "planted")
 	cmd.Dir = dir
@@ -46,7 +46,7 @@ func plant(t *testing.T, dir, script string) int {
 
 func mustLeft(t *testing.T, c *cluster) []int {
 	t.Helper()
-	pids, err := c.left()
+	pids, err := c.leftProcesses()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,13 +78,13 @@ func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest //
 	}
 	// Each process uses the folder in one way only.
 	planted := map[string]int{
-		"names it in its arguments":           plant(t, "/", "env -i tail -F /dev/null "+filepath.Join(workspace, "nothing")),
-		"names it in its environment":         plant(t, "/", "env -i BOX="+workspace+" sleep 600"),
-		"has it as its working directory":     plant(t, workspace, "env -i sleep 600"),
-		"has a file open in it":               plant(t, "/", "env -i sleep 600 >"+filepath.Join(workspace, "out")),
-		"runs a program that is stored in it": plant(t, "/", "env -i "+outside+" 600"),
+		"names it in its arguments":           startOrphan(t, "/", "env -i tail -F /dev/null "+filepath.Join(workspace, "nothing")),
+		"names it in its environment":         startOrphan(t, "/", "env -i BOX="+workspace+" sleep 600"),
+		"has it as its working directory":     startOrphan(t, workspace, "env -i sleep 600"),
+		"has a file open in it":               startOrphan(t, "/", "env -i sleep 600 >"+filepath.Join(workspace, "out")),
+		"runs a program that is stored in it": startOrphan(t, "/", "env -i "+outside+" 600"),
 	}
-	other := plant(t, "/", "env -i sleep 600")
+	other := startOrphan(t, "/", "env -i sleep 600")
 	if err := os.RemoveAll(c.sandboxes()); err != nil {
 		t.Fatal(err)
 	}
@@ -138,15 +138,15 @@ func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest //
 	nats, executor := c.parts[0].pid(), c.parts[1].pid()
 	var children []int
 	for deadline := time.Now().Add(time.Minute); len(children) < 2; time.Sleep(time.Millisecond) {
-		list, err := tasks()
+		list, err := listTasks()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if children = below(list, nats, executor); time.Now().After(deadline) {
+		if children = descendants(list, nats, executor); time.Now().After(deadline) {
 			t.Fatal("the parts have no children")
 		}
 	}
-	pid := plant(t, "/", "env -i sleep 600")
+	pid := startOrphan(t, "/", "env -i sleep 600")
 	left := mustLeft(t, c)
 	if !slices.Contains(left, pid) {
 		t.Error("the orphan was not found")
@@ -156,14 +156,14 @@ func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest //
 			t.Errorf("a process of the run was found: %v", describe([]int{pid}))
 		}
 	}
-	list, err := tasks()
+	list, err := listTasks()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if child := below(list, nats)[0]; slices.Contains(left, child) {
+	if child := descendants(list, nats)[0]; slices.Contains(left, child) {
 		t.Error("a child of NATS was found")
 	}
-	if child := below(list, executor)[0]; !slices.Contains(left, child) {
+	if child := descendants(list, executor)[0]; !slices.Contains(left, child) {
 		t.Error("a child of an executor was not found")
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {

@@ -127,7 +127,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	}
 	faulty := time.Since(began)
 	d.posts.Wait()
-	if err := errors.Join(c.ready(ctx), d.resume(ctx), d.settled(ctx)); err != nil {
+	if err := errors.Join(c.ready(ctx), d.resume(ctx), d.awaitSettled(ctx)); err != nil {
 		return err
 	}
 	evidence, err := d.evidence(ctx, sessions)
@@ -143,7 +143,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so the run proves nothing about it"))
 	}
-	errs = append(errs, c.proofs(ctx), d.erased(ctx), d.remove(ctx, sessions))
+	errs = append(errs, c.proofs(ctx), d.awaitErased(ctx), d.remove(ctx, sessions))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
@@ -204,8 +204,8 @@ func (d *driver) resume(ctx context.Context) error {
 	return nil
 }
 
-// settled blocks until clients have received the end of every query.
-func (d *driver) settled(ctx context.Context) error {
+// awaitSettled blocks until clients have received the end of every query.
+func (d *driver) awaitSettled(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for {
@@ -303,7 +303,7 @@ func (d *driver) remove(ctx context.Context, sessions []string) error {
 	}
 	deadline := time.Now().Add(settleTimeout)
 	for {
-		left, err := d.c.left()
+		left, err := d.c.leftProcesses()
 		folders, ferr := d.c.leftFolders()
 		if err := errors.Join(err, ferr, d.c.reap()); err != nil {
 			return err

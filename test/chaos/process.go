@@ -117,7 +117,7 @@ func (p *process) kill(down time.Duration) error {
 func (p *process) freeze() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list, err := tasks()
+	list, err := listTasks()
 	if err != nil {
 		return err
 	}

@@ -43,18 +43,18 @@ func TestReleasedData(t *testing.T) {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			o := &old{manifest: manifest(t, path)}
 			o.open(t, bin, filepath.Join(dir, "data.tar.gz"))
-			t.Run("the log is as it was written", o.log)
-			t.Run("sessions are listed", o.listed)
-			t.Run("a stream continues from an old cursor", o.resumed)
-			t.Run("the state at every event is unchanged", o.states)
-			t.Run("a replay shows what happened", o.replayed)
-			t.Run("sessions are forked between turns", o.forked)
-			t.Run("open queries end once", o.ended)
-			t.Run("a deleted session stays deleted", o.deleted)
-			t.Run("another turn runs", o.turns)
-			t.Run("the catalogue is kept", o.catalogue)
-			t.Run("the audit is listed", o.audited)
-			t.Run("verify and rebuild find it sound", o.sound)
+			t.Run("the log is as it was written", o.checkLog)
+			t.Run("sessions are listed", o.checkSessions)
+			t.Run("a stream continues from an old cursor", o.checkStreams)
+			t.Run("the state at every event is unchanged", o.checkStates)
+			t.Run("a replay shows what happened", o.checkReplays)
+			t.Run("sessions are forked between turns", o.checkForks)
+			t.Run("open queries end once", o.checkEnds)
+			t.Run("a deleted session stays deleted", o.checkDeleted)
+			t.Run("another turn runs", o.runTurns)
+			t.Run("the catalogue is kept", o.useCatalogue)
+			t.Run("the audit is listed", o.checkAudit)
+			t.Run("verify and rebuild find it sound", o.verify)
 		})
 	}
 }
@@ -220,9 +220,9 @@ func closed(t *testing.T, s compat.Session) bool {
 	return time.Now().After(v.CreatedAt.Add(time.Duration(v.SessionOptions.SessionLimitMs) * time.Millisecond))
 }
 
-// log compares every message of the log: no subject, id, position or hash may change. The content of a deleted
+// checkLog compares every message of the log: no subject, id, position or hash may change. The content of a deleted
 // session may be missing.
-func (o *old) log(t *testing.T) {
+func (o *old) checkLog(t *testing.T) {
 	url, err := o.NATSURL()
 	if err != nil {
 		t.Fatal(err)
@@ -256,9 +256,9 @@ func (o *old) log(t *testing.T) {
 // moving are the fields of a listed session that change while the session continues.
 var moving = []string{"status", "updatedAt", "tip", "position", "activeExecutionId", "queued", "executions", "idle", "currentSandbox", "snapshot", "snapshotAt", "workspaceFiles", "workspaceBytes"}
 
-// listed compares what the read models show: everything that the old build showed must be the same. A build may show
+// checkSessions compares what the read models show: everything that the old build showed must be the same. A build may show
 // more.
-func (o *old) listed(t *testing.T) {
+func (o *old) checkSessions(t *testing.T) {
 	for _, s := range o.manifest.Sessions {
 		if !s.Deleted { // the read models may be behind the log for a moment
 			o.must(t, o.Call(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID+"?minPosition="+s.Events[len(s.Events)-1].Position, nil, nil))
@@ -292,13 +292,13 @@ func (o *old) listed(t *testing.T) {
 			return // the turn of this session continues
 		}
 		if !slices.Equal(files, s.Files) {
-			t.Errorf("its files are %v, and were %v", files, s.Files)
+			t.Errorf("the session's files are %v, and were %v", files, s.Files)
 		}
 		var x struct{ Executions []any }
 		var b struct{ Blocks []any }
 		o.must(t, errors.Join(o.Call(key, "GET", "/api/sessions/"+s.ID+"/executions?pageSize=200", nil, &x), o.Call(key, "GET", "/api/sessions/"+s.ID+"/blocks", nil, &b)))
 		if len(x.Executions) != len(s.Executions) || len(b.Blocks) != len(s.Blocks) {
-			t.Fatalf("it has %d executions and %d blocks, and had %d and %d", len(x.Executions), len(b.Blocks), len(s.Executions), len(s.Blocks))
+			t.Fatalf("the session has %d executions and %d blocks, and had %d and %d", len(x.Executions), len(b.Blocks), len(s.Executions), len(s.Blocks))
 		}
 		for i := range s.Executions {
 			shows(t, fmt.Sprint("execution ", i), s.Executions[i], x.Executions[i])
@@ -368,8 +368,8 @@ func lacks(want, got any) string {
 	return ""
 }
 
-// resumed follows every session by SSE and by WebSocket from cursors that a client of the old build may have.
-func (o *old) resumed(t *testing.T) {
+// checkStreams follows every session by SSE and by WebSocket from cursors that a client of the old build may have.
+func (o *old) checkStreams(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		n := len(s.Events)
 		for _, after := range []int{0, n / 2, n - 1} {
@@ -379,9 +379,9 @@ func (o *old) resumed(t *testing.T) {
 	})
 }
 
-// states compares the state at every recorded event with the fold of the log and with the view of a client up to that
+// checkStates compares the state at every recorded event with the fold of the log and with the view of a client up to that
 // event.
-func (o *old) states(t *testing.T) {
+func (o *old) checkStates(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		get := func(path string, out any) error { return o.Call(key, "GET", path, nil, out) }
 		for n := range s.Events {
@@ -477,8 +477,8 @@ func (o *old) socket(t *testing.T, key string, s compat.Session, after int) {
 	}
 }
 
-// ended waits for the ends of the queries that were open when the old build stopped.
-func (o *old) ended(t *testing.T) {
+// checkEnds waits for the ends of the queries that were open when the old build stopped.
+func (o *old) checkEnds(t *testing.T) {
 	for _, s := range o.manifest.Sessions {
 		if s.Name != compat.Open {
 			continue
@@ -506,7 +506,7 @@ func (o *old) ended(t *testing.T) {
 	}
 }
 
-func (o *old) deleted(t *testing.T) {
+func (o *old) checkDeleted(t *testing.T) {
 	for _, s := range o.manifest.Sessions {
 		if !s.Deleted {
 			continue
@@ -521,9 +521,9 @@ func (o *old) deleted(t *testing.T) {
 // programs are the programs that the agents of sessions need on the PATH.
 var programs = map[string]string{compat.ClaudeCode: "claude", compat.Codex: "codex", compat.OpenCode: "opencode"}
 
-// turns runs another turn in each session: the agent remembers the conversation, and a budget that is used up stays
+// runTurns runs another turn in each session: the agent remembers the conversation, and a budget that is used up stays
 // used up.
-func (o *old) turns(t *testing.T) {
+func (o *old) runTurns(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		if p := programs[s.Name]; p != "" {
 			if _, err := exec.LookPath(p); err != nil {
@@ -555,8 +555,8 @@ func (o *old) turns(t *testing.T) {
 	})
 }
 
-// catalogue uses the entries that were applied to the old build in a new session.
-func (o *old) catalogue(t *testing.T) {
+// useCatalogue uses the entries that were applied to the old build in a new session.
+func (o *old) useCatalogue(t *testing.T) {
 	key := o.manifest.Keys["default"]
 	var made struct{ SessionID string }
 	o.must(t, o.Call(key, "POST", "/api/sessions", map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, &made))
@@ -576,14 +576,14 @@ func (o *old) catalogue(t *testing.T) {
 	}
 	for _, part := range []string{"reviewer", "staging", "style", "TOKEN"} {
 		if !strings.Contains(resolved, part) {
-			t.Errorf("it resolved to %s, without %s", resolved, part)
+			t.Errorf("the resolution %s lacks %s", resolved, part)
 		}
 	}
 }
 
-// audited checks the audit of commits of the old build, as far as they hold it, and of the present one. The stack
+// checkAudit checks the audit of commits of the old build, as far as they hold it, and of the present one. The stack
 // raised the log to the newest version of commits when it started.
-func (o *old) audited(t *testing.T) {
+func (o *old) checkAudit(t *testing.T) {
 	out, err := o.CLI(o.manifest.Keys["default"], "audit", "--json", "--limit", "0")
 	o.must(t, err)
 	oldest, news := 0, 0
@@ -610,8 +610,8 @@ func (o *old) audited(t *testing.T) {
 	}
 }
 
-// sound runs the commands that verify the log and the read models, on the running stack.
-func (o *old) sound(t *testing.T) {
+// verify runs the commands that verify the log and the read models, on the running stack.
+func (o *old) verify(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		says string

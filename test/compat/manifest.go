@@ -10,11 +10,11 @@ import (
 
 // Manifest describes a recorded data folder, as the build that wrote it showed the data.
 type Manifest struct {
-	Commit string `json:"commit"` // of the build that wrote the data
+	Commit string `json:"commit"` // commit of the build that wrote the data
 	// Folder is the path of the data folder during the recording. The records of agents in local sandboxes hold
 	// absolute paths.
 	Folder   string            `json:"folder"`
-	RootKey  string            `json:"rootKey"` // a dummy
+	RootKey  string            `json:"rootKey"` // root key; a dummy
 	Keys     map[string]string `json:"keys"`    // API key by tenant; dummies
 	Secret   string            `json:"secret"`  // the value of the secret of environment staging; a dummy
 	Last     uint64            `json:"last"`    // sequence of the last commit in EVENTS-0
@@ -24,7 +24,7 @@ type Manifest struct {
 
 // Session is one session, or the tombstone of one.
 type Session struct {
-	Name    string `json:"name"` // what was done in it; see command record
+	Name    string `json:"name"` // kind of the session; see command record
 	ID      string `json:"id"`
 	Tenant  string `json:"tenant"`
 	Deleted bool   `json:"deleted,omitempty"`
@@ -45,15 +45,15 @@ type Commit struct {
 	Seq     uint64 `json:"seq"` // in EVENTS-0; its position is 0-<seq>
 	Subject string `json:"subject"`
 	ID      string `json:"id"`
-	Hash    string `json:"hash"`   // of the chain
-	SHA256  string `json:"sha256"` // of the message's data as it is stored
+	Hash    string `json:"hash"`   // hash in the chain
+	SHA256  string `json:"sha256"` // hash of the stored message
 }
 
 // Names of sessions that tests refer to.
 const (
 	Conversation = "conversation" // two turns of the built-in agent
-	Budget       = "budget"       // of a tenant whose budget is used up
-	Defined      = "defined"      // of an agent with a skill, in an environment with a secret
+	Budget       = "budget"       // a session of a tenant whose budget is used up
+	Defined      = "defined"      // a session of an agent with a skill, in an environment with a secret
 	Deleted      = "deleted"
 	Open         = "open" // its turn was running when the build was stopped
 	ClaudeCode   = "claude-code"

@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// replayed replays every session over SSE and with the command line tool in a pipe. The replay has each recorded
+// checkReplays replays every session over SSE and with the command line tool in a pipe. The replay has each recorded
 // event once, in order, with its time, and the text of blocks as far as it is still stored.
-func (o *old) replayed(t *testing.T) {
+func (o *old) checkReplays(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		for name, play := range map[string]func() (*harness.Replayed, error){
 			"SSE": func() (*harness.Replayed, error) { return harness.ReplaySSE(t.Context(), o.URL, key, s.ID) },
@@ -49,9 +49,9 @@ func (o *old) replayed(t *testing.T) {
 	})
 }
 
-// forked forks every session. The recorded blocks have no anchors, so a fork begins where no query ran and the
+// checkForks forks every session. The recorded blocks have no anchors, so a fork begins where no query ran and the
 // agent's records are stored, or before that, with a reason. The agents of forks continue their conversations.
-func (o *old) forked(t *testing.T) {
+func (o *old) checkForks(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.Session, key string) {
 		last := uint32(len(s.Events))
 		for i, e := range s.Events {

@@ -92,7 +92,7 @@ func TestBackup_RestoredInstallationContinues(t *testing.T) { //nolint:parallelt
 		if err := s.catchUp(t.Context(), len(log)); err != nil {
 			t.Errorf("%s: %v", c.session, err)
 		}
-		if err := s.same(log); err != nil {
+		if err := s.compareWithLog(log); err != nil {
 			t.Errorf("%s: %v", c.session, err)
 		}
 		s.leave()

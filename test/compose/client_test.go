@@ -167,8 +167,8 @@ func (s *stream) catchUp(ctx context.Context, n int) error {
 	return nil
 }
 
-// same compares the events that the client received with the log.
-func (s *stream) same(log []events.Wire) error {
+// compareWithLog compares the events that the client received with the log.
+func (s *stream) compareWithLog(log []events.Wire) error {
 	if len(s.seen) != len(log) {
 		return fmt.Errorf("the client saw %d events, the log has %d", len(s.seen), len(log))
 	}

@@ -29,7 +29,8 @@ const (
 
 	claudeEvery = 7
 
-	// nats, postgres, skills-scratch, secrets-private, secrets-public, the egress proxy's three, and the five of certificates
+	// namedVolumes is the number of volumes: nats, postgres, skills-scratch, secrets-private, secrets-public, three of
+	// the egress proxy, and five of the certificates.
 	namedVolumes = 13
 )
 
@@ -43,7 +44,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // the test uses the whol
 	gateways := []server{{urls[0], key}, {urls[1], key}}
 	all := p.use(gateways)
 	p.verify(sessions)
-	p.doctor(urls[0])
+	p.runDoctor(urls[0])
 	p.report(all)
 	p.kill(gateways)
 	p.erase(gateways)
@@ -52,7 +53,7 @@ func TestCompose(t *testing.T) { //nolint:paralleltest // the test uses the whol
 	p.withoutAccounts()
 	urls = p.up()
 	gateways = []server{{urls[0], key}, {urls[1], key}}
-	p.found(gateways, all)
+	p.checkSessions(gateways, all)
 	p.verify(sessions + 3) // in addition: the session whose executor was killed, the deleted one, and the one created with it
 	p.down()
 	p.run(time.Minute, p.compose("down", "--volumes")...)
@@ -103,7 +104,7 @@ func (p *project) use(gateways []server) []*conversation {
 		}
 		all[i] = c
 		group.Go(func() error {
-			d, n, err := c.hold(ctx, gateways, i)
+			d, n, err := c.run(ctx, gateways, i)
 			mu.Lock()
 			defer mu.Unlock()
 			deltas, seen = deltas+d, seen+n
@@ -121,9 +122,9 @@ func (p *project) use(gateways []server) []*conversation {
 	return all
 }
 
-// hold runs one conversation of three turns. Messages go to the gateways in turn. A client at each gateway follows
+// run runs one conversation of three turns. Messages go to the gateways in turn. A client at each gateway follows
 // the session, and one of them moves to the other gateway during a turn.
-func (c *conversation) hold(ctx context.Context, gateways []server, i int) (deltas, seen int, err error) {
+func (c *conversation) run(ctx context.Context, gateways []server, i int) (deltas, seen int, err error) {
 	here, there := gateways[i%2], gateways[(i+1)%2]
 	var made struct{ SessionID string }
 	if err := here.call(ctx, "POST", "/api/sessions", map[string]any{"architecture": c.architecture}, http.StatusCreated, &made); err != nil {
@@ -163,7 +164,7 @@ func (c *conversation) hold(ctx context.Context, gateways []server, i int) (delt
 		return 0, 0, err
 	}
 	for name, s := range map[string]*stream{"the client that stayed": stays, "the client that moved": moves} {
-		if err := errors.Join(s.catchUp(ctx, len(c.log)), s.same(c.log)); err != nil {
+		if err := errors.Join(s.catchUp(ctx, len(c.log)), s.compareWithLog(c.log)); err != nil {
 			return 0, 0, fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -297,7 +298,7 @@ func (p *project) report(all []*conversation) {
 		p.t.Errorf("the executors ran %d executions of %d: %v", total, sessions*turns, ran)
 	}
 	if busy < 2 {
-		p.t.Errorf("one executor ran everything")
+		p.t.Errorf("one executor ran all executions")
 	}
 }
 
@@ -312,7 +313,7 @@ func (p *project) down() {
 	if kept > 0 {
 		p.t.Errorf("`down` left %d volumes of sandboxes: %v", kept, p.workspaces())
 	}
-	for what, names := range p.left() {
+	for what, names := range p.remaining() {
 		p.t.Errorf("`down` left %s: %v", what, names)
 	}
 	if after := p.volumes(); len(after) != namedVolumes || !slices.Equal(before, after) {
@@ -320,8 +321,8 @@ func (p *project) down() {
 	}
 }
 
-// found checks that every session is unchanged, and that one session of each architecture continues.
-func (p *project) found(gateways []server, all []*conversation) {
+// checkSessions checks that every session is unchanged, and that one session of each architecture continues.
+func (p *project) checkSessions(gateways []server, all []*conversation) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), 5*time.Minute)
 	defer cancel()
@@ -332,7 +333,7 @@ func (p *project) found(gateways []server, all []*conversation) {
 			p.t.Fatalf("%s: %v", c.session, err)
 		}
 		s := newStream(c.session)
-		if err := errors.Join(s.join(ctx, gateways[(i+1)%2]), s.catchUp(ctx, len(log)), s.same(log)); err != nil {
+		if err := errors.Join(s.join(ctx, gateways[(i+1)%2]), s.catchUp(ctx, len(log)), s.compareWithLog(log)); err != nil {
 			p.t.Errorf("%s: %v", c.session, err)
 		}
 		if len(log) < len(c.log) || !slices.EqualFunc(log[:len(c.log)], c.log, func(a, b events.Wire) bool { return a.Seq == b.Seq && a.ID == b.ID }) {

@@ -10,8 +10,8 @@ import (
 // finding is a line of `spool doctor --json`.
 type finding struct{ Check, Status, Detail, Remedy string }
 
-// doctor checks that the installation passes `spool doctor`, and that doctor finds a published port of NATS.
-func (p *project) doctor(url string) {
+// runDoctor checks that the installation passes `spool doctor`, and that doctor finds a published port of NATS.
+func (p *project) runDoctor(url string) {
 	p.t.Helper()
 	program := filepath.Join(p.t.TempDir(), "spool")
 	p.runIn(filepath.Join(root, "cmd"), 10*time.Minute, "go", "build", "-o", program, "./spool")

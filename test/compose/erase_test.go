@@ -34,7 +34,7 @@ func (p *project) erase(gateways []server) {
 			}
 			return err
 		})
-		if !p.holds(marker) {
+		if !p.storeContains(marker) {
 			p.t.Fatalf("%s is not in the files of NATS, so the search proves nothing", marker)
 		}
 	}
@@ -50,17 +50,17 @@ func (p *project) erase(gateways []server) {
 		}
 		return nil
 	})
-	if p.holds(gone) {
+	if p.storeContains(gone) {
 		p.t.Errorf("%s is still in the files of NATS", gone)
 	}
-	if !p.holds(kept) {
+	if !p.storeContains(kept) {
 		p.t.Errorf("%s is no longer in the files of NATS", kept)
 	}
 	p.t.Logf("the content of a deleted session was removed in %s", time.Since(began).Round(time.Second))
 }
 
-// holds reports whether a file in the volume of NATS contains a text.
-func (p *project) holds(text string) bool {
+// storeContains reports whether a file in the volume of NATS contains a text.
+func (p *project) storeContains(text string) bool {
 	p.t.Helper()
 	out, err := p.try(time.Minute, p.compose("exec", "--no-TTY", "nats", "sh", "-c", "grep -rlF -- "+text+" /data || test $? = 1")...)
 	if err != nil {

@@ -243,7 +243,7 @@ func TestComposeFile_RequiresPasswords(t *testing.T) {
 	}
 	needed := regexp.MustCompile(`(?m)^(SPOOL_\w+)=`).FindAllStringSubmatch(string(example), -1)
 	if len(needed) < 16 {
-		t.Fatalf("of .env.example only %v was read", needed)
+		t.Fatalf("found only %v in .env.example", needed)
 	}
 	for _, n := range needed {
 		without := t.TempDir() + "/env"
@@ -318,7 +318,7 @@ func TestNATSStart_LimitsTheStoreByTheDisk(t *testing.T) {
 	free := int64(disk.Bavail) * int64(disk.Bsize) //nolint:gosec,unconvert // bytes of a disk
 	got, err := strconv.ParseInt(started("auto"), 10, 64)
 	if err != nil || got < 640<<20 || free > 2<<30 && (got > free/10*9 || got < free/2) {
-		t.Errorf("of %d free bytes the store may take %d, %v", free, got, err)
+		t.Errorf("with %d free bytes the limit of the store is %d, %v", free, got, err)
 	}
 }
 

@@ -66,7 +66,7 @@ func (p *project) kill(gateways []server) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if err := errors.Join(s.catchUp(ctx, len(log)), s.same(log)); err != nil {
+	if err := errors.Join(s.catchUp(ctx, len(log)), s.compareWithLog(log)); err != nil {
 		p.t.Error(err)
 	}
 	claims, starts := 0, 0

@@ -15,7 +15,7 @@ var modalFiles = []string{"deploy/compose.yaml", "deploy/compose.modal.yaml"}
 // modalEnv holds the settings that such an installation requires.
 var modalEnv = []string{"SPOOL_EGRESS_SERVER=proxy.example.com:8443", "SPOOL_EGRESS_PORT=8443", "SPOOL_MODAL_TOKEN_ID=ak-1", "SPOOL_MODAL_TOKEN_SECRET=as-1", "SPOOL_MODAL_IMAGE=registry.example.com/sandbox:1"}
 
-func parsed(t *testing.T, out string) (f file) {
+func parseFile(t *testing.T, out string) (f file) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(out), &f); err != nil {
 		t.Fatal(err)
@@ -31,7 +31,7 @@ func TestModalFile_GrantsOnlyWhatIsNeeded(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	f := parsed(t, out)
+	f := parseFile(t, out)
 	var tokens, keys []string
 	for name, s := range f.Services {
 		for _, v := range s.Volumes {
@@ -87,7 +87,7 @@ func TestModalFile_GrantsOnlyWhatIsNeeded(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, base)
 	}
-	want := append(parsed(t, base).Services["certificates"].Command, "--issue=/var/lib/spool/certificates/egress=proxy.example.com:8443")
+	want := append(parseFile(t, base).Services["certificates"].Command, "--issue=/var/lib/spool/certificates/egress=proxy.example.com:8443")
 	if got := f.Services["certificates"].Command; !slices.Equal(got, want) {
 		t.Errorf("certificates runs %q\nwant %q", got, want)
 	}

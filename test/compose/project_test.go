@@ -34,7 +34,7 @@ type project struct {
 func newProject(t *testing.T, more ...string) *project {
 	t.Helper()
 	if _, err := exec.LookPath("docker"); err != nil {
-		t.Skip("there is no docker: run scripts/install engine")
+		t.Skip("docker is not installed: run scripts/install engine")
 	}
 	if out, err := exec.CommandContext(t.Context(), "docker", "version").CombinedOutput(); err != nil {
 		t.Skipf("no Docker engine answers: run scripts/engine start: %s", out)
@@ -73,7 +73,7 @@ func newProject(t *testing.T, more ...string) *project {
 		if t.Failed() {
 			logs, err := p.try(time.Minute, p.compose("logs", "--no-color", "--tail", "1000")...)
 			t.Logf("the end of the logs (%v):\n%s", err, logs)
-			p.stacks("executor", "session")
+			p.logGoroutines("executor", "session")
 		}
 		if _, err := p.try(3*time.Minute, p.compose("down", "--volumes", "--remove-orphans")...); err != nil {
 			t.Errorf("remove the project: %v", err)
@@ -83,8 +83,8 @@ func newProject(t *testing.T, more ...string) *project {
 	return p
 }
 
-// stacks sends services the signal that makes a Go program print its goroutines, and logs those of Spool.
-func (p *project) stacks(services ...string) {
+// logGoroutines sends services the signal that makes a Go program print its goroutines, and logs those of Spool.
+func (p *project) logGoroutines(services ...string) {
 	if out, err := p.try(time.Minute, p.compose(append([]string{"kill", "--signal", "QUIT"}, services...)...)...); err != nil {
 		p.t.Logf("no stacks: %v\n%s", err, out)
 		return
@@ -186,7 +186,7 @@ func (p *project) healthy() {
 	p.t.Helper()
 	p.await("every container is healthy", 3*time.Minute, func() error {
 		for _, c := range p.containers() {
-			if want := wanted(c.Service); c.Health != want {
+			if want := expectedHealth(c.Service); c.Health != want {
 				return fmt.Errorf("%s is %s, %q", c.Name, c.State, c.Health)
 			}
 		}
@@ -194,8 +194,8 @@ func (p *project) healthy() {
 	})
 }
 
-// wanted returns the health that a container should have. A container that has done its work has none.
-func wanted(service string) string {
+// expectedHealth returns the health that a container should have. A container that has done its work has none.
+func expectedHealth(service string) string {
 	if service == "certificates" || service == "provision" || service == "database" {
 		return ""
 	}
@@ -241,8 +241,8 @@ func (p *project) list(args ...string) []string {
 	return strings.Fields(p.run(time.Minute, append([]string{"docker"}, args...)...))
 }
 
-// left returns everything of the project that is still on the engine, except volumes.
-func (p *project) left() map[string][]string {
+// remaining returns everything of the project that is still on the engine, except volumes.
+func (p *project) remaining() map[string][]string {
 	p.t.Helper()
 	ours := "label=com.docker.compose.project=" + p.name
 	out := map[string][]string{}

@@ -31,8 +31,8 @@ func TestTLS(t *testing.T) { //nolint:paralleltest // the test uses the whole ma
 	p.serveTLS(at.key, up)
 }
 
-// inside runs a bash script in another container of the network core.
-func (p *project) inside(script string, args ...string) (string, error) {
+// runInside runs a bash script in another container of the network core.
+func (p *project) runInside(script string, args ...string) (string, error) {
 	return p.try(time.Minute, append(p.compose("run", "--rm", "--no-TTY", "--no-deps", "--entrypoint", "bash", "postgres", "-c", script, "bash"), args...)...)
 }
 
@@ -54,11 +54,11 @@ func (p *project) attackNetwork() {
 		return ""
 	}
 	// The correct password, without TLS.
-	out, err := p.inside(`exec 3<>"/dev/tcp/nats/4222"; printf 'CONNECT {"user":"admin","pass":"%s"}\r\nPING\r\n' "$1" >&3; cat <&3`, setting("SPOOL_NATS_PASSWORD_ADMIN"))
+	out, err := p.runInside(`exec 3<>"/dev/tcp/nats/4222"; printf 'CONNECT {"user":"admin","pass":"%s"}\r\nPING\r\n' "$1" >&3; cat <&3`, setting("SPOOL_NATS_PASSWORD_ADMIN"))
 	if strings.Contains(out, "PONG") || !strings.Contains(out, `"tls_required":true`) {
 		p.t.Errorf("NATS without TLS: %s, %v", out, err)
 	}
-	if out, err := p.inside(`exec 3<>"/dev/tcp/nats/8222"`); err == nil || !strings.Contains(err.Error(), "refused") {
+	if out, err := p.runInside(`exec 3<>"/dev/tcp/nats/8222"`); err == nil || !strings.Contains(err.Error(), "refused") {
 		p.t.Errorf("NATS' monitoring is open: %s, %v", out, err)
 	}
 	if out, err := p.try(time.Minute, p.compose("exec", "--no-TTY", "nats", "wget", "-q", "-O", "-", "http://127.0.0.1:8222/healthz")...); err != nil || !strings.Contains(out, "ok") {

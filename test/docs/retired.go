@@ -48,8 +48,8 @@ var (
 // Use is one use of a retired word.
 type Use struct {
 	Position token.Position
-	Word     string // as the glossary has it
-	In       string // the identifier, or the word of the comment
+	Word     string // as spelled in the glossary
+	In       string // the identifier, or the word in the comment
 }
 
 // RetiredUses returns the uses of retired words in the identifiers and comments of a Go file. A word is used in an

@@ -21,9 +21,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// acpAgents returns the session options of agents that speak ACP, by the test
-// case's name. "qwen" and "claude" come from scripts/acp-agents, and each speaks
-// the API of another model provider.
+// acpAgents returns the session options of agents that speak ACP, by the name of the test case. "qwen" and "claude"
+// come from scripts/acp-agents. Each uses the API of another model provider.
 func acpAgents() map[string]map[string]any {
 	return map[string]map[string]any{
 		"qwen":     {"command": []string{"qwen", "--acp"}, "modelSettings": map[string]any{"preset": "qwen"}},
@@ -36,7 +35,7 @@ func acpAgents() map[string]map[string]any {
 	}
 }
 
-// acpPath returns a PATH that has the ACP agents and OpenCode; without them the test is skipped.
+// acpPath returns a PATH that has the ACP agents and OpenCode. It skips the test if they are not installed.
 func acpPath(t *testing.T) string {
 	t.Helper()
 	path := []string{os.Getenv("PATH")}
@@ -53,12 +52,11 @@ func acpPath(t *testing.T) string {
 	return strings.Join(path, string(os.PathListSeparator))
 }
 
-// modelKey is the key that the model server of TestModelSettings_ReachACPAgents asks for.
+// modelKey is the key that the model server of TestModelSettings_ReachACPAgents requires.
 const modelKey = "heron-4410-model-key"
 
-// keyed returns the URL of a server that passes requests with a key on to a model
-// server and refuses all others.
-func keyed(t *testing.T, model, key string) string {
+// requireKey returns the URL of a server that forwards requests with the key to a model server and refuses all others.
+func requireKey(t *testing.T, model, key string) string {
 	t.Helper()
 	to, err := url.Parse(model)
 	if err != nil {
@@ -76,8 +74,8 @@ func keyed(t *testing.T, model, key string) string {
 	return s.URL
 }
 
-// forwardWhole forwards a request whose body it has read to the end. Once the answer has begun the server may close the body,
-// and the transport, which looks for its end once more, would break the answer off.
+// forwardWhole forwards a request after it has read the whole body. When the answer begins, the server may close the
+// body of the request. The transport would then fail to read to its end, and would break off the answer.
 func forwardWhole(to http.Handler, w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -88,29 +86,28 @@ func forwardWhole(to http.Handler, w http.ResponseWriter, r *http.Request) {
 	to.ServeHTTP(w, r)
 }
 
-// TestModelSettings_ReachACPAgents asserts that an ACP agent asks for the
-// session's model, at the executor's base URL and with its key, by the model
-// settings of the session or of its agent alone: the workspace stays empty. Both
-// turns are of one conversation.
+// TestModelSettings_ReachACPAgents tests that an ACP agent requests the session's model at the executor's base URL
+// and with its key. The agent has only the model settings of the session or of its definition: the workspace stays
+// empty. Both turns belong to one conversation.
 func TestModelSettings_ReachACPAgents(t *testing.T) {
 	c := harness.New(t, harness.Options{
 		Script: script(t, "docker.yaml"), Path: acpPath(t),
-		ModelKey: modelKey, ModelURL: func(url string) string { return keyed(t, url, modelKey) },
+		ModelKey: modelKey, ModelURL: func(url string) string { return requireKey(t, url, modelKey) },
 	})
 	for name, options := range acpAgents() {
 		t.Run(name, func(t *testing.T) {
 			before := len(c.Model.Requests())
 			architecture, session := "acp", map[string]any{"model": "known-model", "sessionOptions": options}
-			if name == "claude" { // the settings of an agent's definition
+			if name == "claude" { // the settings are those of an agent's definition
 				architecture, session = "", map[string]any{"agent": "writer"}
 				apply(c, "agents", "writer", map[string]any{"architecture": "acp", "model": "known-model", "command": options["command"], "modelSettings": options["modelSettings"], "instructions": "You answer what you are asked."})
 			}
 			k := newTalkWith(t, c, architecture, session)
-			k.answered("Remember the number 4711", "I will remember 4711.")
-			k.answered("which number was it?", "You asked me to remember 4711.")
+			k.mustAnswer("Remember the number 4711", "I will remember 4711.")
+			k.mustAnswer("which number was it?", "You asked me to remember 4711.")
 			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
 			if len(asked) < 2 {
-				t.Errorf("the model was asked %d times, want at least once for each turn", len(asked))
+				t.Errorf("the model received %d requests, want at least one for each turn", len(asked))
 			}
 			for _, r := range asked {
 				if r.Model != "known-model" {
@@ -124,27 +121,27 @@ func TestModelSettings_ReachACPAgents(t *testing.T) {
 	}
 	t.Run("without settings the agent has no model", func(t *testing.T) {
 		k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"command": []string{"qwen", "--acp"}}})
-		k.failed("Remember the number 4711", "MODEL_UNAUTHORIZED", "Authentication required")
+		k.mustFail("Remember the number 4711", "MODEL_UNAUTHORIZED", "Authentication required")
 	})
 	t.Run("a wrong key is refused", func(t *testing.T) {
 		k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": map[string]any{
 			"command": []string{"opencode", "acp"}, "modelSettings": map[string]any{"preset": "opencode", "env": map[string]string{"OPENAI_API_KEY": "not-${MODEL_KEY}"}},
 		}})
-		ended[events.ExecutionFailed](k.says("Remember the number 4711"))
+		ended[events.ExecutionFailed](k.ask("Remember the number 4711"))
 	})
 }
 
-// answered says a text and wants an answer that contains another. Not every ACP agent reports its usage.
-func (k *talk) answered(text, want string) {
+// mustAnswer posts a text and checks that the answer contains want. Not every ACP agent reports its usage.
+func (k *talk) mustAnswer(text, want string) {
 	k.t.Helper()
-	x := k.says(text)
+	x := k.ask(text)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, want) {
 		k.t.Fatalf("%s: answered %q, want %q in it", text, end.Result, want)
 	}
 }
 
-// acpImage makes an image of sandboxes with this machine's Node and the agents of
-// scripts/acp-agents, as the Dockerfile of docs/agents.md does from a registry.
+// acpImage builds an image of sandboxes with this machine's Node and the agents of scripts/acp-agents, like the
+// Dockerfile of docs/agents.md, which uses a registry.
 func acpImage(t *testing.T) string {
 	t.Helper()
 	harness.NeedDocker(t)
@@ -169,23 +166,23 @@ func acpImage(t *testing.T) string {
 	return name
 }
 
-// TestModelSettings_ReachACPAgentsInDocker asserts the same of sandboxes without a
-// network and without the key: each agent, by its preset, asks the egress proxy
-// for the session's model, and the proxy puts the key in, which the model server demands.
+// TestModelSettings_ReachACPAgentsInDocker tests the same with sandboxes that have neither a network nor the key.
+// Each agent, by its preset, requests the session's model from the egress proxy. The proxy adds the key, which the
+// model server requires.
 func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
 	image := acpImage(t)
-	c := dockerised(t, harness.Options{ModelURL: func(url string) string { return keyed(t, url, harness.RealKey) }})
+	c := newDockerCluster(t, harness.Options{ModelURL: func(url string) string { return requireKey(t, url, harness.RealKey) }})
 	for _, name := range []string{"opencode", "qwen", "claude"} {
 		t.Run(name, func(t *testing.T) {
 			before := len(c.Model.Requests())
 			options := maps.Clone(acpAgents()[name])
 			options["image"] = image
 			k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": options})
-			k.answered("Remember the number 4711", "I will remember 4711.")
-			k.answered("which number was it?", "You asked me to remember 4711.")
+			k.mustAnswer("Remember the number 4711", "I will remember 4711.")
+			k.mustAnswer("which number was it?", "You asked me to remember 4711.")
 			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
 			if len(asked) < 2 {
-				t.Errorf("the model was asked %d times, want at least once for each turn", len(asked))
+				t.Errorf("the model received %d requests, want at least one for each turn", len(asked))
 			}
 			for _, r := range asked {
 				if r.Model != "known-model" {
@@ -196,7 +193,7 @@ func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
 			inside := harness.Docker(t, "exec", container, "sh", "-c", `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n'
 grep -rlsF sk-the-real-key /home /tmp /workspace /spool && echo found; echo searched`)
 			if !strings.HasSuffix(inside, "\nsearched") || !strings.Contains(inside, "known-model") || strings.Contains(inside, harness.RealKey) || strings.Contains(inside, "\nfound\n") {
-				t.Errorf("inside the sandbox is\n%s", inside)
+				t.Errorf("the search in the sandbox found\n%s", inside)
 			}
 			if strings.Contains(harness.Docker(t, "inspect", container), harness.RealKey) {
 				t.Error("the container's settings have the key")

@@ -25,22 +25,22 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// audited is an entry of the audit as the API has it.
-type audited struct {
+// auditEntry is an entry of the audit in the API.
+type auditEntry struct {
 	Time, Position, Aspect, SessionID, ExecutionID, About string
 	Types                                                 []string
 	Actor                                                 struct{ Kind, ID, KeyID, KeyName, User, Address, Service string }
 }
 
-// did is what the entry says in one word: its first event's type.
-func (a audited) did() string { return a.Types[0] }
+// firstType returns the type of the entry's first event.
+func (a auditEntry) firstType() string { return a.Types[0] }
 
-// audits lists the audit, page by page.
-func (k keyHolder) audits(query url.Values) (list []audited) {
+// audits returns all entries of the audit, page by page.
+func (k keyHolder) audits(query url.Values) (list []auditEntry) {
 	k.t.Helper()
 	for {
 		var page struct {
-			Entries       []audited
+			Entries       []auditEntry
 			NextPageToken string
 		}
 		k.gets(http.StatusOK, "GET", "/api/audit?"+query.Encode(), nil, &page)
@@ -52,15 +52,15 @@ func (k keyHolder) audits(query url.Values) (list []audited) {
 	}
 }
 
-// named sends requests for an end user, with a forged address.
-func (k keyHolder) named(user string) keyHolder {
+// asEndUser returns a keyHolder that sends requests for an end user, with a forged address.
+func (k keyHolder) asEndUser(user string) keyHolder {
 	k.header = maps.Clone(k.header)
 	k.header["Spool-User"], k.header["X-Forwarded-For"] = user, "203.0.113.9"
 	return k
 }
 
-// lives returns the actors of a session's life, by the type of the commit's first event.
-func lives(t *testing.T, c *harness.Cluster, subject events.Subject) map[events.Type]events.Actor {
+// lifeActors returns the actors of a session's life, by the type of the commit's first event.
+func lifeActors(t *testing.T, c *harness.Cluster, subject events.Subject) map[events.Type]events.Actor {
 	t.Helper()
 	out := map[events.Type]events.Actor{}
 	shard := eventlog.Position{Shard: subject.Partition() % c.Base.Log.Shards()}
@@ -76,22 +76,23 @@ func lives(t *testing.T, c *harness.Cluster, subject events.Subject) map[events.
 	return out
 }
 
-// Each commit names the key, the end user and the address of the request that caused it, by REST and by gRPC, and the service that wrote it.
-// The audit lists these commits to the tenant's admins alone, also after the session and its content are gone, and a rebuild gives the same.
-func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
+// TestAudit_NamesActorsOverTheWholeStack tests that each commit names the key, the end user and the address of the
+// request that caused it, by REST and by gRPC, and the service that wrote it. Only the admins of the tenant can list
+// these commits, also after the session and its content are gone. A rebuild gives the same audit.
+func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKeyOfKeys}, Script: repeating})
 	root := withKey(t, c, rootKeyOfKeys)
 	ops, admin := root.makes(map[string]any{"name": "ops", "tenant": "acme"})
 	app, user := admin.makes(map[string]any{"name": "app", "role": "use"})
 	var made struct{ SessionID string }
-	user.named("ann").gets(http.StatusCreated, "POST", "/api/sessions", map[string]any{"architecture": "spool", "model": "known-model"}, &made)
+	user.asEndUser("ann").gets(http.StatusCreated, "POST", "/api/sessions", map[string]any{"architecture": "spool", "model": "known-model"}, &made)
 	id := made.SessionID
 	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close() //nolint:errcheck // the test has ended
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+app.Key, "spool-user", "bob", "x-forwarded-for", "203.0.113.9")
 	posted, err := spoolv1.NewSessionsClient(conn).PostMessage(ctx, &spoolv1.PostMessageRequest{SessionId: id, Content: "run the command echo on"})
 	if err != nil {
@@ -102,10 +103,10 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 		user.gets(http.StatusOK, "GET", "/api/executions/"+posted.GetExecutionId(), nil, &x)
 		return x.Phase == "completed" || x.Phase == "failed"
 	})
-	user.named("Änne").gets(http.StatusOK, "PATCH", "/api/sessions/"+id, map[string]any{"metadata": map[string]any{"a": 1}}, nil)
-	admin.named("ann").applies("agents", "organization", "reviewer", map[string]any{"architecture": "spool", "instructions": "You review code with care."})
+	user.asEndUser("Änne").gets(http.StatusOK, "PATCH", "/api/sessions/"+id, map[string]any{"metadata": map[string]any{"a": 1}}, nil)
+	admin.asEndUser("ann").applies("agents", "organization", "reviewer", map[string]any{"architecture": "spool", "instructions": "You review code with care."})
 
-	session := lives(t, c, events.LifeOf("acme", id))
+	session := lifeActors(t, c, events.LifeOf("acme", id))
 	for typ, want := range map[events.Type]string{"session_created": "ann", "message_accepted": "bob", "session_options_updated": "Änne"} {
 		got := session[typ]
 		if service, copied, _ := strings.Cut(got.Service, "/"); service != "session" || copied == "" {
@@ -115,25 +116,25 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 			t.Errorf("%s was caused by %+v", typ, got)
 		}
 	}
-	for typ, got := range lives(t, c, events.RunOf("acme", id)) {
+	for typ, got := range lifeActors(t, c, events.RunOf("acme", id)) {
 		if got.Kind != "executor" || got.Service != "executor/"+got.ID || got.Key+got.User+got.Address != "" {
 			t.Errorf("%s was written by %+v", typ, got)
 		}
 	}
 
-	var before []audited
+	var before []auditEntry
 	harness.Eventually(t, "the audit has all", func() bool { before = admin.audits(nil); return len(before) >= 6 })
 	var did []string
 	for _, a := range slices.Backward(before) {
-		if did = append(did, a.did()); a.Actor.Address != "127.0.0.1" || !strings.HasPrefix(a.Actor.Service, "session/") {
-			t.Errorf("%s was done by %+v", a.did(), a.Actor)
+		if did = append(did, a.firstType()); a.Actor.Address != "127.0.0.1" || !strings.HasPrefix(a.Actor.Service, "session/") {
+			t.Errorf("%s was done by %+v", a.firstType(), a.Actor)
 		}
 	}
 	if want := []string{"key_created", "key_created", "session_created", "message_accepted", "session_options_updated", "agent_applied"}; !slices.Equal(did, want) {
 		t.Errorf("the audit lists %v, want %v", did, want)
 	}
 	if a := before[5]; a.Actor.KeyID != "root" || a.About != ops.KeyID || a.Actor.KeyName != "" {
-		t.Errorf("the first key was made by %+v", a)
+		t.Errorf("the first key was created by %+v", a)
 	}
 	if a := before[0]; a.About != "reviewer" && !strings.Contains(a.About, "reviewer@") || a.Actor.KeyName != "ops" || a.Actor.User != "ann" || a.Aspect != "agent" {
 		t.Errorf("the agent was applied by %+v", a)
@@ -143,7 +144,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	}
 	for name, f := range map[string]struct {
 		query string
-		want  []int // of before
+		want  []int // indexes into before
 	}{
 		"a session":              {"session=" + id, []int{1, 2, 3}},
 		"a key by its name":      {"actor=app", []int{1, 2, 3}},
@@ -161,7 +162,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var want []audited
+		var want []auditEntry
 		for _, i := range f.want {
 			want = append(want, before[i])
 		}
@@ -174,7 +175,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 	_, limited := admin.makes(map[string]any{"name": "limited", "role": "admin", "agents": []string{"default"}})
 	limited.gets(http.StatusForbidden, "GET", "/api/audit", nil, nil)
 	_, other := root.makes(map[string]any{"name": "other", "tenant": "globex"})
-	if list := other.audits(nil); len(list) != 1 || list[0].did() != "key_created" {
+	if list := other.audits(nil); len(list) != 1 || list[0].firstType() != "key_created" {
 		t.Errorf("another tenant's audit lists %+v", list)
 	}
 	for query, want := range map[string]string{
@@ -186,16 +187,16 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 		}
 	}
 
-	admin.named("dora").gets(http.StatusOK, "DELETE", "/api/sessions/"+id, nil, nil)
+	admin.asEndUser("dora").gets(http.StatusOK, "DELETE", "/api/sessions/"+id, nil, nil)
 	c.AwaitDeleted("acme", id)
-	var deleted []audited
+	var deleted []auditEntry
 	of := url.Values{"session": {id}}
 	harness.Eventually(t, "the audit has the deletion", func() bool { deleted = admin.audits(of); return len(deleted) == 4 })
-	if a := deleted[0]; a.did() != "session_deleted" || a.Actor.User != "dora" || !reflect.DeepEqual(deleted[1:], before[1:4]) {
+	if a := deleted[0]; a.firstType() != "session_deleted" || a.Actor.User != "dora" || !reflect.DeepEqual(deleted[1:], before[1:4]) {
 		t.Errorf("after the deletion the audit lists %+v", deleted)
 	}
-	erasedOf(t, c, c.Janitor(janitor.Config{Grace: time.Millisecond}), "acme", id)
-	if first := lives(t, c, events.LifeOf("acme", id)); len(first) != 1 {
+	awaitErasedOf(t, c, c.Janitor(janitor.Config{Grace: time.Millisecond}), "acme", id)
+	if first := lifeActors(t, c, events.LifeOf("acme", id)); len(first) != 1 {
 		t.Errorf("the log still has %v of the session's life", first)
 	}
 	if list := admin.audits(of); !reflect.DeepEqual(list, deleted) {
@@ -217,7 +218,7 @@ func TestAudit_WhoDidWhatOverTheWholeStack(t *testing.T) {
 
 	folder := t.TempDir()
 	code, out, says := c.CLI(t, folder, folder, "audit", "--key", ops.Key, "--session", id, "--actor", "app", "--since", "1h", "--json")
-	var first audited
+	var first auditEntry
 	if line, _, _ := strings.Cut(out, "\n"); code != 0 || json.Unmarshal([]byte(line), &first) != nil || !reflect.DeepEqual(first, deleted[1]) {
 		t.Errorf("spool audit ended with %d: %s%s", code, out, says)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// problem is an error as clients see it.
+// problem is an error as clients receive it.
 type problem struct {
 	Status int    `json:"status"`
 	Code   string `json:"code"`
@@ -21,7 +21,7 @@ type problem struct {
 	Detail string `json:"detail"`
 }
 
-// request makes a raw request: bytes that a well-meant client would never send.
+// request sends a raw request, also one that a regular client would never send.
 func request(t *testing.T, method, url string, header map[string]string, body []byte) (int, []byte) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader(body))
@@ -36,7 +36,7 @@ func request(t *testing.T, method, url string, header map[string]string, body []
 	if err != nil {
 		t.Fatalf("%s %s: %v", method, url, err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read to its end
+	defer resp.Body.Close() //nolint:errcheck // the body was read to its end
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -56,8 +56,9 @@ func refused(t *testing.T, name string, status int, code, field string, gotStatu
 	}
 }
 
-// TestBadInput: each gets one clear sentence, the right status, and changes nothing.
-func TestBadInput(t *testing.T) {
+// TestInvalidRequests_AreRefused tests that each invalid request is answered with one clear sentence and the right
+// status, and changes nothing.
+func TestInvalidRequests_AreRefused(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{})
 	session := c.Create("spool", nil)
@@ -108,7 +109,7 @@ func TestBadInput(t *testing.T) {
 	first, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("once"))
 	again, rawAgain := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("once"))
 	if first != 202 || again != 202 || string(raw) != string(rawAgain) {
-		t.Errorf("one key, one body: %d %s, then %d %s", first, raw, again, rawAgain)
+		t.Errorf("repeated with the same key and body: %d %s, then %d %s", first, raw, again, rawAgain)
 	}
 	status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("other"))
 	refused(t, "one key, another body", 409, "IDEMPOTENCY_MISMATCH", "Idempotency-Key", status, raw)
@@ -133,13 +134,13 @@ func TestBadInput(t *testing.T) {
 		}
 	}
 	if messages != 1 {
-		t.Errorf("%d messages were accepted, one was good", messages)
+		t.Errorf("%d messages were accepted, want 1", messages)
 	}
 	c.Delete(session)
 }
 
-// TestLargestMessage: 1 MiB is taken, also when JSON escapes every byte of it.
-func TestLargestMessage(t *testing.T) {
+// TestLargestMessage_IsAccepted tests a message of 1 MiB of which JSON escapes every byte.
+func TestLargestMessage_IsAccepted(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: "rules:\n  - steps: [{text: read}]\n"})
 	_, end := c.Run(c.Create("spool", nil), strings.Repeat("\x01", 1<<20), nil)
@@ -148,8 +149,8 @@ func TestLargestMessage(t *testing.T) {
 	}
 }
 
-// TestUnknownModel is said by the model server, and ends the execution with a code.
-func TestUnknownModel(t *testing.T) {
+// TestUnknownModel_FailsTheExecution tests that the error of the model server ends the execution with a code.
+func TestUnknownModel_FailsTheExecution(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: "models: [known]\nrules:\n  - steps: [{text: hello}]\n"})
 	session := c.Create("spool", map[string]any{"model": "unknown"})
@@ -160,9 +161,9 @@ func TestUnknownModel(t *testing.T) {
 	c.Delete(session)
 }
 
-// TestTenants: a wrong key is 401 everywhere; another tenant's id is the same
-// 404 as one that does not exist, everywhere.
-func TestTenants(t *testing.T) {
+// TestTenants_AreSeparate tests that a wrong key is answered with 401 everywhere, and that another tenant's id is
+// answered with the same 404 as an id that does not exist.
+func TestTenants_AreSeparate(t *testing.T) {
 	t.Parallel()
 	const root = "a-root-key-of-more-than-32-characters"
 	c := harness.New(t, harness.Options{Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: root}})

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// endless is an agent whose tool call goes on until it is stopped.
+// endless is a script with an agent whose tool call runs until it is stopped.
 const endless = `
 rules:
   - match: {tools: [run_code]}
@@ -28,14 +28,15 @@ rules:
       - tool: {name: run_code, input: {language: bash, code: "while :; do sleep 0.1; done"}}
 `
 
-// behindRequest is a request that is made while the read models are behind.
+// behindRequest is a request that is sent while the read models are behind.
 type behindRequest struct {
 	name, method, path string
 	body               any
 }
 
-// TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect: while no projector runs, a session and an execution that were
-// accepted take controls, files and messages. Reads of them answer READ_MODEL_BEHIND. To another tenant they do not exist.
+// TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect tests that, while no projector runs, an accepted session and an
+// accepted execution take controls, files and messages. Reads of them return READ_MODEL_BEHIND. For another tenant
+// they do not exist.
 func TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect(t *testing.T) {
 	t.Parallel()
 	const rootKey = "the-root-key-of-the-behind-test-0000"
@@ -78,7 +79,7 @@ func TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect(t *testing.T) {
 		path := strings.NewReplacer(fresh, none, other, noExecution, running, noExecution).Replace(r.path)
 		missing, rawMissing := theirs.asks(r.method, path, r.body)
 		if code != 404 || missing != 404 || string(raw) != string(rawMissing) {
-			t.Errorf("%s: another tenant's is answered %d %s, one that does not exist %d %s", r.name, code, raw, missing, rawMissing)
+			t.Errorf("%s: for another tenant's id the answer is %d %s, for a missing one %d %s", r.name, code, raw, missing, rawMissing)
 		}
 	}
 	ours.joinIsBehind(fresh)
@@ -92,7 +93,7 @@ func TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect(t *testing.T) {
 		{"cancel in a session that is shown", "POST", "/api/executions/" + other + "/cancel", nil},
 		{"end of a session's sandbox", "POST", "/api/sessions/" + fresh + "/environment/terminate", nil},
 	} {
-		// An execution that does not run yet, or has ended, is told so.
+		// The request may be refused because the execution does not run yet, or has ended.
 		if code, raw := ours.asks(r.method, r.path, r.body); code/100 != 2 && code != http.StatusConflict {
 			t.Errorf("%s: answered %d %s", r.name, code, raw)
 		}
@@ -116,44 +117,45 @@ func TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect(t *testing.T) {
 	}
 }
 
-// made posts a request that makes something, and returns the answer.
+// made sends a request that creates something, and returns the answer.
 func (k keyHolder) made(status int, path string, body any) (a struct{ SessionID, ExecutionID string }) {
 	k.t.Helper()
 	k.gets(status, "POST", path, body, &a)
 	return a
 }
 
-// joinIsBehind joins a session by WebSocket and wants READ_MODEL_BEHIND.
+// joinIsBehind joins a session by WebSocket and checks that the answer is READ_MODEL_BEHIND.
 func (k keyHolder) joinIsBehind(session string) {
 	k.t.Helper()
 	header := http.Header{}
 	for name, value := range k.header {
 		header.Set(name, value)
 	}
+	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(k.t.Context(), "ws"+strings.TrimPrefix(k.c.URL(0), "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: header})
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	defer conn.CloseNow() //nolint:errcheck // nothing is under way
+	defer conn.CloseNow() //nolint:errcheck // no message is in transit
 	if err := conn.Write(k.t.Context(), websocket.MessageText, []byte(`{"type":"session:join","requestId":"r1","sessionId":"`+session+`"}`)); err != nil {
 		k.t.Fatal(err)
 	}
 	_, raw, err := conn.Read(k.t.Context())
 	var m struct{ Type, Code, RequestID string }
 	if err = errors.Join(err, json.Unmarshal(raw, &m)); err != nil || m.Type != "error" || m.Code != "READ_MODEL_BEHIND" || m.RequestID != "r1" {
-		k.t.Errorf("a join is answered %s: %v", raw, err)
+		k.t.Errorf("the answer to a join is %s: %v", raw, err)
 	}
 }
 
-// grpcIsBehind reads a session and cancels an execution over gRPC.
+// grpcIsBehind reads a session over gRPC, which must fail with READ_MODEL_BEHIND, and cancels an execution.
 func (k keyHolder) grpcIsBehind(session, execution string) {
 	k.t.Helper()
 	conn, err := grpc.NewClient(k.c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // nothing is under way
+	defer conn.Close() //nolint:errcheck // no call is in progress
 	ctx := metadata.AppendToOutgoingContext(k.t.Context(), "authorization", k.header["Authorization"])
 	_, err = spoolv1.NewSessionsClient(conn).GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: session})
 	var reason string
@@ -167,9 +169,9 @@ func (k keyHolder) grpcIsBehind(session, execution string) {
 		}
 	}
 	if reason != "READ_MODEL_BEHIND" || !delay {
-		k.t.Errorf("GetSession is answered %v, reason %q", err, reason)
+		k.t.Errorf("GetSession returned %v, reason %q", err, reason)
 	}
 	if _, err = spoolv1.NewExecutionsClient(conn).CancelExecution(ctx, &spoolv1.CancelExecutionRequest{ExecutionId: execution}); err != nil {
-		k.t.Errorf("CancelExecution is answered %v", err)
+		k.t.Errorf("CancelExecution returned %v", err)
 	}
 }

@@ -10,10 +10,11 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestBudgets: what one session takes bounds the next of its tenant. A turn that uses a tenant's budget up ends before
-// its next call of the model, with the reason; the turn after it never reaches an executor; a higher budget lets the
-// tenant go on; deleting a session gives nothing back. In Docker the egress proxy counts, else what the agent tells.
-func TestBudgets(t *testing.T) {
+// TestBudgets_LimitATenantsSessions tests that the usage of one session counts for the next session of its tenant. A
+// turn that uses up the tenant's budget ends before its next model request, with the reason. The following turn does
+// not reach an executor. With a higher budget the tenant continues. Deleting a session does not reduce the usage.
+// With Docker the egress proxy counts, otherwise the agent reports its usage.
+func TestBudgets_LimitATenantsSessions(t *testing.T) {
 	t.Parallel()
 	t.Run("local", func(t *testing.T) {
 		t.Parallel()
@@ -26,7 +27,7 @@ func TestBudgets(t *testing.T) {
 	})
 }
 
-// program is a turn of several calls of the model.
+// program is a query whose turn sends several model requests.
 const program = "Write a program that prints the first ten primes and run it."
 
 func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
@@ -58,7 +59,7 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 			t.Fatal(err)
 		}
 		if d.Code != code || !strings.Contains(d.Message, says) {
-			t.Errorf("it failed with %s: %s", d.Code, d.Message)
+			t.Errorf("the execution failed with %s: %s", d.Code, d.Message)
 		}
 	}
 	set("tokens", 1<<40)
@@ -68,10 +69,10 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 	}
 	calls := len(c.Model.Requests())
 	if calls < 3 {
-		t.Fatalf("the turn has called the model %d times: the test needs one that does so more often", calls)
+		t.Fatalf("the turn sent %d model requests, and this test needs more", calls)
 	}
 	var took float64
-	harness.Eventually(t, "what the turn took is counted", func() bool {
+	harness.Eventually(t, "the usage of the turn is counted", func() bool {
 		list := spent()
 		took = list[0].Spent.Tokens
 		return list[0].Spent.Turns == 1 && took > 0 && list[0].Spent.TimeMs > 0
@@ -79,33 +80,33 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 
 	second := c.Create("spool", nil)
 	if proxied {
-		// Another session of the tenant: its first call of the model uses the budget up, and is the last.
+		// The tenant has a second session. Its first model request uses up the budget, and is its last.
 		set("tokens", took+1)
 		s, end := c.Run(second, program, nil)
 		ended(end, "BUDGET_EXCEEDED", fmt.Sprintf("tokens, and its budget is %.0f", took+1))
 		s.Close()
 		if n := len(c.Model.Requests()) - calls; n != 1 {
-			t.Errorf("the turn called the model %d times", n)
+			t.Errorf("the turn sent %d model requests", n)
 		}
 	}
 	set("tokens", took)
-	harness.Eventually(t, "a turn beyond the budget is not begun", func() bool {
+	harness.Eventually(t, "a turn beyond the budget does not start", func() bool {
 		calls = len(c.Model.Requests())
 		s, end := c.Run(second, program, nil)
 		s.Close()
 		if end.Type == (events.ExecutionCompleted{}).EventType() {
-			return false // what was taken is told a moment later
+			return false // the usage is counted a moment after the turn
 		}
 		ended(end, "BUDGET_EXCEEDED", "tenant default since")
 		return len(c.Model.Requests()) == calls
 	})
 	if list := spent(); list[0].Exceeded == "" {
-		t.Errorf("it is used up, and shown as %+v", list)
+		t.Errorf("the budget that is used up is shown as %+v", list)
 	}
 	before := spent()[0].Spent
 	c.Delete(first)
 	if after := spent()[0].Spent; after != before {
-		t.Errorf("after a session is gone %+v are taken, before %+v", after, before)
+		t.Errorf("after a session was deleted the usage is %+v, before %+v", after, before)
 	}
 	set("tokens", 1<<40)
 	third := c.Create("spool", map[string]any{"sessionOptions": map[string]any{"budget": map[string]any{"turns": 1}}})
@@ -117,6 +118,6 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 	ended(end, "BUDGET_EXCEEDED", "the session has had 1 turns, and its budget is 1")
 	c.Call(0, "DELETE", "/api/budgets/month", nil, nil)
 	if list := spent(); len(list) != 0 {
-		t.Errorf("left are %+v", list)
+		t.Errorf("remaining budgets: %+v", list)
 	}
 }

@@ -15,36 +15,36 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// talk is one session and a client's stream of it.
+// talk is a session and a client's stream of it.
 type talk struct {
-	t       *testing.T
-	c       *harness.Cluster
-	session string
-	s       *harness.Stream
-	reckons bool // the agent tells what a turn cost
+	t           *testing.T
+	c           *harness.Cluster
+	session     string
+	s           *harness.Stream
+	reportsCost bool // the agent reports the cost of a turn
 }
 
-// newTalk makes a session of Claude Code. At the end of the test it is compared with REST.
+// newTalk creates a session of Claude Code. At the end of the test, the stream is compared with REST.
 func newTalk(t *testing.T, c *harness.Cluster, more map[string]any) *talk {
 	t.Helper()
 	return newTalkWith(t, c, "claude-code", more)
 }
 
-// newTalkWith is newTalk for another architecture.
+// newTalkWith is like newTalk for any architecture.
 func newTalkWith(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) *talk {
 	t.Helper()
 	c = c.In(t)
-	k := &talk{t: t, c: c, session: c.Create(architecture, more), reckons: architecture == "claude-code"}
+	k := &talk{t: t, c: c, session: c.Create(architecture, more), reportsCost: architecture == "claude-code"}
 	t.Cleanup(k.audit)
 	return k
 }
 
-// in is the same talk for a subtest.
-func (k *talk) in(t *testing.T) *talk {
-	return &talk{t: t, c: k.c.In(t), session: k.session, s: k.s, reckons: k.reckons}
+// inSubtest returns the same talk for a subtest.
+func (k *talk) inSubtest(t *testing.T) *talk {
+	return &talk{t: t, c: k.c.In(t), session: k.session, s: k.s, reportsCost: k.reportsCost}
 }
 
-// turn is one query and what the stream showed of it.
+// turn is a query with everything that the stream showed of it.
 type turn struct {
 	t         *testing.T
 	execution string
@@ -53,7 +53,7 @@ type turn struct {
 	blocks    []events.Block
 }
 
-// post posts a message and reads the stream while more holds.
+// post posts a message, and reads the stream as long as more returns true.
 func (k *talk) post(text string, more func(events.Wire) bool) string {
 	k.t.Helper()
 	s, err := k.c.Join(0, k.session, k.s)
@@ -77,7 +77,7 @@ func (k *talk) post(text string, more func(events.Wire) bool) string {
 	return execution
 }
 
-// until reads until an execution's end, which must leave no block open.
+// until reads the stream until the end of an execution. The end must leave no block open.
 func (k *talk) until(execution string) turn {
 	k.t.Helper()
 	end, err := k.s.Until(execution)
@@ -102,36 +102,36 @@ func (k *talk) until(execution string) turn {
 	return x
 }
 
-func (k *talk) says(text string) turn {
+func (k *talk) ask(text string) turn {
 	k.t.Helper()
 	return k.until(k.post(text, nil))
 }
 
-// completed wants an answer with a text in it, and with its usage.
-func (k *talk) completed(text, want string) turn {
+// mustComplete posts a text, and checks that the answer contains want and that the turn has its usage.
+func (k *talk) mustComplete(text, want string) turn {
 	k.t.Helper()
-	x := k.says(text)
+	x := k.ask(text)
 	end := ended[events.ExecutionCompleted](x)
 	if !strings.Contains(end.Result, want) {
 		k.t.Fatalf("%s: answered %q, want %q in it", text, end.Result, want)
 	}
-	if end.Usage.InputTokens == 0 || end.Usage.OutputTokens == 0 || k.reckons && end.CostUSD == 0 {
+	if end.Usage.InputTokens == 0 || end.Usage.OutputTokens == 0 || k.reportsCost && end.CostUSD == 0 {
 		k.t.Errorf("%s: usage %+v, cost %v", text, end.Usage, end.CostUSD)
 	}
 	return x
 }
 
-// failed wants a failure with a code and words in its message.
-func (k *talk) failed(text, code, words string) turn {
+// mustFail posts a text, and checks that the turn fails with a code and a message that contains words.
+func (k *talk) mustFail(text, code, words string) turn {
 	k.t.Helper()
-	x := k.says(text)
+	x := k.ask(text)
 	if end := ended[events.ExecutionFailed](x); end.Code != code || !strings.Contains(end.Message, words) {
 		k.t.Errorf("%s: failed with %s: %s; want %s with %q", text, end.Code, end.Message, code, words)
 	}
 	return x
 }
 
-// ended decodes a turn's end, which has to be a T.
+// ended returns the last event of a turn, which must be a T.
 func ended[T events.Payload](x turn) T {
 	x.t.Helper()
 	all := of[T](x)
@@ -142,7 +142,7 @@ func ended[T events.Payload](x turn) T {
 	return all[0]
 }
 
-// of decodes a turn's events of one type.
+// of returns the events of type T of a turn.
 func of[T events.Payload](x turn) (all []T) {
 	x.t.Helper()
 	var want T
@@ -159,7 +159,7 @@ func of[T events.Payload](x turn) (all []T) {
 	return all
 }
 
-// started is the one start of a turn.
+// started returns the only start of a turn.
 func (x turn) started() events.ExecutionStarted {
 	x.t.Helper()
 	all := of[events.ExecutionStarted](x)
@@ -169,8 +169,8 @@ func (x turn) started() events.ExecutionStarted {
 	return all[0]
 }
 
-// same wants that a turn was answered by the warm process of another.
-func (x turn) same(before turn) {
+// checkSameProcess checks that a turn was answered by the warm process of another turn.
+func (x turn) checkSameProcess(before turn) {
 	x.t.Helper()
 	if a, b := before.started(), x.started(); b.PID != a.PID || !b.Warm {
 		x.t.Errorf("start %+v, want the warm process %d", b, a.PID)
@@ -186,8 +186,8 @@ func (x turn) kind(kind events.BlockKind) (all []events.Block) {
 	return all
 }
 
-// audit compares what the stream showed with what REST tells: the same events
-// and blocks, and for every query one end, the same as its execution's.
+// audit compares the stream with REST: both must have the same events and blocks, and each query must have one end,
+// which is that of its execution.
 func (k *talk) audit() {
 	if k.s == nil || k.t.Failed() {
 		return
@@ -231,7 +231,8 @@ func (k *talk) audit() {
 	k.states(list)
 }
 
-// states compares the state at every event with the fold of the log up to there, and with what a client had then.
+// states compares the state at every event with the fold of the log up to there, and with the view of a client at
+// that event.
 func (k *talk) states(list []events.Wire) {
 	k.t.Helper()
 	view := blocks.NewView()
@@ -263,7 +264,7 @@ func text(t *testing.T, v any) string {
 	return string(b)
 }
 
-// newClaude is a cluster with the real CLI and its script.
+// newClaude returns a cluster with the real command line of Claude Code and its script.
 func newClaude(t *testing.T, opts harness.Options) *harness.Cluster {
 	t.Helper()
 	opts.Script = script(t, "claude.yaml")
@@ -271,7 +272,7 @@ func newClaude(t *testing.T, opts harness.Options) *harness.Cluster {
 	return harness.New(t, opts)
 }
 
-// needClaude gives the path of the CLI, and skips the test where there is none.
+// needClaude returns the path of Claude Code's command line. It skips the test if it is not installed.
 func needClaude(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("claude")
@@ -285,10 +286,10 @@ func needClaude(t *testing.T) string {
 	return ""
 }
 
-// needProc skips a test that looks at processes where they cannot be listed.
+// needProc skips a test that lists processes on a machine without /proc.
 func needProc(t *testing.T) {
 	t.Helper()
 	if len(harness.Processes("")) == 0 {
-		t.Skip("processes are looked up in /proc, which is not here")
+		t.Skip("the test needs /proc")
 	}
 }

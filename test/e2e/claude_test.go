@@ -16,8 +16,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestClaudeCode: the real CLI against a scripted model, seen as clients see it.
-func TestClaudeCode(t *testing.T) {
+// TestClaudeCode_AgainstAScriptedModel tests the real command line against a scripted model, through the API of
+// clients.
+func TestClaudeCode_AgainstAScriptedModel(t *testing.T) {
 	t.Parallel()
 	needClaude(t)
 	c := newClaude(t, harness.Options{Sessions: 2, Executors: 2})
@@ -42,17 +43,17 @@ func TestClaudeCode(t *testing.T) {
 	}
 }
 
-// Two turns are answered by one process, and the second knows the first.
+// claudeTwoTurns checks that one process answers two turns, and that the second turn knows the first.
 func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.completed("Remember the number 4711", "I will remember 4711. Ça va, 世界.")
+	first := k.mustComplete("Remember the number 4711", "I will remember 4711. Ça va, 世界.")
 	if s := first.started(); s.Warm || s.Attempt != 1 || s.Policy != "workspace" {
 		t.Errorf("the first start was %+v", s)
 	}
-	second := k.completed("which number was it?", "You asked me to remember 4711.")
-	second.same(first)
+	second := k.mustComplete("which number was it?", "You asked me to remember 4711.")
+	second.checkSameProcess(first)
 	if a, b := ended[events.ExecutionCompleted](first), ended[events.ExecutionCompleted](second); b.Usage.InputTokens > 2*a.Usage.InputTokens || b.CostUSD > 2*a.CostUSD {
-		t.Errorf("the second turn is charged with the first: %+v after %+v", b, a)
+		t.Errorf("the second turn includes the usage of the first: %+v after %+v", b, a)
 	}
 	for _, x := range []turn{first, second} {
 		said, end := x.kind(events.KindAssistantText), ended[events.ExecutionCompleted](x)
@@ -71,12 +72,13 @@ func claudeTwoTurns(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// Two sessions that were asked the same did the same, ids, times and costs apart; a turn more is where they differ. Between the first event
-// and the last one a file was written.
+// claudeAlike checks that the comparison of two sessions with the same query shows no difference except ids, times
+// and costs, and that it shows a further turn of one of them. The diff between the first event and the last one shows
+// the file that was written.
 func claudeAlike(t *testing.T, c *harness.Cluster) {
 	one, two := newTalk(t, c, nil), newTalk(t, c, nil)
 	for _, k := range []*talk{one, two} {
-		k.completed("write and edit a file", "The file is edited.")
+		k.mustComplete("write and edit a file", "The file is edited.")
 	}
 	var d struct {
 		Equal     bool
@@ -88,9 +90,9 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 		t.Errorf("two runs of one query: %+v", d)
 	}
 	before := two.s.Cursor
-	two.completed("Remember the number 4711", "I will remember 4711.")
+	two.mustComplete("Remember the number 4711", "I will remember 4711.")
 	if one.get("/api/sessions/"+one.session+"/compare?with="+two.session, &d); d.Equal || d.Event != nil || d.WithEvent.Seq <= before {
-		t.Errorf("one turn more: %+v", d)
+		t.Errorf("after a further turn of one session: %+v", d)
 	}
 	var diff struct {
 		Files struct {
@@ -98,7 +100,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 			Files   []struct{ Path, Change, Text string }
 		}
 	}
-	one.get("/api/sessions/"+one.session+"/files", new(any)) // which waits for the snapshot of the turn
+	one.get("/api/sessions/"+one.session+"/files", new(any)) // the request waits for the snapshot of the turn
 	var state harness.State
 	one.get("/api/sessions/"+one.session+"/state", &state)
 	one.get(fmt.Sprintf("/api/sessions/%s/diff?from=1&to=%d", one.session, state.Seq), &diff)
@@ -107,10 +109,10 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// Tools change files in the workspace; each was allowed by a recorded rule.
+// claudeEdit checks that tools change files in the workspace, and that a recorded rule allowed each of them.
 func claudeEdit(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	x := k.completed("write and edit a file", "The file is edited.")
+	x := k.mustComplete("write and edit a file", "The file is edited.")
 	content, err := os.ReadFile(filepath.Join(c.Workspace(k.session), "hello.txt"))
 	if err != nil || string(content) != "hello, spool\n" {
 		t.Errorf("hello.txt: %q, %v", content, err)
@@ -132,11 +134,12 @@ func claudeEdit(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// What the policy denies is not done, is told to the agent and is recorded; the turn goes on.
+// claudeDenied checks that an action that the policy denies is not performed, is reported to the agent and is
+// recorded, and that the turn continues.
 func claudeDenied(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	path := filepath.Join(t.TempDir(), "outside.txt")
-	x := k.completed("write to the path "+path, "outside of the workspace")
+	x := k.mustComplete("write to the path "+path, "outside of the workspace")
 	if _, err := os.Stat(path); err == nil {
 		t.Errorf("%s was written", path)
 	}
@@ -148,7 +151,7 @@ func claudeDenied(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// An answer is stopped in the middle; what was said stays, and the same process goes on.
+// claudeInterrupt checks that an interrupted answer keeps its text, and that the same process continues.
 func claudeInterrupt(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	var shown strings.Builder
@@ -167,10 +170,10 @@ func claudeInterrupt(t *testing.T, c *harness.Cluster) {
 	if len(said) != 1 || !strings.HasPrefix(said[0].Content, "and on") || !strings.Contains(shown.String(), "and on") {
 		t.Errorf("blocks %+v after the text %s", said, shown.String())
 	}
-	k.completed("hello again", "You said: hello again").same(first)
+	k.mustComplete("hello again", "You said: hello again").checkSameProcess(first)
 }
 
-// A turn whose tool sleeps is cancelled, and no process of the tool is left.
+// claudeCancel cancels a turn whose tool sleeps, and checks that no process of the tool is left.
 func claudeCancel(t *testing.T, c *harness.Cluster) {
 	needProc(t)
 	k := newTalk(t, c, nil)
@@ -191,59 +194,61 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 	if r := first.kind(events.KindToolUse); len(r) != 1 || !strings.Contains(string(r[0].Input), "sleep 600") {
 		t.Errorf("tool uses %+v", r)
 	}
-	k.completed("hello again", "You said: hello again")
+	k.mustComplete("hello again", "You said: hello again")
 }
 
-// The model refuses a request: the execution fails, the session goes on in the same process.
+// claudeBadRequest checks that an execution fails if the model refuses a request, and that the session continues in
+// the same process.
 func claudeBadRequest(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.failed("bad request", "MODEL_ERROR", "scripted refusal")
-	k.completed("hello again", "You said: hello again").same(first)
+	first := k.mustFail("bad request", "MODEL_ERROR", "scripted refusal")
+	k.mustComplete("hello again", "You said: hello again").checkSameProcess(first)
 }
 
-// The session's model is unknown: the execution fails, and goes well once the session has another.
+// claudeUnknownModel checks that an execution fails if the session's model is unknown, and that the next one
+// completes after the session got another model.
 func claudeUnknownModel(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, map[string]any{"model": "unknown-model"})
-	k.failed("hello", "MODEL_NOT_FOUND", "unknown-model")
+	k.mustFail("hello", "MODEL_NOT_FOUND", "unknown-model")
 	var s struct{ Detail string }
 	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"model": "known-model"}}, &s); code != http.StatusOK && code != http.StatusAccepted {
 		t.Fatalf("PATCH answered %d %s", code, s.Detail)
 	}
-	k.completed("hello again", "You said: hello again")
+	k.mustComplete("hello again", "You said: hello again")
 }
 
-// The model is overloaded for longer than the CLI tries.
+// claudeOverloaded tests a model that is overloaded for longer than the command line retries.
 func claudeOverloaded(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.failed("always overloaded", "MODEL_ERROR", "verloaded")
-	k.completed("hello again", "You said: hello again").same(first)
+	first := k.mustFail("always overloaded", "MODEL_ERROR", "verloaded")
+	k.mustComplete("hello again", "You said: hello again").checkSameProcess(first)
 }
 
-// The agent's process is killed in the middle of an answer; the next one remembers.
+// claudeKilled kills the agent's process during an answer, and checks that the next process knows the conversation.
 func claudeKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	first := k.completed("Remember the number 31", "31")
+	first := k.mustComplete("Remember the number 31", "31")
 	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
 	awaitRecord(t, first)
 	if err := syscall.Kill(int(first.started().PID), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	second := k.until(execution)
-	second.same(first)
+	second.checkSameProcess(first)
 	if end := ended[events.ExecutionFailed](second); end.Code != "AGENT_EXITED" || end.Message == "" {
 		t.Errorf("ended with %+v", end)
 	}
 	if said := second.kind(events.KindAssistantText); len(said) != 1 || said[0].Status != events.StatusError || said[0].Content == "" {
 		t.Errorf("blocks %+v", said)
 	}
-	third := k.completed("which number was it?", "31")
+	third := k.mustComplete("which number was it?", "31")
 	if s := third.started(); s.PID == first.started().PID || s.Warm {
 		t.Errorf("start %+v after the process %d was killed", s, first.started().PID)
 	}
 }
 
-// awaitRecord waits until the CLI's own record has the last line of a turn, which it writes a tenth of a second after it has reported the
-// turn's end. What it had not written when it is killed it does not know any more.
+// awaitRecord waits until the command line's own record has the last line of a turn. The command line writes it about
+// 100 ms after it has reported the end of the turn. If it is killed before, it loses the line.
 func awaitRecord(t *testing.T, x turn) {
 	t.Helper()
 	texts, records := x.kind(events.KindAssistantText), of[events.TranscriptWritten](x)
@@ -259,13 +264,13 @@ func awaitRecord(t *testing.T, x turn) {
 	}
 }
 
-// A deleted session takes its sandbox with it: the runner, the warm agent and the workspace.
+// claudeDeleted checks that a deleted session ends its sandbox: the runner, the warm agent and the workspace.
 func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	needProc(t)
 	k := newTalk(t, c, nil)
-	x := k.completed("hello", "You said: hello")
+	x := k.mustComplete("hello", "You said: hello")
 	k.audit()
-	k.s = nil // what was seen cannot be compared any more
+	k.s = nil // the deleted session cannot be compared with REST
 	before := harness.Processes(c.Workspace(k.session), of[events.SandboxReady](x)[0].SandboxID)
 	runners := slices.ContainsFunc(before, func(p harness.Process) bool { return strings.HasPrefix(p.Command, "runner serve") })
 	agents := slices.ContainsFunc(before, func(p harness.Process) bool { return p.PID == int(x.started().PID) })
@@ -274,7 +279,7 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	}
 	k.c.Delete(k.session)
 	for _, p := range before {
-		// One that has ended is still there until its parent has taken note.
+		// An ended process exists until its parent has waited for it.
 		harness.Eventually(t, fmt.Sprintf("process %d is gone: %s", p.PID, p.Command), func() bool { return syscall.Kill(p.PID, 0) != nil })
 	}
 	harness.Eventually(t, "the session is not found", func() bool {
@@ -282,14 +287,14 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// So it does in the middle of an answer, which is cancelled for that reason.
+// claudeDeletedMidway deletes a session during an answer, which is cancelled with that reason.
 func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
 	k.s.Close()
 	k.s = nil
 	k.c.Delete(k.session)
-	// Its read models are gone; the log remembers.
+	// The read models of the session are gone, so the test reads the log.
 	var ends []events.Payload
 	for e, err := range eventlog.Session(t.Context(), c.Base.Log, harness.Tenant, k.session) {
 		if err != nil {
@@ -310,26 +315,27 @@ func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// TestClaudeCodeMissing: a sandbox without the CLI says so with the remedy, and the remedy helps.
-func TestClaudeCodeMissing(t *testing.T) {
+// TestClaudeCode_MissingProgramNamesTheRemedy tests that a sandbox without the command line fails with the remedy,
+// and that the remedy works.
+func TestClaudeCode_MissingProgramNamesTheRemedy(t *testing.T) {
 	path := t.TempDir()
 	was := os.Getenv("PATH")
 	c := newClaude(t, harness.Options{Path: path})
 	k := newTalk(t, c, nil)
 	for i := range 2 {
-		x := k.failed(fmt.Sprint("hello ", i), "AGENT_NOT_FOUND", "install it with `npm i -g @anthropic-ai/claude-code`")
+		x := k.mustFail(fmt.Sprint("hello ", i), "AGENT_NOT_FOUND", "install it with `npm i -g @anthropic-ai/claude-code`")
 		if s := of[events.ExecutionStarted](x); len(s) != 0 {
-			t.Errorf("starts %+v of what is not there", s)
+			t.Errorf("a missing program was started: %+v", s)
 		}
 	}
 	t.Run("installed", func(t *testing.T) {
 		t.Setenv("PATH", was)
 		program := "#!/bin/sh\nPATH='" + was + "' exec '" + needClaude(t) + "' \"$@\"\n"
-		if err := os.WriteFile(filepath.Join(path, "claude"), []byte(program), 0o700); err != nil { //nolint:gosec // a program
+		if err := os.WriteFile(filepath.Join(path, "claude"), []byte(program), 0o700); err != nil { //nolint:gosec // an executable script
 			t.Fatal(err)
 		}
-		in := k.in(t)
-		in.completed("hello again", "You said: hello again")
+		in := k.inSubtest(t)
+		in.mustComplete("hello again", "You said: hello again")
 		k.s = in.s
 	})
 }

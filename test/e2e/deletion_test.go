@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// repeating is a model that runs a command and repeats what it printed, in pieces that hold a marker whole.
+// repeating is a script of a model that runs a command and repeats its output, in pieces that contain a whole marker.
 const repeating = `
 models: [known-model]
 stream: {piece: 4096, delay: 1ms}
@@ -39,10 +39,10 @@ rules:
     steps: [{text: Hello.}]
 `
 
-// marked is a session with a marker in everything that a session holds: the text
-// of a message, one so large that the log keeps it as a payload, the output of a
-// tool, what the model says, a file, and a secret.
-func marked(t *testing.T, c *harness.Cluster, marker string) string {
+// createMarkedSession returns a session that contains a marker in everything that a session stores: the text of a message, a
+// message so large that the log stores it as an object, the output of a tool, the model's answer, a file, and a
+// secret.
+func createMarkedSession(t *testing.T, c *harness.Cluster, marker string) string {
 	t.Helper()
 	id := c.Create("spool", map[string]any{
 		"model": "known-model", "workspaceFiles": []map[string]any{{"path": "in.txt", "content": marker + "-workspace-file\n"}},
@@ -84,10 +84,10 @@ func marked(t *testing.T, c *harness.Cluster, marker string) string {
 	return id
 }
 
-// contents are the streams whose files hold what sessions say and do.
+// contents are the streams whose files hold the content of sessions.
 var contents = []string{topology.EventsStream(0), topology.StreamDeltas, "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}
 
-// streamsWith lists the streams in whose files a text stands.
+// streamsWith returns the streams whose files contain a text.
 func streamsWith(t *testing.T, store, text string) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
@@ -100,7 +100,7 @@ func streamsWith(t *testing.T, store, text string) map[string]bool {
 		}
 		raw, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // the server replaced it
+			return nil // the server has replaced the file
 		}
 		if err == nil && bytes.Contains(raw, []byte(text)) {
 			parts := strings.Split(filepath.ToSlash(path), "/streams/")
@@ -115,14 +115,14 @@ func streamsWith(t *testing.T, store, text string) map[string]bool {
 	return found
 }
 
-// tablesWith lists the tables of the read models in whose rows a text stands.
+// tablesWith returns the tables of the read models with a row that contains a text.
 func tablesWith(t *testing.T, c *harness.Cluster, text string) map[string]bool {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), c.Base.DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background()) //nolint:errcheck // only read
+	defer conn.Close(context.Background()) //nolint:errcheck // the connection only reads
 	rows, err := conn.Query(t.Context(), "SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')")
 	if err != nil {
 		t.Fatal(err)
@@ -144,14 +144,14 @@ func tablesWith(t *testing.T, c *harness.Cluster, text string) map[string]bool {
 	return found
 }
 
-// usageOf is what a tenant has taken, in all.
+// usageOf returns the whole usage of the default tenant.
 func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), c.Base.DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background()) //nolint:errcheck // only read
+	defer conn.Close(context.Background()) //nolint:errcheck // the connection only reads
 	err = conn.QueryRow(t.Context(), "SELECT sum(turns)::bigint, sum(tokens)::bigint, sum(time_ms)::bigint FROM spool.tenant_usage WHERE tenant = 'default'").Scan(&turns, &tokens, &ms)
 	if err != nil {
 		t.Fatal(err)
@@ -159,14 +159,14 @@ func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 	return turns, tokens, ms
 }
 
-// erased makes passes until a session's content was removed.
-func erased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
+// awaitErased makes passes of the janitor until a session's content was removed.
+func awaitErased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
 	t.Helper()
-	erasedOf(t, c, j, harness.Tenant, id)
+	awaitErasedOf(t, c, j, harness.Tenant, id)
 }
 
-// erasedOf is erased for a session of a tenant.
-func erasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id string) {
+// awaitErasedOf is like erased for a session of the given tenant.
+func awaitErasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id string) {
 	t.Helper()
 	sessions := eventlog.Sessions{Log: c.Base.Log}
 	harness.Eventually(t, "the content of "+id+" is removed", func() bool {
@@ -182,19 +182,18 @@ func erasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id s
 	})
 }
 
-// After a session's deletion no API, stream, bucket, table or block file holds
-// its content, while that of a session beside it is found by the same search. The
-// log is sound, a rebuild gives the same read models, and what the tenant has
-// used does not change.
+// TestDeletion_LeavesNoContentBehind tests that, after a session was deleted, no API, stream, bucket, table or block
+// file holds its content, while the same search finds the content of another session. The log is sound, a rebuild
+// gives the same read models, and the tenant's usage does not change.
 func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: repeating})
 	const gone, kept = "heron-5530", "osprey-8841"
-	deleted, other := marked(t, c, gone), marked(t, c, kept)
+	deleted, other := createMarkedSession(t, c, gone), createMarkedSession(t, c, kept)
 	for _, marker := range []string{gone, kept} {
 		for _, stream := range contents {
 			if !streamsWith(t, c.NATSStore(), marker)[stream] {
-				t.Errorf("before: %s is not found in the files of %s", marker, stream)
+				t.Errorf("before: %s is not in the files of %s", marker, stream)
 			}
 		}
 		if len(tablesWith(t, c, marker)) == 0 {
@@ -212,16 +211,16 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	}
 	c.Delete(deleted)
 	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
-	erased(t, c, j, deleted)
+	awaitErased(t, c, j, deleted)
 
 	control := streamsWith(t, c.NATSStore(), kept)
 	left := streamsWith(t, c.NATSStore(), gone)
 	for _, stream := range contents {
 		if !control[stream] {
-			t.Errorf("%s is not found in the files of %s, so that the search proves nothing", kept, stream)
+			t.Errorf("%s is not in the files of %s, so the search proves nothing", kept, stream)
 		}
 		if left[stream] {
-			t.Errorf("%s is left in the files of %s", gone, stream)
+			t.Errorf("%s is still in the files of %s", gone, stream)
 		}
 	}
 	harness.Eventually(t, "the rows are gone", func() bool { return len(tablesWith(t, c, gone)) == 0 })
@@ -261,11 +260,11 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	}
 	report, err := j.Pass(t.Context(), false)
 	if err != nil || len(report.Items) != 0 {
-		t.Errorf("a pass when nothing is left to do found %+v, %v", report.Items, err)
+		t.Errorf("a pass with nothing to do found %+v, %v", report.Items, err)
 	}
 }
 
-// leavesNoKeys finds no key of the buckets that is named after the session.
+// leavesNoKeys checks that no key of the buckets has the session's id in its name.
 func leavesNoKeys(t *testing.T, c *harness.Cluster, id string) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)
@@ -294,7 +293,7 @@ func leavesNoKeys(t *testing.T, c *harness.Cluster, id string) {
 	}
 }
 
-// buckets opens key-value buckets as admin.
+// buckets opens key-value buckets with the rights of admin.
 func buckets(t *testing.T, c *harness.Cluster, names ...string) (list []jetstream.KeyValue) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)
@@ -316,8 +315,8 @@ func buckets(t *testing.T, c *harness.Cluster, names ...string) (list []jetstrea
 	return list
 }
 
-// plant stores a secret for the first execution of each session, after its end: one
-// that the session service did not forget. It returns the keys by session.
+// plant stores a secret for the first execution of each session after its end, as if the session service had not
+// removed it. It returns the keys by session.
 func plant(t *testing.T, c *harness.Cluster, sessions ...string) map[string]string {
 	t.Helper()
 	kv, planted := buckets(t, c, topology.BucketSecrets)[0], map[string]string{}
@@ -336,7 +335,8 @@ func plant(t *testing.T, c *harness.Cluster, sessions ...string) map[string]stri
 	return planted
 }
 
-// leavesNoRecords finds neither secrets nor idempotency records of a session, and those of the session beside it.
+// leavesNoRecords checks that no secret and no idempotency record of a session exists, and that those of the other
+// session do.
 func leavesNoRecords(t *testing.T, c *harness.Cluster, id, other string, planted map[string]string) {
 	t.Helper()
 	list := buckets(t, c, topology.BucketSecrets, topology.BucketIdempotency)
@@ -368,8 +368,8 @@ func leavesNoRecords(t *testing.T, c *harness.Cluster, id, other string, planted
 	}
 }
 
-// refusesWrites appends to both subjects of a removed session as a writer that is
-// late would, with the head that it knew and with none.
+// refusesWrites appends to both subjects of a removed session like a late writer, with the head that it knew and with
+// none. Both must be refused.
 func refusesWrites(t *testing.T, c *harness.Cluster, stale eventlog.Loaded) {
 	t.Helper()
 	for name, head := range map[string]eventlog.Head{

@@ -28,10 +28,10 @@ import (
 
 const (
 	credential = "kestrel-7731-credential" // a secret that a tool uses
-	planted    = "planted-control-5150"    // no secret: the scan must find it
+	planted    = "planted-control-5150"    // not a secret: the scan must find it
 )
 
-// checker is a server that lets only the credential in, and its client.
+// checker is a program with a server that accepts only the credential, and a client of the server.
 const checker = `
 import hashlib, http.server, os, threading, urllib.request
 class Door(http.server.BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ ask = urllib.request.Request("http://127.0.0.1:%%d/" %% door.server_port, header
 print(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(ask).read().decode())
 `
 
-// greet is a skill with a script.
+// greet returns the archive of a skill with a script.
 func greet(t *testing.T) []byte {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,7 +58,7 @@ func greet(t *testing.T) []byte {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(content), 0o700); err != nil { //nolint:gosec // a script
+		if err := os.WriteFile(path, []byte(content), 0o700); err != nil { //nolint:gosec // the file is a script
 			t.Fatal(err)
 		}
 	}
@@ -69,7 +69,7 @@ func greet(t *testing.T) []byte {
 	return z.Bytes()
 }
 
-// apply applies a definition and gives its version.
+// apply applies a definition and returns its version.
 func apply(c *harness.Cluster, kind, slug string, spec any) string {
 	c.T.Helper()
 	var answer json.RawMessage
@@ -81,11 +81,11 @@ func apply(c *harness.Cluster, kind, slug string, spec any) string {
 	return applied.Ref.Version
 }
 
-// TestDockerAgents: what an agent is made of is really there, for every real
-// agent in a container: instructions, memory, a skill's script at its versioned
-// path, files, variables, and a secret that a tool uses and that is found nowhere else.
-func TestDockerAgents(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{Slots: 4}, KeepLogs: true})
+// TestDockerAgents_HaveTheirDefinition tests that every real agent in a container has everything that its definition
+// names: instructions, memory, a skill's script at its versioned path, files, variables, and a secret that a tool
+// uses and that is found nowhere else.
+func TestDockerAgents_HaveTheirDefinition(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{Slots: 4}, KeepLogs: true})
 	code, raw := c.PushSkill(greet(t), "slug=greet&tag=stable")
 	var pushed struct{ Ref events.Reference }
 	if err := json.Unmarshal(raw, &pushed); err != nil || code != http.StatusCreated {
@@ -94,11 +94,11 @@ func TestDockerAgents(t *testing.T) {
 	dir := "/bin/skills/" + pushed.Ref.Version
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
 		"WHOM": map[string]any{"value": "Ada"}, "PLAIN": map[string]any{"value": planted}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
-	}, "egress": []string{"HEAD,GET docs.example.com"}}) // which has agents trust the egress proxy's certificate, and changes nothing for their models
+	}, "egress": []string{"HEAD,GET docs.example.com"}}) // with this rule agents trust the egress proxy's certificate; it does not affect model requests
 	t.Run("agents", func(t *testing.T) {
 		for architecture, more := range architectures() {
 			if architecture == "acp" {
-				continue // the same program as opencode's
+				continue // uses the same program as opencode
 			}
 			t.Run(architecture, func(t *testing.T) {
 				t.Parallel()
@@ -116,11 +116,11 @@ func TestDockerAgents(t *testing.T) {
 
 func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	k := newTalkWith(t, c, "", map[string]any{"agent": architecture + "-porter", "environments": []string{"street"}})
-	k.completed("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
-	k.completed("run the command python3 door.py", "the door is open")
-	k.completed("run the command tail -n 1 $SSL_CERT_FILE; ls $NODE_EXTRA_CA_CERTS", "launch/authorities.pem")
+	k.mustComplete("run the command "+dir+"/scripts/greet.sh", "greetings to Ada from "+dir+"/scripts")
+	k.mustComplete("run the command python3 door.py", "the door is open")
+	k.mustComplete("run the command tail -n 1 $SSL_CERT_FILE; ls $NODE_EXTRA_CA_CERTS", "launch/authorities.pem")
 	if want := map[string]string{"claude-code": "greet", "opencode": dir + "/scripts/greet.sh"}[architecture]; want != "" {
-		k.completed("use the skill greet", want) // by the CLI's own tool
+		k.mustComplete("use the skill greet", want) // with the tool of the agent's command line
 	}
 	var seen string
 	for _, r := range c.Model.Requests() {
@@ -130,11 +130,11 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	}
 	for _, want := range []string{"You are the porter of " + architecture + " street.", "The heron remembers " + architecture + ".", "greet"} {
 		if !strings.Contains(seen, want) {
-			t.Errorf("the model was not told %q", want)
+			t.Errorf("the model did not receive %q", want)
 		}
 	}
 	if !strings.Contains(seen, "Greets people by name.") && !strings.Contains(seen, "Run scripts/greet.sh in this folder.") {
-		t.Error("the model was not told what the skill is for")
+		t.Error("the model did not receive the skill's description")
 	}
 	container := k.c.Container(k.session)
 	inspected, listed := harness.Docker(t, "inspect", container), harness.Docker(t, "top", container, "-eo", "pid,args")
@@ -146,14 +146,14 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	}
 	k.c.Call(0, "GET", "/api/sessions/"+k.session+"/executions", nil, &shown)
 	if !strings.Contains(string(shown.Executions[0].Resolved), `"GET,HEAD docs.example.com"`) {
-		t.Errorf("where it may go is shown as %s", shown.Executions[0].Resolved)
+		t.Errorf("the allowed hosts are shown as %s", shown.Executions[0].Resolved)
 	}
 	if len(shown.Executions) < 3 || !strings.Contains(string(shown.Executions[0].Resolved), dir[len("/bin/skills/"):]) || !strings.Contains(string(shown.Executions[0].Resolved), planted) {
-		t.Errorf("what it resolved to is shown as %s", shown.Executions)
+		t.Errorf("the resolution is shown as %s", shown.Executions)
 	}
 }
 
-// scan looks for the secret in every byte that was written, and for what is no secret, to see that it looks.
+// scan searches all written data for the secret, and for a text that is not secret, to show that the search works.
 func scan(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	written := c.Written()
@@ -168,19 +168,19 @@ func scan(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	if !found["Postgres"] || len(found) < 2 {
-		t.Errorf("what was planted is found in %v alone: the scan does not look everywhere", found)
+		t.Errorf("the planted text was found only in %v: the scan does not search everywhere", found)
 	}
-	t.Logf("%d places were looked through; what was planted is in %d of them", len(written), len(found))
+	t.Logf("searched %d places and found the planted text in %d of them", len(written), len(found))
 }
 
-// dump is every row of every table as text.
+// dump returns all rows of all tables as text.
 func dump(t *testing.T, url string) []byte {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(t.Context()) //nolint:errcheck // it was read from
+	defer conn.Close(t.Context()) //nolint:errcheck // the connection only reads
 	rows, err := conn.Query(t.Context(), `SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')`)
 	if err != nil {
 		t.Fatal(err)
@@ -204,9 +204,10 @@ func dump(t *testing.T, url string) []byte {
 	return out.Bytes()
 }
 
-// TestDockerRedaction: what an agent prints of a secret is not shown, whatever it does with it.
-func TestDockerRedaction(t *testing.T) {
-	c := dockerised(t, harness.Options{})
+// TestDocker_RedactsSecrets tests that a secret that an agent prints is not shown, in any form in which the agent
+// prints it.
+func TestDocker_RedactsSecrets(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
@@ -214,7 +215,7 @@ func TestDockerRedaction(t *testing.T) {
 			k := newTalkWith(t, c, architecture, map[string]any{"model": "known-model", "environments": []string{"street"}})
 			encoded := base64.StdEncoding.EncodeToString([]byte(credential))
 			for _, command := range []string{"echo $DOOR_TOKEN", "echo -n $DOOR_TOKEN | base64", "echo '{\"key\":\"'$DOOR_TOKEN'\"}'"} {
-				x := k.completed("run the command "+command, "[redacted]")
+				x := k.mustComplete("run the command "+command, "[redacted]")
 				for _, w := range x.events {
 					if bytes.Contains(w.Data, []byte(credential)) || bytes.Contains(w.Data, []byte(encoded[:len(encoded)-4])) {
 						t.Errorf("%s: %s shows the secret: %s", command, w.Type, w.Data)
@@ -225,10 +226,10 @@ func TestDockerRedaction(t *testing.T) {
 	}
 }
 
-// everything is the reference server of MCP, from npm, on the image of sandboxes.
+// everything is the reference MCP server from npm, installed in the image of sandboxes.
 const everything = "@modelcontextprotocol/server-everything@2026.8.31"
 
-// withServer makes an image of sandboxes that has the server.
+// withServer builds an image of sandboxes that has the server.
 func withServer(t *testing.T) string {
 	t.Helper()
 	harness.NeedDocker(t)
@@ -250,8 +251,8 @@ func withServer(t *testing.T) string {
 	return image
 }
 
-// serveEverything runs the server over streamable HTTP in a container of its own, behind a door
-// that wants a credential, and gives the door's address.
+// serveEverything runs the server over streamable HTTP in a separate container, behind a proxy that requires a
+// credential, and returns the proxy's address.
 func serveEverything(t *testing.T, image string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -262,7 +263,7 @@ func serveEverything(t *testing.T, image string) string {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	id := harness.Docker(t, "run", "--detach", "--rm", "--network", "host", "--env", "NODE_OPTIONS=--experimental-global-webcrypto", "--entrypoint", "sh", image, "-c", "PORT="+behind.Port()+" exec mcp-server-everything streamableHttp") // Node 18 has no crypto without it
+	id := harness.Docker(t, "run", "--detach", "--rm", "--network", "host", "--env", "NODE_OPTIONS=--experimental-global-webcrypto", "--entrypoint", "sh", image, "-c", "PORT="+behind.Port()+" exec mcp-server-everything streamableHttp") // Node 18 has no global crypto without the option
 	t.Cleanup(func() { harness.Docker(t, "rm", "--force", id) })
 	harness.Eventually(t, "the MCP server listens", func() bool {
 		c, err := net.Dial("tcp", behind.Host)
@@ -281,12 +282,12 @@ func serveEverything(t *testing.T, image string) string {
 	return door.Listener.Addr().String()
 }
 
-// TestDockerServers: Claude Code uses an MCP server from npm, in its sandbox over stdio and on
-// another machine over HTTP; of the latter's credential the sandbox knows nothing.
-func TestDockerServers(t *testing.T) {
+// TestDocker_UsesMCPServers tests that Claude Code uses an MCP server from npm over stdio in its sandbox, and over
+// HTTP on another machine. The sandbox does not have the credential of the latter.
+func TestDocker_UsesMCPServers(t *testing.T) {
 	image := withServer(t)
 	address := serveEverything(t, image)
-	c := dockerised(t, harness.Options{EgressOpen: address, KeepLogs: true})
+	c := newDockerCluster(t, harness.Options{EgressOpen: address, KeepLogs: true})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"MCP_CREDENTIAL": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "caller", map[string]any{
 		"architecture": "claude-code", "model": "known-model", "instructions": "You call servers of tools.", "image": image,
@@ -297,7 +298,7 @@ func TestDockerServers(t *testing.T) {
 	})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "caller", "environments": []string{"street"}})
 	for _, server := range []string{"inside", "outside"} {
-		x := k.completed("call the server "+server+" with heron", "Echo: heron")
+		x := k.mustComplete("call the server "+server+" with heron", "Echo: heron")
 		if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__"+server+"__echo" {
 			t.Errorf("%s: the tools that were used are %+v", server, calls)
 		}
@@ -308,7 +309,7 @@ func TestDockerServers(t *testing.T) {
 		t.Error("a file of the sandbox holds the credential")
 	}
 	if !strings.Contains(out, "127.0.0.1:7070/mcp/outside") {
-		t.Error("the files of the sandbox were not looked at")
+		t.Error("the files of the sandbox were not searched")
 	}
 	for where, content := range c.Written() {
 		if bytes.Contains(content, []byte(credential)) {

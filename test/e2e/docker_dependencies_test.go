@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// packages serves one package of npm and one for Python, and a second of npm whose script fails.
+// packages serves an npm package, a Python package, and an npm package whose script fails.
 func packages(t *testing.T) (r *dependencytest.Registry, url string) {
 	t.Helper()
 	r, err := dependencytest.New("http://npm.internal", []dependencytest.NPM{
@@ -35,14 +35,14 @@ func packages(t *testing.T) (r *dependencytest.Registry, url string) {
 	return r, s.URL
 }
 
-// TestDockerDependencies: what an agent depends on is installed once, through the egress proxy, for
-// sessions that begin at once on two executors, and used by their commands; later sessions need no
-// registry. What cannot be installed ends an execution before its agent starts, and says why.
-func TestDockerDependencies(t *testing.T) {
+// TestDockerDependencies_AreInstalledOnce tests that an agent's dependencies are installed once, through the egress
+// proxy, for sessions that begin concurrently on two executors, and that their commands can use them. Later sessions
+// need no registry. If a dependency cannot be installed, the execution ends before its agent starts, with the reason.
+func TestDockerDependencies_AreInstalledOnce(t *testing.T) {
 	registry, url := packages(t)
 	elsewhere := httptest.NewServer(nil)
 	t.Cleanup(elsewhere.Close)
-	c := dockerised(t, harness.Options{
+	c := newDockerCluster(t, harness.Options{
 		Executors: 2, EgressRoutes: map[string]string{"npm": url + "/npm", "pypi": url, "secretive": elsewhere.URL},
 		Executor: executor.Config{NPMRegistry: "http://127.0.0.1:7070/npm", PIPIndexURL: "http://127.0.0.1:7070/pypi/pip"},
 	})
@@ -82,7 +82,7 @@ func TestDockerDependencies(t *testing.T) {
 	k := newTalkWith(t, c, "", map[string]any{"agent": "built-in"})
 	x := k.until(k.post(query, nil))
 	if said := ended[events.ExecutionCompleted](x).Result; !strings.Contains(said, "hello from a script of npm") || installs(x) != 0 {
-		t.Errorf("without a registry it said %s, and %d times that it installs", said, installs(x))
+		t.Errorf("without a registry the result is %s, with %d installations", said, installs(x))
 	}
 	registry.Switch(true)
 
@@ -100,23 +100,23 @@ func TestDockerDependencies(t *testing.T) {
 		}
 		for _, s := range append(says, "the agent's dependencies could not be installed") {
 			if !strings.Contains(end.Message, s) {
-				t.Errorf("%s does not say %q: %s", slug, s, end.Message)
+				t.Errorf("the message of %s does not contain %q: %s", slug, s, end.Message)
 			}
 		}
 		for _, secret := range []string{"API_KEY", "SPOOL_RUNNER", "SPOOL_EGRESS"} {
 			if strings.Contains(end.Message, secret) {
-				t.Errorf("an installation sees %s: %s", secret, end.Message)
+				t.Errorf("the installation had access to %s: %s", secret, end.Message)
 			}
 		}
 		if slices.ContainsFunc(x.events, func(w events.Wire) bool {
 			return strings.HasPrefix(string(w.Type), "sandbox_") || w.Type == "execution_started"
 		}) {
-			t.Errorf("%s: a sandbox was made", slug)
+			t.Errorf("%s: a sandbox was created", slug)
 		}
 	}
 }
 
-// installs counts the log events of a turn that tell of an installation.
+// installs counts the log events of a turn about an installation.
 func installs(x turn) (n int) {
 	for _, w := range x.events {
 		if w.Type == (events.Log{}).EventType() && strings.Contains(string(w.Data), "dependencies are") {

@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestDockerLife is what happens to containers beside their turns.
-func TestDockerLife(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model", SandboxMemory: 512 << 20}})
+// TestDockerLife_OfContainers tests what happens to containers apart from turns.
+func TestDockerLife_OfContainers(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model", SandboxMemory: 512 << 20}})
 	for name, test := range map[string]func(*testing.T, *harness.Cluster){
 		"pause":         dockerPause,
 		"pool":          dockerPool,
@@ -44,7 +44,7 @@ func (k *talk) control(path string) {
 	}
 }
 
-// dockerPause: a turn stands still with its container, then goes on as if nothing had been.
+// dockerPause checks that a turn is paused with its container, and continues after the resume.
 func dockerPause(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
 	execution := k.post("run the command sleep 3; echo slept", func(w events.Wire) bool {
@@ -57,7 +57,7 @@ func dockerPause(t *testing.T, c *harness.Cluster) {
 		return shown.Phase == "paused"
 	})
 	if state := harness.Docker(t, "inspect", "-f", "{{.State.Paused}}", k.c.Container(k.session)); state != "true" {
-		t.Errorf("the container is paused: %s", state)
+		t.Errorf("the state of the container is %s, want paused", state)
 	}
 	k.control("/api/executions/" + execution + "/resume")
 	x := k.until(execution)
@@ -82,11 +82,11 @@ func kinds(x turn) string {
 	return strings.Join(out, " ")
 }
 
-// dockerPool: a session's first turn finds its sandbox made and its agent started.
+// dockerPool checks that a session's first turn uses a pooled sandbox whose agent is already started.
 func dockerPool(t *testing.T, c *harness.Cluster) {
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
-		k := newTalkWith(t, c, "spool", nil) // the pool's agents have the default model
-		k.completed("are you there?", "You said: are you there?")
+		k := newTalkWith(t, c, "spool", nil) // the agents of the pool have the default model
+		k.mustComplete("are you there?", "You said: are you there?")
 		for _, e := range k.s.Events {
 			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
 				if container := k.c.Container(k.session); !strings.Contains(harness.Docker(t, "inspect", "-f", "{{.Name}}", container), k.session) {
@@ -99,10 +99,11 @@ func dockerPool(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// dockerTerminate ends agent and container at once; the workspace is there for the next.
+// dockerTerminate checks that a terminated agent and its container end at once, and that the next sandbox has the
+// workspace.
 func dockerTerminate(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
-	k.completed("write a file", "The file is written.")
+	k.mustComplete("write a file", "The file is written.")
 	execution := k.post("run the command sleep 300", func(w events.Wire) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
@@ -115,32 +116,32 @@ func dockerTerminate(t *testing.T, c *harness.Cluster) {
 	harness.Eventually(t, "the container is gone", func() bool {
 		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
-	k.completed("run the command cat hello.txt", "hello, world")
+	k.mustComplete("run the command cat hello.txt", "hello, world")
 }
 
-// dockerMaxAge replaces a container that is too old between two turns.
+// dockerMaxAge checks that a container that is too old is replaced between two turns.
 func dockerMaxAge(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", with(map[string]any{"sandboxMaxAgeMs": 1000}))
-	k.completed("write a file", "The file is written.")
+	k.mustComplete("write a file", "The file is written.")
 	first := k.c.Container(k.session)
 	began := time.Now()
 	harness.Eventually(t, "it is old", func() bool { return time.Since(began) > time.Second })
-	k.completed("run the command cat hello.txt", "hello, world")
+	k.mustComplete("run the command cat hello.txt", "hello, world")
 	if second := k.c.Container(k.session); second == first {
 		t.Error("the container is the same")
 	}
 }
 
-// dockerMissingImage fails with a code and a remedy; nothing hangs.
+// dockerMissingImage checks that a missing image fails the execution with a code and a remedy.
 func dockerMissingImage(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
-	k.failed("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
+	k.mustFail("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
 }
 
-// dockerKilled: a container that is killed in the middle of a turn is replaced, with its workspace.
+// dockerKilled checks that a container that is killed during a turn is replaced, with its workspace.
 func dockerKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
-	k.completed("write a file", "The file is written.")
+	k.mustComplete("write a file", "The file is written.")
 	execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 	})
@@ -154,7 +155,7 @@ func dockerKilled(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// dockerBadOptions are refused by name before anything is made.
+// dockerBadOptions checks that invalid options are refused with their field before anything is created.
 func dockerBadOptions(t *testing.T, c *harness.Cluster) {
 	for field, body := range map[string]map[string]any{
 		"sessionOptions.egress":         {"architecture": "spool", "sessionOptions": map[string]any{"egress": []string{"not a host"}}},

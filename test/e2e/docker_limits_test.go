@@ -7,10 +7,10 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestDockerTurns: limits.turns of agents that do not count for themselves. The egress proxy lets as many requests to
-// models through, and the turn ends with its reason before the next; each turn has as many.
-func TestDockerTurns(t *testing.T) {
-	c := dockerised(t, harness.Options{})
+// TestDockerTurns_AreLimitedByTheProxy tests limits.turns of agents that do not count turns themselves. The egress
+// proxy allows that number of model requests for each turn. The turn ends with its reason before the next request.
+func TestDockerTurns_AreLimitedByTheProxy(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{})
 	for _, architecture := range []string{"codex", "opencode", "acp"} {
 		more := architectures()[architecture]
 		spec := map[string]any{"architecture": architecture, "model": more["model"], "instructions": "You count " + architecture + " turns.", "limits": map[string]any{"turns": 1}}
@@ -32,14 +32,14 @@ func TestDockerTurns(t *testing.T) {
 				return n
 			}
 			for n := 1; n <= 2; n++ {
-				k.failed("run the command echo once", "BUDGET_EXCEEDED", "the execution has had 1 turns, and its budget is 1")
-				// An ACP agent asks for a title by itself, of the same allowance, and maybe before it asks for the answer.
+				k.mustFail("run the command echo once", "BUDGET_EXCEEDED", "the execution has had 1 turns, and its budget is 1")
+				// An ACP agent may request a title, which counts for the same limit, before it requests the answer.
 				if have := calls(); have > n || have < n && architecture != "acp" {
-					t.Errorf("after turn %d the model was asked %d times", n, have)
+					t.Errorf("after turn %d the model had received %d requests", n, have)
 				}
 			}
 			if architecture != "acp" {
-				k.completed("hello", "You said: hello")
+				k.mustComplete("hello", "You said: hello")
 			}
 		})
 	}

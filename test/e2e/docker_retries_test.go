@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestDockerRetries: the process of every real agent is killed in mid-turn; the
-// next attempt goes on in the same sandbox, with the agent's own record of the first.
-func TestDockerRetries(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{Slots: 4}})
+// TestDockerRetries_ContinueInTheSameSandbox kills the process of every real agent during a turn. The next attempt
+// continues in the same sandbox, with the agent's own record of the first attempt.
+func TestDockerRetries_ContinueInTheSameSandbox(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{Slots: 4}})
 	for architecture, more := range architectures() {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
@@ -27,14 +27,15 @@ func TestDockerRetries(t *testing.T) {
 			}
 			apply(c, "agents", architecture+"-stubborn", spec)
 			k := newTalkWith(t, c, "", map[string]any{"agent": architecture + "-stubborn"})
-			k.completed("Remember the number 4711", "I will remember 4711.")
+			k.mustComplete("Remember the number 4711", "I will remember 4711.")
 			k.killedAmid("test -e twice && echo again || { touch twice; sleep 300; }", "twice")
-			k.completed("which number was it?", "You asked me to remember 4711.")
+			k.mustComplete("which number was it?", "You asked me to remember 4711.")
 		})
 	}
 }
 
-// killedAmid has a command run, which makes a file, whereupon the agent's process is killed; the second attempt ends well.
+// killedAmid posts a query with a command that creates a file, kills the agent's process when the file exists, and
+// checks that the second attempt completes.
 func (k *talk) killedAmid(command, file string) {
 	t := k.c.T
 	t.Helper()

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// boxed makes an image whose entrypoint is the reference server.
-func boxed(t *testing.T) string {
+// buildBoxImage builds an image whose entrypoint is the reference server.
+func buildBoxImage(t *testing.T) string {
 	t.Helper()
 	dir, image := t.TempDir(), "spool-test/server-box:latest"
 	file := "FROM " + withServer(t) + "\nENV NODE_OPTIONS=--experimental-global-webcrypto\nENTRYPOINT [\"mcp-server-everything\"]\nCMD [\"stdio\"]\n"
@@ -28,7 +28,7 @@ func boxed(t *testing.T) string {
 	return image
 }
 
-// box is the server as agents have it.
+// box returns the definition of the server for an agent.
 func box(image string, more map[string]any) []map[string]any {
 	s := map[string]any{"name": "box", "type": "docker", "image": image, "env": map[string]string{"DOOR_TOKEN": "${DOOR_TOKEN}", "GREETING": "hail ${WHOM}"}}
 	for k, v := range more {
@@ -37,10 +37,11 @@ func box(image string, more map[string]any) []map[string]any {
 	return []map[string]any{s}
 }
 
-// TestDockerContainers: agents call an MCP server that is a container beside their sandbox.
-func TestDockerContainers(t *testing.T) {
-	image := boxed(t)
-	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}, KeepLogs: true})
+// TestDockerServers_RunInTheirOwnContainers tests that agents call an MCP server in a container next to their
+// sandbox.
+func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
+	image := buildBoxImage(t)
+	c := newDockerCluster(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}, KeepLogs: true})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{
 		"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true},
 	}})
@@ -61,29 +62,29 @@ func TestDockerContainers(t *testing.T) {
 			c := c.In(t)
 			agent(c, "lost-boxer", "spool", box("spool-test/no-such-image:1", nil))
 			k := newTalkWith(t, c, "", map[string]any{"agent": "lost-boxer", "environments": []string{"street"}})
-			x := k.failed("hello", "IMAGE_NOT_FOUND", "mcpServers[0].image: server box: ")
+			x := k.mustFail("hello", "IMAGE_NOT_FOUND", "mcpServers[0].image: server box: ")
 			if len(of[events.ExecutionStarted](x)) != 0 {
-				t.Error("the agent was started all the same")
+				t.Error("the agent was started")
 			}
 		})
 		t.Run("secret argument", func(t *testing.T) {
 			t.Parallel()
 			c := c.In(t)
 			agent(c, "loud-boxer", "spool", box(image, map[string]any{"command": []string{"stdio", "--token=${DOOR_TOKEN}"}}))
-			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).failed("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
+			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).mustFail("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
 		})
 	})
 	for where, content := range c.Written() {
-		// What the server told the agent is in the agent's transcript, and so in snapshots.
+		// The agent's transcript contains the answers of the server, and so do snapshots.
 		if bytes.Contains(content, []byte(credential)) && !strings.Contains(where, "OBJ_workspaces") {
 			t.Errorf("%s holds the secret", where)
 		}
 	}
 }
 
-// containerTalk calls the server, and looks at its container.
+// containerTalk calls the server, and inspects its container.
 func containerTalk(t *testing.T, k *talk) {
-	x := k.completed("call the server box with heron", "Echo: heron")
+	x := k.mustComplete("call the server box with heron", "Echo: heron")
 	if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__box__echo" {
 		t.Errorf("the tools that were used are %+v", calls)
 	}
@@ -91,37 +92,37 @@ func containerTalk(t *testing.T, k *talk) {
 	if len(servers) != 1 {
 		t.Fatalf("containers of servers: %q", servers)
 	}
-	x = k.completed("show the variables of box", "hail Ada")
+	x = k.mustComplete("show the variables of box", "hail Ada")
 	for _, w := range x.events {
 		if bytes.Contains(w.Data, []byte(credential)) {
 			t.Errorf("%s shows the secret: %s", w.Type, w.Data)
 		}
 	}
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, `DOOR_TOKEN": "[redacted]"`) {
-		t.Errorf("the server has not got its secret: %s", end.Result)
+		t.Errorf("the server does not have its secret: %s", end.Result)
 	}
 	if again := k.c.Servers(k.session); len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("the second turn has the containers %q, the first %q", again, servers)
 	}
 	if got := harness.Docker(t, "inspect", "-f", "{{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.Config.User}}", servers[0]); !ownUser.MatchString(got) {
-		t.Errorf("it is confined as %s", got)
+		t.Errorf("the confinement of the container is %s", got)
 	}
 	if inspected := harness.Docker(t, append([]string{"inspect"}, k.c.OnEngine()...)...); strings.Contains(inspected, credential) || !strings.Contains(inspected, "mcp-serve") {
 		t.Error("docker inspect shows the secret, or not the server")
 	}
 	noSecretArguments(t)
-	// One that ended between two turns is there again, and the agent, which is warm, reaches it.
+	// A server that ended between two turns is started again, and the warm agent reaches it.
 	harness.Docker(t, "kill", servers[0])
-	k.completed("call the server box with lark", "Echo: lark")
+	k.mustComplete("call the server box with lark", "Echo: lark")
 	k.control("/api/sessions/" + k.session + "/environment/terminate")
 	harness.Eventually(t, "the server's container is gone", func() bool { return len(k.c.Servers(k.session)) == 0 })
-	k.completed("call the server box with swift", "Echo: swift")
+	k.mustComplete("call the server box with swift", "Echo: swift")
 }
 
-// ownUser is how a server's container is confined, as a user of the default range.
+// ownUser matches the confinement of a server's container that runs as a user of the default range.
 var ownUser = regexp.MustCompile(`^none true \[ALL\] \[no-new-privileges\] ([7-9]\d{4}):([7-9]\d{4})$`)
 
-// noSecretArguments looks at the arguments of every process of the machine.
+// noSecretArguments searches the arguments of every process of the machine.
 func noSecretArguments(t *testing.T) {
 	t.Helper()
 	list, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -132,7 +133,7 @@ func noSecretArguments(t *testing.T) {
 	for _, path := range list {
 		raw, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		joined = joined || bytes.Contains(raw, []byte("mcp-join"))
 		if bytes.Contains(raw, []byte(credential)) {
@@ -140,14 +141,15 @@ func noSecretArguments(t *testing.T) {
 		}
 	}
 	if !joined {
-		t.Error("the processes were not looked at")
+		t.Error("no process of a server was found")
 	}
 }
 
-// TestDockerContainerOutlivesExecutors: a call goes on while the executor that began it is cut off and another one follows.
-func TestDockerContainerOutlivesExecutors(t *testing.T) {
-	image := boxed(t)
-	c := dockerised(t, harness.Options{})
+// TestDockerServers_OutliveExecutors tests that a call continues when its executor is cut off and another one takes
+// over.
+func TestDockerServers_OutliveExecutors(t *testing.T) {
+	image := buildBoxImage(t)
+	c := newDockerCluster(t, harness.Options{})
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "boxer", map[string]any{"architecture": "spool", "model": "known-model", "instructions": "You call servers of tools.", "mcpServers": box(image, nil)})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "boxer", "environments": []string{"street"}})
@@ -164,7 +166,7 @@ func TestDockerContainerOutlivesExecutors(t *testing.T) {
 	if n := len(of[events.ExecutionClaimed](x)); n != 2 || len(of[events.ExecutionStarted](x)) != 1 {
 		t.Errorf("%d claims: %s", n, kinds(x))
 	}
-	k.completed("call the server box with heron", "Echo: heron")
+	k.mustComplete("call the server box with heron", "Echo: heron")
 	if again := c.Servers(k.session); len(servers) != 1 || len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("containers of servers %q, before %q", again, servers)
 	}

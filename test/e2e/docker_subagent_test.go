@@ -10,15 +10,15 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestDockerSubagent: a sub-agent of Claude Code, defined with its agent, works in a conversation of
-// its own: what it did and said is read there, and not among the agent's own words.
-func TestDockerSubagent(t *testing.T) {
+// TestDockerSubagent_HasItsOwnConversation tests that a sub-agent of Claude Code that its agent's definition names
+// has its own conversation: its actions and texts are there, and not in the agent's conversation.
+func TestDockerSubagent_HasItsOwnConversation(t *testing.T) {
 	const (
 		query   = "delegate the survey"
 		answer  = "The surveyor said: It said: survey-4417"
-		command = "echo survey-$((4400+17))" // only a shell makes the answer of it
+		command = "echo survey-$((4400+17))" // only a shell can compute the answer
 	)
-	c := dockerised(t, harness.Options{})
+	c := newDockerCluster(t, harness.Options{})
 	apply(c, "agents", "lead", map[string]any{
 		"architecture": "claude-code", "model": "known-model", "instructions": "You lead a team of surveyors.",
 		"subagents": []map[string]any{{
@@ -26,8 +26,8 @@ func TestDockerSubagent(t *testing.T) {
 		}},
 	})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "lead"})
-	x := k.completed(query, answer)
-	spawned, ended := only[events.SubagentSpawned](x), only[events.SubagentCompleted](x)
+	x := k.mustComplete(query, answer)
+	spawned, ended := onlyEvent[events.SubagentSpawned](x), onlyEvent[events.SubagentCompleted](x)
 	own := spawned.Conversation
 	if spawned.Name != "surveyor" || own == "" || own == events.MainConversation || spawned.Parent != events.MainConversation || ended.Conversation != own || ended.IsError {
 		t.Fatalf("spawned %+v, ended %+v", spawned, ended)
@@ -51,14 +51,14 @@ func TestDockerSubagent(t *testing.T) {
 			t.Errorf("the agent's own conversation has what the sub-agent did: %s", text(t, b))
 		}
 	}
-	k.completed(query, answer) // another one, of the same process
+	k.mustComplete(query, answer) // another sub-agent, of the same process
 	if list := k.conversations(); len(list) != 3 || list[2].ConversationID == own {
 		t.Errorf("after a second one the conversations are %+v", list)
 	}
 }
 
-// only is the one event of a type in a turn.
-func only[P events.Payload](x turn) (p P) {
+// onlyEvent returns the only event of type P in a turn.
+func onlyEvent[P events.Payload](x turn) (p P) {
 	x.t.Helper()
 	n := 0
 	for _, w := range x.events {
@@ -84,7 +84,7 @@ func (k *talk) conversations() []conversation {
 	return got.Conversations
 }
 
-// transcript is what was said and done in one conversation.
+// transcript returns the blocks of one conversation.
 func (k *talk) transcript(conversation string) []events.Block {
 	k.t.Helper()
 	var got struct{ Blocks []events.Block }

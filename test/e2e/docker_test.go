@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// dockerised is a cluster whose sandboxes are containers.
-func dockerised(t *testing.T, opts harness.Options) *harness.Cluster {
+// newDockerCluster returns a cluster whose sandboxes are containers.
+func newDockerCluster(t *testing.T, opts harness.Options) *harness.Cluster {
 	t.Helper()
 	harness.NeedDocker(t)
 	opts.Docker = true
@@ -22,13 +22,13 @@ func dockerised(t *testing.T, opts harness.Options) *harness.Cluster {
 	return harness.New(t, opts)
 }
 
-// architectures are all that talk to a model, with the model that they are given.
+// architectures returns the session options of every architecture that uses a model.
 func architectures() map[string]map[string]any {
 	return map[string]map[string]any{
 		"claude-code": {"model": "known-model"},
 		"codex":       {"model": "gpt-5.5"},
 		"opencode":    {"model": "known-model"},
-		// Any agent that speaks the protocol, with a configuration of the user's own.
+		// any agent that speaks the protocol, with the user's own configuration
 		"acp": {
 			"model":          "mock/known-model",
 			"sessionOptions": map[string]any{"command": []string{"opencode", "acp"}},
@@ -39,9 +39,9 @@ func architectures() map[string]map[string]any {
 	}
 }
 
-// TestDocker: every agent in a hardened container without a network, seen as clients see it.
-func TestDocker(t *testing.T) {
-	c := dockerised(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}})
+// TestDocker_RunsEveryAgent tests every agent in a hardened container without a network, through the API of clients.
+func TestDocker_RunsEveryAgent(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{Executors: 2, Executor: executor.Config{Slots: 4}})
 	for architecture, more := range architectures() {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
@@ -50,57 +50,57 @@ func TestDocker(t *testing.T) {
 	}
 }
 
-// TestNVIDIAKeyAloneInDocker: sessions that name neither a model nor its provider
-// reach NVIDIA's API where nothing else is set up; the executor has no key.
-func TestNVIDIAKeyAloneInDocker(t *testing.T) {
+// TestDocker_NVIDIAAsTheOnlyProvider tests that sessions that name neither a model nor its provider use NVIDIA's API
+// if no other provider is configured. The executor does not have the key.
+func TestDocker_NVIDIAAsTheOnlyProvider(t *testing.T) {
 	t.Parallel()
-	c := dockerised(t, harness.Options{NVIDIAAlone: true, Executor: executor.Config{Slots: 2, NVIDIAModel: "known-model"}})
+	c := newDockerCluster(t, harness.Options{NVIDIAAlone: true, Executor: executor.Config{Slots: 2, NVIDIAModel: "known-model"}})
 	for _, architecture := range []string{"spool", "opencode"} {
-		newTalkWith(t, c, architecture, nil).completed("Remember the number 4711", "I will remember 4711.")
+		newTalkWith(t, c, architecture, nil).mustComplete("Remember the number 4711", "I will remember 4711.")
 	}
 }
 
-// dockerTalk is one session's life: two turns in one process, an edit, an
-// interrupt, a model's error, then idle, and the same files in another sandbox.
+// dockerTalk runs a session: two turns in one process, an edit, an interrupt, an error of the model, then the idle
+// timeout, and the same files in another sandbox.
 func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) {
 	k := newTalkWith(t, c, architecture, more)
-	first := k.completed("Remember the number 4711", "I will remember 4711.")
+	first := k.mustComplete("Remember the number 4711", "I will remember 4711.")
 	if s := first.started(); s.Warm || s.Attempt != 1 {
 		t.Errorf("the first start was %+v", s)
 	}
-	second := k.completed("which number was it?", "You asked me to remember 4711.")
-	second.same(first)
-	k.completed("write a file", "The file is written.")
-	k.wantFile("hello.txt", "hello, world\n")
-	k.dockerInterrupt().same(first)
+	second := k.mustComplete("which number was it?", "You asked me to remember 4711.")
+	second.checkSameProcess(first)
+	k.mustComplete("write a file", "The file is written.")
+	k.awaitFile("hello.txt", "hello, world\n")
+	k.dockerInterrupt().checkSameProcess(first)
 	k.dockerRefused(architecture)
 	container := k.c.Container(k.session)
 	k.idle()
 	harness.Eventually(t, "the container of an idle session is gone", func() bool {
 		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
-	k.completed("run the command cat hello.txt", "hello, world")
-	back := k.completed("which number was it?", "You asked me to remember 4711.")
+	k.mustComplete("run the command cat hello.txt", "hello, world")
+	back := k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	if s := back.started(); s.Attempt != 1 {
-		t.Errorf("after the return it started as %+v", s)
+		t.Errorf("in the new sandbox the agent started as %+v", s)
 	}
 }
 
-// wantFile waits for a file of the last snapshot.
-func (k *talk) wantFile(path, content string) {
+// awaitFile waits until the last snapshot has a file with the given content.
+func (k *talk) awaitFile(path, content string) {
 	k.t.Helper()
 	harness.Eventually(k.t, path+" can be fetched", func() bool {
 		res, err := http.Get(k.c.URL(0) + "/api/sessions/" + k.session + "/files/" + path)
 		if err != nil {
 			k.t.Fatal(err)
 		}
-		defer res.Body.Close() //nolint:errcheck // it is read
+		defer res.Body.Close() //nolint:errcheck // the body is read
 		raw, err := io.ReadAll(res.Body)
 		return err == nil && res.StatusCode == http.StatusOK && string(raw) == content
 	})
 }
 
-// dockerInterrupt stops an answer in the middle; the next turn is answered.
+// dockerInterrupt interrupts an answer, and checks that the next turn is answered.
 func (k *talk) dockerInterrupt() turn {
 	k.t.Helper()
 	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
@@ -109,20 +109,20 @@ func (k *talk) dockerInterrupt() turn {
 	if end := ended[events.ExecutionCancelled](x); end.Reason != "interrupted" {
 		k.t.Errorf("ended with %+v", end)
 	}
-	return k.completed("hello again", "You said: hello again")
+	return k.mustComplete("hello again", "You said: hello again")
 }
 
-// dockerRefused is a model's refusal: the execution fails with its code, the session goes on.
+// dockerRefused checks that a model's refusal fails the execution with its code, and that the session continues.
 func (k *talk) dockerRefused(architecture string) {
 	k.t.Helper()
 	x := k.until(k.post("bad request", nil))
 	if end := ended[events.ExecutionFailed](x); end.Code != "MODEL_ERROR" || !strings.Contains(end.Message, "scripted refusal") {
 		k.t.Errorf("%s: ended with %+v", architecture, end)
 	}
-	k.completed("hello after that", "You said: hello after that")
+	k.mustComplete("hello after that", "You said: hello after that")
 }
 
-// idle lets the session's idle timeout pass, and waits until its sandbox is given up.
+// idle lets the session's idle timeout pass, and waits until its sandbox has ended.
 func (k *talk) idle() {
 	k.t.Helper()
 	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"idleTimeoutMs": 1000}}, nil); code != http.StatusOK {
@@ -145,7 +145,7 @@ func (k *talk) idle() {
 	}
 	list := slices.DeleteFunc(slices.Clone(s.Events), func(w events.Wire) bool { return w.Type != (events.WorkspaceSynced{}).EventType() })
 	if len(list) == 0 {
-		k.t.Error("no snapshot was taken before the idle sandbox was given up")
+		k.t.Error("no snapshot was taken before the idle sandbox ended")
 	}
 	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"idleTimeoutMs": uint32(time.Hour / time.Millisecond)}}, nil); code != http.StatusOK {
 		k.t.Fatalf("patch answered %d", code)

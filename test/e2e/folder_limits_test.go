@@ -16,10 +16,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestRunWorkspace_WorksInALargeFolder: in the folder itself there is no limit, for
-// nothing is uploaded: not of files, not of bytes, and not by what lies in it.
-// The snapshot holds what fits and says that it does not hold all. A copy of the
-// same folder is refused before a session is made.
+// TestRunWorkspace_WorksInALargeFolder tests that a session in the folder itself has no limit of files, of bytes or
+// of kinds of files, because nothing is uploaded. The snapshot holds what fits and states that it is incomplete. A
+// copy of the same folder is refused before a session is created.
 func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 	t.Parallel()
 	const files = 100_000
@@ -47,7 +46,7 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // the test's own
+	defer l.Close() //nolint:errcheck // the listener of the test
 	for _, err := range []error{
 		os.Symlink("/etc/passwd", in("link")), syscall.Mkfifo(in("pipe"), 0o600), os.WriteFile(in("big"), nil, 0o600), os.Truncate(in("big"), 5<<30),
 	} {
@@ -60,9 +59,9 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	id, printed := ran(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; find n0* -type f | wc -l; echo made > made.txt")
+	id, printed := runCLI(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; find n0* -type f | wc -l; echo made > made.txt")
 	if !strings.Contains(printed, "first") || !strings.Contains(printed, fmt.Sprint(files)) {
-		t.Errorf("it printed %s", printed)
+		t.Errorf("spool run printed %s", printed)
 	}
 	var synced events.WorkspaceSynced
 	harness.Eventually(t, "a snapshot is taken", func() bool {
@@ -86,9 +85,8 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 	}
 }
 
-// TestRunWorkspace_RefusesAFolderThatHoldsSpoolsData: --yes confirms the root or the
-// home folder, but where Spool's data lie in it, a session cannot work in it. The
-// error names the flag and says what to do.
+// TestRunWorkspace_RefusesAFolderThatHoldsSpoolsData tests that --yes confirms the root or the home folder, but that
+// a session cannot work in a folder that contains Spool's data. The error names the flag and the remedy.
 func TestRunWorkspace_RefusesAFolderThatHoldsSpoolsData(t *testing.T) {
 	t.Parallel()
 	home, data := project(t, map[string]string{"spool/nats/f": ""}), t.TempDir()
@@ -108,7 +106,7 @@ func TestRunWorkspace_RefusesAFolderThatHoldsSpoolsData(t *testing.T) {
 	}
 }
 
-// userFile puts a file of a user's into a folder.
+// userFile creates a file that belongs to a user.
 func userFile(t *testing.T, user *syscall.Credential, path, content string, mode os.FileMode) {
 	t.Helper()
 	dir := filepath.Dir(path)
@@ -122,9 +120,9 @@ func userFile(t *testing.T, user *syscall.Credential, path, content string, mode
 	}
 }
 
-// TestRunWorkspace_RefusesWhatTheUserMayNotRead: a file or a folder that the user may
-// not read is refused by name before a session is made, unless it is ignored; and
-// no session works in the folder of a user other than the server's.
+// TestRunWorkspace_RefusesWhatTheUserMayNotRead tests that a file or a folder that the user may not read is refused
+// by name before a session is created, unless it is ignored. No session works in the folder of a user other than the
+// server's.
 func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 	t.Parallel()
 	user, dir, data := harness.Nobody(t)
@@ -160,9 +158,8 @@ func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 	c.Delete(found[1])
 }
 
-// TestFilesPull_NamesWhatTheUserMayNotWrite: changes in a folder that the user may not
-// write to are reported by name, the others are applied, no file is left half
-// written, and a later pull brings the rest.
+// TestFilesPull_NamesWhatTheUserMayNotWrite tests that changes in a folder that the user may not write to are
+// reported by name, and that the others are applied. No file is written partially, and a later pull applies the rest.
 func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	t.Parallel()
 	user, dir, data := harness.Nobody(t)
@@ -186,7 +183,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	if want := `spool: dir: no permission to read "open/a.txt": change its mode and pull again`; code != 2 || !strings.Contains(says, want) {
 		t.Errorf("pull over an unreadable file: %d %s%s, want %s", code, out, says, want)
 	}
-	for _, err := range []error{os.Chmod(unreadable, 0o644), os.Chmod(locked, 0o555)} { //nolint:gosec // a folder that may be read alone
+	for _, err := range []error{os.Chmod(unreadable, 0o644), os.Chmod(locked, 0o555)} { //nolint:gosec // the folder is read-only for this test
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,17 +194,17 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	}
 	for _, name := range []string{"locked/b.txt", "locked/new.txt", "locked/gone.txt"} {
 		if want := name + ": no permission to write to the folder locked: change its mode and pull again"; !strings.Contains(says, want) {
-			t.Errorf("it does not say %q: %s", want, says)
+			t.Errorf("the output lacks %q: %s", want, says)
 		}
 	}
 	holds := func(want map[string]string) {
 		t.Helper()
-		if got := holding(t, dir); fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := filesIn(t, dir); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("the folder has %v, want %v", got, want)
 		}
 	}
 	holds(map[string]string{"open/a.txt": "A\n", "locked/b.txt": "b\n", "locked/gone.txt": "gone\n"})
-	if err := os.Chmod(locked, 0o755); err != nil { //nolint:gosec // of a test
+	if err := os.Chmod(locked, 0o755); err != nil { //nolint:gosec // the folder is writable again
 		t.Fatal(err)
 	}
 	if code, out, says := c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes"); code != 0 {

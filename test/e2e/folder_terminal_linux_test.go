@@ -12,16 +12,15 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// sessions returns how many sessions the cluster has.
+// sessions returns the number of sessions of the cluster.
 func sessions(c *harness.Cluster) int {
 	var l struct{ Sessions []struct{ SessionID string } }
 	c.Call(0, "GET", "/api/sessions", nil, &l)
 	return len(l.Sessions)
 }
 
-// TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder: a refusal and an
-// interrupt end the command before a session is made; after a yes the notice
-// comes before the agent's first text.
+// TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder tests that a no and an interrupt end the command
+// before a session is created, and that after a yes the notice precedes the agent's first text.
 func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
@@ -47,8 +46,8 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 			t.Errorf("%s: ended with %d, want %d and %q:\n%s", name, code, answer.code, answer.says, screen)
 		}
 	}
-	if n := sessions(c); n != 0 || len(holding(t, dir)) != 1 {
-		t.Errorf("after the refusals there are %d sessions, and the folder has %v", n, holding(t, dir))
+	if n := sessions(c); n != 0 || len(filesIn(t, dir)) != 1 {
+		t.Errorf("after the refusals there are %d sessions, and the folder has %v", n, filesIn(t, dir))
 	}
 
 	x := start()
@@ -60,24 +59,23 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	}
 	t.Cleanup(func() { c.Delete(made[1]) })
 	notice, text := strings.Index(screen, "the agent works in "+dir+" itself: it changes the files there, and nothing is isolated"), strings.Index(screen, "first")
-	if code != 0 || notice < 0 || text < notice || holding(t, dir)["made.txt"] != "made\n" {
-		t.Errorf("after a yes it ended with %d, the folder has %v:\n%s", code, holding(t, dir), screen)
+	if code != 0 || notice < 0 || text < notice || filesIn(t, dir)["made.txt"] != "made\n" {
+		t.Errorf("after a yes it ended with %d, the folder has %v:\n%s", code, filesIn(t, dir), screen)
 	}
 }
 
-// TestFilesPull_AsksOnATerminal: changes are shown as a diff, and applied as the
-// user answers: none after a no or an interrupt, those that are accepted one by
-// one, or all. A declined change is offered again.
+// TestFilesPull_AsksOnATerminal tests that changes are shown as a diff and applied as the user answers: none after a
+// no or an interrupt, the accepted ones, or all. A declined change is offered again.
 func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
 	files := map[string]string{"edit.txt": "one\ntwo\n", "gone.txt": "gone\n", "keep.txt": "keep\n"}
 	dir, data := project(t, files), t.TempDir()
-	id, _ := ran(t, c, dir, data, "--copy", "--workspace", ".", "run the command sed -i s/two/2/ edit.txt; rm gone.txt; echo new > new.txt")
+	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", "run the command sed -i s/two/2/ edit.txt; rm gone.txt; echo new > new.txt")
 	t.Cleanup(func() { c.Delete(id) })
 	holds := func(when string) {
 		t.Helper()
-		if got := holding(t, dir); !maps.Equal(got, files) {
+		if got := filesIn(t, dir); !maps.Equal(got, files) {
 			t.Errorf("%s the folder has %v, want %v", when, got, files)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// project is a folder of a person's with these files.
+// project creates a user's folder with the given files.
 func project(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -28,15 +28,15 @@ func project(t *testing.T, files map[string]string) string {
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(full, []byte(content), 0o644); err != nil { //nolint:gosec // of a test
+		if err := os.WriteFile(full, []byte(content), 0o644); err != nil { //nolint:gosec // like the file of a user
 			t.Fatal(err)
 		}
 	}
 	return dir
 }
 
-// holding is what a folder has: the content of files, by path.
-func holding(t *testing.T, dir string) map[string]string {
+// filesIn returns the content of the files in a folder, by path.
+func filesIn(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -59,8 +59,8 @@ func holding(t *testing.T, dir string) map[string]string {
 
 var sessionID = regexp.MustCompile(`spool run --session (ses_\w+)`)
 
-// ran runs a query by the CLI, which must succeed, and returns its session and all that was printed.
-func ran(t *testing.T, c *harness.Cluster, folder, data string, args ...string) (session, printed string) {
+// runCLI runs a query with the command line tool, which must succeed, and returns its session and all its output.
+func runCLI(t *testing.T, c *harness.Cluster, folder, data string, args ...string) (session, printed string) {
 	t.Helper()
 	code, out, says := c.CLI(t, folder, data, append([]string{"run", "--architecture", "spool", "--model", "known-model"}, args...)...)
 	found := sessionID.FindStringSubmatch(says)
@@ -87,19 +87,19 @@ func listed(t *testing.T, c *harness.Cluster, session string) map[string]bool {
 	return out
 }
 
-// TestRunWorkspace_WorksInTheFolderItself: a local session that is given a folder
-// works in it, says so, keeps what is ignored out of snapshots, never restores
-// over it, and leaves it alone when the session is deleted.
+// TestRunWorkspace_WorksInTheFolderItself tests that a local session with a folder works in the folder, states that,
+// keeps ignored files out of snapshots, never restores over the folder, and leaves it alone when the session is
+// deleted.
 func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
 	dir, data := project(t, map[string]string{"a.txt": "first\n", ".gitignore": "*.log\n", "big.log": "log\n", "sub/b.txt": "b\n", ".git/HEAD": "ref\n"}), t.TempDir()
 
-	id, printed := ran(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; echo made > made.txt; pwd")
+	id, printed := runCLI(t, c, dir, data, "--workspace", ".", "run the command cat a.txt; echo made > made.txt; pwd")
 	if !strings.Contains(printed, "first") || !strings.Contains(printed, "the agent works in "+dir+" itself") || !strings.Contains(printed, "nothing is isolated") {
-		t.Errorf("it printed %s", printed)
+		t.Errorf("spool run printed %s", printed)
 	}
-	if got := holding(t, dir); got["made.txt"] != "made\n" {
+	if got := filesIn(t, dir); got["made.txt"] != "made\n" {
 		t.Errorf("the folder has %v", got)
 	}
 	harness.Eventually(t, "the snapshot has what is not ignored", func() bool {
@@ -107,12 +107,12 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 		return l["made.txt"] && l["sub/b.txt"] && !l["big.log"] && !l[".git/HEAD"]
 	})
 
-	other, printed := ran(t, c, filepath.Join(dir, "sub"), data, "--workspace", ".", "run the command cat b.txt")
+	other, printed := runCLI(t, c, filepath.Join(dir, "sub"), data, "--workspace", ".", "run the command cat b.txt")
 	if !strings.Contains(printed, "session "+id+" also works in "+dir) {
-		t.Errorf("of the other session it printed %s", printed)
+		t.Errorf("in the other session spool run printed %s", printed)
 	}
 
-	// The sandbox ends; meanwhile a person edits a file. No snapshot is laid over that.
+	// The sandbox ends, and the user edits a file meanwhile. No snapshot is restored over the edit.
 	if status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/environment/terminate", nil, nil); status/100 != 2 {
 		t.Fatalf("terminate answered %d %s", status, raw)
 	}
@@ -124,10 +124,10 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 		t.Errorf("after the sandbox ended: %d %s %s", code, out, says)
 	}
 
-	before := holding(t, dir)
+	before := filesIn(t, dir)
 	c.Delete(id)
 	c.Delete(other)
-	if after := holding(t, dir); len(after) != len(before) || after["a.txt"] != "second\n" || after["made.txt"] != "made\n" {
+	if after := filesIn(t, dir); len(after) != len(before) || after["a.txt"] != "second\n" || after["made.txt"] != "made\n" {
 		t.Errorf("after the sessions were deleted the folder has %v, before %v", after, before)
 	}
 }
@@ -139,8 +139,8 @@ func terminated(t *testing.T, c *harness.Cluster, id string) bool {
 	return s.CurrentSandbox.State == "terminated"
 }
 
-// TestHostPath_IsRefusedByName: a folder that is not there, is none, is the
-// installation's own or is not allowed is a typed error, and no session is made.
+// TestHostPath_IsRefusedByName tests that a folder that does not exist, is not a folder, belongs to the installation
+// or is not allowed is refused with a typed error, and that no session is created.
 func TestHostPath_IsRefusedByName(t *testing.T) {
 	t.Parallel()
 	dir := project(t, map[string]string{"allowed/f": "", "other/f": ""})
@@ -171,7 +171,7 @@ func TestHostPath_IsRefusedByName(t *testing.T) {
 	var p struct{ Code, SessionID string }
 	body := map[string]any{"sessionOptions": map[string]any{"hostPath": filepath.Join(dir, "allowed"), "hostPathIdentity": "0123"}}
 	if status := c.Call(0, "POST", "/api/sessions", body, &p); status != http.StatusForbidden || p.Code != "HOST_PATH_REFUSED" {
-		t.Errorf("of another machine: %d %+v", status, p)
+		t.Errorf("a path of another machine: %d %+v", status, p)
 	}
 	body = map[string]any{"sessionOptions": map[string]any{"hostPath": filepath.Join(dir, "allowed")}}
 	if status := c.Call(0, "POST", "/api/sessions", body, &p); status != http.StatusCreated {
@@ -181,22 +181,22 @@ func TestHostPath_IsRefusedByName(t *testing.T) {
 	var s struct{ SessionOptions struct{ HostPath string } }
 	harness.Eventually(t, "the session is read", func() bool { return c.Call(0, "GET", "/api/sessions/"+id, nil, &s) == http.StatusOK })
 	if s.SessionOptions.HostPath != filepath.Join(dir, "allowed") {
-		t.Errorf("it has %+v", s)
+		t.Errorf("the session has %+v", s)
 	}
 	if status := c.Call(0, "PATCH", "/api/sessions/"+id, map[string]any{"sessionOptions": map[string]any{"hostPath": dir}}, &p); status != http.StatusBadRequest {
 		t.Errorf("a change of the folder: %d %+v", status, p)
 	}
 }
 
-// TestRunWorkspaceCopy_PullBringsChangesBack: a copy leaves the folder alone; a
-// pull shows what the session changed, takes it when it is told to, keeps modes,
-// never writes over what was changed here, and refuses links out of the folder.
+// TestRunWorkspaceCopy_PullBringsChangesBack tests that a copy leaves the folder alone. A pull shows the changes of
+// the session, applies them when it is told to, keeps modes, never overwrites local changes, and refuses links that
+// leave the folder.
 func TestRunWorkspaceCopy_PullBringsChangesBack(t *testing.T) {
 	t.Parallel()
 	pulls(t, harness.New(t, harness.Options{Script: script(t, "docker.yaml")}), "--copy")
 }
 
-// TestRunWorkspaceDocker_UploadsAndPulls: the same with containers, where --workspace alone is a copy.
+// TestRunWorkspaceDocker_UploadsAndPulls tests the same with containers, for which --workspace alone means a copy.
 func TestRunWorkspaceDocker_UploadsAndPulls(t *testing.T) {
 	harness.NeedDocker(t)
 	t.Parallel()
@@ -209,21 +209,21 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 		"keep.txt": "keep\n", "edit.txt": "one\ntwo\n", "both.txt": "both\n", "gone.txt": "gone\n", "sub/mode.sh": "echo\n", "node_modules/x": "x\n",
 	}
 	dir, data := project(t, files), t.TempDir()
-	id, printed := ran(t, c, dir, data, append(flags, "--workspace", ".",
+	id, printed := runCLI(t, c, dir, data, append(flags, "--workspace", ".",
 		"run the command cat edit.txt; sed -i s/two/2/ edit.txt; echo theirs > both.txt; rm gone.txt; mkdir new; echo new > new/n.txt; chmod 755 sub/mode.sh; "+
 			"ln -s ../edit.txt new/link; ln -s /etc/passwd bad; mkdir -p node_modules; echo y > node_modules/y; ls node_modules")...)
 	t.Cleanup(func() { c.Delete(id) })
 	if !strings.Contains(printed, "works on a copy of "+dir+" (5 files") || !strings.Contains(printed, "spool files pull "+id) {
-		t.Errorf("it printed %s", printed)
+		t.Errorf("spool run printed %s", printed)
 	}
 	same := func(when string, want map[string]string) {
 		t.Helper()
-		if got := holding(t, dir); !maps.Equal(got, want) {
+		if got := filesIn(t, dir); !maps.Equal(got, want) {
 			t.Errorf("%s the folder has %v, want %v", when, got, want)
 		}
 	}
 	same("after the run", files)
-	if err := os.WriteFile(filepath.Join(dir, "both.txt"), []byte("mine\n"), 0o644); err != nil { //nolint:gosec // of a test
+	if err := os.WriteFile(filepath.Join(dir, "both.txt"), []byte("mine\n"), 0o644); err != nil { //nolint:gosec // like the file of a user
 		t.Fatal(err)
 	}
 	files["both.txt"] = "mine\n"
@@ -265,20 +265,20 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	}
 }
 
-// TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue: what was brought into
-// another folder is still to be brought into the one that was uploaded.
+// TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue tests that changes that were pulled into another folder are
+// still due for the uploaded folder.
 func TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
 	dir, other, data := project(t, map[string]string{"a.txt": "old\n"}), project(t, map[string]string{"a.txt": "old\n"}), t.TempDir()
-	id, _ := ran(t, c, dir, data, "--copy", "--workspace", ".", "run the command echo new > a.txt")
+	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", "run the command echo new > a.txt")
 	t.Cleanup(func() { c.Delete(id) })
 	for _, folder := range []struct {
 		args []string
 		path string
 	}{{[]string{other}, other}, {nil, dir}} {
 		code, out, says := c.CLI(t, dir, data, append([]string{"files", "pull", id, "--yes"}, folder.args...)...)
-		if got := holding(t, folder.path); code != 0 || got["a.txt"] != "new\n" {
+		if got := filesIn(t, folder.path); code != 0 || got["a.txt"] != "new\n" {
 			t.Errorf("pull %v: ended with %d, the folder has %v: %s%s", folder.args, code, got, out, says)
 		}
 	}

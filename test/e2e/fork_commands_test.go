@@ -25,7 +25,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// sessionsInLog are the ids of all sessions that the log has.
+// sessionsInLog returns the ids of all sessions in the log.
 func sessionsInLog(t *testing.T, c *harness.Cluster) map[string]bool {
 	t.Helper()
 	ids := map[string]bool{}
@@ -54,7 +54,7 @@ type shownFork struct {
 	Forks int
 }
 
-// shows reads a session that is at least as new as a position.
+// shows returns a session that is at least as new as a position.
 func shows(t *testing.T, c *harness.Cluster, session, position string) shownFork {
 	t.Helper()
 	var s shownFork
@@ -64,7 +64,7 @@ func shows(t *testing.T, c *harness.Cluster, session, position string) shownFork
 	return s
 }
 
-// TestFork_Commands: forks of sessions in any state, by REST and by gRPC, with another agent, and repeated.
+// TestFork_Commands tests forks of sessions in any state, by REST and by gRPC, with another agent, and repeated.
 func TestFork_Commands(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{
@@ -77,8 +77,8 @@ func TestFork_Commands(t *testing.T) {
 	t.Cleanup(func() { _ = conn.Close() })
 	one := func(t *testing.T) *talk {
 		k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "metadata": map[string]any{"of": "the parent"}})
-		k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-		k.synced()
+		k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+		k.awaitSnapshot()
 		return k
 	}
 	t.Run("of a session that is closed", func(t *testing.T) {
@@ -94,8 +94,8 @@ func TestFork_Commands(t *testing.T) {
 		if s := shows(t, k.c, f.SessionID, f.Position); s.Status != "open" || f.Parent.Effective != at {
 			t.Errorf("the fork is %+v at %+v", s, f.Parent)
 		}
-		child := k.of(f)
-		child.completed("which fruit is it?", "The fruit is apple.")
+		child := k.talkWith(f)
+		child.mustComplete("which fruit is it?", "The fruit is apple.")
 		if tip := fork(t, k.c, k.session, map[string]any{}); tip.Parent.Effective != tip.Parent.Asked || tip.Parent.Asked <= at {
 			t.Errorf("the fork at the last event of a closed session is at %+v", tip.Parent)
 		}
@@ -107,7 +107,7 @@ func TestFork_Commands(t *testing.T) {
 		got, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/fork", nil, []byte(`{}`))
 		refused(t, "fork", http.StatusUnprocessableEntity, "HOST_PATH_UNSUPPORTED", "sessionId", got, raw)
 		if !bytes.Contains(raw, []byte("--copy")) {
-			t.Errorf("the refusal names no way out: %s", raw)
+			t.Errorf("the refusal names no remedy: %s", raw)
 		}
 	})
 	t.Run("with another agent", func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestFork_Commands(t *testing.T) {
 				t.Errorf("the fork with agent %s is %+v", ref, s)
 			}
 			asked := len(c.Model.Requests())
-			k.of(f).completed("which fruit is it?", "The fruit is apple.")
+			k.talkWith(f).mustComplete("which fruit is it?", "The fruit is apple.")
 			if sent := requestsAfter(c, asked, "which fruit is it?"); !strings.Contains(sent, said) || !strings.Contains(sent, "the fruit is apple") {
 				t.Errorf("with agent %s the model was sent %s", ref, sent)
 			}
@@ -153,9 +153,9 @@ func TestFork_Commands(t *testing.T) {
 		}
 		code, raw := request(t, "POST", url, key, []byte(`{"at":2}`))
 		refused(t, "one key, another event", http.StatusConflict, "IDEMPOTENCY_MISMATCH", "Idempotency-Key", code, raw)
-		shows(t, k.c, f.SessionID, f.Position) // the read models have it
+		shows(t, k.c, f.SessionID, f.Position) // wait until the read models have the fork
 		if s := shows(t, k.c, k.session, ""); s.Forks != 1 {
-			t.Errorf("%d forks were made", s.Forks)
+			t.Errorf("%d forks were created, want 1", s.Forks)
 		}
 	})
 	t.Run("of a fork of a fork", func(t *testing.T) {
@@ -180,14 +180,14 @@ func TestFork_Commands(t *testing.T) {
 					t.Fatal(err)
 				}
 				if d, ok := n.Event.Data.(events.SessionForked); ok && d.Parent == k.session {
-					t.Errorf("session %s was made", id)
+					t.Errorf("session %s was created", id)
 				}
 			}
 		}
 	})
 }
 
-// forkOverGRPC forks with each field and reads each field of the answer; what is wrong is refused as over REST.
+// forkOverGRPC forks with each field and reads each field of the answer. Invalid requests are refused as over REST.
 func forkOverGRPC(t *testing.T, k *talk, sessions spoolv1.SessionsClient) {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "idempotency-key", "grpc-fork-of-"+k.session)
 	apply(k.c, "agents", "waiter", map[string]any{"architecture": "spool", "model": "known-model", "instructions": "You wait for what comes."})
@@ -254,12 +254,12 @@ func forkOverGRPC(t *testing.T, k *talk, sessions spoolv1.SessionsClient) {
 	}
 }
 
-// forkOfForks forks three times in a row, each time before the fork has a turn of its own: the last one has the conversation, the files
-// and the history of the first session.
+// forkOfForks forks three times in a row, each time before the fork has a turn. The last fork has the conversation,
+// the files and the history of the first session.
 func forkOfForks(t *testing.T, c *harness.Cluster) {
 	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	ids, total := []string{k.session}, uint32(0)
 	for range 3 {
 		f := fork(t, k.c, ids[len(ids)-1], map[string]any{})
@@ -267,15 +267,15 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 			t.Errorf("a fork begins at %+v", f.Parent)
 		}
 		last := &talk{t: t, c: k.c, session: f.SessionID}
-		last.wantFile("a.txt", "one\n") // before it has a snapshot
+		last.awaitFile("a.txt", "one\n") // before the fork has a snapshot
 		if code, raw := request(t, "GET", k.c.URL(0)+"/api/sessions/"+f.SessionID+"/files/a.txt?at=2", nil, nil); code != http.StatusOK || string(raw) != "one\n" {
 			t.Errorf("the file at event 2 is %d %s", code, raw)
 		}
 	}
-	last := &talk{t: t, c: k.c, session: ids[3], reckons: k.reckons}
+	last := &talk{t: t, c: k.c, session: ids[3], reportsCost: k.reportsCost}
 	k.c.Delete(ids[1]) // two of its ancestors
 	k.c.Delete(k.session)
-	last.wantFile("a.txt", "one\n")
+	last.awaitFile("a.txt", "one\n")
 	var h struct {
 		Total     uint32
 		Events    []events.Wire
@@ -284,16 +284,17 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 	if k.c.Call(0, "GET", "/api/sessions/"+ids[3]+"/history?limit=1000", nil, &h); h.Total != total || len(h.Ancestors) != 3 || h.Ancestors[0].SessionID != k.session || len(h.Events) != int(total) {
 		t.Errorf("the history has %d of %d events of %+v, want %d", len(h.Events), h.Total, h.Ancestors, total)
 	}
-	last.completed("which fruit is it?", "The fruit is apple.")
-	last.completed("the fruit is fig; run echo mine >> a.txt", "Noted fig.")
-	last.synced()
-	last.wantFile("a.txt", "one\nmine\n")
+	last.mustComplete("which fruit is it?", "The fruit is apple.")
+	last.mustComplete("the fruit is fig; run echo mine >> a.txt", "Noted fig.")
+	last.awaitSnapshot()
+	last.awaitFile("a.txt", "one\nmine\n")
 	if code, raw := request(t, "GET", k.c.URL(0)+"/api/sessions/"+ids[3]+"/files/a.txt?at=2", nil, nil); code != http.StatusOK || string(raw) != "one\n" {
 		t.Errorf("the file at event 2 is %d %s", code, raw)
 	}
 }
 
-// TestFork_OfAnotherTenant: another tenant's session cannot be forked, and its forks, their files and their history cannot be read.
+// TestFork_OfAnotherTenant tests that another tenant's session cannot be forked, and that its forks, their files and
+// their history cannot be read.
 func TestFork_OfAnotherTenant(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKeyOfKeys}})

@@ -38,7 +38,7 @@ type forked struct {
 	}
 }
 
-// fork forks a session; the fork is deleted when the test ends.
+// fork forks a session. The fork is deleted when the test ends.
 func fork(t *testing.T, c *harness.Cluster, session string, body map[string]any) forked {
 	t.Helper()
 	var f forked
@@ -49,7 +49,7 @@ func fork(t *testing.T, c *harness.Cluster, session string, body map[string]any)
 	return f
 }
 
-// stored is all that the log and the object store have of a session, byte for byte.
+// stored returns everything that the log and the object store have of a session, byte for byte.
 func stored(t *testing.T, c *harness.Cluster, session string) string {
 	t.Helper()
 	var b strings.Builder
@@ -112,17 +112,17 @@ func threeTurns(t *testing.T, c *harness.Cluster, architecture string) *talk {
 	options := forkOptions()[architecture]
 	options["metadata"] = map[string]any{"of": "the parent"}
 	k := newTalkWith(t, c, architecture, options)
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced() // a message that came at once would keep the snapshot from being taken
-	k.completed("the fruit is pear; run echo two > a.txt; echo b > b.txt; exit 3", "Noted pear.")
-	k.synced()
-	k.completed("the fruit is plum; run echo three > a.txt; rm b.txt", "Noted plum.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot() // a message that came at once would prevent the snapshot
+	k.mustComplete("the fruit is pear; run echo two > a.txt; echo b > b.txt; exit 3", "Noted pear.")
+	k.awaitSnapshot()
+	k.mustComplete("the fruit is plum; run echo three > a.txt; rm b.txt", "Noted plum.")
+	k.awaitSnapshot()
 	return k
 }
 
-// synced reads the stream until a snapshot follows the last end of an execution.
-func (k *talk) synced() {
+// awaitSnapshot reads the stream until a snapshot follows the last end of an execution.
+func (k *talk) awaitSnapshot() {
 	k.t.Helper()
 	ends := slices.Collect(k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }))
 	done := func() bool {
@@ -140,7 +140,7 @@ func (k *talk) synced() {
 	}
 }
 
-// seqs yields the seqs of some events.
+// seqs yields the seqs of the wanted events.
 func (k *talk) seqs(wanted func(events.Wire) bool) func(func(uint32) bool) {
 	return func(yield func(uint32) bool) {
 		for _, e := range k.s.Events {
@@ -151,20 +151,20 @@ func (k *talk) seqs(wanted func(events.Wire) bool) func(func(uint32) bool) {
 	}
 }
 
-// of is a talk with a fork.
-func (k *talk) of(f forked) *talk {
-	return &talk{t: k.t, c: k.c, session: f.SessionID, reckons: k.reckons}
+// talkWith returns a talk with a fork.
+func (k *talk) talkWith(f forked) *talk {
+	return &talk{t: k.t, c: k.c, session: f.SessionID, reportsCost: k.reportsCost}
 }
 
-// TestFork_BetweenTurns forks after each turn, at the tip, and before the first message: the fork's agent knows what its parent knew
-// there, its files are those of then, and nothing of the parent changes.
+// TestFork_BetweenTurns forks after each turn, at the tip, and before the first message. The fork's agent knows what
+// its parent knew there, its files are those of that event, and nothing of the parent changes.
 func TestFork_BetweenTurns(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml"), Executors: 2})
 	k := threeTurns(t, c, "spool")
 	forksBetweenTurns(t, k)
-	k.completed("which fruit is it?", "The fruit is plum.")
-	rebuilt(t, c)
+	k.mustComplete("which fruit is it?", "The fruit is plum.")
+	checkRebuild(t, c)
 }
 
 // forksBetweenTurns forks a session of three turns after each of them, and before the first.
@@ -178,7 +178,7 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 	for _, w := range []struct {
 		name  string
 		at    any
-		fruit string // that the fork's agent knows; "" for none
+		fruit string // the fruit that the fork's agent knows; "" for none
 		later []string
 		files map[string]string
 		gone  []string
@@ -196,36 +196,36 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 		if f.Parent.SessionID != k.session || f.Parent.Effective != f.Parent.Asked || w.at != nil && f.Parent.Asked != w.at || f.Parent.Reason != "" {
 			t.Errorf("%s: the fork begins at %+v", w.name, f.Parent)
 		}
-		child := k.of(f)
+		child := k.talkWith(f)
 		asked := len(c.Model.Requests())
-		child.completed("which fruit is it?", "The fruit is "+w.fruit+".")
+		child.mustComplete("which fruit is it?", "The fruit is "+w.fruit+".")
 		sent := requestsAfter(c, asked, "which fruit is it?")
 		if sent == "" || w.fruit != "" && !strings.Contains(sent, w.fruit) {
-			t.Errorf("%s: the model was asked %s", w.name, sent)
+			t.Errorf("%s: the model received %s", w.name, sent)
 		}
 		for _, later := range w.later {
 			if strings.Contains(sent, "the fruit is "+later) {
-				t.Errorf("%s: the model was told of %s, which came later: %s", w.name, later, sent)
+				t.Errorf("%s: the model received %s, which is from a later turn: %s", w.name, later, sent)
 			}
 		}
-		child.synced()
+		child.awaitSnapshot()
 		for path, content := range w.files {
-			child.wantFile(path, content)
+			child.awaitFile(path, content)
 		}
 		for _, path := range w.gone {
 			if status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+f.SessionID+"/files/"+path, nil, nil); status != http.StatusNotFound {
 				t.Errorf("%s: %s is %d %s", w.name, path, status, raw)
 			}
 		}
-		child.completed("the fruit is fig; run echo mine > a.txt", "Noted fig.")
-		child.completed("which fruit is it?", "The fruit is fig.")
+		child.mustComplete("the fruit is fig; run echo mine > a.txt", "Noted fig.")
+		child.mustComplete("which fruit is it?", "The fruit is fig.")
 	}
 	if after := stored(t, k.c, k.session); after != before {
 		t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 	}
 }
 
-// requestsAfter returns the bodies of the model requests that came after the first n and hold a text.
+// requestsAfter returns the bodies of the model requests after the first n that contain a text.
 func requestsAfter(c *harness.Cluster, n int, text string) string {
 	var b bytes.Buffer
 	for _, r := range c.Model.Requests()[n:] {
@@ -236,8 +236,8 @@ func requestsAfter(c *harness.Cluster, n int, text string) string {
 	return b.String()
 }
 
-// rebuilt wants the read models to be what the log gives.
-func rebuilt(t *testing.T, c *harness.Cluster) {
+// checkRebuild checks that a rebuild gives the same read models.
+func checkRebuild(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	nc, log, err := c.Base.Connect(topology.UserProjector)
 	if err != nil {
@@ -249,7 +249,7 @@ func rebuilt(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// forkOptions returns what a session of each architecture is created with; the agents are installed on this machine.
+// forkOptions returns the options of a session for each architecture. The agents are installed on this machine.
 func forkOptions() map[string]map[string]any {
 	return map[string]map[string]any{
 		"spool": {"model": "known-model"}, "claude-code": {"model": "known-model"}, "codex": {"model": "gpt-5.5"}, "opencode": {"model": "known-model"},
@@ -257,9 +257,10 @@ func forkOptions() map[string]map[string]any {
 	}
 }
 
-// TestFork_AmidTurn forks within a turn, at a text, at a call and at its result: the fork's agent knows what came up to there and nothing of
-// what came later. Where a conversation cannot be cut within a turn, the fork begins before its message. Architectures that are never cut
-// there run with -matrix only: each of their forks starts OpenCode, which takes seconds.
+// TestFork_AmidTurn forks within a turn, at a text, at a call and at its result. The fork's agent knows what preceded
+// that event and nothing that follows it. If a conversation cannot be cut within a turn, the fork begins before the
+// turn's message. Architectures that can never be cut there run only with -matrix: each of their forks starts
+// OpenCode, which takes seconds.
 func TestFork_AmidTurn(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 3}})
@@ -273,7 +274,7 @@ func TestFork_AmidTurn(t *testing.T) {
 	}
 }
 
-// TestFork_InDocker is the same, and forks between turns, of Claude Code in containers.
+// TestFork_InDocker tests the same, and forks between turns, with Claude Code in containers.
 func TestFork_InDocker(t *testing.T) {
 	harness.NeedDocker(t)
 	c := harness.New(t, harness.Options{Docker: true, Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 3}})
@@ -282,7 +283,7 @@ func TestFork_InDocker(t *testing.T) {
 	forksAmidTurn(t, k, "claude-code")
 }
 
-// forksAmidTurn forks a session of three turns within its second one and at its last text.
+// forksAmidTurn forks a session of three turns within its second turn and at its last text.
 func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 	before := stored(t, k.c, k.session)
 	text, call, result := k.block("pear", events.KindAssistantText), k.block("pear", events.KindToolUse), k.block("pear", events.KindToolResult)
@@ -302,18 +303,18 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 		w.effective, w.fruit, w.told, w.later = rest, "apple", []string{"Noted apple."}, []string{"the fruit is pear"}
 	}
 	switch architecture {
-	case "spool": // whole messages only: the call is in one message with the text
+	case "spool": // only whole messages: the call is in one message with the text
 		whole(&list[0])
 		whole(&list[1])
 		list[2].told = []string{"I keep pear.", "exit status 3"}
-	case "opencode", "acp": // whole turns only
+	case "opencode", "acp": // only whole turns
 		list = list[1:2]
 		whole(&list[0])
 	}
 	asks := func(f forked, fruit string) (sent string) {
 		asked := len(k.c.Model.Requests())
-		child := k.of(f)
-		child.completed("which fruit is it?", "The fruit is "+fruit+".")
+		child := k.talkWith(f)
+		child.mustComplete("which fruit is it?", "The fruit is "+fruit+".")
 		return requestsAfter(k.c, asked, "which fruit is it?")
 	}
 	for _, w := range list {
@@ -324,20 +325,20 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 		sent := asks(f, w.fruit)
 		for _, text := range w.told {
 			if !strings.Contains(sent, text) {
-				t.Errorf("%s: the model was not told of %q: %s", w.name, text, sent)
+				t.Errorf("%s: the model did not receive %q: %s", w.name, text, sent)
 			}
 		}
 		for _, text := range append(w.later, "Noted pear", "the fruit is plum") {
 			if strings.Contains(sent, text) {
-				t.Errorf("%s: the model was told of %q, which came later: %s", w.name, text, sent)
+				t.Errorf("%s: the model received %q, which is from a later event: %s", w.name, text, sent)
 			}
 		}
-		child := k.of(f)
-		child.wantFile("a.txt", "one\n")
-		child.wantFile("log.txt", "apple\n")
+		child := k.talkWith(f)
+		child.awaitFile("a.txt", "one\n")
+		child.awaitFile("log.txt", "apple\n")
 		asks(fork(t, k.c, f.SessionID, map[string]any{}), w.fruit)
 	}
-	// The last line of all: Claude Code writes it after it has reported the turn's end.
+	// This is the last line of the record. Claude Code writes it after it has reported the end of the turn.
 	end, wanted := k.lastText(), "Noted plum."
 	want := end
 	if architecture == "acp" {
@@ -352,7 +353,7 @@ func forksAmidTurn(t *testing.T, k *talk, architecture string) {
 	}
 }
 
-// lastText is the seq of the last text of the agent.
+// lastText returns the seq of the agent's last text.
 func (k *talk) lastText() (seq uint32) {
 	k.t.Helper()
 	for _, e := range k.s.Events {
@@ -363,7 +364,7 @@ func (k *talk) lastText() (seq uint32) {
 	return seq
 }
 
-// messageOf is the seq of the message that names a fruit.
+// messageOf returns the seq of the message that names a fruit.
 func (k *talk) messageOf(fruit string) uint32 {
 	k.t.Helper()
 	for _, e := range k.s.Events {
@@ -375,7 +376,7 @@ func (k *talk) messageOf(fruit string) uint32 {
 	return 0
 }
 
-// block is the seq at which the first whole block of a kind is in the turn of a fruit.
+// block returns the seq of the first complete block of a kind in the turn of a fruit.
 func (k *talk) block(fruit string, kind events.BlockKind) uint32 {
 	k.t.Helper()
 	execution := ""
@@ -399,13 +400,13 @@ func (k *talk) block(fruit string, kind events.BlockKind) uint32 {
 	return 0
 }
 
-// TestFork_RefusesBadInput: what cannot be forked is refused by name, and leaves nothing behind.
+// TestFork_RefusesBadInput tests that invalid forks are refused by name, and leave nothing behind.
 func TestFork_RefusesBadInput(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	gone := c.Create("spool", nil)
 	c.Delete(gone)
 	agent := "claude-" + strings.ToLower(k.session[len(k.session)-8:])
@@ -439,7 +440,7 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	if n := sessions(); n != 1 {
 		t.Errorf("there are %d sessions after refused forks, want the one that was not forked", n)
 	}
-	f := fork(t, c, k.session, map[string]any{"at": 1, "metadata": map[string]any{"a": 1}}) // which needs no snapshot
+	f := fork(t, c, k.session, map[string]any{"at": 1, "metadata": map[string]any{"a": 1}}) // this fork needs no snapshot
 	var s struct {
 		Metadata map[string]any
 		Parent   *struct{ SessionID string }
@@ -454,14 +455,14 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	}
 }
 
-// TestFork_SaysWhichFilesAreNotKept: a file that was put in after the snapshot of the fork, and that the janitor has removed since a later
-// snapshot holds it, is missing in the fork, which says so.
+// TestFork_SaysWhichFilesAreNotKept tests a file that was uploaded after the snapshot of the fork, and that the
+// janitor has removed because a later snapshot contains it. The file is missing in the fork, and the answer names it.
 func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	if code, raw := request(t, "PUT", c.URL(0)+"/api/sessions/"+k.session+"/files/b.txt", nil, []byte("two")); code/100 != 2 {
 		t.Fatalf("PUT answered %d %s", code, raw)
 	}
@@ -476,7 +477,7 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 		}
 	}
 	if with := fork(t, c, k.session, map[string]any{"at": seq}); with.Parent.Effective != seq || with.Parent.Reason != "" {
-		t.Errorf("while the file is kept the fork is %+v, want it at %d without a reason", with.Parent, seq)
+		t.Errorf("while the file exists the fork is %+v, want it at %d without a reason", with.Parent, seq)
 	}
 	removeObjects(t, c, k.session, object)
 	if without := fork(t, c, k.session, map[string]any{"at": seq}); without.Parent.Effective != seq || !strings.Contains(without.Parent.Reason, `"b.txt"`) {
@@ -484,7 +485,8 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 	}
 }
 
-// removeObjects removes the objects of a session's workspace whose names begin with a prefix, such as m- for the manifests of snapshots.
+// removeObjects removes the objects of a session's workspace whose names begin with a prefix, such as m- for the
+// manifests of snapshots.
 func removeObjects(t *testing.T, c *harness.Cluster, session, prefix string) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)
@@ -513,23 +515,23 @@ func removeObjects(t *testing.T, c *harness.Cluster, session, prefix string) {
 	}
 }
 
-// TestFork_HistoryOutlivesTheParent: what a fork has of its parent can be read through it, also once the parent is deleted and the
-// janitor has passed; the parent is erased when its last fork is deleted.
+// TestFork_HistoryOutlivesTheParent tests that the inherited part of a fork can be read through the fork, also after
+// the parent was deleted and the janitor has passed. The parent is erased after its last fork was deleted.
 func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	at := k.s.Cursor
-	k.put("late.txt", "text/plain", []byte("late\n")) // no snapshot that is before the fork holds it
-	k.completed("the fruit is pear; run echo two > a.txt", "Noted pear.")
+	k.put("late.txt", "text/plain", []byte("late\n")) // no snapshot before the fork contains this file
+	k.mustComplete("the fruit is pear; run echo two > a.txt", "Noted pear.")
 	f := fork(t, c, k.session, map[string]any{"at": at + 1})
-	child := k.of(f)
-	child.completed("which fruit is it?", "The fruit is apple.")
-	child.synced()
-	child.wantFile("a.txt", "one\n")
-	child.wantFile("late.txt", "late\n")
+	child := k.talkWith(f)
+	child.mustComplete("which fruit is it?", "The fruit is apple.")
+	child.awaitSnapshot()
+	child.awaitFile("a.txt", "one\n")
+	child.awaitFile("late.txt", "late\n")
 	again := fork(t, c, f.SessionID, map[string]any{})
 	type history struct {
 		Events      []events.Wire
@@ -593,8 +595,8 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	if code := c.Call(0, "GET", "/api/sessions/"+k.session, nil, new(map[string]any)); code != http.StatusNotFound {
 		t.Errorf("the deleted parent answers %d", code)
 	}
-	k.of(again).completed("which fruit is it?", "The fruit is apple.")
-	rebuilt(t, c)
+	k.talkWith(again).mustComplete("which fruit is it?", "The fruit is apple.")
+	checkRebuild(t, c)
 	c.Delete(f.SessionID)
 	pass()
 	wants("once the fork between is deleted")
@@ -605,19 +607,19 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
 		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
 	})
-	rebuilt(t, c)
+	checkRebuild(t, c)
 }
 
-// TestFork_SurvivesKilledExecutors: an executor that is cut off at any step of a fork's first turn is followed by another one, and the
-// fork begins as it would have.
+// TestFork_SurvivesKilledExecutors tests that another executor takes over if an executor is cut off at any step of a
+// fork's first turn, and that the fork begins with the same conversation and files.
 func TestFork_SurvivesKilledExecutors(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
-		child := k.of(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
+		child := k.talkWith(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
 		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
 		c.KillExecutor(i)
 		c.StartExecutor()
@@ -625,22 +627,22 @@ func TestFork_SurvivesKilledExecutors(t *testing.T) {
 		if end := ended[events.ExecutionCompleted](x); end.Result != "The fruit is apple." {
 			t.Errorf("killed after %s: ended with %+v", step, end)
 		}
-		c.Call(0, "POST", "/api/sessions/"+child.session+"/sync", map[string]any{}, nil) // the one after the turn may have gone with the executor
-		child.wantFile("a.txt", "one\n")
-		child.wantFile("log.txt", "apple\n")
-		c.Delete(child.session) // before the test ends the executors that it started
+		c.Call(0, "POST", "/api/sessions/"+child.session+"/sync", map[string]any{}, nil) // the snapshot after the turn may have been lost with the executor
+		child.awaitFile("a.txt", "one\n")
+		child.awaitFile("log.txt", "apple\n")
+		c.Delete(child.session) // otherwise the executors of this step would end only with the test
 	}
 	c.Delete(k.session)
 }
 
-// TestFork_OfARunningTurn: a session is forked while its agent works: after the last block that a snapshot has for certain. The
-// parent goes on.
+// TestFork_OfARunningTurn tests a fork of a session whose agent is working: it begins after the last block that a
+// snapshot certainly contains. The parent continues.
 func TestFork_OfARunningTurn(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"syncIntervalMs": 1000}})
-	k.completed("the fruit is apple; run echo one > a.txt", "Noted apple.")
-	k.synced()
+	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
+	k.awaitSnapshot()
 	gate := filepath.Join(t.TempDir(), "open")
 	calls, synced := 0, false
 	execution := k.post("the fruit is pear; wait twice for "+gate, func(w events.Wire) bool {
@@ -655,10 +657,10 @@ func TestFork_OfARunningTurn(t *testing.T) {
 	if f.Parent.Effective != first || f.Parent.Asked < first || f.Parent.Reason == "" {
 		t.Errorf("the fork begins at %+v, want %d", f.Parent, first)
 	}
-	child := k.of(f)
-	child.completed("which fruit is it?", "The fruit is pear.")
-	child.synced()
-	child.wantFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn
+	child := k.talkWith(f)
+	child.mustComplete("which fruit is it?", "The fruit is pear.")
+	child.awaitSnapshot()
+	child.awaitFile("a.txt", "one\n") // the nearest snapshot before the block is that of the first turn
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

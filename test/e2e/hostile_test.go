@@ -15,10 +15,10 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestHostileAgent is an agent that tries everything: it is contained, the log
-// says what it tried, and the session goes on.
-func TestHostileAgent(t *testing.T) {
-	c := dockerised(t, harness.Options{Executor: executor.Config{
+// TestHostileAgent_IsContained runs an agent that attacks its sandbox in every way. It is contained, the log shows
+// the attempts, and the session continues.
+func TestHostileAgent_IsContained(t *testing.T) {
+	c := newDockerCluster(t, harness.Options{Executor: executor.Config{
 		SandboxMemory: 512 << 20, SandboxPIDs: 128, SandboxDisk: 64 << 20, SandboxTmp: 64 << 20, SandboxCPUs: 1,
 	}})
 	for name, test := range map[string]func(*testing.T, *hostile){
@@ -30,7 +30,7 @@ func TestHostileAgent(t *testing.T) {
 		"memory":             memoryFill,
 		"disk":               diskFill,
 		"symlinks":           symlinksOut,
-		"the engine's place": enginesPlace,
+		"the engine's place": noTraceOfTheEngine,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -39,7 +39,7 @@ func TestHostileAgent(t *testing.T) {
 	}
 }
 
-// hostile is a session whose agent runs what it is told.
+// hostile is a session whose agent runs the scripts of the test.
 type hostile struct{ *talk }
 
 func newHostile(t *testing.T, c *harness.Cluster) *hostile {
@@ -48,29 +48,29 @@ func newHostile(t *testing.T, c *harness.Cluster) *hostile {
 	})}
 }
 
-// runs lets the agent run a shell script and gives what the script said.
+// runs makes the agent run a shell script and returns its output.
 func (h *hostile) runs(script string) (said string, x turn) {
 	h.t.Helper()
-	// A message is a line of text to the scripted model, so the script goes as one word.
+	// The scripted model reads a message as a line of text, so the script is encoded as one word.
 	word := base64.StdEncoding.EncodeToString([]byte(script))
-	x = h.says("run the command echo " + word + " | base64 -d | bash 2>&1")
+	x = h.ask("run the command echo " + word + " | base64 -d | bash 2>&1")
 	for _, r := range x.kind(events.KindToolResult) {
 		said += r.Output
 	}
 	return said, x
 }
 
-// goesOn wants the session to answer after what it did.
-func (h *hostile) goesOn() {
+// stillAnswers checks that the session answers after the attack.
+func (h *hostile) stillAnswers() {
 	h.t.Helper()
-	h.completed("are you still there?", "You said: are you still there?")
+	h.mustComplete("are you still there?", "You said: are you still there?")
 }
 
-// tells wants one event at least that a test holds of.
-func tells[P events.Payload](t *testing.T, x turn, what string, ok func(P) bool) {
+// checkEvent checks that at least one event of type P satisfies ok.
+func checkEvent[P events.Payload](t *testing.T, x turn, what string, ok func(P) bool) {
 	t.Helper()
 	if all := of[P](x); !slices.ContainsFunc(all, ok) {
-		t.Errorf("no event tells of %s: %+v", what, all)
+		t.Errorf("no event about %s: %+v", what, all)
 	}
 }
 
@@ -90,7 +90,7 @@ id -un; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status
 	logged := text(t, h.s.Events)
 	for what, s := range map[string]string{"processes and files": said + after, "docker inspect": inspected, "image": image, "the log": logged} {
 		if strings.Contains(s, harness.RealKey) {
-			t.Errorf("the key is in %s", what)
+			t.Errorf("the key was found in %s", what)
 		}
 	}
 	if !strings.Contains(said, "searched\nover\nagent\n") || !strings.Contains(said, "CapEff:\t0000000000000000") || !strings.Contains(said, "NoNewPrivs:\t1") {
@@ -99,14 +99,14 @@ id -un; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status
 	if strings.Contains(said+after, "SPOOL_RUNNER_EGRESS_TOKEN") || !strings.Contains(after, "Permission denied") {
 		t.Errorf("the runner's own environment is open: %s", after)
 	}
-	// The positive control: what is searched for is found where it is.
+	// This is a positive control: the search finds the text where it is.
 	found, _ := h.runs(`export PLANTED=sk-the-real-key-planted; env | grep PLANTED; echo sk-the-real-key-in-a-file >/workspace/planted; grep -rlF sk-the-real-key /workspace`)
 	if !strings.Contains(found, "sk-the-real-key-planted") || !strings.Contains(found, "/workspace/planted") {
-		t.Errorf("what was planted is not found: %s", found)
+		t.Errorf("the planted text was not found: %s", found)
 	}
 }
 
-// noEgress checks that the sandbox reaches the proxy alone, and through the proxy only allowed hosts.
+// noEgress checks that the sandbox reaches only the proxy, and through the proxy only allowed hosts.
 func noEgress(t *testing.T, h *hostile) {
 	nats, err := url.Parse(h.c.Base.NATSURL)
 	if err != nil {
@@ -131,16 +131,16 @@ done
 	}
 	for _, ok := range []string{" 200 ", " 204 ", " 301 ", " 400 "} {
 		if strings.Contains(said, ok) {
-			t.Errorf("something was let through:\n%s", said)
+			t.Errorf("a request was let through:\n%s", said)
 		}
 	}
 	for _, host := range []string{"169.254.169.254", "evil.example", nats.Hostname(), "172.17.0.1"} {
-		tells(t, x, "a connection to "+host, func(d events.EgressDenied) bool { return d.Host == host })
+		checkEvent(t, x, "a connection to "+host, func(d events.EgressDenied) bool { return d.Host == host })
 	}
-	h.goesOn()
+	h.stillAnswers()
 }
 
-// namesAndNumbers are the ways to write an address that is not allowed, or a name that is only like one that is.
+// namesAndNumbers requests addresses that are not allowed in all notations, and names that resemble an allowed one.
 func namesAndNumbers(t *testing.T, h *hostile) {
 	targets := []string{
 		"169.254.169.254", "[::ffff:169.254.169.254]", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::1]", "localhost",
@@ -150,7 +150,7 @@ func namesAndNumbers(t *testing.T, h *hostile) {
 	for _, target := range targets {
 		fmt.Fprintf(&script, "curl -sS -m 5 --noproxy '' -o /dev/null -w '%%{http_code}\\n' 'http://%s:80/'\n", target)
 	}
-	// What curl would not send: a NUL in the name, and a request line of its own making.
+	// The script also sends requests that curl would not send: a name with NUL, and a malformed request line.
 	script.WriteString(`python3 - <<'PY'
 import socket
 def ask(raw):
@@ -164,15 +164,15 @@ PY
 `)
 	said, x := h.runs(script.String())
 	if strings.Contains(said, "200\n") || strings.Contains(said, "raw HTTP/1.1 200") {
-		t.Errorf("something was let through:\n%s", said)
+		t.Errorf("a request was let through:\n%s", said)
 	}
 	if n := len(of[events.EgressDenied](x)); n < len(targets)-2 {
 		t.Errorf("%d denials for %d attempts:\n%s", n, len(targets), said)
 	}
-	h.goesOn()
+	h.stillAnswers()
 }
 
-// otherSandboxes cannot be reached, nor their identity taken.
+// otherSandboxes checks that other sandboxes cannot be reached, and that their identity cannot be used.
 func otherSandboxes(t *testing.T, h *hostile) {
 	said, _ := h.runs(`python3 - <<'PY'
 import socket, os
@@ -190,9 +190,9 @@ for p in path:
 PY
 ls /proc | grep -c '^[0-9]'; ls -d /proc/[0-9]* | wc -l`)
 	if strings.Contains(said, "HTTP/1.1 200") || strings.Contains(said, "unlinked") || !strings.Contains(said, "kept") || !strings.Contains(said, "HTTP/1.1 407") {
-		t.Errorf("the shared socket gives\n%s", said)
+		t.Errorf("requests to the shared socket returned\n%s", said)
 	}
-	h.goesOn()
+	h.stillAnswers()
 }
 
 func forkBomb(t *testing.T, h *hostile) {
@@ -201,13 +201,13 @@ bomb() { bomb | bomb & }
 ( ulimit -c 0; bomb ) 2>/tmp/bomb.log
 sleep 3; grep -ciE 'resource temporarily|retry|cannot fork' /tmp/bomb.log; pids=$(ls -d /proc/[0-9]* | wc -l); echo "there are $pids"; pkill -9 -f bomb; echo over`)
 	if strings.Contains(said, "over") && !strings.Contains(said, "there are") {
-		t.Errorf("the fork bomb left\n%s", said)
+		t.Errorf("after the fork bomb:\n%s", said)
 	}
 	if out := harness.Docker(t, "inspect", "-f", "{{.HostConfig.PidsLimit}}", h.c.Container(h.session)); out != "128" {
 		t.Errorf("the limit of processes is %s", out)
 	}
-	_ = x // it may have ended either way: the machine, and the session, go on
-	h.goesOn()
+	_ = x // The command may end either way: the machine and the session must continue to work.
+	h.stillAnswers()
 }
 
 func memoryFill(t *testing.T, h *hostile) {
@@ -218,16 +218,16 @@ while True: x.append(bytearray(32 << 20))
 	if !strings.Contains(said, "ended with 137") && !strings.Contains(said, "MemoryError") {
 		t.Errorf("the memory hog gave\n%s", said)
 	}
-	h.goesOn()
+	h.stillAnswers()
 }
 
 func diskFill(t *testing.T, h *hostile) {
-	x := h.says("run the command dd if=/dev/zero of=/workspace/big bs=1M count=4000 2>&1; sleep 30; echo survived")
+	x := h.ask("run the command dd if=/dev/zero of=/workspace/big bs=1M count=4000 2>&1; sleep 30; echo survived")
 	if end := ended[events.ExecutionFailed](x); end.Code != "DISK_LIMIT" {
 		t.Errorf("ended with %+v", end)
 	}
-	tells(t, x, "the full disk", func(e events.Error) bool { return e.Code == "DISK_LIMIT" })
-	if again := h.says("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
+	checkEvent(t, x, "the full disk", func(e events.Error) bool { return e.Code == "DISK_LIMIT" })
+	if again := h.ask("are you still there?"); len(of[events.ExecutionFailed](again)) != 1 {
 		t.Errorf("a full workspace took another turn: %+v", again.end)
 	}
 	harness.Eventually(t, "the full workspace is in a snapshot", func() bool {
@@ -235,7 +235,7 @@ func diskFill(t *testing.T, h *hostile) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer res.Body.Close() //nolint:errcheck // only read from
+		defer res.Body.Close() //nolint:errcheck // the body is only read
 		n, err := io.Copy(io.Discard, res.Body)
 		return err == nil && res.StatusCode == http.StatusOK && n >= 60<<20
 	})
@@ -247,21 +247,21 @@ func diskFill(t *testing.T, h *hostile) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer res.Body.Close() //nolint:errcheck // it is not read
+	defer res.Body.Close() //nolint:errcheck // the body is not needed
 	if res.StatusCode != http.StatusAccepted {
 		t.Fatalf("delete answered %d", res.StatusCode)
 	}
-	h.goesOn()
+	h.stillAnswers()
 	tmp, _ := h.runs(`dd if=/dev/zero of=/tmp/fill bs=1M count=4000 2>&1 | tail -1; dd if=/dev/zero of=/etc/x bs=1 count=1 2>&1; dd if=/dev/zero of=$HOME/fill bs=1M count=4000 2>&1 | grep -o 'No space left'; rm -f /tmp/fill $HOME/fill`)
 	if !strings.Contains(tmp, "No space left") || !strings.Contains(tmp, "Read-only file system") {
 		t.Errorf("outside of the workspace:\n%s", tmp)
 	}
-	h.goesOn()
+	h.stillAnswers()
 }
 
 func symlinksOut(t *testing.T, h *hostile) {
 	h.runs(`cd /workspace; ln -s /etc/passwd link; ln -s / root; ln -s /spool/state state; ln /etc/hostname hard 2>&1; mkdir -p ../workspace-evil 2>&1; echo x >real; ls -la`)
-	h.wantFile("real", "x\n")
+	h.awaitFile("real", "x\n")
 	for _, path := range []string{"link", "root/etc/passwd", "state/agent-sessions.json", "..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "..%2Fworkspace-evil%2Fx"} {
 		res, err := http.Get(h.c.URL(0) + "/api/sessions/" + h.session + "/files/" + path)
 		if err != nil {
@@ -271,16 +271,16 @@ func symlinksOut(t *testing.T, h *hostile) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		res.Body.Close() //nolint:errcheck // it is read
+		res.Body.Close() //nolint:errcheck // the body is read
 		if res.StatusCode < 400 || strings.Contains(string(raw), "root:") {
 			t.Errorf("%s answered %d: %.200s", path, res.StatusCode, raw)
 		}
 	}
-	h.goesOn()
+	h.stillAnswers()
 }
 
-// enginesPlace: no trace of the engine, and nothing can be changed but the workspace.
-func enginesPlace(t *testing.T, h *hostile) {
+// noTraceOfTheEngine checks that the sandbox has no trace of the engine, and that only the workspace is writable.
+func noTraceOfTheEngine(t *testing.T, h *hostile) {
 	said, _ := h.runs(`
 ls -la /var/run/docker.sock /run/docker.sock 2>&1
 for s in $(find / -xdev -type s 2>/dev/null); do echo "socket $s"; done
@@ -295,5 +295,5 @@ kill -9 1 && echo killed the runner; sleep 1; echo still here`)
 	if !strings.Contains(said, "still here") || strings.Contains(said, "uid=0") {
 		t.Errorf("inside:\n%s", said)
 	}
-	h.goesOn()
+	h.stillAnswers()
 }

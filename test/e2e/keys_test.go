@@ -12,10 +12,10 @@ import (
 
 const rootKeyOfKeys = "the-root-key-of-the-test-of-the-keys"
 
-// keyMade is a key as the gateway shows it once.
+// keyMade is a new key; the gateway shows the key itself only once.
 type keyMade struct{ KeyID, Key, Role string }
 
-// makes makes a key and waits until it is accepted.
+// makes creates a key and waits until it is accepted.
 func (k keyHolder) makes(body map[string]any) (keyMade, keyHolder) {
 	k.t.Helper()
 	var made keyMade
@@ -28,14 +28,15 @@ func (k keyHolder) makes(body map[string]any) (keyMade, keyHolder) {
 	return made, other
 }
 
-// Roles, agents, makers and revocation hold from the gateway through the log to Postgres and back.
+// TestKeys_RightsOverTheWholeStack tests that roles, agents, makers and revocation apply in the whole stack, from the
+// gateway through the log to Postgres and back.
 func TestKeys_RightsOverTheWholeStack(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKeyOfKeys}})
 	root := withKey(t, c, rootKeyOfKeys)
 	parent, admin := root.makes(map[string]any{"name": "parent", "tenant": "acme"})
 	if parent.Role != "admin" {
-		t.Errorf("the root key made a key of role %q", parent.Role)
+		t.Errorf("the root key created a key of role %q", parent.Role)
 	}
 	child, user := admin.makes(map[string]any{"name": "child", "role": "use", "agents": []string{"default"}, "expires": "1h"})
 	user.gets(http.StatusForbidden, "POST", "/api/keys", map[string]any{"name": "x"}, nil)
@@ -59,14 +60,15 @@ func TestKeys_RightsOverTheWholeStack(t *testing.T) {
 	var revoked struct{ Revoked []string }
 	root.gets(http.StatusOK, "DELETE", "/api/keys/"+parent.KeyID+"?tenant=acme", nil, &revoked)
 	if len(revoked.Revoked) != 1 || revoked.Revoked[0] != child.KeyID {
-		t.Errorf("with the parent %v were revoked", revoked.Revoked)
+		t.Errorf("keys revoked with the parent: %v", revoked.Revoked)
 	}
 	for _, k := range []keyHolder{admin, user} {
 		k.gets(http.StatusUnauthorized, "GET", "/api/sessions", nil, nil)
 	}
 }
 
-// While a key is revoked it makes keys, over and over. When the revocation is answered, none of those that it was given works.
+// TestKeys_RevocationWhileTheKeyMakesKeys tests a key that creates keys while it is revoked. After the answer to the
+// revocation, none of the keys that it created works.
 func TestKeys_RevocationWhileTheKeyMakesKeys(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKeyOfKeys}})
@@ -81,7 +83,7 @@ func TestKeys_RevocationWhileTheKeyMakesKeys(t *testing.T) {
 				for {
 					var made keyMade
 					status, raw := admin.asks("POST", "/api/keys", map[string]any{"name": "child"})
-					if status == http.StatusServiceUnavailable { // nobody was given a key
+					if status == http.StatusServiceUnavailable { // the request created no key
 						continue
 					}
 					if status != http.StatusCreated {
@@ -100,7 +102,7 @@ func TestKeys_RevocationWhileTheKeyMakesKeys(t *testing.T) {
 				}
 			})
 		}
-		harness.Eventually(t, "the key makes keys", func() bool {
+		harness.Eventually(t, "the key creates keys", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return len(keys) > 0 || t.Failed()
@@ -109,7 +111,7 @@ func TestKeys_RevocationWhileTheKeyMakesKeys(t *testing.T) {
 		mu.Lock()
 		early := append([]string(nil), keys...)
 		mu.Unlock()
-		for _, key := range early { // at once
+		for _, key := range early { // without any wait
 			withKey(t, c, key).gets(http.StatusUnauthorized, "GET", "/api/sessions", nil, nil)
 		}
 		wg.Wait()

@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestLimits: limits that are set over the API reach gateways and executors, each with the rights of its own NATS user.
-func TestLimits(t *testing.T) {
+// TestLimits_ReachGatewaysAndExecutors tests that limits that are set through the API reach gateways and executors,
+// with the rights of each service's NATS user.
+func TestLimits_ReachGatewaysAndExecutors(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{})
 	limits := func(l map[string]any) {
@@ -35,7 +36,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("limits and use: %+v", now)
 	}
 
-	// A second session's turn takes the place of the first one's sandbox, which comes back with its next turn.
+	// A turn of a second session takes the sandbox of the first session, which gets a new one with its next turn.
 	limits(map[string]any{"sandboxes": 1})
 	var second string
 	harness.Eventually(t, "the limit of sessions is gone", func() bool {
@@ -59,7 +60,8 @@ func TestLimits(t *testing.T) {
 		})
 	}
 
-	// What the sessions add to the log is counted, and a limit below it refuses new work. Without the limit the tenant goes on.
+	// The events of the sessions are counted, and a limit below that number refuses new work. Without the limit the
+	// tenant continues.
 	session := map[string]any{"architecture": "spool"}
 	harness.Eventually(t, "events of today are counted", func() bool {
 		c.Call(0, "POST", "/api/sessions", session, nil)

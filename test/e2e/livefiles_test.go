@@ -11,21 +11,22 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestLiveFiles: files are read as the sandbox has them now, in a turn and at
-// rest, while the last snapshot has them as they were; what cannot be read is a typed error.
-func TestLiveFiles(t *testing.T) {
+// TestLiveFiles_AreThoseOfTheSandbox tests that live files are read as the sandbox has them now, during a turn and
+// between turns, while the last snapshot has the earlier content. A file that cannot be read is a typed error.
+func TestLiveFiles_AreThoseOfTheSandbox(t *testing.T) {
 	t.Parallel()
 	testLiveFiles(t, harness.New(t, harness.Options{Script: script(t, "docker.yaml")}), os.Geteuid() != 0)
 }
 
-// TestLiveFilesDocker: the same in a container.
-func TestLiveFilesDocker(t *testing.T) {
+// TestLiveFiles_InDocker tests the same in a container.
+func TestLiveFiles_InDocker(t *testing.T) {
 	harness.NeedDocker(t)
 	t.Parallel()
 	testLiveFiles(t, harness.New(t, harness.Options{Docker: true, Script: script(t, "docker.yaml")}), true)
 }
 
-// testLiveFiles is both. modes reports whether modes bind who reads the sandbox's files: they do not bind root.
+// testLiveFiles runs the test. modes reports whether file modes restrict the process that reads the sandbox's files.
+// They do not restrict root.
 func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 	t.Helper()
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"syncIntervalMs": 86_400_000}})
@@ -41,9 +42,9 @@ func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 	first := k.c.Post(k.session, "run the command echo old > a.txt; mkdir -p d; echo x > d/x.txt; head -c 3000000 /dev/zero > big; ln -s a.txt in; ln -s /etc/passwd out; ln -s /etc outdir")
 	k.join()
 	k.until(first)
-	k.wantFile("a.txt", "old\n")
+	k.awaitFile("a.txt", "old\n")
 
-	// In a turn that waits for a file that this test puts: nothing is stored meanwhile.
+	// The turn waits for a file that this test puts. No snapshot is taken meanwhile.
 	second := k.c.Post(k.session, "run the command mkfifo pipe; echo secret > closed; chmod 000 closed; head -c 70000000 /dev/zero > huge; echo new > a.txt; for i in $(seq 600); do test -e d/go && break; sleep 0.1; done")
 	live := func(path string) (int, string) {
 		status, raw := request(t, "GET", base+path, nil, nil)
@@ -58,7 +59,7 @@ func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 	k.until(second)
 
 	if status, text := live("/a.txt?live=1"); status != http.StatusOK || text != "new\n" {
-		t.Errorf("at rest: %d %q", status, text)
+		t.Errorf("between turns: %d %q", status, text)
 	}
 	if status, text := live("/big?live=1"); status != http.StatusOK || len(text) != 3_000_000 {
 		t.Errorf("a file of many chunks: %d, %d bytes", status, len(text))
@@ -110,7 +111,7 @@ func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 		t.Errorf("spool files get --live: %d %s %s", code, out, says)
 	}
 	if got, err := os.ReadFile(filepath.Join(here, "got.txt")); err != nil || string(got) != "new\n" {
-		t.Errorf("it wrote %q, %v", got, err)
+		t.Errorf("spool files get wrote %q, %v", got, err)
 	}
 	if code, out, says := c.CLI(t, here, here, "files", "ls", k.session, "--live"); code != 0 || !strings.Contains(out, "d/x.txt") {
 		t.Errorf("spool files ls --live: %d %s %s", code, out, says)

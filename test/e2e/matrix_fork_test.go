@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// forks forks between turns, and at each event of the second turn with which the message, a text, a call or a result ended. Nothing of
-// the session itself changes.
+// forks forks between turns, and at each event of the second turn that ends the message, a text, a call or a result.
+// Nothing of the session itself changes.
 func (p *past) forks() {
 	p.t.Helper()
 	before, files := stored(p.t, p.c, p.session), p.workspace()
@@ -26,14 +26,14 @@ func (p *past) forks() {
 		}
 	}
 	for _, at := range list {
-		floor, _ := p.floors(at)
+		floor, _ := p.forkableEvents(at)
 		f := p.forkAt(map[string]any{"at": at}, floor)
 		if _, whole := wholeBlock(p.log[at-1]); whole && f.Parent.Effective == at {
 			p.exact++
 		}
 	}
 	if p.exact != p.cuts || p.asked != 7 {
-		p.t.Errorf("%d of %d forks after blocks of the second turn begin where they were asked to, want %d of 7", p.exact, p.asked, p.cuts)
+		p.t.Errorf("%d of %d forks after blocks of the second turn begin at the requested event, want %d of 7", p.exact, p.asked, p.cuts)
 	}
 	if missing, more := compareLines(before, stored(p.t, p.c, p.session)); len(missing)+len(more) > 0 {
 		p.t.Errorf("the parent changed: gone is\n%s\nnew is\n%s", strings.Join(missing, "\n"), strings.Join(more, "\n"))
@@ -41,7 +41,7 @@ func (p *past) forks() {
 	if now := p.workspace(); !maps.Equal(now, files) {
 		p.t.Errorf("the parent's files changed: before %q, after %q", files, now)
 	}
-	p.completed(question, "The fruit is plum.")
+	p.mustComplete(question, "The fruit is plum.")
 }
 
 // compareLines returns the lines of each text that the other one does not have.
@@ -53,23 +53,23 @@ func compareLines(was, is string) (missing, more []string) {
 	return slices.DeleteFunc(slices.Clone(a), lacks(b)), slices.DeleteFunc(slices.Clone(b), lacks(a))
 }
 
-// forkWhileItRuns forks the session while its second turn waits for the model: after the last place before another one, which a snapshot
-// has for certain.
+// forkWhileItRuns forks the session while its second turn waits for the model. The fork begins at the last event but
+// one at which it could begin, because a snapshot certainly contains that one.
 func (p *past) forkWhileItRuns() {
 	p.t.Helper()
 	before := stored(p.t, p.c, p.session)
-	_, certain := p.floors(p.s.Cursor)
+	_, certain := p.forkableEvents(p.s.Cursor)
 	f := p.forkAt(map[string]any{"at": p.s.Cursor}, certain)
-	delete(p.begun, f.Parent.Effective) // after the turn a fork there has the records of another snapshot
+	delete(p.begun, f.Parent.Effective) // after the turn, a fork at this event uses the records of another snapshot
 	if f.Parent.Reason == "" {
 		p.t.Errorf("a fork of a running turn has no reason: %+v", f.Parent)
 	}
-	if missing, _ := compareLines(before, stored(p.t, p.c, p.session)); len(missing) > 0 { // it runs, so there may be more
+	if missing, _ := compareLines(before, stored(p.t, p.c, p.session)); len(missing) > 0 { // the session is running, so it may have more lines
 		p.t.Errorf("the parent lost\n%s", strings.Join(missing, "\n"))
 	}
 }
 
-// wholeBlock returns the block of the main conversation that an event states whole.
+// wholeBlock returns the complete block of the main conversation in an event.
 func wholeBlock(w events.Wire) (events.Block, bool) {
 	if w.ConversationID != events.MainConversation {
 		return events.Block{}, false
@@ -83,9 +83,9 @@ func wholeBlock(w events.Wire) (events.Block, bool) {
 	return events.Block{}, false
 }
 
-// floors returns the last event up to seq at which the session can be forked by what its log says, and the one before it: it is between
-// turns, or has an anchor and no call of a tool is open.
-func (p *past) floors(seq uint32) (last, older uint32) {
+// forkableEvents returns the last event up to seq at which the session can be forked according to its log, and the one before
+// it. Such an event is between turns, or has an anchor while no tool call is open.
+func (p *past) forkableEvents(seq uint32) (last, older uint32) {
 	waiting, calls := map[string]bool{}, map[string]bool{}
 	for _, w := range p.log[:seq] {
 		anchor := ""
@@ -115,8 +115,8 @@ func (p *past) floors(seq uint32) (last, older uint32) {
 	return last, older
 }
 
-// forkAt forks the session. The first fork that begins at an event is asked a question: its agent must know all that came up to there and
-// nothing of what came later, and it must have the files of then.
+// forkAt forks the session. The agent of the first fork that begins at an event is asked a question: it must know
+// everything up to that event and nothing after it. The fork must have the files of that event.
 func (p *past) forkAt(body map[string]any, effective uint32) forked {
 	p.t.Helper()
 	f := fork(p.t, p.c, p.session, body)
@@ -126,10 +126,10 @@ func (p *past) forkAt(body map[string]any, effective uint32) forked {
 	}
 	if p.begun[f.Parent.Effective] {
 		p.c.Delete(f.SessionID)
-		return f // a fork that begins there was looked at
+		return f // an earlier fork that begins at this event was checked
 	}
 	p.begun[f.Parent.Effective] = true
-	child := p.of(f)
+	child := p.talkWith(f)
 	fruit := ""
 	for _, w := range p.log[:f.Parent.Effective] {
 		if d, ok := w.Event().Data.(events.MessageAccepted); ok {
@@ -138,31 +138,32 @@ func (p *past) forkAt(body map[string]any, effective uint32) forked {
 		}
 	}
 	asked := len(p.c.Model.Requests())
-	x := child.completed(question, "The fruit is "+fruit+".")
+	x := child.mustComplete(question, "The fruit is "+fruit+".")
 	if e := of[events.Error](x); len(e) > 0 {
 		p.t.Errorf("fork at %d: errors %+v", f.Parent.Asked, e)
 	}
 	p.knows(f, requestsAfter(p.c, asked, question))
-	child.synced()
+	child.awaitSnapshot()
 	p.hasFiles(f)
-	p.c.Delete(f.SessionID) // its agent is a process, which would wait for another message
+	p.c.Delete(f.SessionID) // otherwise the process of its agent would wait for another message
 	return f
 }
 
-// knows wants that the model was sent what the conversation had where the fork begins.
+// knows checks that the model received the conversation up to the event at which the fork begins.
 func (p *past) knows(f forked, sent string) {
 	p.t.Helper()
 	if sent == "" {
-		p.t.Errorf("fork at %d: the model was not asked", f.Parent.Asked)
+		p.t.Errorf("fork at %d: the model received no request", f.Parent.Asked)
 	}
 	for said, seq := range p.said() {
 		if known := strings.Contains(sent, said); known != (seq <= f.Parent.Effective) {
-			p.t.Errorf("fork at %d, which begins at %d: that the model was sent %q of event %d is %t: %s", f.Parent.Asked, f.Parent.Effective, said, seq, known, sent)
+			p.t.Errorf("fork at %d, which begins at %d: the model received %q of event %d: %t; request: %s", f.Parent.Asked, f.Parent.Effective, said, seq, known, sent)
 		}
 	}
 }
 
-// said are texts that occur in the conversation for the first time as a message, an answer or a result, and the event of each.
+// said returns the texts that occur in the conversation for the first time as a message, an answer or a result, with
+// the event of each.
 func (p *past) said() map[string]uint32 {
 	p.t.Helper()
 	out := map[string]uint32{}
@@ -183,8 +184,8 @@ func (p *past) said() map[string]uint32 {
 	return out
 }
 
-// hasFiles wants that a fork has the files of the last snapshot where it begins, or, between turns, of the snapshot that follows the
-// turn; and what the client put.
+// hasFiles checks that a fork has the files of the last snapshot at which it begins, or, between turns, of the
+// snapshot after the turn. The file that the client put must be there too.
 func (p *past) hasFiles(f forked) {
 	p.t.Helper()
 	snapshot := p.snapshotAt(f.Parent.Effective)

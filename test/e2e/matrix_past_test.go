@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// states compares the state at every event so far, by REST and by gRPC, with the fold of the log and with what the client showed
-// at that moment.
+// states compares the state at every event so far, by REST and by gRPC, with the fold of the log and with the
+// client's view at that event.
 func (p *past) states() {
 	p.t.Helper()
 	for n, w := range p.log {
@@ -36,7 +36,7 @@ func (p *past) states() {
 	}
 }
 
-// snapshotAt is the seq of the last snapshot at or before an event; 0 for none.
+// snapshotAt returns the seq of the last snapshot at or before an event; 0 for none.
 func (p *past) snapshotAt(seq uint32) (last uint32) {
 	for at := range p.trees {
 		if at <= seq {
@@ -46,7 +46,7 @@ func (p *past) snapshotAt(seq uint32) (last uint32) {
 	return last
 }
 
-// files reads the files as of every event: those that the workspace had at the snapshot.
+// files checks the files at every event: they are those of the workspace at the last snapshot.
 func (p *past) files() {
 	p.t.Helper()
 	for _, w := range p.log {
@@ -77,8 +77,9 @@ func (p *past) files() {
 	}
 }
 
-// replays plays the session over SSE, over a WebSocket and by the command line in a pipe: each event once, in order, with the bytes
-// that the REST API has; and before a block completes its text, which is what the live client saw.
+// replays replays the session over SSE, over a WebSocket and with the command line tool in a pipe. Each event must be
+// sent once, in order, with the bytes of the REST API. The text of a block must precede its completion, as for the
+// live client.
 func (p *past) replays() {
 	p.t.Helper()
 	last := p.log[len(p.log)-1].Seq
@@ -120,13 +121,14 @@ func (p *past) replays() {
 	}
 }
 
-// sameText wants of each text the pieces in flight that were stored, or that the replay said that it appeared whole.
+// sameText checks that the replay sent the stored text in flight of each block, or reported that the block appears
+// complete.
 func (p *past) sameText(transport string, r *harness.Replayed) {
 	p.t.Helper()
 	streamed := 0
 	for _, b := range p.s.View.Blocks() {
 		if b.Kind == events.KindToolUse {
-			continue // the text in flight is that of the input
+			continue // the text in flight of this block is its input
 		}
 		b.Content += b.Output
 		said, whole := r.Text[b.ID], r.Whole[b.ID]
@@ -142,7 +144,7 @@ func (p *past) sameText(transport string, r *harness.Replayed) {
 	}
 }
 
-// diffs compares the diff of pairs of events with the states at both.
+// diffs compares the diffs of pairs of events with the states at both events.
 func (p *past) diffs() {
 	p.t.Helper()
 	var ends []uint32
@@ -150,7 +152,7 @@ func (p *past) diffs() {
 		ends = append(ends, seq)
 	}
 	last := p.log[len(p.log)-1].Seq
-	amid := 1 + uint32(slices.IndexFunc(p.log, func(w events.Wire) bool { // a block of the second turn is open
+	amid := 1 + uint32(slices.IndexFunc(p.log, func(w events.Wire) bool { // a block of the second turn is open at this event
 		d, ok := w.Event().Data.(events.BlockStart)
 		return ok && w.Seq > p.messageOf("pear") && d.Block.Status == events.StatusPending
 	}))
@@ -227,7 +229,7 @@ func (p *past) diff(from, to uint32) {
 	}
 }
 
-// state reads the state at an event.
+// state returns the state at an event.
 func (p *past) state(seq uint32) harness.State {
 	p.t.Helper()
 	s, err := harness.ReadState(func(path string, out any) error { p.get(path, out); return nil }, p.session, seq, 200)
@@ -237,7 +239,8 @@ func (p *past) state(seq uint32) harness.State {
 	return s
 }
 
-// changedBlocks lists the blocks of a later state that an earlier one does not have, or has otherwise, as "change id".
+// changedBlocks returns the blocks of a later state that an earlier one does not have, or has with other content, as
+// "change id".
 func changedBlocks(was, is []events.Block) (list []string) {
 	before := map[string]events.Block{}
 	for _, b := range was {
@@ -257,7 +260,7 @@ func changedBlocks(was, is []events.Block) (list []string) {
 	return list
 }
 
-// changedStatuses returns what has another status in a later state, as "from>to".
+// changedStatuses returns everything that has another status in a later state, as "from>to".
 func changedStatuses(session string, was, is harness.State) map[string]string {
 	out := map[string]string{}
 	add := func(what, from, to string) {
@@ -283,7 +286,7 @@ func changedStatuses(session string, was, is harness.State) map[string]string {
 	return out
 }
 
-// changedFiles returns how each file differs in two workspaces.
+// changedFiles returns how each file differs between two workspaces.
 func changedFiles(was, is tree) map[string]string {
 	out := map[string]string{}
 	for path, content := range is {
@@ -301,7 +304,7 @@ func changedFiles(was, is tree) map[string]string {
 	return out
 }
 
-// sides returns both texts of a unified diff of a file that is so small that the diff has all its lines.
+// sides returns both texts of a unified diff of a file that is so small that the diff contains all its lines.
 func sides(diff string) (old, now string) {
 	_, hunk, _ := strings.Cut(diff, "\n@@ ")
 	_, lines, _ := strings.Cut(hunk, "\n")

@@ -38,18 +38,18 @@ var matrixTable = flag.String("matrix", "", "run TestMatrix, TestReplay_InATermi
 // agentCase is an agent in a kind of sandbox.
 type agentCase struct {
 	architecture string
-	program      string // that must be on the PATH; "" for none
+	program      string // program that must be on the PATH; "" for none
 	docker       bool
-	cuts         int // blocks of the second turn, of seven, after which its conversation can be cut
+	cuts         int // number of blocks of the second turn, of seven, after which its conversation can be cut
 }
 
-// agentCases are the agents that a session's past is tested with: all of them with -matrix, else the built-in one.
+// agentCases returns the agents to test: all of them with -matrix, otherwise the built-in one.
 func agentCases() []agentCase {
 	list := []agentCase{
 		{architecture: "spool", cuts: 3},
 		{architecture: "claude-code", program: "claude", cuts: 5},
 		{architecture: "codex", program: "codex", cuts: 5},
-		{architecture: "opencode", program: "opencode", cuts: 1}, // the last one
+		{architecture: "opencode", program: "opencode", cuts: 1}, // after the last block
 		{architecture: "acp", program: "opencode"},
 		{architecture: "spool", docker: true, cuts: 3},
 		{architecture: "claude-code", docker: true, cuts: 5},
@@ -60,7 +60,7 @@ func agentCases() []agentCase {
 	return list
 }
 
-// name is "agent in sandbox".
+// name returns the agent, or "agent in docker".
 func (a agentCase) name() string {
 	if a.docker {
 		return a.architecture + " in docker"
@@ -68,7 +68,7 @@ func (a agentCase) name() string {
 	return a.architecture + " in local"
 }
 
-// need skips the test where the agent cannot run.
+// need skips the test if the agent cannot run on this machine.
 func (a agentCase) need(t *testing.T) {
 	t.Helper()
 	if a.docker {
@@ -83,7 +83,7 @@ func (a agentCase) need(t *testing.T) {
 	}
 }
 
-// settings returns what a session of the agent is made with. No snapshot is taken within a turn unless the test asks for one.
+// settings returns the session options of the agent. No snapshot is taken within a turn unless the test requests one.
 func (a agentCase) settings() map[string]any {
 	more := maps.Clone(architectures()[a.architecture])
 	options := map[string]any{}
@@ -96,8 +96,8 @@ func (a agentCase) settings() map[string]any {
 	return more
 }
 
-// TestMatrix runs three turns with edits and a failing tool, and looks at the session's past in every way: state, files, replay,
-// diff, and forks at each event of the second turn at which something ended, and between turns.
+// TestMatrix runs three turns with edits and a failing tool, and reads the session's past in every way: state, files,
+// replay, diff, and forks between turns and at each event of the second turn that ends a block.
 func TestMatrix(t *testing.T) {
 	t.Parallel()
 	table := "| agent | sandbox | events | states compared | forks | agents of forks asked | cuts within a turn | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n"
@@ -124,22 +124,22 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// past is a session of three turns and what was seen of it while it ran.
+// past is a session of three turns with everything that was observed while it ran.
 type past struct {
 	*talk
 	agentCase
 	rpc   spoolv1.SessionsClient
 	held  *heldModel
-	live  map[uint32][]events.Block // what the client showed after each event
+	live  map[uint32][]events.Block // the client's view after each event
 	trees map[uint32]tree           // the workspace at each snapshot, by the seq of its workspace_synced
 	put   uint32                    // seq of the file that the client put between the turns
-	log   []events.Wire             // all events, of the log itself
-	begun map[uint32]bool           // where forks begin whose agents were asked
+	log   []events.Wire             // all events, read from the log
+	begun map[uint32]bool           // events at which forks begin whose agents were asked
 
-	compared, forked, exact, asked int // for the table
+	compared, forked, exact, asked int // numbers for the table
 }
 
-// clientFile is the file that the client puts between the turns, and its content.
+// clientFile is the file that the client puts between the turns, with its content.
 const clientFile, clientContent = "client.txt", "of the client\n"
 
 // newPast runs the session.
@@ -150,7 +150,7 @@ func newPast(t *testing.T, a agentCase) *past {
 		Script: script(t, "fork.yaml"), Docker: a.docker, Executor: executor.Config{AnthropicModel: "known-model", Slots: 4},
 		ModelURL: func(url string) string { return p.held.serve(t, url) },
 	})
-	p.talk = &talk{t: t, c: c, session: c.Create(a.architecture, a.settings()), reckons: a.architecture == "claude-code"}
+	p.talk = &talk{t: t, c: c, session: c.Create(a.architecture, a.settings()), reportsCost: a.architecture == "claude-code"}
 	p.s = &harness.Stream{View: blocks.NewView(), Seen: func(w events.Wire) { p.live[w.Seq] = p.s.View.Blocks() }}
 	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -159,22 +159,22 @@ func newPast(t *testing.T, a agentCase) *past {
 	t.Cleanup(func() { _ = conn.Close() })
 	p.rpc = spoolv1.NewSessionsClient(conn)
 
-	p.completed("the fruit is apple; run echo one > a.txt; echo apple-$((400+11))", "Noted apple.")
-	p.synced()
-	p.look()
+	p.mustComplete("the fruit is apple; run echo one > a.txt; echo apple-$((400+11))", "Noted apple.")
+	p.awaitSnapshot()
+	p.recordWorkspace()
 	p.putFile()
 	p.secondTurn()
-	p.completed("the fruit is plum; write kept.txt", "Noted plum.")
-	p.synced()
-	p.look()
+	p.mustComplete("the fruit is plum; write kept.txt", "Noted plum.")
+	p.awaitSnapshot()
+	p.recordWorkspace()
 	p.readLog()
 	if !slices.ContainsFunc(p.s.View.Blocks(), func(b events.Block) bool { return b.Kind == events.KindToolResult && b.IsError }) {
-		t.Errorf("no tool failed:\n%s", p.s.View)
+		t.Errorf("no tool failed in:\n%s", p.s.View)
 	}
 	return p
 }
 
-// putFile puts a file into the workspace between two turns, and waits for the snapshot that is taken with it.
+// putFile puts a file into the workspace between two turns, and waits for the snapshot that includes it.
 func (p *past) putFile() {
 	p.t.Helper()
 	p.talk.put(clientFile, "text/plain", []byte(clientContent))
@@ -183,10 +183,10 @@ func (p *past) putFile() {
 	p.reads(func(e events.Event) bool { _, ok := e.Data.(events.FilePut); return ok })
 	p.put = p.s.Cursor
 	p.reads(func(e events.Event) bool { d, ok := e.Data.(events.WorkspaceSynced); return ok && d.Applied > 0 })
-	p.look()
+	p.recordWorkspace()
 }
 
-// reads reads the stream to an event.
+// reads reads the stream up to an event.
 func (p *past) reads(right func(events.Event) bool) {
 	p.t.Helper()
 	for {
@@ -200,8 +200,8 @@ func (p *past) reads(right func(events.Event) bool) {
 	}
 }
 
-// secondTurn stops the second turn once its first tool has ended: a snapshot is taken, the state so far is read, and the session is
-// forked while it runs.
+// secondTurn stops the second turn after its first tool has ended: a snapshot is taken, the state so far is read, and
+// the session is forked while it runs.
 func (p *past) secondTurn() {
 	p.t.Helper()
 	p.held.hold("pear-422")
@@ -213,7 +213,7 @@ func (p *past) secondTurn() {
 	p.c.Call(0, "POST", "/api/sessions/"+p.session+"/sync", map[string]any{}, nil)
 	p.reads(func(e events.Event) bool { d, ok := e.Data.(events.WorkspaceSynced); return ok && d.Request > 0 })
 	p.s.Close()
-	p.look()
+	p.recordWorkspace()
 	p.readLog()
 	p.states()
 	p.forkWhileItRuns()
@@ -222,11 +222,11 @@ func (p *past) secondTurn() {
 	if end := ended[events.ExecutionCompleted](p.until(execution)); !strings.Contains(end.Result, "Noted pear.") {
 		p.t.Fatalf("the second turn ended with %+v", end)
 	}
-	p.synced()
-	p.look()
+	p.awaitSnapshot()
+	p.recordWorkspace()
 }
 
-// readLog reads the session's events from the log itself, up to the last one that the client has seen.
+// readLog reads the session's events from the log, up to the last one that the client has received.
 func (p *past) readLog() {
 	p.t.Helper()
 	p.log = nil
@@ -249,8 +249,8 @@ func (p *past) readLog() {
 	}
 }
 
-// look keeps the workspace as it is, for the snapshots since the last look: nothing runs now.
-func (p *past) look() {
+// recordWorkspace records the workspace for the snapshots since the last call. Nothing must be running.
+func (p *past) recordWorkspace() {
 	p.t.Helper()
 	now := p.workspace()
 	for seq := range p.seqs(func(e events.Wire) bool { return e.Type == (events.WorkspaceSynced{}).EventType() }) {
@@ -260,7 +260,7 @@ func (p *past) look() {
 	}
 }
 
-// tree is the files of a workspace: content by path.
+// tree holds the content of the files of a workspace, by path.
 type tree map[string]string
 
 // workspace reads the workspace in the sandbox.
@@ -307,22 +307,22 @@ func untar(t *testing.T, raw []byte) tree {
 	}
 }
 
-// heldModel forwards requests to the model server, and can hold those that have a text in them.
+// heldModel forwards requests to the model server, and can hold requests that contain a text.
 type heldModel struct {
 	mu      sync.Mutex
 	text    string
 	arrived chan struct{} // closed when a request is held
-	open    chan struct{} // closed when requests may go on
+	open    chan struct{} // closed to release held requests
 }
 
-// question is what a fork's agent is asked; it is never held.
+// question is the query to a fork's agent. It is never held.
 const question = "which fruit is it?"
 
 func newHeldModel() *heldModel {
 	return &heldModel{arrived: make(chan struct{}), open: make(chan struct{})}
 }
 
-// serve returns the URL of a server that forwards to another one.
+// serve returns the URL of a server that forwards requests to another server.
 func (h *heldModel) serve(t *testing.T, model string) string {
 	t.Helper()
 	to, err := url.Parse(model)
@@ -351,7 +351,7 @@ func (h *heldModel) serve(t *testing.T, model string) string {
 	return s.URL
 }
 
-// holds reports whether a request has to wait, and notes that it has come.
+// holds reports whether a request must be held, and records that it has arrived.
 func (h *heldModel) holds(body []byte) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -372,13 +372,13 @@ func (h *heldModel) hold(text string) {
 	h.text = text
 }
 
-// wait returns when a request is held.
+// wait blocks until a request is held.
 func (h *heldModel) wait(t *testing.T) {
 	t.Helper()
 	select {
 	case <-h.arrived:
 	case <-time.After(harness.Patience):
-		t.Fatal("the model was not asked")
+		t.Fatal("the model received no request")
 	}
 }
 

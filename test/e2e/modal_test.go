@@ -10,39 +10,40 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// modalised is a cluster whose sandboxes are mockmodal's, and whose executors are programs.
-func modalised(t *testing.T, opts harness.Options) *harness.Cluster {
+// newModalCluster returns a cluster whose sandboxes run on mockmodal, and whose executors are separate processes.
+func newModalCluster(t *testing.T, opts harness.Options) *harness.Cluster {
 	t.Helper()
 	harness.NeedDocker(t)
 	opts.Modal, opts.Outages, opts.Script = true, true, script(t, "docker.yaml")
 	return harness.New(t, opts)
 }
 
-// TestModal_Talk: Claude Code and the built-in agent on Modal, seen as clients see it: turns in one process, an interrupt, idle, and
-// the same files and conversation in another sandbox. No key is in the sandbox, and what it cost is told.
+// TestModal_Talk tests Claude Code and the built-in agent on Modal through the API of clients: turns in one process,
+// an interrupt, the idle timeout, and the same files and conversation in another sandbox. The sandbox has no model
+// key, and its cost is reported.
 func TestModal_Talk(t *testing.T) {
 	t.Parallel()
-	c := modalised(t, harness.Options{})
+	c := newModalCluster(t, harness.Options{})
 	for _, architecture := range []string{"claude-code", "spool"} {
 		t.Run(architecture, func(t *testing.T) {
 			k := newTalkWith(t, c, architecture, model())
-			first := k.completed("Remember the number 4711", "I will remember 4711.")
-			k.completed("which number was it?", "You asked me to remember 4711.").same(first)
-			k.completed("write a file", "The file is written.")
-			k.wantFile("hello.txt", "hello, world\n")
+			first := k.mustComplete("Remember the number 4711", "I will remember 4711.")
+			k.mustComplete("which number was it?", "You asked me to remember 4711.").checkSameProcess(first)
+			k.mustComplete("write a file", "The file is written.")
+			k.awaitFile("hello.txt", "hello, world\n")
 			k.noKeyInside()
-			k.dockerInterrupt().same(first)
+			k.dockerInterrupt().checkSameProcess(first)
 			sandbox := k.sandbox()
 			k.idle()
 			harness.Eventually(t, "the sandbox of an idle session has ended", func() bool { return !c.Modal.Runs(t, sandbox) })
-			k.completed("run the command cat hello.txt", "hello, world")
-			k.completed("which number was it?", "You asked me to remember 4711.")
+			k.mustComplete("run the command cat hello.txt", "hello, world")
+			k.mustComplete("which number was it?", "You asked me to remember 4711.")
 			k.cost()
 		})
 	}
 }
 
-// sandbox is the id of the session's present sandbox.
+// sandbox returns the id of the session's present sandbox.
 func (k *talk) sandbox() string {
 	k.t.Helper()
 	var shown struct{ CurrentSandbox struct{ SandboxID string } }
@@ -50,7 +51,7 @@ func (k *talk) sandbox() string {
 	return shown.CurrentSandbox.SandboxID
 }
 
-// modalContainer is the container that stands for the session's Modal sandbox.
+// modalContainer returns the container that stands for the session's Modal sandbox.
 func (k *talk) modalContainer() string {
 	k.t.Helper()
 	name := k.sandbox()
@@ -63,10 +64,11 @@ func (k *talk) modalContainer() string {
 	return ""
 }
 
-// noKeyInside looks for the models' keys in the processes' variables and arguments, and in the files of the sandbox, as root.
+// noKeyInside searches for the models' keys in the environment and arguments of processes, and in the files of the
+// sandbox, as root.
 func (k *talk) noKeyInside() {
 	k.t.Helper()
-	// The search's own processes have the key in two pieces.
+	// The processes of the search have the key in two pieces, so that they do not find themselves.
 	const look = `printf '%s%s' "$0" "$1" > /dev/shm/key; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -cF -f /dev/shm/key; ` +
 		`grep -rslF -f /dev/shm/key /workspace /spool/state /spool/run /home /tmp /etc /root /run; rm /dev/shm/key; echo looked`
 	half := len(harness.RealKey) / 2
@@ -75,7 +77,7 @@ func (k *talk) noKeyInside() {
 	}
 }
 
-// cost checks that what the session's sandboxes cost is told, by its executions as by itself.
+// cost checks that the cost of the session's sandboxes is reported, for the session and for its executions.
 func (k *talk) cost() {
 	k.t.Helper()
 	var shown struct{ SandboxMs, SandboxCostUsd float64 }
@@ -94,8 +96,8 @@ func (k *talk) cost() {
 	}
 }
 
-// busy posts a query whose command waits until release is called.
-func (k *talk) busy() (execution string, release func()) {
+// startBusyTurn posts a query whose command waits until release is called.
+func (k *talk) startBusyTurn() (execution string, release func()) {
 	k.t.Helper()
 	execution = k.post("run the command touch began; until [ -e go ]; do sleep 0.2; done; echo done", func(w events.Wire) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "began"))
@@ -104,8 +106,9 @@ func (k *talk) busy() (execution string, release func()) {
 	return execution, func() { harness.Docker(k.t, "exec", "-u", "10001:10001", container, "touch", "/workspace/go") }
 }
 
-// undisturbed wants an answer of the only attempt, and that nothing is stored twice; the audit compares the rest.
-func (k *talk) undisturbed(execution string) {
+// checkUndisturbed checks that an execution completed with its first attempt. The audit of the talk checks that no event
+// is stored twice.
+func (k *talk) checkUndisturbed(execution string) {
 	k.t.Helper()
 	x := k.until(execution)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "done") {
@@ -116,36 +119,37 @@ func (k *talk) undisturbed(execution string) {
 	}
 }
 
-// TestModal_Faults: what goes wrong around a sandbox while its agent works. The executors are killed, Modal is away.
+// TestModal_Faults tests failures while an agent works or between turns: killed executors, an outage of Modal, and
+// preempted sandboxes.
 func TestModal_Faults(t *testing.T) {
 	t.Parallel()
-	c := modalised(t, harness.Options{})
-	first := c.StartExecutorProgram() // beside the cluster's own, which ends in the first of these
+	c := newModalCluster(t, harness.Options{})
+	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
-		execution, release := k.busy()
+		execution, release := k.startBusyTurn()
 		c.KillExecutorProgram(0)
 		first.Kill()
 		first = c.StartExecutorProgram()
 		release()
-		k.undisturbed(execution)
+		k.checkUndisturbed(execution)
 		k.cost()
 	})
-	t.Run("Modal away", func(t *testing.T) {
+	t.Run("an outage of Modal", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
-		execution, release := k.busy()
+		execution, release := k.startBusyTurn()
 		c.Modal.Outage(t, true)
 		release()
-		// Each of these is a try after the SDK's own retries, and the wait of SPOOL_ENGINE_GONE.
-		harness.Eventually(t, "the executor has found Modal away again and again", func() bool {
+		// Each log line follows the SDK's own retries and the wait of SPOOL_ENGINE_GONE.
+		harness.Eventually(t, "the executor has retried several times", func() bool {
 			return first.Said("the execution is claimed when it is back") >= 5
 		})
 		c.Modal.Outage(t, false)
-		k.undisturbed(execution)
+		k.checkUndisturbed(execution)
 	})
 	t.Run("preempted in a turn", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
-		k.completed("write a file", "The file is written.")
+		k.mustComplete("write a file", "The file is written.")
 		execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
 			return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 		})
@@ -163,23 +167,24 @@ func TestModal_Faults(t *testing.T) {
 		}
 		k.cost()
 	})
-	t.Run("preempted at rest", func(t *testing.T) {
+	t.Run("preempted between turns", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
-		k.completed("Remember the number 4711", "I will remember 4711.")
-		k.completed("write a file", "The file is written.")
-		k.wantFile("hello.txt", "hello, world\n")
+		k.mustComplete("Remember the number 4711", "I will remember 4711.")
+		k.mustComplete("write a file", "The file is written.")
+		k.awaitFile("hello.txt", "hello, world\n")
 		c.Modal.End(t, k.sandbox(), "timeout")
-		k.completed("run the command cat hello.txt", "hello, world")
-		k.completed("which number was it?", "You asked me to remember 4711.")
+		k.mustComplete("run the command cat hello.txt", "hello, world")
+		k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	})
 	t.Run("swept", func(t *testing.T) {
-		newTalkWith(t, c, "spool", model()).completed("hello", "You said: hello") // by now the image is prepared
+		newTalkWith(t, c, "spool", model()).mustComplete("hello", "You said: hello") // prepares the image for the next session
 		k := newTalkWith(t, c, "spool", model())
-		// Modal makes the sandbox, and the executor never hears of it. The SDK does not repeat what was ABORTED.
+		// Modal creates the sandbox, and the executor does not receive the answer. The SDK does not repeat a call
+		// that was ABORTED.
 		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
 		c.Modal.Fault(t, "SandboxGetFromName", "ABORTED")
 		c.Modal.Fault(t, "SandboxGetFromNameV2", "ABORTED")
-		k.failed("hello", "ENGINE_UNAVAILABLE", "")
+		k.mustFail("hello", "ENGINE_UNAVAILABLE", "")
 		sandbox := k.sandbox()
 		if !c.Modal.Runs(t, sandbox) {
 			t.Fatalf("sandbox %s does not run on Modal", sandbox)
@@ -189,13 +194,13 @@ func TestModal_Faults(t *testing.T) {
 	})
 	t.Run("refusals", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
-		k.failed("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
+		k.mustFail("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
 		for code, want := range map[string]string{"RESOURCE_EXHAUSTED": "QUOTA_EXCEEDED", "UNAUTHENTICATED": "CREDENTIALS_REFUSED", "UNAVAILABLE": "ENGINE_UNAVAILABLE"} {
 			k := newTalkWith(t, c, "spool", model())
 			c.Modal.Fault(t, "SandboxCreateV2", code)
-			k.failed("hello", want, "")
+			k.mustFail("hello", want, "")
 			c.Modal.Heal(t)
-			k.completed("hello again", "You said: hello again")
+			k.mustComplete("hello again", "You said: hello again")
 		}
 		for _, bad := range [][2]string{
 			{"SPOOL_MODAL_TOKEN_SECRET=wrong", "SPOOL_MODAL_TOKEN_ID"}, {"SPOOL_MODAL_TIMEOUT=25h", "modal-timeout"}, {"SPOOL_MODAL_SANDBOX_PRICE=-1", "modal-sandbox-price"},
@@ -208,7 +213,7 @@ func TestModal_Faults(t *testing.T) {
 	})
 }
 
-// untilType reads the stream, which is open, until an event of a type.
+// untilType reads the open stream up to an event of a type.
 func (k *talk) untilType(want events.Type) {
 	k.t.Helper()
 	for {
@@ -222,13 +227,13 @@ func (k *talk) untilType(want events.Type) {
 	}
 }
 
-// TestModal_Pool: a session's first turn finds its sandbox made and its agent started.
+// TestModal_Pool tests that a session's first turn uses a pooled sandbox whose agent is already started.
 func TestModal_Pool(t *testing.T) {
 	t.Parallel()
-	c := modalised(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
+	c := newModalCluster(t, harness.Options{Executor: executor.Config{Pool: []string{"spool=1"}, OpenAIModel: "known-model"}})
 	harness.Eventually(t, "a pooled sandbox is taken", func() bool {
 		k := newTalkWith(t, c, "spool", nil)
-		k.completed("are you there?", "You said: are you there?")
+		k.mustComplete("are you there?", "You said: are you there?")
 		for _, e := range k.s.Events {
 			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
 				return true

@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestModal_UpAndDoctor runs the commands of a new user: spool doctor with right and with wrong settings, spool up and a turn, and a
-// turn in a region that does not exist. Nothing runs on Modal afterwards.
+// TestModal_UpAndDoctor runs the commands of a new user: spool doctor with right and with wrong settings, spool up
+// with a turn, and a turn in a region that does not exist. No sandbox may run on Modal afterwards.
 func TestModal_UpAndDoctor(t *testing.T) {
 	t.Parallel()
 	harness.NeedDocker(t)
@@ -17,7 +17,7 @@ func TestModal_UpAndDoctor(t *testing.T) {
 	empty := func(after string) {
 		t.Helper()
 		for _, s := range m.Running(t) {
-			t.Errorf("%s: left on Modal: %+v", after, s)
+			t.Errorf("%s: Modal still has: %+v", after, s)
 		}
 	}
 	if code, printed := u.Run(nil, "doctor"); code != 0 || !strings.Contains(printed, "a sandbox was started in any region and ended") {

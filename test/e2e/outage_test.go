@@ -10,21 +10,21 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestNATSGone: a run goes on over an outage of NATS; meanwhile commands get 503
-// with Retry-After and say what is wrong; after it nothing is lost or doubled.
-func TestNATSGone(t *testing.T) {
+// TestOutage_OfNATS tests that a run continues after an outage of NATS. During the outage, commands are answered with
+// 503, Retry-After and the reason. Nothing is lost or repeated.
+func TestOutage_OfNATS(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Outages: true, Gateways: 2, Script: script(t, "stream.yaml")})
 	session, execution, s := midRun(t, c)
 	c.Outage.StopNATS()
 	unavailable(t, c, session, "NATS")
 	c.Outage.StartNATS()
-	goesOn(t, c, session, execution, s)
+	completesAfterTheOutage(t, c, session, execution, s)
 }
 
-// TestPostgresGone: the log goes on without Postgres; what needs it gets 503;
-// after it the read models catch up and the stream continues without a hole.
-func TestPostgresGone(t *testing.T) {
+// TestOutage_OfPostgres tests that the log continues without Postgres, and that requests that need it are answered
+// with 503. Afterwards the read models catch up and the stream continues without a gap.
+func TestOutage_OfPostgres(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Outages: true, Gateways: 2, Script: script(t, "stream.yaml")})
 	session, execution, s := midRun(t, c)
@@ -32,10 +32,10 @@ func TestPostgresGone(t *testing.T) {
 	status, raw := request(t, "GET", c.URL(1)+"/api/sessions/"+session, nil, nil)
 	refused(t, "read without Postgres", 503, "UNAVAILABLE", "", status, raw)
 	c.Outage.StartPostgres()
-	goesOn(t, c, session, execution, s)
+	completesAfterTheOutage(t, c, session, execution, s)
 }
 
-// midRun starts a run, and returns when its text is streaming.
+// midRun starts a run, and returns when its text is being streamed.
 func midRun(t *testing.T, c *harness.Cluster) (session, execution string, s *harness.Stream) {
 	t.Helper()
 	session = c.Create("spool", nil)
@@ -55,8 +55,8 @@ func midRun(t *testing.T, c *harness.Cluster) (session, execution string, s *har
 	}
 }
 
-// goesOn sees the run complete on the stream, without a hole, and a further one after it.
-func goesOn(t *testing.T, c *harness.Cluster, session, execution string, s *harness.Stream) {
+// completesAfterTheOutage checks that the run completes on the stream, without a gap, and that a further run completes after it.
+func completesAfterTheOutage(t *testing.T, c *harness.Cluster, session, execution string, s *harness.Stream) {
 	t.Helper()
 	s = follow(t, c, session, execution, s)
 	if end := s.Events[len(s.Events)-1]; end.Type != (events.ExecutionCompleted{}).EventType() {
@@ -71,7 +71,7 @@ func goesOn(t *testing.T, c *harness.Cluster, session, execution string, s *harn
 	}
 }
 
-// follow reads on until the execution's end, and joins again as often as it is cut off.
+// follow reads the stream to the execution's end, and joins again whenever it is cut off.
 func follow(t *testing.T, c *harness.Cluster, session, execution string, s *harness.Stream) *harness.Stream {
 	t.Helper()
 	gateway := 0
@@ -90,7 +90,7 @@ func follow(t *testing.T, c *harness.Cluster, session, execution string, s *harn
 	return s
 }
 
-// unavailable posts a message that cannot be taken.
+// unavailable posts a message, which must be refused as unavailable.
 func unavailable(t *testing.T, c *harness.Cluster, session, what string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), "POST", c.URL(0)+"/api/sessions/"+session+"/messages", strings.NewReader(`{"content":"x"}`))
@@ -102,7 +102,7 @@ func unavailable(t *testing.T, c *harness.Cluster, session, what string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // nothing is written
+	defer resp.Body.Close() //nolint:errcheck // the body is only read
 	var p problem
 	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func unavailable(t *testing.T, c *harness.Cluster, session, what string) {
 	if resp.StatusCode != 503 || p.Code != "UNAVAILABLE" || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("a message without %s: %d %+v, Retry-After %q", what, resp.StatusCode, p, resp.Header.Get("Retry-After"))
 	}
-	harness.Eventually(t, "/readyz says so", func() bool {
+	harness.Eventually(t, "/readyz names it", func() bool {
 		status, raw := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
 		return status == 503 && strings.Contains(strings.ToLower(string(raw)), strings.ToLower(what))
 	})

@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// shouting is an agent that speaks ACP. It prints lines that are no messages as fast as it can: for 8 s before it answers, or for ever.
+// shouting is an agent that speaks ACP. It prints lines that are not messages as fast as it can: for 8 s before it
+// answers, or for ever.
 const shouting = `#!/bin/bash
 line=$(printf 'x%.0s' {1..1000})
 while read -r request; do
@@ -29,17 +30,17 @@ while read -r request; do
 done
 `
 
-// shouter makes a session with that agent.
-func shouter(t *testing.T, c *harness.Cluster) (session string) {
+// createShouter creates a session with that agent.
+func createShouter(t *testing.T, c *harness.Cluster) (session string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shouting")
-	if err := os.WriteFile(path, []byte(shouting), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(path, []byte(shouting), 0o700); err != nil { //nolint:gosec // an executable script
 		t.Fatal(err)
 	}
 	return c.Create("acp", map[string]any{"sessionOptions": map[string]any{"command": []string{path}}})
 }
 
-// said are the events of an execution that came out of the sandbox, and how many error events have a code.
+// said returns the events of an execution that came from the sandbox, and the number of error events with a code.
 func said(s *harness.Stream, execution, code string) (list []events.Wire, coded int) {
 	for _, w := range s.Events {
 		if w.ExecutionID != execution || w.Source != events.FromRunner {
@@ -55,13 +56,13 @@ func said(s *harness.Stream, execution, code string) (list []events.Wire, coded 
 	return list, coded
 }
 
-// TestOutput_TooFastIsSlowed: an agent that prints as fast as it can for 8 s has to wait for its pace. The log says so, the turn
-// completes, and so does the next one.
+// TestOutput_TooFastIsSlowed tests that an agent that prints as fast as it can for 8 s is slowed down. The log states
+// that, the turn completes, and so does the next one.
 func TestOutput_TooFastIsSlowed(t *testing.T) {
 	t.Parallel()
 	const rate = 100
 	c := harness.New(t, harness.Options{Executor: executor.Config{OutputEventsPerSecond: rate}})
-	session := shouter(t, c)
+	session := createShouter(t, c)
 	s, end := c.Run(session, "shout for 8 seconds", nil)
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("ended with %s %s", end.Type, end.Data)
@@ -69,25 +70,25 @@ func TestOutput_TooFastIsSlowed(t *testing.T) {
 	list, slowed := said(s, end.ExecutionID, "OUTPUT_SLOWED")
 	took := list[len(list)-1].Time.Sub(list[0].Time)
 	if most := int(10*rate + rate*took.Seconds()); len(list) > most+10 || len(list) < 10*rate || slowed != 1 {
-		t.Errorf("%d events in %s, %d of which say that it was slowed; at most %d are allowed", len(list), took, slowed, most)
+		t.Errorf("%d events in %s, %d of them about the slowdown; at most %d are allowed", len(list), took, slowed, most)
 	}
 	if _, end := c.Run(session, "hello", s); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the next turn ended with %s %s", end.Type, end.Data)
 	}
 }
 
-// TestOutput_PastItsLimitIsCut: an agent that prints for ever is stopped at the limit of its execution. The log says where the output is
-// cut and why the execution failed; the next turn completes.
+// TestOutput_PastItsLimitIsCut tests that an agent that prints for ever is stopped at the limit of its execution. The
+// log states where the output is cut and why the execution failed. The next turn completes.
 func TestOutput_PastItsLimitIsCut(t *testing.T) {
 	t.Parallel()
 	const limit = 400
 	c := harness.New(t, harness.Options{Executor: executor.Config{OutputEvents: limit, KillAfter: time.Second}})
-	session := shouter(t, c)
+	session := createShouter(t, c)
 	s, end := c.Run(session, "shout for ever", nil)
 	failed, _ := end.Event().Data.(events.ExecutionFailed)
 	list, cut := said(s, end.ExecutionID, "OUTPUT_LIMIT")
 	if failed.Code != "OUTPUT_LIMIT" || len(list) > limit || len(list) < limit-10 || cut != 1 {
-		t.Errorf("it ended with %s %s after %d events, %d of which say where it is cut", end.Type, end.Data, len(list), cut)
+		t.Errorf("the turn ended with %s %s after %d events, %d of them about the cut", end.Type, end.Data, len(list), cut)
 	}
 	if _, end := c.Run(session, "hello", s); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the next turn ended with %s %s", end.Type, end.Data)

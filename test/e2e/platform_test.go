@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// keyHolder is somebody with a key.
+// keyHolder is a client with a key.
 type keyHolder struct {
 	t      *testing.T
 	c      *harness.Cluster
@@ -26,7 +26,7 @@ func withKey(t *testing.T, c *harness.Cluster, key string) keyHolder {
 	return keyHolder{t, c, map[string]string{"Authorization": "Bearer " + key}}
 }
 
-// tenant makes a tenant's key with the root's, and waits until it is accepted.
+// tenant creates a key of a tenant with the root key, and waits until it is accepted.
 func (k keyHolder) tenant(name string) keyHolder {
 	k.t.Helper()
 	var made struct{ Key string }
@@ -51,7 +51,7 @@ func (k keyHolder) asks(method, path string, body any) (int, []byte) {
 	return request(k.t, method, k.c.URL(0)+path, k.header, raw)
 }
 
-// gets wants a status and decodes the answer.
+// gets sends a request, checks the status and decodes the answer.
 func (k keyHolder) gets(status int, method, path string, body, out any) string {
 	k.t.Helper()
 	got, raw := k.asks(method, path, body)
@@ -66,7 +66,7 @@ func (k keyHolder) gets(status int, method, path string, body, out any) string {
 	return string(raw)
 }
 
-// pushes a skill's archive.
+// pushes pushes a skill's archive.
 func (k keyHolder) pushes(zip []byte, query string) (int, []byte) {
 	k.t.Helper()
 	header := map[string]string{"Content-Type": "application/zip"}
@@ -76,7 +76,7 @@ func (k keyHolder) pushes(zip []byte, query string) (int, []byte) {
 	return request(k.t, "POST", k.c.URL(0)+"/api/skills?"+query, header, zip)
 }
 
-// applies a definition and gives its version.
+// applies applies a definition and returns its version.
 func (k keyHolder) applies(kind, scope, slug string, spec any) string {
 	k.t.Helper()
 	var applied struct{ Ref events.Reference }
@@ -84,7 +84,8 @@ func (k keyHolder) applies(kind, scope, slug string, spec any) string {
 	return applied.Ref.Version
 }
 
-// runs a message in a new session to its end, gives all of the session's events, and deletes it.
+// runs posts a message in a new session, waits for its end, and deletes the session. It returns the result and all
+// events of the session.
 func (k keyHolder) runs(session map[string]any, message string) (result string, all []events.Wire) {
 	k.t.Helper()
 	var s struct{ SessionID string }
@@ -98,7 +99,7 @@ func (k keyHolder) runs(session map[string]any, message string) (result string, 
 			if events.Terminal(e.Type) {
 				done, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionCompleted)
 				if !ok {
-					k.t.Fatalf("it ended with %s %s", e.Type, e.Data)
+					k.t.Fatalf("the execution ended with %s %s", e.Type, e.Data)
 				}
 				result = done.Result
 				return true
@@ -114,10 +115,10 @@ func (k keyHolder) runs(session map[string]any, message string) (result string, 
 	return result, all
 }
 
-// TestPlatform: what the platform's owner applies with a key of tenant platform every tenant
-// may use and read by its reference, and no tenant may write; its secret works and is
-// shown to nobody; what a tenant calls by the same name is the tenant's own.
-func TestPlatform(t *testing.T) {
+// TestPlatform_EntriesAreSharedAndReadOnly tests that every tenant may use and read the entries of tenant platform by
+// their references, and that no tenant may write them. The platform's secret works and is never shown. A tenant's
+// entry with the same name is a different one.
+func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 	t.Parallel()
 	const rootKey, token, mine = "a-root-key-of-more-than-32-characters", "kestrel-7731-of-the-platform", "magpie-9915-of-the-tenant"
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, KeepLogs: true})
@@ -140,7 +141,7 @@ func TestPlatform(t *testing.T) {
 		return status == http.StatusOK
 	})
 
-	// A tenant uses all of it by reference: the agent, its skill, the environment and the secret in it.
+	// A tenant uses all of these by reference: the agent, its skill, the environment and its secret.
 	session := map[string]any{"agent": "platform/porter", "environments": []string{"platform/street"}}
 	dir := func() string {
 		for _, r := range c.Model.Requests() {
@@ -148,7 +149,7 @@ func TestPlatform(t *testing.T) {
 				return string(m[1])
 			}
 		}
-		t.Fatal("no agent was told where the skill is")
+		t.Fatal("no model request contains the location of the skill")
 		return ""
 	}
 	_, first := ours.runs(session, "hello")
@@ -161,29 +162,29 @@ func TestPlatform(t *testing.T) {
 	if !strings.Contains(result, sum(token)) || !strings.Contains(result, "greetings to Ada from") {
 		t.Errorf("the agent said %q", result)
 	}
-	if told := pinned(t, first); told.Agent.Version != version || told.Agent.Scope != events.ScopePlatform || len(told.Skills) != 1 || told.Skills[0].Ref.Scope != events.ScopePlatform {
+	if told := resolutionOf(t, first); told.Agent.Version != version || told.Agent.Scope != events.ScopePlatform || len(told.Skills) != 1 || told.Skills[0].Ref.Scope != events.ScopePlatform {
 		t.Errorf("resolved %+v", told)
 	}
 
 	platformIsReadOnly(t, ours, platform, greet(t), agent("You are anybody's porter."), environment("Eve", "x"))
 
-	// Of the same name, and another one.
+	// The tenant's own entries have the same names.
 	ours.applies("environments", "", "street", environment("Grace", mine))
 	own := ours.applies("agents", "", "porter", agent("You are our porter."))
 	result, third := ours.runs(map[string]any{"agent": "porter", "environments": []string{"street"}}, hash+"echo \"$WHOM\"")
-	if !strings.Contains(result, sum(mine)) || !strings.Contains(result, "Grace") || pinned(t, third).Agent.Version != own {
-		t.Errorf("the tenant's own said %q, and was %+v", result, pinned(t, third))
+	if !strings.Contains(result, sum(mine)) || !strings.Contains(result, "Grace") || resolutionOf(t, third).Agent.Version != own {
+		t.Errorf("the tenant's own agent answered %q, resolved %+v", result, resolutionOf(t, third))
 	}
 	if result, _ := ours.runs(session, hash+"echo \"$WHOM\""); !strings.Contains(result, sum(token)) || !strings.Contains(result, "Ada") {
-		t.Errorf("after that the platform's said %q", result)
+		t.Errorf("after that the platform's agent answered %q", result)
 	}
 	if result, _ := theirs.runs(session, hash+"echo \"$WHOM\""); !strings.Contains(result, sum(token)) || !strings.Contains(result, "Ada") {
-		t.Errorf("to another tenant the platform's said %q", result)
+		t.Errorf("for another tenant the platform's agent answered %q", result)
 	}
 	status, raw := theirs.asks("POST", "/api/sessions", map[string]any{"agent": "porter"})
 	refused(t, "another tenant's agent", http.StatusNotFound, "AGENT_NOT_FOUND", "agent", status, raw)
 
-	// Sessions that named only an agent got its default instance, which each tenant has for itself.
+	// Sessions that named only an agent have its default instance. Each tenant has its own.
 	for whose, want := range map[*keyHolder]string{&ours: "organization/platform/porter.default porter.default", &theirs: "organization/platform/porter.default"} {
 		var list struct {
 			Instances []struct{ Ref events.Reference }
@@ -197,11 +198,11 @@ func TestPlatform(t *testing.T) {
 			t.Errorf("a tenant has the instances %s, want %s", got, want)
 		}
 	}
-	if told := pinned(t, third); told.Instance.Bare() != (events.Reference{Slug: "porter.default"}) {
+	if told := resolutionOf(t, third); told.Instance.Bare() != (events.Reference{Slug: "porter.default"}) {
 		t.Errorf("the execution resolved the instance %s", told.Instance)
 	}
 
-	// The secret is in no answer, no event, and nothing that was written.
+	// The secret is in no answer, in no event, and in no written data.
 	for _, list := range [][]events.Wire{first, second, third} {
 		for _, e := range list {
 			if strings.Contains(string(e.Data), token) || strings.Contains(string(e.Data), mine) {
@@ -216,19 +217,20 @@ func TestPlatform(t *testing.T) {
 	}
 }
 
-// pinned is what a session's first execution resolved to.
-func pinned(t *testing.T, all []events.Wire) events.ExecutionResolved {
+// resolutionOf returns the resolution of a session's first execution.
+func resolutionOf(t *testing.T, all []events.Wire) events.ExecutionResolved {
 	t.Helper()
 	for _, e := range all {
 		if d, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionResolved); ok {
 			return d
 		}
 	}
-	t.Fatal("nothing was resolved")
+	t.Fatal("the session has no execution_resolved")
 	return events.ExecutionResolved{}
 }
 
-// platformIsReadOnly: a tenant reads what is the platform's, without the secret, and every way to write it is refused.
+// platformIsReadOnly checks that a tenant reads the platform's entries, without the secret, and that every way to
+// write them is refused.
 func platformIsReadOnly(t *testing.T, tenant, owner keyHolder, zip []byte, agent, environment map[string]any) {
 	t.Helper()
 	ref := func(slug string) map[string]any { return map[string]any{"scope": "platform", "slug": slug} }

@@ -34,12 +34,12 @@ func recorded(t *testing.T, c *harness.Cluster, a agentCase) (session string, li
 	return session, page.Events
 }
 
-// TestReplay_InATerminal plays a real session with the keys, at 80 and at 200 columns: it looks as it did live, no row is
-// longer than the terminal, and the terminal is as before when the command ends, whatever ended it.
+// TestReplay_InATerminal replays a real session with keys, at 80 and at 200 columns. It looks like the live session,
+// no row is longer than the terminal, and the terminal is restored when the command ends in any way.
 func TestReplay_InATerminal(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "replay.yaml"), Executor: executor.Config{AnthropicModel: "known-model"}})
-	// What the result of a tool that fails says.
+	// parts of the result of a tool that fails
 	exits := map[string]string{"spool": "[exit status 3]", "claude-code": "Exit code 3"}
 	if *matrixTable != "" {
 		exits["codex"], exits["opencode"], exits["acp"] = "1 of 5 tests failed", "1 of 5 tests failed", "File not found"
@@ -58,14 +58,14 @@ func TestReplay_InATerminal(t *testing.T) {
 					keys(t, c.In(t), session, list, columns, exit)
 				})
 			}
-			t.Run("narrower", func(t *testing.T) { narrower(t, c.In(t), session) })
+			t.Run("narrower", func(t *testing.T) { replayOnANarrowerTerminal(t, c.In(t), session) })
 			t.Run("the end", func(t *testing.T) { ends(t, c.In(t), session) })
-			t.Run("in a pipe", func(t *testing.T) { piped(t, c.In(t), session, list) })
+			t.Run("in a pipe", func(t *testing.T) { replayIntoAPipe(t, c.In(t), session, list) })
 		})
 	}
 }
 
-// firstSeq returns the seq of the first event that is right.
+// firstSeq returns the seq of the first event that satisfies right.
 func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) uint32 {
 	t.Helper()
 	i := slices.IndexFunc(list, func(w events.Wire) bool { return right(w.Event()) })
@@ -75,10 +75,11 @@ func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) u
 	return list[i].Seq
 }
 
-// keys goes through a session by keys. It starts paused: at the slowest speed the first key comes before the second event.
+// keys moves through a session with keys. The replay starts paused: at the slowest speed the first key is pressed
+// before the second event.
 func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, columns uint16, exit string) {
 	x := c.TerminalOf(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
-	at := func(seq uint32) string { return fmt.Sprintf("event %d of ", seq) } // there may be more now than in list
+	at := func(seq uint32) string { return fmt.Sprintf("event %d of ", seq) } // there may be more events now than in list
 	x.Shows(at(1))
 	if x.Echoes() {
 		t.Error("the terminal shows the keys")
@@ -103,7 +104,7 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	x.Shows(at(result))
 	x.Shows(exit)
 	if strings.Contains(x.Screen(), "One test fails.") {
-		t.Error("it went on past the error")
+		t.Error("the replay went past the error")
 	}
 	dispatched := uint32(0)
 	for _, w := range list {
@@ -114,11 +115,11 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	x.Type("t")
 	x.Shows(at(dispatched))
 	wide := columns
-	if columns == 80 { // what follows is broken at the new width
+	if columns == 80 { // the following output is wrapped at the new width
 		wide = 120
 		x.Resize(wide)
 	}
-	x.Type("n") // there is no tool call any more: it goes to the end
+	x.Type("n") // there are no more tool calls, so the replay goes to the end
 	code, _ := x.Ended()
 	rows := x.Rows(int(wide))
 	screen := strings.Join(rows, "\n")
@@ -141,8 +142,8 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	}
 }
 
-// narrower plays a session on a terminal that becomes narrower: what follows is broken at its new width.
-func narrower(t *testing.T, c *harness.Cluster, session string) {
+// replayOnANarrowerTerminal replays a session on a terminal that becomes narrower: the following output is wrapped at the new width.
+func replayOnANarrowerTerminal(t *testing.T, c *harness.Cluster, session string) {
 	x := c.TerminalOf(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	x.Shows("event 1 of ")
 	x.Type(" ")
@@ -207,8 +208,8 @@ func ends(t *testing.T, c *harness.Cluster, session string) {
 	}
 }
 
-// piped plays a session into a pipe: text without escapes, or the events as they are stored.
-func piped(t *testing.T, c *harness.Cluster, session string, list []events.Wire) {
+// replayIntoAPipe replays a session into a pipe: as text without escapes, or as the stored events.
+func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []events.Wire) {
 	dir, data := t.TempDir(), t.TempDir()
 	code, out, says := c.CLI(t, dir, data, "replay", session, "--speed", "max")
 	if code != 0 || says != "" || strings.Contains(out, "\x1b") || strings.Contains(out, "\r") || !strings.Contains(out, "look at the greeting first.") {
@@ -238,7 +239,7 @@ func piped(t *testing.T, c *harness.Cluster, session string, list []events.Wire)
 	if code != 0 || !strings.Contains(out, "One test fails.") || strings.Contains(out, "write a file") || strings.Contains(out, "sum it up") {
 		t.Errorf("one execution: ended with %d\n%s", code, out)
 	}
-	// As slow as this every gap is shortened, which is said.
+	// At this speed every gap is shortened, and the output states that.
 	later := firstSeq(t, list, func(e events.Event) bool { return e.Time.Sub(list[0].Time) > 10*time.Microsecond })
 	if _, _, says = c.CLI(t, dir, data, "replay", session, "--speed", "0.000001", "--to", fmt.Sprint(later)); !strings.Contains(says, "are skipped") {
 		t.Errorf("a shortened gap: %s", says)

@@ -15,7 +15,8 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// A replay over gRPC of a real session has all of its events, also when the read models are built anew while it runs.
+// TestReplay_AmidARebuild tests that a replay over gRPC of a real session has all its events, also when the read
+// models are rebuilt during the replay.
 func TestReplay_AmidARebuild(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: repeating})
@@ -28,19 +29,19 @@ func TestReplay_AmidARebuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // a test's
+	defer conn.Close() //nolint:errcheck // the test has ended
 	client := spoolv1.NewEventsClient(conn)
 	stored, err := client.ListEvents(t.Context(), &spoolv1.ListEventsRequest{SessionId: id, Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
-	const page = 64 // events that a replay reads at once
+	const page = 64 // number of events that a replay reads at once
 	if len(stored.Events) < page+10 {
 		t.Fatalf("%d events are not enough", len(stored.Events))
 	}
 	first, last := stored.Events[0].Time.AsTime(), stored.Events[len(stored.Events)-1].Time.AsTime()
 	replay, err := client.ReplayEvents(t.Context(), &spoolv1.ReplayEventsRequest{
-		SessionId: id, To: &stored.Tip, Speed: fmt.Sprint(last.Sub(first).Seconds() / 10), // 10 seconds, in which a rebuild ends
+		SessionId: id, To: &stored.Tip, Speed: fmt.Sprint(last.Sub(first).Seconds() / 10), // a replay of 10 seconds, in which a rebuild ends
 	})
 	if err != nil {
 		t.Fatal(err)

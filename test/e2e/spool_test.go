@@ -1,5 +1,5 @@
-// Package e2e tests the whole of Spool from the outside, with real NATS, real
-// Postgres, the real runner and real agents against a scripted model server.
+// Package e2e tests the whole of Spool through its API, with real NATS, real Postgres, the real runner and real
+// agents against a scripted model server.
 package e2e
 
 import (
@@ -10,9 +10,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestBuiltInAgent: a query writes a program and runs it; the second turn
-// remembers the first, in the same process.
-func TestBuiltInAgent(t *testing.T) {
+// TestBuiltInAgent_RunsAndRemembers tests that a query writes a program and runs it, and that the second turn knows
+// the first, in the same process.
+func TestBuiltInAgent_RunsAndRemembers(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Sessions: 2, Projectors: 2})
 	session := c.Create("spool", nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// shown is a copy of what a client shows at an event.
+// shown returns the view of a client that has received the events.
 func shown(t *testing.T, list []events.Wire) *blocks.View {
 	t.Helper()
 	v := blocks.NewView()
@@ -20,9 +20,9 @@ func shown(t *testing.T, list []events.Wire) *blocks.View {
 	return v
 }
 
-// TestStateAtEveryEvent: the state at each event of two turns, the second of which waited, is the fold of the log up to there, and is what
-// a client had that followed the session: by WebSocket and by SSE, at that very moment.
-func TestStateAtEveryEvent(t *testing.T) {
+// TestState_AtEveryEvent tests that the state at each event of two turns, the second of which was queued, is the fold
+// of the log up to that event. It also equals the view that a client, by WebSocket and by SSE, had at that moment.
+func TestState_AtEveryEvent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})
 	session := c.Create("spool", nil)
@@ -54,7 +54,7 @@ func TestStateAtEveryEvent(t *testing.T) {
 			if w.Type == events.TextDelta {
 				continue
 			}
-			// At this moment, while the session goes on.
+			// The session continues meanwhile.
 			live := shown(t, s.Events)
 			if err := sameButText(s.View, live); err != nil {
 				t.Fatalf("at %d the client shows more than the events say: %v", w.Seq, err)
@@ -71,7 +71,7 @@ func TestStateAtEveryEvent(t *testing.T) {
 			}
 		}
 	}
-	// And again, now that all has ended; without at it is the state at the last event.
+	// The states are the same after everything has ended. Without at, the state is that of the last event.
 	for n := range socket.Events {
 		state, err := harness.ReadState(get, session, uint32(n+1), 200)
 		if err == nil {
@@ -86,7 +86,7 @@ func TestStateAtEveryEvent(t *testing.T) {
 	}
 }
 
-// sameButText compares what two views show, the text of open blocks apart.
+// sameButText compares two views, except for the text of open blocks.
 func sameButText(a, b *blocks.View) error {
 	list := [2][]events.Block{a.Blocks(), b.Blocks()}
 	for _, blocks := range list {
@@ -102,9 +102,9 @@ func sameButText(a, b *blocks.View) error {
 	return nil
 }
 
-// TestCompareTwoRuns: two sessions that were asked the same, and whose model answered the same, do not differ; one that was asked something
-// else after that differs from there on.
-func TestCompareTwoRuns(t *testing.T) {
+// TestCompare_TwoRuns tests that two sessions with the same query and the same answers of the model do not differ,
+// and that another query after that makes them differ from there on.
+func TestCompare_TwoRuns(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 1, Projectors: 1, Script: script(t, "stream.yaml")})
 	one, two := c.Create("spool", nil), c.Create("spool", nil)

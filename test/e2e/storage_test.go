@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// untilFile is an agent whose tool call prints until a file is there.
+// untilFile is a script with an agent whose tool call prints until a file exists.
 const untilFile = `
 rules:
   - match: {user: {regex: 'wait for (\S+)'}, tools: [run_code]}
@@ -31,9 +31,9 @@ rules:
     steps: [{text: Hello.}]
 `
 
-// TestStoreFull_EndsAndControlsAreStored: one tenant fills the store of NATS with files. Then what needs room is refused with
-// STORAGE_FULL, another tenant's executions end and take controls, and services start. Once the janitor has erased the files, everything
-// goes on.
+// TestStoreFull_EndsAndControlsAreStored lets one tenant fill the store of NATS with files. After that, requests that
+// need space are refused with STORAGE_FULL, while another tenant's executions end and take controls, and services
+// start. When the janitor has erased the files, everything continues.
 func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	t.Parallel()
 	const rootKey = "the-root-key-of-the-storage-test-000"
@@ -52,10 +52,10 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	for _, execution := range []string{ends, cancels, terminates} {
 		ours.reaches(execution, "running")
 	}
-	waits := post(cancelled) // behind the one that is cancelled
+	waits := post(cancelled) // queued behind the cancelled execution
 	big := create(hog)
 	hog.fills(c, big)
-	sink(t, c)
+	useReserve(t, c)
 	awaitLowStore(t, c, 1)
 
 	for _, r := range []behindRequest{
@@ -116,16 +116,17 @@ func (k keyHolder) fills(c *harness.Cluster, session string) {
 			continue
 		}
 		refused(k.t, "a file", http.StatusInsufficientStorage, "STORAGE_FULL", "", code, raw)
-		// What is left of a file: less and less, until nothing goes in.
+		// The next file is smaller, until no file is accepted.
 		if content = content[:len(content)/4]; len(content) < 1000 {
 			return
 		}
 	}
-	k.t.Fatal("the store takes everything")
+	k.t.Fatal("the store accepts every file")
 }
 
-// sink takes 8 MiB of the reserve, so that what comes and goes, such as commands, does not lift the store out of it again.
-func sink(t *testing.T, c *harness.Cluster) {
+// useReserve uses 8 MiB of the reserve, so that short-lived data, such as commands, does not lift the store out of the
+// reserve again.
+func useReserve(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)
 	if err != nil {
@@ -143,8 +144,8 @@ func sink(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// awaitLowStore blocks until n executors have read that only the reserve of the store is left. Each reads the figures once a
-// second, and logs when that has changed.
+// awaitLowStore blocks until n executors have read that only the reserve of the store is left. Each reads the fill
+// level once a second, and logs changes.
 func awaitLowStore(t *testing.T, c *harness.Cluster, n int) {
 	t.Helper()
 	harness.Eventually(t, fmt.Sprintf("%d executors know that the store is full", n), func() bool {

@@ -14,11 +14,10 @@ import (
 // opener opens a stream by one of the transports.
 type opener func(gateway int, session string, from *harness.Stream) (*harness.Stream, error)
 
-// TestCutAtEveryEvent: a client that is cut at every single event, kept or in
-// flight, and comes back to the other gateway, ends with the same blocks and the
-// same seq as one that never was; so does each of many that are cut once, each
-// at another event. On WebSocket and on SSE.
-func TestCutAtEveryEvent(t *testing.T) {
+// TestStreams_CutAtEveryEvent tests a client that is cut off after every single event or delta, and reconnects to the
+// other gateway. It ends with the same blocks and the same seq as a client that is never cut off. The same holds for
+// many clients that are cut off once, each at another event, by WebSocket and by SSE.
+func TestStreams_CutAtEveryEvent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})
 	session := c.Create("spool", nil)
@@ -30,7 +29,7 @@ func TestCutAtEveryEvent(t *testing.T) {
 	}
 	outcomes := make(chan outcome)
 	var executions [2]string
-	// read follows both turns; cut says whether to leave after the nth message.
+	// read follows both turns. cut reports whether to disconnect after the nth message.
 	read := func(name string, open opener, cut func(n int) bool) {
 		gateway, n := 0, 0
 		s, err := open(gateway, session, nil)
@@ -109,7 +108,7 @@ func blocksOf(t *testing.T, s *harness.Stream) string {
 	return string(b)
 }
 
-// script reads a script of the model server.
+// script returns a script of the model server.
 func script(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile("testdata/" + name)

@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// writesWhenAsked is an agent whose tool call waits for a file, and then writes one into its workspace.
+// writesWhenAsked is a script with an agent whose tool call waits for a file, and then writes one into its workspace.
 const writesWhenAsked = `
 rules:
   - match: {user: {regex: 'wait for (\S+)'}, tools: [run_code]}
@@ -28,7 +28,7 @@ rules:
     steps: [{text: Hello.}]
 `
 
-// storedBy returns how many bytes a tenant is shown to store.
+// storedBy returns the number of stored bytes that is shown to a tenant.
 func (k keyHolder) storedBy() float64 {
 	k.t.Helper()
 	var now struct {
@@ -38,9 +38,9 @@ func (k keyHolder) storedBy() float64 {
 	return now.Used.StorageBytes
 }
 
-// TestTenantStorage_HoldsOneTenant: a limit that is lowered below what a tenant stores refuses its new work, and ends nothing: its turn and
-// another tenant's run to their ends, and the snapshot of its turn is stored. Once the janitor has removed a deleted session, the tenant
-// goes on. A rebuild counts the same.
+// TestTenantStorage_HoldsOneTenant tests a limit that is lowered below what a tenant stores. It refuses new work of
+// the tenant, and ends nothing: the tenant's turn and another tenant's complete, and the snapshot of the turn is
+// stored. When the janitor has removed a deleted session, the tenant continues. A rebuild counts the same.
 func TestTenantStorage_HoldsOneTenant(t *testing.T) {
 	t.Parallel()
 	const rootKey = "the-root-key-of-the-tenants-storage"
@@ -97,7 +97,7 @@ func TestTenantStorage_HoldsOneTenant(t *testing.T) {
 	}
 	hog.gets(http.StatusOK, "GET", "/api/sessions/"+running+"/events?types=workspace_synced", nil, &synced)
 	if len(synced.Events) == 0 || synced.Events[0].Data.Stored == 0 {
-		t.Errorf("the snapshots state that they added %+v", synced.Events)
+		t.Errorf("the snapshots report %+v as added", synced.Events)
 	}
 
 	if code, raw := hog.asks("DELETE", "/api/sessions/"+big, nil); code/100 != 2 {

@@ -28,7 +28,7 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// provided is the answer to a transcript that was uploaded.
+// provided is the answer to the upload of a transcript.
 type provided struct {
 	Transcript, Architecture, AgentSessionID, SHA256, Code, Field, Detail string
 	Messages, Size                                                        int
@@ -45,7 +45,7 @@ func provide(t *testing.T, c *harness.Cluster, raw []byte) (int, provided) {
 	return status, p
 }
 
-// kept is a transcript that an agent's own command line wrote.
+// kept returns a transcript that an agent's own command line wrote.
 func kept(t *testing.T, name string) []byte {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("..", "..", "pkg", "transcript", "testdata", name))
@@ -55,7 +55,7 @@ func kept(t *testing.T, name string) []byte {
 	return raw
 }
 
-// bareAgent runs an agent's command line outside of Spool, against the same model server.
+// bareAgent runs an agent's command line outside of Spool, with the same model server.
 type bareAgent struct {
 	t         *testing.T
 	dir, home string
@@ -79,7 +79,7 @@ func (b bareAgent) run(args ...string) []byte {
 	return out.Bytes()
 }
 
-// file returns the only file of a pattern in the home.
+// file returns the only file in the home folder that matches a pattern.
 func (b bareAgent) file(pattern ...string) []byte {
 	b.t.Helper()
 	found, err := filepath.Glob(filepath.Join(append([]string{b.home}, pattern...)...))
@@ -95,7 +95,7 @@ func (b bareAgent) file(pattern ...string) []byte {
 
 const rememberFruit = "Remember the fruit apple"
 
-// bareTranscript holds a conversation with the bare agent of an architecture and returns its transcript.
+// bareTranscript has a conversation with the bare agent of an architecture and returns its transcript.
 func bareTranscript(t *testing.T, architecture, model string) []byte {
 	t.Helper()
 	b := bareAgent{t: t, dir: t.TempDir(), home: t.TempDir()}
@@ -119,8 +119,9 @@ func bareTranscript(t *testing.T, architecture, model string) []byte {
 	return b.run("opencode", "export", string(session))
 }
 
-// TestTranscript_RealAgents: a conversation that was held with the bare command line goes on in a session: in its first turn, of which executors are cut off,
-// in later ones, in another sandbox, and in a fork. The log says what the session began with.
+// TestTranscript_RealAgents tests that a conversation with the bare command line continues in a session: in its first
+// turn, during which executors are cut off, in later turns, in another sandbox, and in a fork. The log records with
+// which transcript the session began.
 func TestTranscript_RealAgents(t *testing.T) {
 	t.Parallel()
 	for architecture, model := range map[string]string{"claude-code": "known-model", "codex": "gpt-5.5", "opencode": "known-model"} {
@@ -150,25 +151,25 @@ func TestTranscript_RealAgents(t *testing.T) {
 			if lost := slicesOf(k.s.Events, "error"); len(lost) > 0 {
 				t.Errorf("errors %s", lost)
 			}
-			k.synced()
-			k.completed("Remember the fruit pear", "Noted pear.")
-			k.synced()
-			f := k.of(fork(t, c, k.session, map[string]any{}))
+			k.awaitSnapshot()
+			k.mustComplete("Remember the fruit pear", "Noted pear.")
+			k.awaitSnapshot()
+			f := k.talkWith(fork(t, c, k.session, map[string]any{}))
 			if began := first(t, c, f.session); began.Transcript != nil {
 				t.Errorf("a fork that has the conversation begins with %+v", began.Transcript)
 			}
-			f.completed("which fruit is it?", "The fruit is pear.")
+			f.mustComplete("which fruit is it?", "The fruit is pear.")
 			c.Call(0, "POST", "/api/sessions/"+k.session+"/environment/terminate", map[string]any{}, nil)
-			k.completed("which fruit is it?", "The fruit is pear.")
+			k.mustComplete("which fruit is it?", "The fruit is pear.")
 			requests := c.Model.Requests()
 			if last := string(requests[len(requests)-1].Body); !strings.Contains(last, rememberFruit) {
-				t.Errorf("after all the model was asked without the beginning: %s", last)
+				t.Errorf("the last model request lacks the beginning of the conversation: %s", last)
 			}
 		})
 	}
 }
 
-// first returns session_created of a session.
+// first returns the session_created event of a session.
 func first(t *testing.T, c *harness.Cluster, session string) events.SessionCreated {
 	t.Helper()
 	for n, err := range eventlog.Session(t.Context(), c.Base.Log, tenantOf(t, c, session), session) {
@@ -192,7 +193,8 @@ func slicesOf(list []events.Wire, kind events.Type) (out []json.RawMessage) {
 	return out
 }
 
-// TestTranscript_RunCommand: spool run --transcript, in a folder of the person's own, whose files and whose transcript do not change.
+// TestTranscript_RunCommand tests spool run --transcript in a user's folder. Neither the files nor the transcript
+// change.
 func TestTranscript_RunCommand(t *testing.T) {
 	t.Parallel()
 	needClaude(t)
@@ -237,7 +239,7 @@ func TestTranscript_RunCommand(t *testing.T) {
 	}
 }
 
-// oneByOne counts what is read of a body of one gigabyte.
+// oneByOne is a body of one gigabyte that counts the bytes that are read.
 type oneByOne struct {
 	line []byte
 	left int64
@@ -254,8 +256,8 @@ func (o *oneByOne) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestTranscript_Refused: what is no transcript, is too large, or is another agent's, is refused with the field and the remedy. No session is made, and the janitor
-// removes what came.
+// TestTranscript_Refused tests that a transcript that is invalid, too large or of another agent is refused with the
+// field and the remedy. No session is created, and the janitor removes what was uploaded.
 func TestTranscript_Refused(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{
@@ -292,7 +294,7 @@ func TestTranscript_Refused(t *testing.T) {
 			}
 			req.ContentLength = length
 			resp, err := http.DefaultClient.Do(req)
-			if err != nil { // the server closes the connection once it has refused
+			if err != nil { // the server closes the connection after it has refused the upload
 				t.Logf("%s: %v", name, err)
 			} else {
 				raw, _ := io.ReadAll(resp.Body)
@@ -301,7 +303,7 @@ func TestTranscript_Refused(t *testing.T) {
 				}
 			}
 			if n := body.read.Load(); n > 128<<20 {
-				t.Errorf("%s: %d bytes were taken", name, n)
+				t.Errorf("%s: %d bytes were read", name, n)
 			}
 		}
 	})
@@ -329,7 +331,7 @@ func TestTranscript_Refused(t *testing.T) {
 	refuse("another architecture", map[string]any{"transcript": p.Transcript, "architecture": "claude-code"}, 422, "TRANSCRIPT_MISMATCH", "is of codex, and the session of claude-code")
 	refuse("an architecture without transcripts", map[string]any{"transcript": p.Transcript, "architecture": "spool"}, 422, "TRANSCRIPT_MISMATCH", "is of codex, and the session of spool")
 	refuse("no reference", map[string]any{"transcript": "../../x"}, 404, "TRANSCRIPT_NOT_FOUND", "upload it again")
-	refuse("a reference that nobody made", map[string]any{"transcript": "ses_01K00000000000000000000000"}, 404, "TRANSCRIPT_NOT_FOUND", "upload it again")
+	refuse("an unknown reference", map[string]any{"transcript": "ses_01K00000000000000000000000"}, 404, "TRANSCRIPT_NOT_FOUND", "upload it again")
 	if n := len(uploads(t, c)); n == 0 {
 		t.Error("nothing is stored before the janitor passes")
 	}
@@ -339,7 +341,7 @@ func TestTranscript_Refused(t *testing.T) {
 	}
 }
 
-// uploads lists the objects of transcripts.
+// uploads returns the names of the objects of transcripts.
 func uploads(t *testing.T, c *harness.Cluster) (names []string) {
 	t.Helper()
 	for _, name := range objectNames(t, c) {
@@ -350,18 +352,20 @@ func uploads(t *testing.T, c *harness.Cluster) (names []string) {
 	return names
 }
 
-// TestTranscript_GoneFromTheStore: without its transcript a session does not begin another conversation; its execution says what is missing.
+// TestTranscript_GoneFromTheStore tests that a session whose transcript is missing does not begin another
+// conversation. Its execution fails and names what is missing.
 func TestTranscript_GoneFromTheStore(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "transcript.yaml")})
 	_, p := provide(t, c, kept(t, "claude.jsonl"))
 	k := &talk{t: t, c: c, session: c.Create("", map[string]any{"transcript": p.Transcript, "model": "known-model"})}
 	removeObjects(t, c, k.session, "u-transcript")
-	k.failed("which fruit is it?", "TRANSCRIPT_LOST", "no longer in the object store")
+	k.mustFail("which fruit is it?", "TRANSCRIPT_LOST", "no longer in the object store")
 }
 
-// TestTranscript_OneSession: a reference makes one session, whose repeats under the same Idempotency-Key are answered alike; deleting the session removes the transcript, and
-// not before its forks.
+// TestTranscript_OneSession tests that a transcript creates one session. A repeated request with the same
+// Idempotency-Key has the same answer. Deleting the session removes the transcript, but not before its forks are
+// deleted.
 func TestTranscript_OneSession(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "transcript.yaml")})
@@ -406,7 +410,7 @@ func TestTranscript_OneSession(t *testing.T) {
 	harness.Eventually(t, "the transcript is removed", func() bool { pass(); return !has() })
 }
 
-// objectNames lists the bucket workspaces.
+// objectNames returns the names of the objects in bucket workspaces.
 func objectNames(t *testing.T, c *harness.Cluster) (names []string) {
 	t.Helper()
 	nc, _, err := c.Base.Connect(topology.UserAdmin)

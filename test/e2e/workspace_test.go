@@ -14,10 +14,9 @@ import (
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
 
-// TestWorkspace: files go in with a session, with a message, by PUT and as an
-// archive; they come out by GET, in a listing and as a tar, from the last
-// snapshot; what is bad is refused by name.
-func TestWorkspace(t *testing.T) {
+// TestWorkspace_FilesGoInAndOut tests that files are uploaded with a session, with a message, by PUT and as an
+// archive. They are read from the last snapshot by GET, in a listing and as a tar. Invalid paths are refused by name.
+func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Script: script(t, "docker.yaml")})
 	k := newTalkWith(t, c, "spool", map[string]any{
@@ -30,7 +29,7 @@ func TestWorkspace(t *testing.T) {
 	execution := k.c.Post(k.session, "run the command cat in/first.txt > seen.txt; ln -s /etc/passwd link; head -c 300 /dev/zero > zeros; : > empty")
 	k.join()
 	k.until(execution)
-	k.wantFile("seen.txt", "first\n")
+	k.awaitFile("seen.txt", "first\n")
 	k.put("by/put.txt", "text/plain", []byte("put\n"))
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
@@ -38,10 +37,10 @@ func TestWorkspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.put("?dir=unpacked", "application/x-tar", archive.Bytes())
-	k.wantFile("by/put.txt", "put\n")
-	k.wantFile("unpacked/of/tar.txt", "tar\n")
-	k.wantFile("zeros", strings.Repeat("\x00", 300))
-	k.wantFile("empty", "")
+	k.awaitFile("by/put.txt", "put\n")
+	k.awaitFile("unpacked/of/tar.txt", "tar\n")
+	k.awaitFile("zeros", strings.Repeat("\x00", 300))
+	k.awaitFile("empty", "")
 	var listing struct {
 		Files []struct {
 			Path string
@@ -60,7 +59,7 @@ func TestWorkspace(t *testing.T) {
 			t.Errorf("%s is not listed in %v", path, found)
 		}
 	}
-	k.wantTar(found)
+	k.checkTar(found)
 	if status, raw := request(t, "DELETE", base+"/files/by", nil, nil); status != http.StatusAccepted {
 		t.Errorf("delete answered %d %s", status, raw)
 	}
@@ -77,7 +76,7 @@ func TestWorkspace(t *testing.T) {
 		t.Errorf("a link out of the workspace answered %d", status)
 	}
 	k.idle()
-	k.completed("run the command cat in/first.txt unpacked/of/tar.txt", "first\ntar\n")
+	k.mustComplete("run the command cat in/first.txt unpacked/of/tar.txt", "first\ntar\n")
 	created := 0
 	for _, e := range k.s.Events {
 		if e.Type == (events.FileCreated{}).EventType() {
@@ -85,13 +84,13 @@ func TestWorkspace(t *testing.T) {
 		}
 	}
 	if created == 0 {
-		t.Error("no event tells of a file")
+		t.Error("no event about a file")
 	}
 }
 
 func write(w io.Writer, s string) error { _, err := io.WriteString(w, s); return err }
 
-// join opens the stream from its cursor.
+// join opens the stream at its cursor.
 func (k *talk) join() {
 	k.t.Helper()
 	s, err := k.c.Join(0, k.session, k.s)
@@ -113,8 +112,8 @@ func (k *talk) put(path, kind string, content []byte) {
 	}
 }
 
-// wantTar fetches the whole workspace and wants the same files in it.
-func (k *talk) wantTar(listed map[string]bool) {
+// checkTar reads the whole workspace as a tar, which must contain the listed files.
+func (k *talk) checkTar(listed map[string]bool) {
 	k.t.Helper()
 	status, raw := request(k.t, "GET", k.c.URL(1)+"/api/sessions/"+k.session+"/files", map[string]string{"Accept": "application/x-tar"}, nil)
 	if status != http.StatusOK {
@@ -138,6 +137,6 @@ func (k *talk) wantTar(listed map[string]bool) {
 		}
 	}
 	if in["seen.txt"] != "first\n" || in["unpacked/of/tar.txt"] != "tar\n" {
-		k.t.Errorf("the tar holds %v, listed are %v", in, listed)
+		k.t.Errorf("the tar contains %v, the listing %v", in, listed)
 	}
 }

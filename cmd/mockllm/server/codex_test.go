@@ -19,12 +19,12 @@ rules:
   - steps: [{text: 'said {{user}} in turn {{turn}}'}]
 `
 
-// codexTools are offered in the input, in namespaces, as Codex does for the models that want it so.
+// codexTools declares tools in the input, in namespaces, as Codex does for some models.
 const codexTools = `{"type":"additional_tools","role":"developer","tools":[
 	{"type":"namespace","name":"functions","tools":[{"type":"custom","name":"exec"},{"type":"function","name":"wait"}]},
 	{"type":"namespace","name":"agents","tools":[{"type":"function","name":"spawn"}]}]}`
 
-// codexAsk sends items and gives the first item of the answer.
+// codexAsk sends items and returns the first item of the answer.
 func codexAsk(t *testing.T, url string, items ...string) map[string]any {
 	t.Helper()
 	res := post(t, url+"/v1/responses", `{"model":"m","input":[`+strings.Join(items, ",")+`]}`)
@@ -83,7 +83,7 @@ func TestCodexToolsInTheInput(t *testing.T) {
 	}
 }
 
-// What one agent tells another is a user's words to the one below, and nobody's to the one above.
+// A message from one agent to its sub-agent counts as text of a user; a message to the parent agent is ignored.
 func TestCodexAgentMessages(t *testing.T) {
 	t.Parallel()
 	_, url := start(t, codexScript)

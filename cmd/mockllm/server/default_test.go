@@ -15,8 +15,7 @@ func tool(name string) openai.ChatCompletionToolUnionParam {
 	return openai.ChatCompletionFunctionTool(openai.FunctionDefinitionParam{Name: name})
 }
 
-// The built-in script against the tools of the built-in agent, carried out
-// for real: what it says in the end is what the program printed.
+// The built-in script runs with the tools of the built-in agent: its last text is the output of the program.
 func TestDefaultWritesAProgramAndRunsIt(t *testing.T) {
 	t.Parallel()
 	_, url := start(t, "")

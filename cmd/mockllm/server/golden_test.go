@@ -25,8 +25,8 @@ rules:
     steps: [{text: cut}, {stop: length}]
 `
 
-// The exact bytes of each dialect. That real clients read them is shown by
-// the tests beside this one, and with the real CLIs in module test.
+// The answers of each dialect are compared byte by byte. Other tests show that real clients and the real CLIs can read
+// them.
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	messages := func(stream bool, text string) string {

@@ -137,7 +137,7 @@ func TestModelsWithTheRealClient(t *testing.T) {
 	}
 }
 
-// respond asks with the real client and gives the last response, streaming or not.
+// respond asks with the real client, streaming or not, and returns the last response.
 func respond(t *testing.T, c openai.Client, p responses.ResponseNewParams, stream bool) responses.Response {
 	t.Helper()
 	if !stream {

@@ -65,8 +65,8 @@ func read(t *testing.T, res *http.Response) string {
 	return string(b)
 }
 
-// say is an Anthropic request whose user said the texts, one a turn, and whose
-// assistant answered "ok" in between.
+// say returns an Anthropic request with the texts of a user, one a turn, and an assistant that answered "ok" in
+// between.
 func say(stream bool, texts ...string) string {
 	var messages []map[string]any
 	for i, text := range texts {
@@ -90,7 +90,7 @@ func anthropicRequest(stream bool, messages []map[string]any, tools ...string) s
 	return string(b)
 }
 
-// answerText is the text of an Anthropic answer that was not streamed.
+// answerText returns the text of an Anthropic answer that was not streamed.
 func answerText(t *testing.T, url, body string) string {
 	t.Helper()
 	res := post(t, url+"/v1/messages", body)

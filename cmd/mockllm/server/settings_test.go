@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 )
 
-// TestSettings_EmptyScriptIsTheBuiltInOne: compose passes an empty value where nobody set one.
+// An empty setting selects the built-in script: compose passes an empty value if the variable is not set.
 func TestSettings_EmptyScriptIsTheBuiltInOne(t *testing.T) {
 	t.Setenv("SPOOL_MOCKLLM_SCRIPT", "")
 	var s server.Settings
@@ -30,7 +30,7 @@ func TestSettings_EmptyScriptIsTheBuiltInOne(t *testing.T) {
 	}
 }
 
-// TestSettings: the address of Listen gives what the file of Script says.
+// The server listens at the configured address with the configured script.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -30,9 +30,9 @@ import (
 // wait is the time limit of every step.
 const wait = 30 * time.Second
 
-// cuttable is a log behind a proxy that a test can cut, and the same log on a direct connection, like that of another
+// proxiedLog is a log behind a proxy that a test can cut, and the same log on a direct connection, like that of another
 // copy of the service.
-type cuttable struct {
+type proxiedLog struct {
 	proxy   *toxiproxy.Proxy
 	cut     *jslog.Log
 	direct  *jslog.Log
@@ -40,7 +40,7 @@ type cuttable struct {
 	settles chan struct{}       // receives a value when the cut log begins to settle an append
 }
 
-func withProxy(t *testing.T) cuttable {
+func withProxy(t *testing.T) proxiedLog {
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
 	conn := natstest.Conn(t, srv)
@@ -48,7 +48,7 @@ func withProxy(t *testing.T) cuttable {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := cuttable{direct: open(t, conn, 1), js: directJS, settles: make(chan struct{}, 1)}
+	c := proxiedLog{direct: open(t, conn, 1), js: directJS, settles: make(chan struct{}, 1)}
 	api := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(prometheus.NewRegistry()), zerolog.Nop())
 	c.proxy = toxiproxy.NewProxy(api, "nats", "127.0.0.1:0", net.JoinHostPort(natsserver.DefaultHost, strconv.Itoa(srv.Port())))
 	if err := c.proxy.Start(); err != nil {
@@ -85,7 +85,7 @@ func (w settleWatcher) Handle(_ context.Context, r slog.Record) error {
 }
 
 // drop discards the bytes in one direction: downstream to the log, upstream to the server.
-func (c cuttable) drop(t *testing.T, direction string) {
+func (c proxiedLog) drop(t *testing.T, direction string) {
 	t.Helper()
 	if _, err := c.proxy.Toxics.AddToxicJson(strings.NewReader(`{"name":"drop","type":"timeout","stream":"` + direction + `","attributes":{"timeout":0}}`)); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func (c cuttable) drop(t *testing.T, direction string) {
 }
 
 // heal restores the connection. The client reconnects, because the old connection lost bytes.
-func (c cuttable) heal(t *testing.T) {
+func (c proxiedLog) heal(t *testing.T) {
 	t.Helper()
 	if err := c.proxy.Toxics.RemoveToxic(t.Context(), "drop"); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ type appended struct {
 }
 
 // append appends a commit in the background and sends the result when the append has settled.
-func (c cuttable) append(ctx context.Context, head eventlog.Head, name string) <-chan appended {
+func (c proxiedLog) append(ctx context.Context, head eventlog.Head, name string) <-chan appended {
 	done := make(chan appended, 1)
 	go func() {
 		h, err := c.cut.Append(ctx, head, eventlogtest.Draft(name, name))
@@ -254,7 +254,7 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 	for attempt := 0; ; attempt++ {
 		c.drop(t, "downstream")
 		last := eventlogtest.Fill(t, c.direct, s, fmt.Sprint("lost ", attempt), 1)[0]
-		sent := c.sent(ctx, t, last.Seq)
+		sent := c.isSent(ctx, t, last.Seq)
 		c.heal(t)
 		eventlogtest.Expect(ctx, t, tail, last)
 		if sent {
@@ -263,8 +263,8 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 	}
 }
 
-// sent reports whether the server sends a message to one of the stream's consumers within two seconds.
-func (c cuttable) sent(ctx context.Context, t *testing.T, seq uint64) bool {
+// isSent reports whether the server sends a message to one of the stream's consumers within two seconds.
+func (c proxiedLog) isSent(ctx context.Context, t *testing.T, seq uint64) bool {
 	t.Helper()
 	stream, err := c.js.Stream(ctx, topology.EventsStream(0))
 	if err != nil {
@@ -285,8 +285,8 @@ func (c cuttable) sent(ctx context.Context, t *testing.T, seq uint64) bool {
 	return false
 }
 
-// plain returns a connection to a server without JetStream, where a test can answer the requests itself.
-func plain(t *testing.T) *nats.Conn {
+// connectWithoutJetStream returns a connection to a server without JetStream, where a test can answer the requests itself.
+func connectWithoutJetStream(t *testing.T) *nats.Conn {
 	t.Helper()
 	ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
 	if err != nil {
@@ -313,7 +313,7 @@ func TestLast_LeaderIsNotStale(t *testing.T) {
 	s := eventlogtest.Session(0, 1, "stale")
 	heads := eventlogtest.Fill(t, direct, s, "stale", 3)
 
-	replica := plain(t)
+	replica := connectWithoutJetStream(t)
 	answer := func(api string, request func(m *nats.Msg) (*nats.Msg, error)) {
 		t.Helper()
 		if _, err := replica.Subscribe(api, func(m *nats.Msg) {

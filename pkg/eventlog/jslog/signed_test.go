@@ -76,8 +76,8 @@ func (i *installation) withKeys(t *testing.T, keys eventlog.Keys) *jslog.Log {
 	return openConfig(t, jslog.Config{JetStream: i.js, Keys: keys, Signing: signing})
 }
 
-// stored returns a message of the log as the server stores it.
-func (i *installation) stored(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
+// storedMessage returns a message of the log as the server stores it.
+func (i *installation) storedMessage(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
 	t.Helper()
 	s, err := i.js.Stream(t.Context(), topology.EventsStream(0))
 	if err != nil {
@@ -116,7 +116,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	life := eventlogtest.Session(0, 1, "attacked")
 	heads := eventlogtest.Fill(t, session, life, "honest", 2)
 	last := heads[len(heads)-1]
-	honest := i.stored(t, last.Seq)
+	honest := i.storedMessage(t, last.Seq)
 	signature := honest.Header.Get(topology.HeaderSignature)
 
 	forged := func(change func(*events.Commit)) (events.Commit, []byte) {
@@ -128,7 +128,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		return c, mustEncode(t, c)
 	}
 	signed := func(value string) nats.Header { return nats.Header{topology.HeaderSignature: {value}} }
-	_, plain := forged(func(*events.Commit) {})
+	_, connectWithoutJetStream := forged(func(*events.Commit) {})
 	c, state := forged(func(c *events.Commit) { c.State = []byte(`{"v":1}`) })
 	_, stale := forged(func(c *events.Commit) { c.Hash = last.Hash })
 	// The gateway has no signing key. The key of the skills service is not valid for the subjects of sessions.
@@ -145,14 +145,14 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		data   []byte
 		why    string
 	}{
-		{"no signature", nil, plain, "signature is missing"},
+		{"no signature", nil, connectWithoutJetStream, "signature is missing"},
 		{"not a commit", nil, []byte(`{"stream":"EVENTS-0","seq":1}`), "has version 0"},
 		{"empty", nil, nil, "decode commit"},
-		{"another commit's signature", signed(signature), plain, "signature is invalid"},
+		{"another commit's signature", signed(signature), connectWithoutJetStream, "signature is invalid"},
 		{"another commit's signature and hash", signed(signature), stale, "signature is invalid"},
 		{"another role's signature", signed(bySkills), state, `"skills" does not write life`},
 		{"a key that was guessed", signed(stolen.Sign(life, c)), state, "does not know"},
-		{"a role that does not exist", signed("gateway/0/0"), plain, `"gateway" does not write life`},
+		{"a role that does not exist", signed("gateway/0/0"), connectWithoutJetStream, `"gateway" does not write life`},
 		{"stored by the server from elsewhere", replayed, honest.Data, "copied it from stream"},
 	}
 	for _, a := range attacks {
@@ -203,7 +203,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	}
 	for n, a := range attacks {
 		if p := report.Problems[n]; !strings.Contains(p.Why, a.why) || p.Position.Seq != heads[1].Seq+1+uint64(n) {
-			t.Errorf("%s: verify says %q at %s, want %q", a.name, p.Why, p.Position, a.why)
+			t.Errorf("%s: verify reports %q at %s, want %q", a.name, p.Why, p.Position, a.why)
 		}
 	}
 	// A contributor has no key to verify a session with. It still accepts the commit, because the server copied it.
@@ -222,7 +222,7 @@ func TestSigned_StateIsCovered(t *testing.T) {
 	head := eventlogtest.Fill(t, session, life, "honest", 1)[0]
 	c := head.Commit
 	c.State = []byte(`{"v":1,"status":"deleted"}`)
-	header := nats.Header{topology.HeaderSignature: {i.stored(t, head.Seq).Header.Get(topology.HeaderSignature)}}
+	header := nats.Header{topology.HeaderSignature: {i.storedMessage(t, head.Seq).Header.Get(topology.HeaderSignature)}}
 	at := i.publishForeign(t, life.String(), header, mustEncode(t, c))
 	var foreign *eventlog.ForeignError
 	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is invalid") {
@@ -283,7 +283,7 @@ func TestSigned_Rotation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := i.stored(t, head.Seq).Header.Get(topology.HeaderSignature); strings.HasPrefix(got, parse(t, old, "session").SigningKey()) {
+	if got := i.storedMessage(t, head.Seq).Header.Get(topology.HeaderSignature); strings.HasPrefix(got, parse(t, old, "session").SigningKey()) {
 		t.Errorf("signed by the old key: %s", got)
 	}
 	if report, err := eventlog.Verify(ctx, session, eventlog.Scope{}); err != nil || report.Problem != nil || report.Commits != 3 {

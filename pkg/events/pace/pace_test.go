@@ -56,7 +56,7 @@ func TestPacer_WaitsAtTheRecordedPace(t *testing.T) {
 					}
 				}
 				if leftOut != c.leftOut {
-					t.Errorf("left out %v, want %v", leftOut, c.leftOut)
+					t.Errorf("skipped %v, want %v", leftOut, c.leftOut)
 				}
 			})
 		})

@@ -261,11 +261,11 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 		}
 	}
 	if !reflect.DeepEqual(all, whole.Events) {
-		t.Error("the parts are not the decision")
+		t.Error("the parts do not add up to the decision")
 	}
 	last := parts[len(parts)-1].Events
 	if n := len(last); n < 2 || last[n-1].Type() != (events.ExecutionFailed{}).EventType() || last[n-2].Type() != (events.SandboxTerminated{}).EventType() {
-		t.Errorf("the last part has %d events, and the sandbox's end is not beside the execution's", n)
+		t.Errorf("the last part has %d events; want the end of the sandbox with that of the execution", n)
 	}
 }
 

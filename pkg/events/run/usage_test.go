@@ -21,7 +21,7 @@ func after(d time.Duration, execution string, data events.Payload) events.Event 
 	return e
 }
 
-// describe lists the events of a decision, and usage with its execution, milliseconds and dollars.
+// describeUsage lists the events of a decision, and usage with its execution, milliseconds and dollars.
 func describeUsage(d run.Decision) string {
 	var out []string
 	for _, e := range d.Events {
@@ -59,11 +59,11 @@ func TestMeter_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
 		{"an execution ends: the time since the sandbox was ready", running, []events.Event{ended(3*time.Second, "A")}, 1, "sbx[A 2000 $1] execution_completed"},
 		{"the next one ends: the rest before it is the session's", append(rested[:4:4], claim(7*time.Second, "B")), []events.Event{ended(9*time.Second, "B")}, 1,
 			"sbx[ 4000 $2] sbx[B 2000 $1] execution_completed"},
-		{"a sandbox ends at rest", rested, []events.Event{gone(4*time.Second, "")}, 0, "sbx[ 1000 $0.5] sandbox_terminated"},
+		{"a sandbox ends between executions", rested, []events.Event{gone(4*time.Second, "")}, 0, "sbx[ 1000 $0.5] sandbox_terminated"},
 		{"a sandbox ends with its execution", running, []events.Event{gone(4*time.Second, "A"), ended(4*time.Second, "A")}, 2, "sbx[A 3000 $1.5] sandbox_terminated execution_completed"},
-		{"a sandbox is replaced in mid-execution", running, []events.Event{after(2*time.Second, "A", events.SandboxReplaced{SandboxID: "sbx"})}, 0, "sbx[A 1000 $0.5] sandbox_replaced"},
+		{"a sandbox is replaced during an execution", running, []events.Event{after(2*time.Second, "A", events.SandboxReplaced{SandboxID: "sbx"})}, 0, "sbx[A 1000 $0.5] sandbox_replaced"},
 		{"nothing ends", running, []events.Event{after(2*time.Second, "A", events.Log{})}, 0, "log"},
-		{"all of it is recorded", rested, []events.Event{gone(3*time.Second, "")}, 0, "sandbox_terminated"},
+		{"all time is already recorded", rested, []events.Event{gone(3*time.Second, "")}, 0, "sandbox_terminated"},
 		{"the clock of the end is behind", append(rested[:4:4], claim(7*time.Second, "B")), []events.Event{ended(5*time.Second, "B")}, 1, "sbx[ 2000 $1] execution_completed"},
 		{"no sandbox is ready", running[:1], []events.Event{ended(3*time.Second, "A")}, 1, "execution_completed"},
 		{"another provider's sandbox", []events.Event{claim(0, "A"), after(time.Second, "A", events.SandboxReady{SandboxID: "sbx", Provider: "docker"})}, []events.Event{ended(3*time.Second, "A")}, 1, "execution_completed"},

@@ -249,8 +249,8 @@ func TestDeadline_IsTheEarliest(t *testing.T) {
 	}
 }
 
-// TestState_IsCompact tests that the state, which is stored in each commit, stays much smaller than a commit with a
-// full queue.
+// TestState_IsCompact tests that the state of a session with a full queue stays small, because each commit stores the
+// state.
 func TestState_IsCompact(t *testing.T) {
 	t.Parallel()
 	s := given(created, posted(events.Derive(events.KindExecution, "a")))

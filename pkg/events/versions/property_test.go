@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// draw draws any command. There are only few digests and tags, so that commands collide.
-func draw(t *rapid.T) versions.Command {
+// drawCommand draws any command. There are only few digests and tags, so that commands collide.
+func drawCommand(t *rapid.T) versions.Command {
 	some := rapid.IntRange(1, 6)
 	tags := []string{"a", "b", "c", events.Latest}
 	switch rapid.IntRange(0, 9).Draw(t, "command") {
@@ -51,7 +51,7 @@ func TestDecide_Properties(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 40).Draw(t, "commands") {
 			before, stored := h.state, text(t, h.state)
-			c := draw(t)
+			c := drawCommand(t)
 			n := len(h.commits)
 			err := h.do(c)
 			if text(t, before) != stored {

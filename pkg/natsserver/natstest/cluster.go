@@ -18,7 +18,7 @@ const clusterPatience = 2 * time.Minute
 
 // Cluster is three servers that replicate streams.
 type Cluster struct {
-	URL  string   // of all servers, for nats.Connect
+	URL  string   // addresses of all servers, for nats.Connect
 	Dirs []string // the folder of each server
 }
 

@@ -19,7 +19,7 @@ func filesRemove(f *fixture) {
 	box := f.create(f.spec())
 	files := box.Files()
 	for _, name := range []string{"a/b", "a/c/d", "e", "kept"} {
-		f.ok(files.Put(f.ctx, name, strings.NewReader("x")))
+		f.must(files.Put(f.ctx, name, strings.NewReader("x")))
 	}
 	if _, _, code := f.sh(box, `ln -s kept link && ln -s / root && ln -s .. up && mkdir -p "$HOME/mine" && ln -s "$HOME/mine" out && touch "$HOME/mine/file" && mkdir empty`); code != 0 {
 		f.Fatal("creating the links in the sandbox failed")
@@ -40,12 +40,12 @@ func filesRemove(f *fixture) {
 	}
 	// Remove removes a link itself, not the file to which it points.
 	for _, name := range []string{"a", "e", "link", "root", "up", "out", "empty"} {
-		f.ok(files.Remove(f.ctx, name))
+		f.must(files.Remove(f.ctx, name))
 	}
 	left, err := files.List(f.ctx, "")
-	f.ok(err)
+	f.must(err)
 	if len(left) != 1 || left[0].Path != "kept" {
-		f.Errorf("left: %+v", left)
+		f.Errorf("remaining files: %+v", left)
 	}
 	if _, _, code := f.sh(box, `test -e "$HOME/mine/file" && test -e /etc/passwd`); code != 0 {
 		f.Error("the target of a link was removed")
@@ -80,7 +80,7 @@ func pause(f *fixture, p sandbox.Pauser) {
 	spec := f.spec()
 	box := f.create(spec)
 	proc, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
-	f.ok(err)
+	f.must(err)
 	echo := make(chan string, 16)
 	go func() {
 		defer close(echo)
@@ -95,16 +95,16 @@ func pause(f *fixture, p sandbox.Pauser) {
 	}()
 	say := func(word string) {
 		_, err := io.WriteString(proc.Stdin(), word)
-		f.ok(err)
+		f.must(err)
 	}
 	say("one")
 	if got := <-echo; got != "one" {
 		f.Fatalf("echo %q", got)
 	}
 	for range 2 {
-		f.ok(p.Pause(f.ctx, spec.ID))
+		f.must(p.Pause(f.ctx, spec.ID))
 	}
-	if i := f.listed(spec.ID); !i.Paused || !i.Running {
+	if i := f.listedInfo(spec.ID); !i.Paused || !i.Running {
 		f.Errorf("a paused sandbox is listed as %+v", i)
 	}
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
@@ -120,15 +120,15 @@ func pause(f *fixture, p sandbox.Pauser) {
 	case <-time.After(pauseWatch):
 	}
 	for range 2 {
-		f.ok(p.Resume(f.ctx, spec.ID))
+		f.must(p.Resume(f.ctx, spec.ID))
 	}
 	if got := <-echo; got != "two" {
 		f.Errorf("after Resume: echo %q", got)
 	}
-	if i := f.listed(spec.ID); i.Paused || !i.Running {
+	if i := f.listedInfo(spec.ID); i.Paused || !i.Running {
 		f.Errorf("a resumed sandbox is listed as %+v", i)
 	}
-	f.ok(proc.Stdin().Close())
+	f.must(proc.Stdin().Close())
 	if code, err := proc.Wait(); code != 0 || err != nil {
 		f.Errorf("exit code %d, %v", code, err)
 	}
@@ -136,8 +136,8 @@ func pause(f *fixture, p sandbox.Pauser) {
 	f.want(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
 	f.want(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
 	// A paused sandbox can be terminated like any other.
-	f.ok(p.Pause(f.ctx, spec.ID))
-	f.ok(f.p.Terminate(f.ctx, spec.ID, false))
+	f.must(p.Pause(f.ctx, spec.ID))
+	f.must(f.p.Terminate(f.ctx, spec.ID, false))
 	_, err = f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
 }
@@ -148,29 +148,29 @@ func adopt(f *fixture, p sandbox.Adopter) {
 	session := spec.Labels
 	spec.Labels = sandbox.Labels{Engine: session.Engine, Executor: f.id(events.KindExecutor)}
 	box := f.create(spec)
-	if i := f.listed(spec.ID); i.Labels != spec.Labels {
+	if i := f.listedInfo(spec.ID); i.Labels != spec.Labels {
 		f.Errorf("a pooled sandbox is listed as %+v", i)
 	}
-	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("pool")))
+	f.must(box.Files().Put(f.ctx, "mark", strings.NewReader("pool")))
 	for _, epoch := range []uint64{7, 7, 8} {
 		session.Epoch = epoch
-		f.ok(p.Adopt(f.ctx, spec.ID, session))
-		if i := f.listed(spec.ID); i.Labels != session || !i.Running {
+		f.must(p.Adopt(f.ctx, spec.ID, session))
+		if i := f.listedInfo(spec.ID); i.Labels != session || !i.Running {
 			f.Errorf("an adopted sandbox is listed as %+v, want %+v", i, session)
 		}
 	}
 	again, err := f.s.New(f).Attach(f.ctx, spec.ID)
-	f.ok(err)
+	f.must(err)
 	f.reads(again.Files(), "mark", []byte("pool"))
 	spec.Labels = session
 	found, err := f.p.Create(f.ctx, spec)
-	f.ok(err)
+	f.must(err)
 	f.reads(found.Files(), "mark", []byte("pool"))
 	f.want(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
 	if err := p.Adopt(f.ctx, spec.ID, sandbox.Labels{Tenant: "a.b", Session: "../x", Engine: session.Engine}); err == nil {
 		f.Error("invalid labels were accepted")
 	}
-	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
+	f.must(f.p.Terminate(f.ctx, spec.ID, true))
 	_, err = f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
 }
@@ -179,31 +179,31 @@ func adopt(f *fixture, p sandbox.Adopter) {
 // sandbox if the old one ended with its runner.
 func createAgain(f *fixture) {
 	spec := f.spec()
-	f.ok(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
+	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
 	f.s.KillRunner(f, spec.ID)
 	_, err := f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
 	if f.s.EndsWithRunner {
 		infos, err := f.s.New(f).List(f.ctx)
-		f.ok(err)
+		f.must(err)
 		if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID }) {
 			f.Errorf("the sandbox is listed after its end: %+v", infos)
 		}
-	} else if i := f.listed(spec.ID); i.Running {
+	} else if i := f.listedInfo(spec.ID); i.Running {
 		f.Errorf("a sandbox without a runner is listed as %+v", i)
 	}
 	box, err := f.s.New(f).Create(f.ctx, spec)
-	f.ok(err)
+	f.must(err)
 	if f.s.EndsWithRunner {
 		left, err := box.Files().List(f.ctx, "")
-		f.ok(err)
+		f.must(err)
 		if len(left) != 0 {
 			f.Errorf("the new sandbox has %+v", left)
 		}
 	} else {
 		f.reads(box.Files(), "mark", []byte("kept"))
 	}
-	f.kept(box, !f.s.EndsWithRunner)
+	f.checkKept(box, !f.s.EndsWithRunner)
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
 		f.Errorf("running after Create: %v, %v", alive, err)
 	}
@@ -213,49 +213,49 @@ func createAgain(f *fixture) {
 func takeOver(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
-	f.kept(box, false)
-	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("0")))
+	f.checkKept(box, false)
+	f.must(box.Files().Put(f.ctx, "mark", strings.NewReader("0")))
 	for _, mark := range []string{"1", "2"} {
-		f.ok(f.p.Terminate(f.ctx, spec.ID, false))
+		f.must(f.p.Terminate(f.ctx, spec.ID, false))
 		spec.Workspace, spec.ID = spec.ID, f.id(events.KindSandbox)
 		next := f.create(spec)
-		f.kept(next, true)
+		f.checkKept(next, true)
 		left, err := next.Files().List(f.ctx, "")
-		f.ok(err)
+		f.must(err)
 		if len(left) != 1 {
 			f.Errorf("the next sandbox has %+v", left)
 		}
-		f.ok(next.Files().Put(f.ctx, "mark", strings.NewReader(mark)))
+		f.must(next.Files().Put(f.ctx, "mark", strings.NewReader(mark)))
 		f.reads(next.Files(), "mark", []byte(mark))
 	}
 	// A workspace that never existed, or was removed, cannot be taken over.
-	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
+	f.must(f.p.Terminate(f.ctx, spec.ID, true))
 	for _, from := range []string{spec.ID, f.id(events.KindSandbox)} {
 		next := f.spec()
 		next.Workspace = from
 		fresh := f.create(next)
-		f.kept(fresh, false)
+		f.checkKept(fresh, false)
 		left, err := fresh.Files().List(f.ctx, "")
-		f.ok(err)
+		f.must(err)
 		if len(left) != 0 {
 			f.Errorf("a workspace that does not exist has %+v", left)
 		}
 	}
 }
 
-// kept checks whether a sandbox reports that its workspace was kept, if it reports that.
-func (f *fixture) kept(box sandbox.Sandbox, want bool) {
+// checkKept checks whether a sandbox reports that its workspace was kept, if it reports that.
+func (f *fixture) checkKept(box sandbox.Sandbox, want bool) {
 	f.Helper()
 	if r, ok := box.(sandbox.Restorer); ok && r.Kept() != want {
 		f.Errorf("kept is %v, want %v", r.Kept(), want)
 	}
 }
 
-// listed returns a sandbox as the provider lists it.
-func (f *fixture) listed(id string) sandbox.Info {
+// listedInfo returns a sandbox as the provider lists it.
+func (f *fixture) listedInfo(id string) sandbox.Info {
 	f.Helper()
 	infos, err := f.s.New(f).List(f.ctx)
-	f.ok(err)
+	f.must(err)
 	i := slices.IndexFunc(infos, func(i sandbox.Info) bool { return i.ID == id })
 	if i < 0 {
 		f.Fatalf("sandbox %s is not listed", id)
@@ -263,8 +263,8 @@ func (f *fixture) listed(id string) sandbox.Info {
 	return infos[i]
 }
 
-// dead returns a context that has ended.
-func dead() context.Context {
+// endedContext returns a context that has ended.
+func endedContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
@@ -274,11 +274,11 @@ func dead() context.Context {
 func ended(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
-	f.ok(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))
-	_, err := box.Exec(dead(), sandbox.Command{Args: []string{"true"}})
+	f.must(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))
+	_, err := box.Exec(endedContext(), sandbox.Command{Args: []string{"true"}})
 	f.want(err, context.Canceled)
-	f.want(box.Files().Put(dead(), "mark", strings.NewReader("2")), context.Canceled)
-	_, err = box.Files().List(dead(), "")
+	f.want(box.Files().Put(endedContext(), "mark", strings.NewReader("2")), context.Canceled)
+	_, err = box.Files().List(endedContext(), "")
 	f.want(err, context.Canceled)
 	f.reads(box.Files(), "mark", []byte("1"))
 }

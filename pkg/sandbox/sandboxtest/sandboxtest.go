@@ -67,7 +67,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"TerminateLeavesNoProcess", terminateLeavesNoProcess},
 		{"TerminateTwice", terminateTwice},
 		{"Wipe", wipe},
-		{"Apart", apart},
+		{"Apart", terminateOneOfTwo},
 		{"FilesRemove", filesRemove},
 		{"ListOutside", listOutside},
 		{"CreateAgain", createAgain},
@@ -104,11 +104,11 @@ type fixture struct {
 func (f *fixture) id(kind events.Kind) string {
 	f.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
-	f.ok(err)
+	f.must(err)
 	return id
 }
 
-func (f *fixture) ok(err error) {
+func (f *fixture) must(err error) {
 	f.Helper()
 	if err != nil {
 		f.Fatal(err)
@@ -134,7 +134,7 @@ func (f *fixture) spec() sandbox.Spec {
 func (f *fixture) create(spec sandbox.Spec) sandbox.Sandbox {
 	f.Helper()
 	box, err := f.p.Create(f.ctx, spec)
-	f.ok(err)
+	f.must(err)
 	f.Cleanup(func() {
 		if err := f.p.Terminate(context.Background(), spec.ID, true); err != nil {
 			f.Error(err)
@@ -152,7 +152,7 @@ func (f *fixture) sh(box sandbox.Sandbox, line string) (stdout, stderr string, c
 func (f *fixture) exec(box sandbox.Sandbox, c sandbox.Command, stdin string) (stdout, stderr string, code int) {
 	f.Helper()
 	p, err := box.Exec(f.ctx, c)
-	f.ok(err)
+	f.must(err)
 	errs := make(chan string, 1)
 	go func() {
 		raw, err := io.ReadAll(p.Stderr())
@@ -162,21 +162,21 @@ func (f *fixture) exec(box sandbox.Sandbox, c sandbox.Command, stdin string) (st
 		errs <- string(raw)
 	}()
 	_, err = io.WriteString(p.Stdin(), stdin)
-	f.ok(err)
-	f.ok(p.Stdin().Close())
+	f.must(err)
+	f.must(p.Stdin().Close())
 	raw, err := io.ReadAll(p.Stdout())
-	f.ok(err)
+	f.must(err)
 	code, err = p.Wait()
-	f.ok(err)
+	f.must(err)
 	return string(raw), <-errs, code
 }
 
 func createTwice(f *fixture) {
 	spec := f.spec()
 	first := f.create(spec)
-	f.ok(first.Files().Put(f.ctx, "mark", strings.NewReader("1")))
+	f.must(first.Files().Put(f.ctx, "mark", strings.NewReader("1")))
 	again, err := f.p.Create(f.ctx, spec)
-	f.ok(err)
+	f.must(err)
 	if again.ID() != spec.ID || first.ID() != spec.ID {
 		f.Errorf("ids %s and %s, want %s", first.ID(), again.ID(), spec.ID)
 	}
@@ -184,12 +184,12 @@ func createTwice(f *fixture) {
 		f.Errorf("the second Create did not return the first sandbox: mark is %q", out)
 	}
 	alive, err := again.Running(f.ctx)
-	f.ok(err)
+	f.must(err)
 	if !alive {
 		f.Error("not running after Create")
 	}
 	infos, err := f.p.List(f.ctx)
-	f.ok(err)
+	f.must(err)
 	if n := len(slices.DeleteFunc(infos, func(i sandbox.Info) bool { return i.ID != spec.ID })); n != 1 {
 		f.Errorf("listed %d times", n)
 	}
@@ -197,9 +197,9 @@ func createTwice(f *fixture) {
 
 func attachAnew(f *fixture) {
 	spec := f.spec()
-	f.ok(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("2")))
+	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("2")))
 	box, err := f.s.New(f).Attach(f.ctx, spec.ID)
-	f.ok(err)
+	f.must(err)
 	if out, _, code := f.sh(box, "cat mark"); out != "2" || code != 0 || box.ID() != spec.ID {
 		f.Errorf("attached to %s: mark %q, code %d", box.ID(), out, code)
 	}
@@ -217,16 +217,16 @@ func list(f *fixture) {
 	f.create(a)
 	f.create(b)
 	infos, err := f.s.New(f).List(f.ctx)
-	f.ok(err)
+	f.must(err)
 	for _, spec := range []sandbox.Spec{a, b} {
 		i := slices.IndexFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID })
 		if i < 0 || infos[i].Labels != spec.Labels || !infos[i].Running || time.Since(infos[i].Created) > within {
 			f.Errorf("%s is listed as %+v", spec.ID, infos)
 		}
 	}
-	f.ok(f.p.Terminate(f.ctx, a.ID, true))
+	f.must(f.p.Terminate(f.ctx, a.ID, true))
 	infos, err = f.p.List(f.ctx)
-	f.ok(err)
+	f.must(err)
 	if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == a.ID }) {
 		f.Error("listed after it was terminated")
 	}
@@ -240,7 +240,7 @@ func execStreams(f *fixture) {
 	}
 	big := strings.Repeat("0123456789abcdef", 64<<10)
 	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
-	f.ok(err)
+	f.must(err)
 	go func() {
 		if _, err := io.WriteString(p.Stdin(), big); err != nil {
 			f.Error(err)
@@ -250,28 +250,28 @@ func execStreams(f *fixture) {
 		}
 	}()
 	raw, err := io.ReadAll(p.Stdout())
-	f.ok(err)
+	f.must(err)
 	if string(raw) != big {
 		f.Errorf("received %d bytes of %d", len(raw), len(big))
 	}
 	_, err = p.Wait()
-	f.ok(err)
+	f.must(err)
 	// Input and output are passed on while the command runs.
 	p, err = box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
-	f.ok(err)
+	f.must(err)
 	for _, word := range []string{"one", "two"} {
 		_, err := io.WriteString(p.Stdin(), word)
-		f.ok(err)
+		f.must(err)
 		buf := make([]byte, len(word))
 		_, err = io.ReadFull(p.Stdout(), buf)
-		f.ok(err)
+		f.must(err)
 		if string(buf) != word {
 			f.Errorf("echo of %q is %q", word, buf)
 		}
 	}
-	f.ok(p.Stdin().Close())
+	f.must(p.Stdin().Close())
 	_, err = p.Wait()
-	f.ok(err)
+	f.must(err)
 }
 
 func execExitCodes(f *fixture) {
@@ -297,13 +297,13 @@ func execOutlivesItsContext(f *fixture) {
 	box := f.create(f.spec())
 	ctx, cancel := context.WithCancel(f.ctx)
 	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}})
-	f.ok(err)
+	f.must(err)
 	cancel()
 	_, err = io.WriteString(p.Stdin(), "still here")
-	f.ok(err)
-	f.ok(p.Stdin().Close())
+	f.must(err)
+	f.must(p.Stdin().Close())
 	raw, err := io.ReadAll(p.Stdout())
-	f.ok(err)
+	f.must(err)
 	if code, err := p.Wait(); string(raw) != "still here" || code != 0 || err != nil {
 		f.Errorf("after its context ended: %q, code %d, %v", raw, code, err)
 	}
@@ -312,20 +312,20 @@ func execOutlivesItsContext(f *fixture) {
 func execKill(f *fixture) {
 	box := f.create(f.spec())
 	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"sh", "-c", `echo up; sleep 1000 & wait`}})
-	f.ok(err)
+	f.must(err)
 	buf := make([]byte, 3)
 	_, err = io.ReadFull(p.Stdout(), buf)
-	f.ok(err)
-	f.ok(p.Kill())
+	f.must(err)
+	f.must(p.Kill())
 	code, err := p.Wait()
-	f.ok(err)
+	f.must(err)
 	if code != -1 {
 		f.Errorf("code %d after Kill, want -1", code)
 	}
 	if n, err := p.Stdout().Read(buf); n != 0 || err == nil {
 		f.Errorf("stdout returned %d bytes and %v after Kill", n, err)
 	}
-	f.ok(p.Kill())
+	f.must(p.Kill())
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
 		f.Errorf("the sandbox runs: %v, %v", alive, err)
 	}
@@ -363,7 +363,7 @@ func environment(f *fixture) {
 
 func dir(f *fixture) {
 	box := f.create(f.spec())
-	f.ok(box.Files().Put(f.ctx, "sub/deep/file", strings.NewReader("x")))
+	f.must(box.Files().Put(f.ctx, "sub/deep/file", strings.NewReader("x")))
 	if out, _, code := f.exec(box, sandbox.Command{Args: []string{"cat", "file"}, Dir: "sub/deep"}, ""); out != "x" || code != 0 {
 		f.Errorf("in a folder: %q, code %d", out, code)
 	}
@@ -380,12 +380,12 @@ func filesPutGet(f *fixture) {
 	files := f.create(f.spec()).Files()
 	body := make([]byte, 3<<20)
 	_, err := rand.Read(body)
-	f.ok(err)
+	f.must(err)
 	for name, content := range map[string][]byte{"a": []byte("1"), "b/c/d.txt": body, "empty": nil, "späce and ünicode": []byte("2"), "./dot": []byte("3")} {
-		f.ok(files.Put(f.ctx, name, bytes.NewReader(content)))
+		f.must(files.Put(f.ctx, name, bytes.NewReader(content)))
 		f.reads(files, name, content)
 	}
-	f.ok(files.Put(f.ctx, "a", strings.NewReader("replaced")))
+	f.must(files.Put(f.ctx, "a", strings.NewReader("replaced")))
 	f.reads(files, "a", []byte("replaced"))
 	_, err = files.Get(f.ctx, "nothing")
 	f.want(err, sandbox.ErrNotFound)
@@ -398,9 +398,9 @@ func filesPutGet(f *fixture) {
 	f.want(files.Put(f.ctx, "a", io.MultiReader(strings.NewReader("half"), errReader{broken})), broken)
 	f.reads(files, "a", []byte("replaced"))
 	all, err := files.List(f.ctx, "")
-	f.ok(err)
+	f.must(err)
 	if len(all) != 7 {
-		f.Errorf("a broken upload left something behind: %+v", all)
+		f.Errorf("a broken upload left files: %+v", all)
 	}
 }
 
@@ -411,9 +411,9 @@ func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 func (f *fixture) reads(files sandbox.Files, name string, want []byte) {
 	f.Helper()
 	r, err := files.Get(f.ctx, name)
-	f.ok(err)
+	f.must(err)
 	got, err := io.ReadAll(r)
-	f.ok(errors.Join(err, r.Close()))
+	f.must(errors.Join(err, r.Close()))
 	if !bytes.Equal(got, want) {
 		f.Errorf("%s has %d bytes, want %d", name, len(got), len(want))
 	}
@@ -422,17 +422,17 @@ func (f *fixture) reads(files sandbox.Files, name string, want []byte) {
 func filesList(f *fixture) {
 	files := f.create(f.spec()).Files()
 	empty, err := files.List(f.ctx, "")
-	f.ok(err)
+	f.must(err)
 	if len(empty) != 0 {
 		f.Errorf("a new workspace has %+v", empty)
 	}
 	for _, name := range []string{"z", "a/b", "a/c/d", "a-b"} {
-		f.ok(files.Put(f.ctx, name, strings.NewReader("12345")))
+		f.must(files.Put(f.ctx, name, strings.NewReader("12345")))
 	}
 	paths := func(dir string) string {
 		f.Helper()
 		got, err := files.List(f.ctx, dir)
-		f.ok(err)
+		f.must(err)
 		var out []string
 		for _, e := range got {
 			if !e.Dir && (e.Size != 5 || time.Since(e.ModTime) > within) {
@@ -471,7 +471,7 @@ func filesOutside(f *fixture) {
 func filesSymlinks(f *fixture) {
 	box := f.create(f.spec())
 	files := box.Files()
-	f.ok(files.Put(f.ctx, "inside", strings.NewReader("in")))
+	f.must(files.Put(f.ctx, "inside", strings.NewReader("in")))
 	_, _, code := f.sh(box, `ln -s /etc/passwd file && ln -s / root && ln -s .. up && ln -s inside good && ln -s "$(pwd)-evil" sibling && { mkdir -p "$(pwd)-evil" || true; }`)
 	if code != 0 {
 		f.Fatal("creating the symlinks in the sandbox failed")
@@ -486,10 +486,10 @@ func filesSymlinks(f *fixture) {
 		f.want(files.Put(f.ctx, name, strings.NewReader("evil")), sandbox.ErrOutside)
 	}
 	// Put onto a symlink replaces the link, not the file to which it points.
-	f.ok(files.Put(f.ctx, "file", strings.NewReader("mine")))
+	f.must(files.Put(f.ctx, "file", strings.NewReader("mine")))
 	f.reads(files, "file", []byte("mine"))
 	all, err := files.List(f.ctx, "")
-	f.ok(err)
+	f.must(err)
 	if len(all) > 6 {
 		f.Errorf("the listing follows symlinks: %d entries", len(all))
 	}
@@ -505,13 +505,13 @@ func terminateLeavesNoProcess(f *fixture) {
 		setsid sh -c 'echo $$; exec sleep 1002' &
 		(setsid sh -c 'trap "" TERM HUP; (trap "" TERM HUP; sleep 1003) & echo $!; exit 0' &)
 		wait`}})
-	f.ok(err)
+	f.must(err)
 	var pids []int
 	var text []byte
 	buf := make([]byte, 64)
 	for len(pids) < 3 {
 		n, err := p.Stdout().Read(buf)
-		f.ok(err)
+		f.must(err)
 		text = append(text, buf[:n]...)
 		pids = pids[:0]
 		for line := range strings.Lines(string(text)) {
@@ -528,7 +528,7 @@ func terminateLeavesNoProcess(f *fixture) {
 			}
 		}
 	}
-	f.ok(f.p.Terminate(f.ctx, spec.ID, false))
+	f.must(f.p.Terminate(f.ctx, spec.ID, false))
 	if f.s.Alive != nil {
 		for _, pid := range pids {
 			if f.s.Alive(pid) {
@@ -537,7 +537,7 @@ func terminateLeavesNoProcess(f *fixture) {
 		}
 	}
 	_, err = p.Wait()
-	f.ok(err)
+	f.must(err)
 	_, err = f.p.Attach(f.ctx, spec.ID)
 	f.want(err, sandbox.ErrNotFound)
 	if alive, err := box.Running(f.ctx); alive || err != nil {
@@ -552,30 +552,30 @@ func terminateTwice(f *fixture) {
 	spec := f.spec()
 	f.create(spec)
 	for range 2 {
-		f.ok(f.p.Terminate(f.ctx, spec.ID, false))
+		f.must(f.p.Terminate(f.ctx, spec.ID, false))
 	}
-	f.ok(f.s.New(f).Terminate(f.ctx, f.id(events.KindSandbox), true))
+	f.must(f.s.New(f).Terminate(f.ctx, f.id(events.KindSandbox), true))
 }
 
 func wipe(f *fixture) {
 	spec := f.spec()
-	f.ok(f.create(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))
-	f.ok(f.p.Terminate(f.ctx, spec.ID, true))
+	f.must(f.create(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))
+	f.must(f.p.Terminate(f.ctx, spec.ID, true))
 	spec.ID = f.id(events.KindSandbox)
 	left, err := f.create(spec).Files().List(f.ctx, "")
-	f.ok(err)
+	f.must(err)
 	if len(left) != 0 {
 		f.Errorf("the workspace was not wiped: %+v", left)
 	}
 }
 
-// apart checks that terminating one sandbox does not affect another.
-func apart(f *fixture) {
+// terminateOneOfTwo checks that terminating one sandbox does not affect another.
+func terminateOneOfTwo(f *fixture) {
 	a, b := f.spec(), f.spec()
 	f.create(a)
 	kept := f.create(b)
-	f.ok(kept.Files().Put(f.ctx, "mark", strings.NewReader("b")))
-	f.ok(f.p.Terminate(f.ctx, a.ID, true))
+	f.must(kept.Files().Put(f.ctx, "mark", strings.NewReader("b")))
+	f.must(f.p.Terminate(f.ctx, a.ID, true))
 	if out, _, code := f.sh(kept, "cat mark"); out != "b" || code != 0 {
 		f.Errorf("the other sandbox: %q, code %d", out, code)
 	}

@@ -142,7 +142,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 		t.Parallel()
 		s, ctx := open(t), t.Context()
 		broken := errors.New("broken")
-		err := s.Put(ctx, "acme/ses_1/half", io.MultiReader(strings.NewReader(strings.Repeat("x", 1<<20)), failing{broken}))
+		err := s.Put(ctx, "acme/ses_1/half", io.MultiReader(strings.NewReader(strings.Repeat("x", 1<<20)), failingReader{broken}))
 		if !errors.Is(err, broken) {
 			t.Errorf("put: %v", err)
 		}
@@ -200,6 +200,6 @@ func (d *dribble) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-type failing struct{ err error }
+type failingReader struct{ err error }
 
-func (f failing) Read([]byte) (int, error) { return 0, f.err }
+func (f failingReader) Read([]byte) (int, error) { return 0, f.err }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/settings"
 )
 
 // Config holds the janitor's settings. The zero value takes every default, except for DatabaseURL.
@@ -30,33 +31,19 @@ type Config struct {
 	Sessions    int           `default:"100" env:"SPOOL_GC_SESSIONS" help:"Largest number of deleted sessions whose content one pass removes."`
 }
 
-// withDefaults returns the config with all defaults set, or an error that names the invalid field.
+// withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
+	settings.Default(&c)
 	for _, d := range []struct {
-		name  string
-		value *time.Duration
-		unset time.Duration
-		least time.Duration
-	}{
-		{"grace", &c.Grace, 10 * time.Minute, time.Millisecond},
-		{"interval", &c.Interval, time.Minute, 10 * time.Millisecond},
-		{"uploads", &c.Uploads, time.Hour, time.Millisecond},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
+		name         string
+		value, least time.Duration
+	}{{"grace", c.Grace, time.Millisecond}, {"interval", c.Interval, 10 * time.Millisecond}, {"uploads", c.Uploads, time.Millisecond}} {
+		if d.value < d.least || d.value > 366*24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between %s and 8784h", d.name, d.value, d.least)
 		}
-		if *d.value < d.least || *d.value > 366*24*time.Hour {
-			return c, fmt.Errorf("%s: %s is not between %s and 8784h", d.name, *d.value, d.least)
-		}
-	}
-	if c.Sessions == 0 {
-		c.Sessions = 100
 	}
 	if c.Sessions < 1 || c.Sessions > 10_000 {
 		return c, fmt.Errorf("sessions: %d is not between 1 and 10000", c.Sessions)
-	}
-	if c.Snapshots == 0 {
-		c.Snapshots = 500
 	}
 	if c.Snapshots < 2 || c.Snapshots > 1_000_000 {
 		return c, fmt.Errorf("snapshots: %d is not between 2 and 1000000", c.Snapshots)

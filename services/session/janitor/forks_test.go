@@ -152,7 +152,7 @@ func TestPass_KeepsSnapshotsThatForksBeginWith(t *testing.T) {
 		}
 	}
 	there(true, true, true, false, true, true)
-	b.restores(l, ids[0], "one")
+	b.checkRestores(l, ids[0], "one")
 	b.exec(b.url, "UPDATE sessions SET snapshot = 'm-own' WHERE id = $1", child.ID)
 	there(false, false, true, false, true, true)
 }

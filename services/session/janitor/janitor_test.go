@@ -56,7 +56,7 @@ type fixture struct {
 	srv     *natsserver.Server
 	js      jetstream.JetStream // with the rights of admin
 	log     eventlog.Log        // with the rights of admin
-	url     string              // of Postgres
+	url     string              // URL of Postgres
 	dirs    []string            // the folders of NATS
 	connect func(user string, opts ...nats.Option) (*nats.Conn, error)
 	now     time.Time
@@ -141,13 +141,13 @@ func (b *fixture) store(bucket string) *natsstore.Store {
 	return s
 }
 
-func (b *fixture) put(bucket, name, content string) {
+func (b *fixture) putObject(bucket, name, content string) {
 	b.t.Helper()
 	must(b.t, b.store(bucket).Put(b.t.Context(), name, strings.NewReader(content)))
 }
 
-// names returns the names of the objects in a bucket.
-func (b *fixture) names(bucket string) []string {
+// objectNames returns the names of the objects in a bucket.
+func (b *fixture) objectNames(bucket string) []string {
 	b.t.Helper()
 	o, err := b.js.ObjectStore(b.t.Context(), bucket)
 	must(b.t, err)
@@ -177,8 +177,8 @@ func (b *fixture) pass(j *janitor.Janitor, dry bool) []string {
 	return items
 }
 
-// same checks that two lists are equal.
-func same(t *testing.T, what string, got []string, want ...string) {
+// checkList checks that two lists are equal.
+func checkList(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
 		t.Errorf("%s: %q, want %q", what, got, want)
@@ -188,10 +188,10 @@ func same(t *testing.T, what string, got []string, want ...string) {
 // session creates a session in the log.
 func (b *fixture) session(id string) eventlog.Loaded {
 	b.t.Helper()
-	return b.created(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
+	return b.sessionWith(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
 }
 
-func (b *fixture) created(id string, data events.SessionCreated) eventlog.Loaded {
+func (b *fixture) sessionWith(id string, data events.SessionCreated) eventlog.Loaded {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
@@ -236,8 +236,8 @@ func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
 
-// restores checks that a snapshot has the given content in file a.
-func (b *fixture) restores(l eventlog.Loaded, id, content string) {
+// checkRestores checks that a snapshot has the given content in file a.
+func (b *fixture) checkRestores(l eventlog.Loaded, id, content string) {
 	b.t.Helper()
 	box := &workspacetest.Box{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
@@ -264,29 +264,29 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 		t.Fatalf("the same files are snapshots %s and %s", ids[0], id)
 	}
 	keep2, keep500 := b.janitor(janitor.Config{Snapshots: 2}), b.janitor(janitor.Config{})
-	same(t, "when all snapshots are new", b.pass(keep2, false))
+	checkList(t, "when all snapshots are new", b.pass(keep2, false))
 	b.now = b.now.Add(2 * time.Hour)
 	if found := b.pass(keep500, false); slices.Contains(found, "snapshots "+l.ID) {
 		t.Errorf("the default retention found %q", found)
 	}
-	before := b.names(topology.BucketWorkspaces)
-	same(t, "dry", b.pass(keep2, true), "snapshots "+l.ID)
-	same(t, "objects after a dry pass", b.names(topology.BucketWorkspaces), before...)
-	same(t, "found", b.pass(keep2, false), "snapshots "+l.ID)
-	same(t, "found again", b.pass(keep2, false))
-	b.restores(l, ids[0], content(0))
-	b.restores(l, ids[4], content(4))
+	before := b.objectNames(topology.BucketWorkspaces)
+	checkList(t, "dry", b.pass(keep2, true), "snapshots "+l.ID)
+	checkList(t, "objects after a dry pass", b.objectNames(topology.BucketWorkspaces), before...)
+	checkList(t, "found", b.pass(keep2, false), "snapshots "+l.ID)
+	checkList(t, "found again", b.pass(keep2, false))
+	b.checkRestores(l, ids[0], content(0))
+	b.checkRestores(l, ids[4], content(4))
 	for _, id := range ids[1:4] {
 		if _, err := workspace.Open(t.Context(), b.store(topology.BucketWorkspaces), tenant, l.ID, id); !errors.Is(err, workspace.ErrNotFound) {
 			t.Errorf("snapshot %s is still there: %v", id, err)
 		}
 	}
-	if left := b.names(topology.BucketWorkspaces); len(left) >= len(before)-3 {
-		t.Errorf("of %q, %q still exist: no pack was removed", before, left)
+	if left := b.objectNames(topology.BucketWorkspaces); len(left) >= len(before)-3 {
+		t.Errorf("no pack was removed: before %q, now %q", before, left)
 	}
 	b.reload(&l)
 	box.Tree["workspace/a"] = content(9)
-	b.restores(l, b.snapshot(&l, box), content(9))
+	b.checkRestores(l, b.snapshot(&l, box), content(9))
 }
 
 // TestPass_LeavesASnapshotThatIsBeingTaken tests that a snapshot that an executor takes while the janitor removes
@@ -316,7 +316,7 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	}
 	b.reload(&l)
 	b.commit(&l, r.ID)
-	b.restores(l, r.ID, "first")
+	b.checkRestores(l, r.ID, "first")
 }
 
 // TestPass_RemovesFilesOfRefusedRequests tests that files of refused requests are erased when they are old, for a
@@ -331,19 +331,19 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	objects := map[string]string{}
 	for _, name := range []string{absent + "/f-1", there + "/f-refused", there + "/u-refused", there + "/u-accepted"} {
 		objects[name] = tenant + "/" + name
-		b.put(topology.BucketWorkspaces, objects[name], name)
+		b.putObject(topology.BucketWorkspaces, objects[name], name)
 	}
 	b.putFile(&l, objects[there+"/u-accepted"])
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
-	same(t, "found while they are new, with any setting", b.pass(j, false))
+	checkList(t, "found while they are new, with any setting", b.pass(j, false))
 	b.now = b.now.Add(time.Hour)
 	items := []string{"uploads " + absent, "uploads " + there}
 	slices.Sort(items)
-	same(t, "dry", b.pass(j, true), items...)
-	same(t, "found", b.pass(j, false), items...)
-	same(t, "left", b.names(topology.BucketWorkspaces), objects[there+"/u-accepted"])
-	same(t, "found again", b.pass(j, false))
+	checkList(t, "dry", b.pass(j, true), items...)
+	checkList(t, "found", b.pass(j, false), items...)
+	checkList(t, "left", b.objectNames(topology.BucketWorkspaces), objects[there+"/u-accepted"])
+	checkList(t, "found again", b.pass(j, false))
 }
 
 // TestPass_KeepsTheTranscriptOfASession tests that a transcript with which a session began stays as long as the
@@ -353,20 +353,20 @@ func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 	b := newFixture(t)
 	absent, there := newID(events.KindSession), newID(events.KindSession)
 	object := command.TranscriptObject(tenant, there)
-	l := b.created(there, events.SessionCreated{Agent: "spool", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Architecture: "codex", Object: object}})
+	l := b.sessionWith(there, events.SessionCreated{Agent: "spool", Architecture: "codex", Provider: "local", Transcript: &events.Transcript{Architecture: "codex", Object: object}})
 	for _, name := range []string{object, object + "-found", command.TranscriptObject(tenant, absent), command.TranscriptObject(tenant, absent) + "-found"} {
-		b.put(topology.BucketWorkspaces, name, "x")
+		b.putObject(topology.BucketWorkspaces, name, "x")
 	}
 	b.snapshot(&l, &workspacetest.Box{})
 	b.now = b.now.Add(2 * time.Hour)
 	j := b.janitor(janitor.Config{})
 	items := []string{"uploads " + absent, "uploads " + there}
 	slices.Sort(items)
-	same(t, "found", b.pass(j, false), items...)
-	if names := b.names(topology.BucketWorkspaces); !slices.Contains(names, object) || slices.ContainsFunc(names, func(n string) bool { return n != object && strings.Contains(n, "/u-") }) {
+	checkList(t, "found", b.pass(j, false), items...)
+	if names := b.objectNames(topology.BucketWorkspaces); !slices.Contains(names, object) || slices.ContainsFunc(names, func(n string) bool { return n != object && strings.Contains(n, "/u-") }) {
 		t.Errorf("remaining objects: %v", names)
 	}
-	same(t, "found again", b.pass(j, false))
+	checkList(t, "found again", b.pass(j, false))
 }
 
 // putFile records that an object belongs into the workspace.
@@ -418,7 +418,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	l := b.session(newID(events.KindSession))
 	prefix := tenant + "/" + l.ID + "/"
 	for _, name := range []string{"f-again", "u-held"} {
-		b.put(topology.BucketWorkspaces, prefix+name, "content of "+name)
+		b.putObject(topology.BucketWorkspaces, prefix+name, "content of "+name)
 		b.putFile(&l, prefix+name)
 	}
 	box := &workspacetest.Box{Tree: map[string]string{}}
@@ -427,13 +427,13 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 		box.Tree["workspace/a"] = strings.Repeat(fmt.Sprintf("content-%d ", i), 1000)
 		b.snapshot(&l, box)
 		_, bytes := b.size()
-		if counted := stored + b.added(l); counted != bytes {
+		if counted := stored + b.addedBytes(l); counted != bytes {
 			t.Fatalf("the bucket holds %d bytes, and the events say %d", bytes, counted)
 		}
 	}
 	// The first file is uploaded again, and no snapshot contains this upload yet.
 	b.putFile(&l, prefix+"f-again")
-	b.put(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
+	b.putObject(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
 	b.putFile(&l, prefix+"u-waits")
 	exe := newID(events.KindExecution)
 	d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
@@ -442,21 +442,21 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	b.now = b.now.Add(2 * time.Hour)
 	objects, bytes := b.size()
 	j := b.janitor(janitor.Config{Snapshots: 2})
-	same(t, "found", b.pass(j, false), "files "+l.ID, "snapshots "+l.ID)
+	checkList(t, "found", b.pass(j, false), "files "+l.ID, "snapshots "+l.ID)
 	for name, want := range map[string]bool{"f-again": true, "u-waits": true, "u-held": false} {
-		if slices.Contains(b.names(topology.BucketWorkspaces), prefix+name) != want {
+		if slices.Contains(b.objectNames(topology.BucketWorkspaces), prefix+name) != want {
 			t.Errorf("%s exists: %v", name, !want)
 		}
 	}
 	left, leftBytes := b.size()
-	same(t, "found while the turn runs", b.pass(j, false))
+	checkList(t, "found while the turn runs", b.pass(j, false))
 	if got := b.trimmed(l); got.Objects != 0 {
 		t.Errorf("during a turn the janitor recorded %+v", got)
 	}
 	d, err = run.Decide(l.Run, run.End{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), &l, actorOfTest, newID(events.KindCommit), d))
-	same(t, "found before the snapshot of the turn", b.pass(j, false))
+	checkList(t, "found before the snapshot of the turn", b.pass(j, false))
 	if got := b.trimmed(l); got.Objects != 0 {
 		t.Errorf("before the snapshot of the turn the janitor recorded %+v", got)
 	}
@@ -473,8 +473,8 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 
 var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
 
-// added returns the sum of the sizes that the snapshots of a session report as added.
-func (b *fixture) added(l eventlog.Loaded) (sum uint64) {
+// addedBytes returns the sum of the sizes that the snapshots of a session report as added.
+func (b *fixture) addedBytes(l eventlog.Loaded) (sum uint64) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -504,18 +504,18 @@ func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(ve
 	must(b.t, entries.Append(b.t.Context(), &e, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
 
-// pushed adds a version of a skill whose ZIP has the given content, and stores the ZIP.
-func (b *fixture) pushed(slug, zip string) {
+// pushSkill adds a version of a skill whose ZIP has the given content, and stores the ZIP.
+func (b *fixture) pushSkill(slug, zip string) {
 	b.t.Helper()
-	b.put(topology.BucketSkills, digest(zip), zip)
+	b.putObject(topology.BucketSkills, digest(zip), zip)
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
 	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
 		return versions.Decide(s, versions.Apply{Meta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
 	})
 }
 
-// unpushed removes a version.
-func (b *fixture) unpushed(slug, zip string) {
+// removeSkillVersion removes a version.
+func (b *fixture) removeSkillVersion(slug, zip string) {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
 	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
@@ -529,15 +529,15 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	upload := "upload/" + tenant + "/" + newID(events.KindCommand)
-	b.put(topology.BucketSkills, upload, "uploaded")
-	b.put(topology.BucketSkills, digest("never a version"), "never a version")
-	b.pushed("one", "kept")
-	b.pushed("one", "removed")
-	b.pushed("one", "removed from one")
-	b.pushed("two", "removed from one")
-	b.pushed("entry", "removed with its entry") // sessions that pinned the version can still load it
-	b.unpushed("one", "removed")
-	b.unpushed("one", "removed from one")
+	b.putObject(topology.BucketSkills, upload, "uploaded")
+	b.putObject(topology.BucketSkills, digest("never a version"), "never a version")
+	b.pushSkill("one", "kept")
+	b.pushSkill("one", "removed")
+	b.pushSkill("one", "removed from one")
+	b.pushSkill("two", "removed from one")
+	b.pushSkill("entry", "removed with its entry") // sessions that pinned the version can still load it
+	b.removeSkillVersion("one", "removed")
+	b.removeSkillVersion("one", "removed from one")
 	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
 		return versions.Decide(s, versions.Remove{Meta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
 	})
@@ -546,18 +546,18 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 		return slices.DeleteFunc(items, func(i string) bool { return !strings.HasPrefix(i, "skill ") })
 	}
 	b.now = b.now.Add(10 * time.Minute)
-	same(t, "found while they are new, with any setting", skills(b.pass(j, false)))
+	checkList(t, "found while they are new, with any setting", skills(b.pass(j, false)))
 	b.now = b.now.Add(time.Hour)
 	gone := []string{"skill " + digest("never a version"), "skill " + digest("removed"), "skill " + upload}
 	slices.Sort(gone)
-	before := b.names(topology.BucketSkills)
-	same(t, "dry", skills(b.pass(j, true)), gone...)
-	same(t, "objects after a dry pass", b.names(topology.BucketSkills), before...)
-	same(t, "found", skills(b.pass(j, false)), gone...)
+	before := b.objectNames(topology.BucketSkills)
+	checkList(t, "dry", skills(b.pass(j, true)), gone...)
+	checkList(t, "objects after a dry pass", b.objectNames(topology.BucketSkills), before...)
+	checkList(t, "found", skills(b.pass(j, false)), gone...)
 	left := []string{digest("kept"), digest("removed from one"), digest("removed with its entry")}
 	slices.Sort(left)
-	same(t, "left", b.names(topology.BucketSkills), left...)
-	same(t, "found again", skills(b.pass(j, false)))
+	checkList(t, "left", b.objectNames(topology.BucketSkills), left...)
+	checkList(t, "found again", skills(b.pass(j, false)))
 }
 
 // TestPass_RemovesSecretsOfRefusedRequests tests that old values of secrets that no commit refers to, which are those
@@ -593,13 +593,13 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
-	same(t, "found while they are new, with any setting", b.pass(j, false))
+	checkList(t, "found while they are new, with any setting", b.pass(j, false))
 	b.now = b.now.Add(time.Hour)
 	gone := []string{"secret " + ofRefused, "secret " + ofRefusedEnvironment}
 	slices.Sort(gone)
-	same(t, "dry", b.pass(j, true), gone...)
-	same(t, "found", b.pass(j, false), gone...)
-	same(t, "found again", b.pass(j, false))
+	checkList(t, "dry", b.pass(j, true), gone...)
+	checkList(t, "found", b.pass(j, false), gone...)
+	checkList(t, "found again", b.pass(j, false))
 	for key, want := range map[string]bool{ofAccepted: true, ofEnvironment: true, ofRefused: false, ofRefusedEnvironment: false} {
 		if _, err := kv.Get(t.Context(), key); (err == nil) != want || err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
 			t.Errorf("%s: %v, want it there: %v", key, err, want)

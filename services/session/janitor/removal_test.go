@@ -238,7 +238,7 @@ func TestPass_DryRunListsWhatItWouldRemove(t *testing.T) {
 	b := newFixture(t)
 	large := "curlew-large " + strings.Repeat("y", 300<<10)
 	id, object := newID(events.KindSession), "curlew-object"
-	b.put(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", object)
+	b.putObject(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", object)
 	b.createDeleted(id, "curlew-text", large)
 	j := b.janitor(janitor.Config{Grace: time.Hour})
 	items := func(dry bool) []janitor.Item {
@@ -296,14 +296,14 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 	gone := b.createDeleted(newID(events.KindSession), own, shared)
 	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
 	must(t, err)
-	for _, name := range b.names(topology.BucketPayloads) {
+	for _, name := range b.objectNames(topology.BucketPayloads) {
 		data, err := bucket.GetBytes(t.Context(), name)
 		must(t, err)
 		must(t, bucket.Delete(t.Context(), name))
 		_, err = bucket.PutBytes(t.Context(), name[strings.LastIndexByte(name, '/')+1:], data)
 		must(t, err)
 	}
-	if n := len(b.names(topology.BucketPayloads)); n != 2 {
+	if n := len(b.objectNames(topology.BucketPayloads)); n != 2 {
 		t.Fatalf("%d payloads are named by their digest, want 2", n)
 	}
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
@@ -314,7 +314,7 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 	if !b.isRemoved(gone.ID) {
 		t.Fatal("the session's content is not removed")
 	}
-	if n := len(b.names(topology.BucketPayloads)); n != 1 {
+	if n := len(b.objectNames(topology.BucketPayloads)); n != 1 {
 		t.Errorf("%d payloads are left, want the other session's", n)
 	}
 	var kept string
@@ -468,7 +468,7 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 	b.install(topology.Config{Replicas: 3})
 	id, other := newID(events.KindSession), b.session(newID(events.KindSession))
 	b.appendLog(&other, "sanderling-kept")
-	b.put(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", "sanderling-gone-object")
+	b.putObject(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", "sanderling-gone-object")
 	b.createDeleted(id, append(many(50, "sanderling-gone"), "sanderling-gone-large "+strings.Repeat("y", 300<<10))...)
 	everywhere := func(text string, want bool) {
 		t.Helper()
@@ -517,7 +517,7 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	}
 	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
 	must(t, err)
-	for _, name := range b.names(topology.BucketPayloads) {
+	for _, name := range b.objectNames(topology.BucketPayloads) {
 		must(t, bucket.Delete(t.Context(), name))
 	}
 	b.delete(&l)

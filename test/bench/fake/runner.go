@@ -23,11 +23,11 @@ type fakeRunner struct {
 	all    sync.WaitGroup
 
 	mu     sync.Mutex
-	lines  []runner.Line // from number first
+	lines  []runner.Line // not acknowledged; the first has number first
 	first  uint64
 	epoch  uint64
 	stream *stream
-	query  *runner.Query // that runs
+	query  *runner.Query // the running query; nil for none
 	stop   context.CancelFunc
 	warm   bool
 }
@@ -38,14 +38,14 @@ func newRunner(s Script, name string) *fakeRunner {
 	return r
 }
 
-// end stops everything of the runner and waits for its end.
+// end stops the runner and blocks until its goroutines have ended.
 func (r *fakeRunner) end() {
 	r.cancel()
 	r.mu.Lock()
 	s := r.stream
 	r.mu.Unlock()
 	if s != nil {
-		s.cut()
+		s.close()
 	}
 	r.all.Wait()
 }
@@ -127,7 +127,7 @@ func (r *fakeRunner) start(q *runner.Query) {
 	r.all.Go(func() {
 		defer stop()
 		t := &Turn{r: r, execution: q.ExecutionID}
-		t.say(runner.AgentStarted, started)
+		t.journal(runner.AgentStarted, started)
 		r.script(ctx, t)
 		outcome := runner.Completed
 		if ctx.Err() != nil {
@@ -136,7 +136,7 @@ func (r *fakeRunner) start(q *runner.Query) {
 		r.mu.Lock()
 		r.query, r.stop = nil, nil
 		r.mu.Unlock()
-		t.say(runner.TurnEnded, runner.Ended{Outcome: outcome, Result: "done"})
+		t.journal(runner.TurnEnded, runner.Ended{Outcome: outcome, Result: "done"})
 	})
 }
 
@@ -148,7 +148,7 @@ type stream struct {
 	stdin  *io.PipeWriter
 	stdout *io.PipeReader
 	more   chan struct{}
-	gone   chan struct{}
+	closed chan struct{}
 	once   sync.Once
 	write  sync.Mutex
 }
@@ -157,23 +157,24 @@ func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	if r.ctx.Err() != nil {
 		return nil, sandbox.ErrNotFound
 	}
-	s := &stream{r: r, more: make(chan struct{}, 1), gone: make(chan struct{})}
+	s := &stream{r: r, more: make(chan struct{}, 1), closed: make(chan struct{})}
 	s.in, s.stdin = io.Pipe()
 	s.stdout, s.out = io.Pipe()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stream != nil {
-		r.stream.cut()
+		r.stream.close()
 	}
 	r.stream, r.epoch = s, max(r.epoch, a.Epoch)
 	hello := runner.Hello{
 		Protocol: runner.ProtocolVersion, Journal: r.name, First: r.first, Last: r.first + uint64(len(r.lines)) - 1, Status: *r.status(),
 	}
 	r.all.Go(func() { s.follow(hello, a.After) })
-	r.all.Go(s.obey)
+	r.all.Go(s.receive)
 	return s, nil
 }
 
+// wake makes follow send new lines.
 func (s *stream) wake() {
 	select {
 	case s.more <- struct{}{}:
@@ -185,7 +186,7 @@ func (s *stream) wake() {
 func (s *stream) send(m runner.Message) bool {
 	raw, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // our own types
+		panic(err) // the types can be encoded
 	}
 	s.write.Lock()
 	defer s.write.Unlock()
@@ -193,6 +194,7 @@ func (s *stream) send(m runner.Message) bool {
 	return err == nil
 }
 
+// follow sends the hello and then all lines after a number, until the stream is closed.
 func (s *stream) follow(hello runner.Hello, after uint64) {
 	if !s.send(runner.Message{Hello: &hello}) {
 		return
@@ -206,14 +208,15 @@ func (s *stream) follow(hello runner.Hello, after uint64) {
 		}
 		select {
 		case <-s.more:
-		case <-s.gone:
+		case <-s.closed:
 			return
 		}
 	}
 }
 
-func (s *stream) obey() {
-	defer s.cut()
+// receive carries out commands until the follower has gone.
+func (s *stream) receive() {
+	defer s.close()
 	lines := bufio.NewReader(s.in)
 	for {
 		raw, err := lines.ReadBytes('\n')
@@ -230,22 +233,23 @@ func (s *stream) obey() {
 	}
 }
 
-func (s *stream) cut() {
+// close ends the stream. It may be called more than once.
+func (s *stream) close() {
 	s.once.Do(func() {
-		_ = s.in.Close()  // a pipe's
+		_ = s.in.Close()  // closing a pipe never fails
 		_ = s.out.Close() // as above
-		close(s.gone)
+		close(s.closed)
 	})
 }
 
 func (s *stream) Stdin() io.WriteCloser { return s.stdin }
 func (s *stream) Stdout() io.Reader     { return s.stdout }
 func (s *stream) Stderr() io.Reader     { return strings.NewReader("") }
-func (s *stream) Wait() (int, error)    { <-s.gone; return 0, nil }
+func (s *stream) Wait() (int, error)    { <-s.closed; return 0, nil }
 func (s *stream) Kill() error {
-	_ = s.stdin.Close()  // a pipe's
+	_ = s.stdin.Close()  // closing a pipe never fails
 	_ = s.stdout.Close() // as above
-	s.cut()
+	s.close()
 	return nil
 }
 
@@ -255,25 +259,26 @@ type Turn struct {
 	execution string
 }
 
-func (t *Turn) say(typ events.Type, data any) {
+// journal appends a line to the journal.
+func (t *Turn) journal(typ events.Type, data any) {
 	raw, err := json.Marshal(data)
 	if err != nil {
-		panic(err) // our own types
+		panic(err) // the types can be encoded
 	}
 	t.r.append(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
 }
 
 // Open opens a block of text.
 func (t *Turn) Open(block string) {
-	t.say(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
+	t.journal(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
 }
 
 // Text appends text to a block, at an offset in bytes.
 func (t *Turn) Text(block string, offset int, piece string) {
-	t.say(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
+	t.journal(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
 }
 
 // Complete completes a block with its complete text.
 func (t *Turn) Complete(block, content string) {
-	t.say(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
+	t.journal(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/test/bench/row"
@@ -47,16 +48,14 @@ func Run(ctx context.Context, name string, m Benchmark, dir string, rows, messag
 	return b.run(func(b *Bench) error { return m.Measure(ctx, b) })
 }
 
-// run calls f and then the cleanups of b, the last one first.
-func (b *Bench) run(f func(*Bench) error) error {
-	errs := []error{f(b)}
-	for len(b.cleanups) > 0 {
-		last := len(b.cleanups) - 1
-		cleanup := b.cleanups[last]
-		b.cleanups = b.cleanups[:last]
-		errs = append(errs, cleanup())
-	}
-	return errors.Join(errs...)
+// run calls f and then the cleanups of b, the last one first, also after a panic.
+func (b *Bench) run(f func(*Bench) error) (err error) {
+	defer func() {
+		for _, cleanup := range slices.Backward(b.cleanups) {
+			err = errors.Join(err, cleanup())
+		}
+	}()
+	return f(b)
 }
 
 // Cleanup registers a function that is called at the end of the benchmark, or of the part that b is for. The functions

@@ -1,6 +1,7 @@
 //go:build bench
 
-// Package modal measures what sandboxes on Modal cost a turn, beside those of Docker, in one run:
+// Package modal compares a turn in a sandbox on Modal with a turn in a Docker sandbox, in one run. It is a test, because it
+// uses the harness of the end-to-end tests:
 //
 //	cd test && go test -tags bench -run TestFirstText -v -count=1 ./bench/modal
 package modal

@@ -125,8 +125,8 @@ func TestCheck_FindsEachBrokenPromise(t *testing.T) {
 		"a query is accepted twice":        {[]check.Event{ev(1, "a", accepted), ev(2, "b", accepted), ev(3, "c", done)}, map[string]string{"exe_1": s}, "accepted 2 times"},
 		"an answered query is not there":   {nil, map[string]string{"exe_1": s}, "accepted 0 times"},
 		"a query that nobody was told of":  {[]check.Event{ev(1, "a", accepted), ev(2, "b", done)}, nil, "no client was told"},
-		"seq has a gap":                    {[]check.Event{ev(1, "a", accepted), ev(3, "b", done)}, map[string]string{"exe_1": s}, "seq 3 where 2 is due"},
-		"an event is there under two seqs": {[]check.Event{ev(1, "a", accepted), ev(2, "b", done), {Seq: 3, ID: "a", Type: "log"}}, map[string]string{"exe_1": s}, "is there twice"},
+		"seq has a gap":                    {[]check.Event{ev(1, "a", accepted), ev(3, "b", done)}, map[string]string{"exe_1": s}, "seq 3 instead of 2"},
+		"an event is there under two seqs": {[]check.Event{ev(1, "a", accepted), ev(2, "b", done), {Seq: 3, ID: "a", Type: "log"}}, map[string]string{"exe_1": s}, "occurs twice"},
 	} {
 		wrong := check.Check(check.Evidence{Accepted: c.told, Log: map[string][]check.Event{s: c.log}})
 		if !strings.Contains(strings.Join(wrong, "\n"), c.want) {

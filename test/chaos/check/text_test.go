@@ -53,8 +53,8 @@ func TestCheck_FindsWrongTextInFlight(t *testing.T) {
 			change func(list []check.Piece) []check.Piece
 			want   string
 		}{
-			"dropped":       {func(list []check.Piece) []check.Piece { return slices.Delete(list, i, i+1) }, "is due"},
-			"reordered":     {func(list []check.Piece) []check.Piece { list[i], list[i+1] = list[i+1], list[i]; return list }, "is due"},
+			"dropped":       {func(list []check.Piece) []check.Piece { return slices.Delete(list, i, i+1) }, "instead of"},
+			"reordered":     {func(list []check.Piece) []check.Piece { list[i], list[i+1] = list[i+1], list[i]; return list }, "instead of"},
 			"changed":       {func(list []check.Piece) []check.Piece { list[i].Text = "REIHE"; return list }, "in the log"},
 			"too long":      {func(list []check.Piece) []check.Piece { list[i].Text += heron; return list }, "in the log"},
 			"shifted":       {func(list []check.Piece) []check.Piece { list[i+1].Offset--; return list }, "in the log"},

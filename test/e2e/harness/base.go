@@ -15,24 +15,23 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Base is what the services of a cluster stand on.
+// Base holds the servers that the services of a cluster use.
 type Base struct {
-	DatabaseURL        string       // as the projector's role
-	GatewayDatabaseURL string       // as the gateway's role
-	NATSURL            string       // where it listens; no sandbox may reach it
-	Log                eventlog.Log // as admin
+	DatabaseURL        string       // with the role of the projector
+	GatewayDatabaseURL string       // with the role of the gateway
+	NATSURL            string       // address of NATS; no sandbox may reach it
+	Log                eventlog.Log // with the rights of admin
 	// Connect opens a connection with a user's rights, and the log over it.
 	Connect func(user string) (*nats.Conn, eventlog.Log, error)
 }
 
-// Outage stops and starts what a cluster stands on.
+// Outage stops and starts the servers of a cluster.
 type Outage struct {
 	nats     *natstest.Restartable
 	postgres *pgtest.Restartable
 }
 
-// open starts NATS and Postgres: as spool up does, with the users' rights, or
-// so that they can be stopped.
+// open starts NATS and Postgres: with NATS users like spool up, or so that a test can stop them.
 func (c *Cluster) open() {
 	c.T.Helper()
 	if c.opts.Outages {
@@ -73,11 +72,11 @@ func (c *Cluster) openRestartable() {
 // StopNATS shuts NATS down.
 func (o *Outage) StopNATS() { o.nats.Stop() }
 
-// StartNATS starts it again on the same port and folder.
+// StartNATS starts NATS again with the same port and folder.
 func (o *Outage) StartNATS() { o.nats.Start() }
 
 // StopPostgres shuts Postgres down.
 func (o *Outage) StopPostgres() { o.postgres.Stop() }
 
-// StartPostgres starts it again at the same address.
+// StartPostgres starts Postgres again with the same address.
 func (o *Outage) StartPostgres() { o.postgres.Start() }

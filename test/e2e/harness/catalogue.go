@@ -24,14 +24,14 @@ func (c *Cluster) startSkills() {
 	c.run(nc, svc.Ready(), svc.Run)
 }
 
-// secrets gives gateways and executors a key pair.
+// secrets sets a key pair of secrets for gateways and executors.
 func (c *Cluster) secrets() {
 	identity, recipient, err := secret.Generate()
 	must(c.T, err)
 	c.opts.Executor.SecretsKey, c.opts.Gateway.SecretsRecipient = identity, recipient
 }
 
-// PushSkill packs a folder and pushes it; the answer's status and body.
+// PushSkill pushes the archive of a skill, and returns the status and the body of the answer.
 func (c *Cluster) PushSkill(zip []byte, query string) (int, []byte) {
 	c.T.Helper()
 	req, err := http.NewRequestWithContext(c.T.Context(), http.MethodPost, c.URL(0)+"/api/skills?"+query, bytes.NewReader(zip))
@@ -39,17 +39,17 @@ func (c *Cluster) PushSkill(zip []byte, query string) (int, []byte) {
 	req.Header.Set("Content-Type", "application/zip")
 	res, err := http.DefaultClient.Do(req)
 	must(c.T, err)
-	defer res.Body.Close() //nolint:errcheck // it is read
+	defer res.Body.Close() //nolint:errcheck // the body is read
 	raw, err := io.ReadAll(res.Body)
 	must(c.T, err)
 	return res.StatusCode, raw
 }
 
-// Written gives every byte that the cluster wrote to this machine's disk: NATS's
-// files, the egress proxy's, local sandboxes'; and all that its parts logged.
+// Written returns everything that the cluster wrote to the disk of this machine, by path: the files of NATS, of the
+// egress proxy and of local sandboxes. It also returns everything that the services logged.
 func (c *Cluster) Written() map[string][]byte {
 	c.T.Helper()
-	out := map[string][]byte{"what the parts logged": c.said.bytes()}
+	out := map[string][]byte{"the logs of the services": c.said.bytes()}
 	for _, dir := range []string{c.dir, c.egressDir} {
 		if dir == "" {
 			continue
@@ -63,7 +63,7 @@ func (c *Cluster) Written() map[string][]byte {
 			}
 			raw, err := os.ReadFile(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // a temporary file of NATS, which goes on
+				return nil // a temporary file of NATS, which is still running
 			}
 			out[path] = raw
 			return err
@@ -72,19 +72,19 @@ func (c *Cluster) Written() map[string][]byte {
 	return out
 }
 
-// Logs returns what the services logged as records of slog's JSON format, oldest first. It needs Options.KeepLogs.
+// Logs returns the log records of the services in slog's JSON format, oldest first. It needs Options.KeepLogs.
 func (c *Cluster) Logs() (records []map[string]any) {
 	c.T.Helper()
 	for line := range bytes.Lines(c.said.bytes()) {
 		var r map[string]any
-		if json.Unmarshal(line, &r) == nil { // the egress proxy may have written half a line by now
+		if json.Unmarshal(line, &r) == nil { // the egress proxy may have written a part of a line
 			records = append(records, r)
 		}
 	}
 	return records
 }
 
-// record keeps what is logged.
+// record holds log output.
 type record struct {
 	mu  sync.Mutex
 	all bytes.Buffer

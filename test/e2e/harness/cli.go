@@ -11,19 +11,19 @@ import (
 	"testing"
 )
 
-// buildCLI builds the command line once for all tests of a process.
+// buildCLI builds the command line tool once for all tests of a process.
 var buildCLI = sync.OnceValues(func() (string, error) {
 	return build("github.com/spoolhq/spool/cmd/spool", "spool")
 })
 
-// CLI runs spool against gateway 0 in a folder, without a terminal, and returns
-// its exit code and what it printed. data is the folder of what it keeps itself.
+// CLI runs spool with gateway 0 in a folder, without a terminal, and returns its exit code and its output. data is
+// the folder of spool's own files.
 func (c *Cluster) CLI(t testing.TB, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
 	return c.CLIAs(t, nil, folder, data, args...)
 }
 
-// CLIAs is CLI as another user; nil for the test's own.
+// CLIAs is like CLI with another user; nil means the user of the test.
 func (c *Cluster) CLIAs(t testing.TB, user *syscall.Credential, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -40,7 +40,7 @@ func (c *Cluster) CLIAs(t testing.TB, user *syscall.Credential, folder, data str
 	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }
 
-// command returns spool's command line with gateway 0 as its server.
+// command returns a command of spool that uses gateway 0.
 func (c *Cluster) command(t testing.TB, folder, data string, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := buildCLI()
@@ -50,8 +50,8 @@ func (c *Cluster) command(t testing.TB, folder, data string, args ...string) *ex
 	return cmd
 }
 
-// Nobody returns a user without rights on files of root's, who must run the test, and
-// two folders of that user's: one to work in, one for what spool keeps.
+// Nobody returns a user without rights on root's files, and two folders of that user: one to work in, and one for
+// spool's own files. The test must run as root.
 func Nobody(t testing.TB) (user *syscall.Credential, folder, data string) {
 	t.Helper()
 	const id = 65534
@@ -60,7 +60,7 @@ func Nobody(t testing.TB) (user *syscall.Credential, folder, data string) {
 	}
 	for _, dir := range []*string{&folder, &data} {
 		var err error
-		*dir, err = os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "_")) //nolint:usetesting // t.TempDir lies in a folder of root's
+		*dir, err = os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "_")) //nolint:usetesting // only root may enter the parents of t.TempDir
 		must(t, err)
 		t.Cleanup(func() { check(t, os.RemoveAll(*dir)) })
 		must(t, os.Chown(*dir, id, id))

@@ -18,10 +18,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// Patience is how long a test waits for what should happen soon, on a busy machine.
+// Patience is the time limit of a wait, on a busy machine.
 const Patience = 60 * time.Second
 
-// Call makes a REST request of gateway i and decodes the answer into out.
+// Call sends a REST request to gateway i and decodes the answer into out. It returns the status.
 func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	c.T.Helper()
 	var in io.Reader
@@ -51,7 +51,7 @@ func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	return resp.StatusCode
 }
 
-// Create makes a session by gateway 0 that is deleted when the test ends.
+// Create creates a session through gateway 0. The session is deleted when the test ends.
 func (c *Cluster) Create(architecture string, more map[string]any) string {
 	c.T.Helper()
 	body := map[string]any{"architecture": architecture}
@@ -68,7 +68,7 @@ func (c *Cluster) Create(architecture string, more map[string]any) string {
 	return s.SessionID
 }
 
-// Post posts a message by gateway 0 and gives the execution.
+// Post posts a message through gateway 0 and returns the execution.
 func (c *Cluster) Post(session, text string) string {
 	c.T.Helper()
 	var a struct {
@@ -83,9 +83,9 @@ func (c *Cluster) Post(session, text string) string {
 // Stream is a client's stream of one session.
 type Stream struct {
 	View   *blocks.View
-	Cursor uint32 // seq of the last kept event
+	Cursor uint32 // seq of the last stored event
 	Events []events.Wire
-	Seen   func(events.Wire) // called by Next after View has a kept event; nil for nothing
+	Seen   func(events.Wire) // called by Next after a stored event was applied to View; may be nil
 	next   func() (events.Wire, error)
 	close  func()
 }
@@ -93,8 +93,7 @@ type Stream struct {
 // Close ends the stream.
 func (s *Stream) Close() { s.close() }
 
-// Next gives the next event or delta, and folds it into View. A seq that does
-// not follow the last one is an error.
+// Next returns the next event or delta, and applies it to View. A seq that does not follow the last one is an error.
 func (s *Stream) Next() (events.Wire, error) {
 	w, err := s.next()
 	if err != nil {
@@ -123,7 +122,7 @@ func (s *Stream) Next() (events.Wire, error) {
 	return w, nil
 }
 
-// Until reads until an execution has ended and gives its terminal event.
+// Until reads until an execution has ended and returns its terminal event.
 func (s *Stream) Until(execution string) (events.Wire, error) {
 	for {
 		w, err := s.Next()
@@ -133,9 +132,10 @@ func (s *Stream) Until(execution string) (events.Wire, error) {
 	}
 }
 
-// Join opens a WebSocket to gateway i after a cursor. With a former stream it goes on with what that has shown.
+// Join opens a WebSocket to gateway i after the cursor of from, and continues from's view. from may be nil.
 func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL(i), "http")+"/api/ws", nil)
 	if err != nil {
@@ -175,7 +175,7 @@ func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 	return s, err
 }
 
-// SSE opens an event stream of gateway i, as Join does.
+// SSE opens an event stream of gateway i, like Join.
 func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	s := resume(from)
@@ -219,7 +219,7 @@ func resume(from *Stream) *Stream {
 	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events, Seen: from.Seen}
 }
 
-// Run posts a message and reads until its end.
+// Run posts a message, reads the stream to the end of its execution, and returns the terminal event.
 func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire) {
 	c.T.Helper()
 	s, err := c.Join(0, session, from)
@@ -233,14 +233,14 @@ func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire)
 	return s, end
 }
 
-// Eventually waits for what another part does in its own time.
+// Eventually polls ok until it returns true.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(Patience); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }

@@ -17,11 +17,10 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// SandboxImage is the image of Docker sandboxes in tests; scripts/images makes it.
+// SandboxImage is the image of Docker sandboxes in tests. scripts/images builds it.
 const SandboxImage = "spool/sandbox:latest"
 
-// NeedDocker skips a test where there is no engine, or no image of sandboxes.
-// CI has both, and fails on a skip.
+// NeedDocker skips a test if there is no engine, or no image of sandboxes. CI has both, and fails on a skip.
 func NeedDocker(t testing.TB) {
 	t.Helper()
 	if out, err := exec.Command("docker", "image", "inspect", "--format", "{{.Id}}", SandboxImage).CombinedOutput(); err != nil {
@@ -34,19 +33,19 @@ var buildEgress = sync.OnceValues(func() (string, error) {
 	return build("github.com/spoolhq/spool/services/executor/cmd/egress", "egress")
 })
 
-// startEgress runs the egress proxy as a process of its own, as it is wherever
-// it runs, and points the executors and their sandboxes at it. args are further arguments.
+// startEgress runs the egress proxy as a separate process, as in an installation, and configures the executors and
+// their sandboxes to use it. args are further arguments.
 func (c *Cluster) startEgress(args ...string) {
 	binary, err := buildEgress()
 	must(c.T, err)
-	// Sandboxes run as another user, and a Unix socket's path is short.
+	// Sandboxes run as another user, and the path of a Unix socket must be short.
 	dir, err := os.MkdirTemp("", "egress-")
 	must(c.T, err)
 	c.T.Cleanup(func() { check(c.T, os.RemoveAll(dir)) })
-	must(c.T, os.Chmod(dir, 0o755)) //nolint:gosec // as above
+	must(c.T, os.Chmod(dir, 0o755)) //nolint:gosec // another user must reach the folder
 	c.egressDir = dir
 	sockets := filepath.Join(dir, "sandboxes")
-	must(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // as above
+	must(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // another user must reach the folder
 	admin := filepath.Join(dir, "admin.sock")
 	routes := "hosts:\n"
 	for name, url := range c.opts.EgressRoutes {
@@ -70,7 +69,7 @@ func (c *Cluster) startEgress(args ...string) {
 	must(c.T, cmd.Start())
 	c.T.Cleanup(func() {
 		check(c.T, cmd.Process.Signal(syscall.SIGTERM))
-		// Its exit code is not ours: sandboxes that were cut off have streams open.
+		// The exit code does not matter: sandboxes that were cut off may have open streams.
 		_ = cmd.Wait()
 	})
 	Eventually(c.T, "the egress proxy listens", func() bool {
@@ -79,7 +78,7 @@ func (c *Cluster) startEgress(args ...string) {
 	c.opts.Executor.EgressSockets, c.opts.Executor.EgressAdmin = sockets, admin
 }
 
-// startDocker makes sandboxes containers, and sees to it that none is left.
+// startDocker configures Docker sandboxes, and checks that none is left when the test ends.
 func (c *Cluster) startDocker() {
 	e := &c.opts.Executor
 	e.Sandbox, e.SandboxImage = executor.Docker, SandboxImage
@@ -88,23 +87,23 @@ func (c *Cluster) startDocker() {
 	}
 	e.StopSandboxes = true
 	c.opts.Session.Providers = []string{executor.Docker}
-	// Tests name images that they have just built, and one that is nowhere.
+	// Tests name images that they have just built, and one that does not exist.
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
-		// The volume of skills is the engine's, and this engine ends with the test.
+		// The volume of skills belongs to the engine, and this engine ends with the test.
 		Docker(c.T, "volume", "rm", "--force", "spool-skills-"+c.opts.Executor.Engine)
-		// And so are layers.
+		// The same holds for layers.
 		for _, v := range strings.Fields(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", "name=spool-layer-"+c.opts.Executor.Engine+"-")) {
 			Docker(c.T, "volume", "rm", "--force", v)
 		}
 		if left := c.engineLeft(); left != "" {
-			c.T.Errorf("left on the engine: %s", left)
+			c.T.Errorf("the engine still has: %s", left)
 		}
 	})
 	c.startEgress()
 }
 
-// RealKey stands for the models' keys, which no sandbox may ever see.
+// RealKey stands for the models' keys, which no sandbox may have.
 const RealKey = "sk-the-real-key-of-the-models-0123456789"
 
 type testWriter struct {
@@ -117,7 +116,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Docker runs the engine's command line.
+// Docker runs the docker command and returns its output.
 func Docker(t testing.TB, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -129,7 +128,7 @@ func Docker(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Container is the container of a session's present sandbox.
+// Container returns the name of the container of a session's present sandbox.
 func (c *Cluster) Container(session string) string {
 	c.T.Helper()
 	var shown struct{ CurrentSandbox struct{ SandboxID string } }
@@ -141,25 +140,25 @@ func (c *Cluster) Container(session string) string {
 	return id
 }
 
-// Servers are the containers of MCP servers beside a session's sandboxes.
+// Servers returns the containers of the MCP servers of a session.
 func (c *Cluster) Servers(session string) []string {
 	c.T.Helper()
 	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.role=server", "--filter", "label=dev.spool.session="+session))
 }
 
-// OnEngine are all containers of this cluster's.
+// OnEngine returns all containers of this cluster.
 func (c *Cluster) OnEngine() []string {
 	c.T.Helper()
 	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.engine="+c.opts.Executor.Engine))
 }
 
-// engineLeft lists what an engine still has of this cluster.
+// engineLeft lists what is left of this cluster on the engine.
 func (c *Cluster) engineLeft() string {
 	label := "label=dev.spool.engine=" + c.opts.Executor.Engine
 	containers := Docker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)
 	left := strings.Split(containers, "\n")
 	for _, v := range strings.Split(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", label), "\n") {
-		// The runner's volume is the engine's, for whoever comes next with the same runner.
+		// The runner's volume belongs to the engine and can be used by later executors with the same runner.
 		if v != "" && !strings.HasPrefix(v, "spool-runner-") {
 			left = append(left, "volume "+v)
 		}
@@ -167,13 +166,13 @@ func (c *Cluster) engineLeft() string {
 	return strings.TrimSpace(strings.Join(left, "\n"))
 }
 
-// build builds a program of the workspace.
+// build builds a program of the repository and returns its path.
 func build(pkg, name string) (string, error) {
 	dir, err := os.MkdirTemp("", "spool-"+name+"-")
 	if err != nil {
 		return "", err
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // tests run the program as other users, too
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // tests also run the program as other users
 		return "", err
 	}
 	path := filepath.Join(dir, name)

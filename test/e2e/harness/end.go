@@ -19,22 +19,22 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Tenant is whose everything is while authentication is off.
+// Tenant is the tenant of everything while authentication is off.
 const Tenant = "default"
 
-// In is the same cluster for a subtest: what it makes ends with the subtest.
+// In returns the same cluster for a subtest. What the subtest creates ends with it.
 func (c *Cluster) In(t testing.TB) *Cluster {
 	sub := *c
 	sub.T = t
 	return &sub
 }
 
-// Delete deletes a session, unless that is done already, and returns when all
-// its queries and sandboxes have ended, in the log and in fact: no process of
-// theirs lives and the workspace is gone. Create does so at the end of a test by itself.
+// Delete deletes a session, unless it was deleted already. It blocks until all its queries and sandboxes have ended,
+// in the log and in fact: their processes have ended and the workspace was removed. Create calls it at the end of a
+// test.
 func (c *Cluster) Delete(id string) {
 	c.T.Helper()
-	// Not the test's own context, which is over when cleanups run.
+	// The context of the test has ended when cleanups run.
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	l, err := eventlog.Sessions{Log: c.Base.Log}.Load(ctx, Tenant, id, eventlog.Leader)
@@ -48,12 +48,12 @@ func (c *Cluster) Delete(id string) {
 	c.AwaitDeleted(Tenant, id)
 }
 
-// AwaitDeleted returns when all queries and sandboxes of a deleted session have ended, in the log and in fact.
+// AwaitDeleted blocks until all queries and sandboxes of a deleted session have ended, in the log and in fact.
 func (c *Cluster) AwaitDeleted(tenant, id string) {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	sandboxes, err := c.over(ctx, tenant, id)
+	sandboxes, err := c.awaitOver(ctx, tenant, id)
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, executorStacks())
 	}
@@ -66,8 +66,9 @@ func (c *Cluster) AwaitDeleted(tenant, id string) {
 	})
 }
 
-// over reads the log until a session is deleted and nothing of it is open; it gives the ids of all sandboxes it had.
-func (c *Cluster) over(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
+// awaitOver reads the log until a session is deleted and nothing of it is open. It returns the ids of all sandboxes of the
+// session.
+func (c *Cluster) awaitOver(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
 	deleted, open := false, map[string]bool{}
 	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
 	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: id}}) {
@@ -83,7 +84,7 @@ func (c *Cluster) over(ctx context.Context, tenant, id string) (sandboxes []stri
 			case events.SandboxCreating:
 				open[d.SandboxID] = true
 				sandboxes = append(sandboxes, d.SandboxID)
-			case events.SandboxReady: // a pooled one was not made for the session
+			case events.SandboxReady: // a pooled sandbox was not created for the session
 				if d.Pooled {
 					open[d.SandboxID] = true
 					sandboxes = append(sandboxes, d.SandboxID)
@@ -106,7 +107,7 @@ func (c *Cluster) over(ctx context.Context, tenant, id string) (sandboxes []stri
 	return nil, fmt.Errorf("session %s did not end within %s: deleted %t, still open %v", id, Patience, deleted, open)
 }
 
-// Verify walks the whole log, which must be sound and without an open execution. New does so at the end of a test.
+// Verify checks that the whole log is sound and has no open execution. New calls it at the end of a test.
 func (c *Cluster) Verify() {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
@@ -121,19 +122,19 @@ func (c *Cluster) Verify() {
 	}
 }
 
-// Workspace is the folder of a session's workspace.
+// Workspace returns the folder of a session's workspace.
 func (c *Cluster) Workspace(id string) string {
 	return filepath.Join(c.opts.Executor.DataDir, "workspaces", id)
 }
 
-// Process is a living process of this machine.
+// Process is a running process of this machine.
 type Process struct {
 	PID     int
 	Command string
 }
 
-// Processes are those with one of the marks in their command line or their
-// environment at the start, this one apart. It reads /proc: elsewhere there are none.
+// Processes returns the processes, except this one, with one of the marks in their command line or in their initial
+// environment. It reads /proc, and returns none on other systems.
 func Processes(marks ...string) (found []Process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -144,7 +145,7 @@ func Processes(marks ...string) (found []Process) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// One that ends meanwhile, or is another user's, cannot be read.
+		// A process that ends meanwhile, or belongs to another user, cannot be read.
 		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
 		if slices.ContainsFunc(marks, func(m string) bool {
@@ -164,8 +165,8 @@ func show(list []Process) string {
 	return s.String()
 }
 
-// swept fails a test that has left processes of sandboxes behind, and ends them.
-func (c *Cluster) swept() {
+// checkNoProcesses fails a test that has left processes of sandboxes behind, and ends them.
+func (c *Cluster) checkNoProcesses() {
 	left := Processes(c.dir + string(filepath.Separator))
 	if len(left) == 0 {
 		return

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Explain says all that a cluster knows of a session whose stream does not go on: what the stream showed, when, the processes in its
-// container, and where the executors stand. It is for a test that fails.
+// Explain describes a session whose stream does not continue, for the message of a failed test: what the stream
+// showed and when, the processes in the session's container, and the goroutines of the executors.
 func (c *Cluster) Explain(session string, s *Stream) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "now: %s\nshown so far:\n%s\n", time.Now().UTC().Format(time.RFC3339Nano), s.View)
@@ -21,7 +21,7 @@ func (c *Cluster) Explain(session string, s *Stream) string {
 	c.Call(0, "GET", "/api/sessions/"+session, nil, &shown)
 	fmt.Fprintf(&out, "session: %v\n", shown)
 	if c.opts.Docker {
-		// What fails is part of the explanation.
+		// Errors are part of the explanation.
 		label := "label=dev.spool.session=" + session
 		names, err := exec.Command("docker", "ps", "-aq", "--filter", label).CombinedOutput()
 		fmt.Fprintf(&out, "containers: %s %v\n", names, err)
@@ -29,10 +29,10 @@ func (c *Cluster) Explain(session string, s *Stream) string {
 			top, err := exec.Command("docker", "top", name, "-o", "pid,stat,etime,time,args").CombinedOutput()
 			fmt.Fprintf(&out, "%s %v\n", top, err)
 			for _, args := range [][]string{
-				{"exec", name, "/spool/bin/runner", "wait-ready", "--within", "1s"}, // what it says that it does
-				{"kill", "-s", "QUIT", name}, {"logs", "--tail", "400", name},       // where its goroutines stand: it ends with that
+				{"exec", name, "/spool/bin/runner", "wait-ready", "--within", "1s"}, // the runner's own status
+				{"kill", "-s", "QUIT", name}, {"logs", "--tail", "400", name},       // the goroutines of the runner, which ends with this signal
 			} {
-				said, err := exec.Command("docker", args...).CombinedOutput() //nolint:gosec // our own words, and a container's id
+				said, err := exec.Command("docker", args...).CombinedOutput() //nolint:gosec // fixed words and a container's id
 				fmt.Fprintf(&out, "docker %s: %s %v\n", args[0], said, err)
 			}
 		}
@@ -41,7 +41,7 @@ func (c *Cluster) Explain(session string, s *Stream) string {
 	return out.String()
 }
 
-// executorStacks says where the goroutines of this process's executors stand.
+// executorStacks returns the goroutines of this process's executors.
 func executorStacks() string {
 	var all bytes.Buffer
 	if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {

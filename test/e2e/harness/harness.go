@@ -1,6 +1,5 @@
-// Package harness runs the whole of Spool inside a test: real NATS with its
-// users, real Postgres, several copies of every service, the real runner in
-// local sandboxes, and the scripted model server. Tests speak to it as clients do.
+// Package harness runs the whole of Spool inside a test: real NATS with its users, real Postgres, several copies of
+// every service, the real runner in local sandboxes, and the scripted model server. Tests use the API like clients.
 package harness
 
 import (
@@ -28,36 +27,36 @@ import (
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
-// Options say how many copies run and what they are set to. The zero value is
-// one of each with the built-in script.
+// Options configure a cluster. The zero value means one copy of each service with the built-in script.
 type Options struct {
 	Gateways, Sessions, Projectors, Executors int
-	Script                                    string // of the model server, as YAML
+	Script                                    string // script of the model server, as YAML
 	Session                                   session.Config
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
-	MaxStore                                  int64 // bytes that the streams of NATS may take; 0 for what the disk has. Not with Outages
-	Outages                                   bool  // NATS and Postgres of its own, which can be stopped; without NATS users
-	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy beside. See NeedDocker.
+	MaxStore                                  int64 // limit of the NATS store in bytes; 0 means the size of the disk; not supported with Outages
+	Outages                                   bool  // separate NATS and Postgres servers that a test can stop; without NATS users
+	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy. See NeedDocker.
 	Docker bool
-	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy beside, which they reach by TLS. Executors are programs of their own.
-	// It needs Outages, since programs have no NATS user here. See NeedDocker.
+	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy, which they reach by TLS. Executors are separate
+	// processes. It needs Outages, because these processes have no NATS user. See NeedDocker.
 	Modal bool
-	// KeepLogs keeps what the parts log for Cluster.Written.
+	// KeepLogs stores the logs of the services for Cluster.Written and Cluster.Logs.
 	KeepLogs bool
-	// EgressOpen are hosts and ports of MCP servers that may be on this machine.
+	// EgressOpen lists hosts and ports of MCP servers that may be on this machine.
 	EgressOpen string
-	// EgressRoutes are further routes of the egress proxy: name to base URL.
+	// EgressRoutes are further routes of the egress proxy: base URL by name.
 	EgressRoutes map[string]string
-	// NVIDIAAlone has the model server stand for NVIDIA's API, and no other be set up. With Docker only the egress proxy has the key, as in compose.
+	// NVIDIAAlone makes the model server stand for NVIDIA's API, without any other provider. With Docker only the
+	// egress proxy has the key, as in compose.
 	NVIDIAAlone bool
-	// Path is the PATH in sandboxes; "" for the test's own. The whole process
-	// gets it when the executors start, so such a test is not parallel.
+	// Path is the PATH in sandboxes; "" means the PATH of the test. It is set for the whole process when the
+	// executors start, so such a test must not be parallel.
 	Path string
-	// ModelURL returns the URL at which agents in local sandboxes, or the egress proxy,
-	// reach the model server, given its own; nil for the server's own.
+	// ModelURL returns the URL at which agents in local sandboxes, or the egress proxy, reach the model server. Its
+	// argument is the server's own URL. nil means the server's own URL.
 	ModelURL func(url string) string
-	// ModelKey is the key of both model providers in local sandboxes; "" for "mock". The egress proxy has RealKey.
+	// ModelKey is the key of both model providers in local sandboxes; "" means "mock". The egress proxy has RealKey.
 	ModelKey string
 }
 
@@ -77,7 +76,7 @@ type Cluster struct {
 	programs  []*ExecutorProgram
 
 	stopProjectors []func()
-	modelURL       string // at which agents, or the egress proxy, reach the model server
+	modelURL       string // URL at which agents, or the egress proxy, reach the model server
 }
 
 // buildRunner builds the runner once for all tests of a process.
@@ -94,7 +93,7 @@ func New(t testing.TB, opts Options) *Cluster {
 		*n = max(*n, 1)
 	}
 	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &record{}}
-	t.Cleanup(c.swept)
+	t.Cleanup(c.checkNoProcesses)
 	c.open()
 	c.startModel()
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
@@ -173,7 +172,8 @@ func (c *Cluster) startModel() {
 	c.run(nil, nil, c.Model.Run)
 }
 
-// run owns a part's goroutine: stop ends it and waits; so does the end of the test.
+// run runs a service in a goroutine until the test ends, and waits until it is ready. stop ends it earlier and waits
+// for its end.
 func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Context) error) (stop func()) {
 	c.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -183,7 +183,7 @@ func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Co
 		killed := nc != nil && nc.IsClosed()
 		cancel()
 		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && !killed {
-			c.T.Errorf("a part ended with: %v", err)
+			c.T.Errorf("a service ended with: %v", err)
 		}
 		if nc != nil {
 			nc.Close()
@@ -195,9 +195,9 @@ func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Co
 		case <-ready:
 		case err := <-done:
 			done <- err
-			c.T.Fatalf("a part did not start: %v", err)
+			c.T.Fatalf("a service did not start: %v", err)
 		case <-time.After(30 * time.Second):
-			c.T.Fatal("a part was not ready within 30 s")
+			c.T.Fatal("a service was not ready within 30 s")
 		}
 	}
 	return stop
@@ -236,7 +236,7 @@ func (c *Cluster) StartProjector() (stop func()) {
 	return stop
 }
 
-// StopProjectors ends every projector. From then on the read models stay as they are.
+// StopProjectors stops every projector. The read models do not change after that.
 func (c *Cluster) StopProjectors() {
 	for _, stop := range c.stopProjectors {
 		stop()
@@ -244,7 +244,7 @@ func (c *Cluster) StopProjectors() {
 	c.stopProjectors = nil
 }
 
-// Janitor is a janitor that makes a pass when it is told to.
+// Janitor returns a janitor, of which the test calls Pass.
 func (c *Cluster) Janitor(cfg janitor.Config) *janitor.Janitor {
 	c.T.Helper()
 	nc, log := c.connect(topology.UserJanitor)
@@ -255,7 +255,7 @@ func (c *Cluster) Janitor(cfg janitor.Config) *janitor.Janitor {
 	return j
 }
 
-// NATSStore is the folder in which NATS keeps its streams.
+// NATSStore returns the folder of the NATS store.
 func (c *Cluster) NATSStore() string { return filepath.Join(c.dir, "data", "nats") }
 
 // StartExecutor runs one more executor on the same engine.
@@ -270,10 +270,10 @@ func (c *Cluster) StartExecutor() (stop func()) {
 	return c.run(nc, svc.Ready(), svc.Run)
 }
 
-// KillExecutor cuts the i-th executor off in the middle of whatever it does: it hands nothing over, and its lease runs out.
+// KillExecutor cuts off the i-th executor at any moment: it hands nothing over, and its lease expires.
 func (c *Cluster) KillExecutor(i int) { c.executors[i].Close() }
 
-// StartGateway runs one more gateway on a port of its own.
+// StartGateway runs one more gateway on a free port.
 func (c *Cluster) StartGateway() (stop func()) {
 	nc, _ := c.connect(topology.UserGateway)
 	pool, err := readmodel.Open(c.T.Context(), c.Base.GatewayDatabaseURL)
@@ -288,8 +288,8 @@ func (c *Cluster) StartGateway() (stop func()) {
 	return stop
 }
 
-// GRPC is the address at which gateway i listens for gRPC.
+// GRPC returns the gRPC address of gateway i.
 func (c *Cluster) GRPC(i int) string { return c.Gateways[i].GRPCAddr().String() }
 
-// URL is where gateway i listens.
+// URL returns the URL of gateway i.
 func (c *Cluster) URL(i int) string { return "http://" + c.Gateways[i].Addr().String() }

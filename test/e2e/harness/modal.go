@@ -28,7 +28,7 @@ import (
 // ModalToken is the token that mockmodal accepts, as ID:SECRET.
 const ModalToken = "ak-test:as-test"
 
-// SandboxPrice is what a second of a Modal sandbox costs in tests, in dollars.
+// SandboxPrice is the price of one second of a Modal sandbox in tests, in dollars.
 const SandboxPrice = 0.001
 
 var (
@@ -41,7 +41,7 @@ var (
 // Modal is a running cmd/mockmodal.
 type Modal struct {
 	URL     string `json:"url"`
-	Control string `json:"control"` // of its control API
+	Control string `json:"control"` // URL of its control API
 	Gateway string `json:"gateway"` // the machine's address in sandboxes
 }
 
@@ -53,7 +53,7 @@ type ModalSandbox struct {
 	State string            `json:"state"`
 }
 
-// StartModal runs cmd/mockmodal until the test ends. It fails the test if it refused a request.
+// StartModal runs cmd/mockmodal until the test ends. It fails the test if mockmodal refused a request.
 func StartModal(t testing.TB) *Modal {
 	t.Helper()
 	binary, err := buildMockmodal()
@@ -81,16 +81,16 @@ func StartModal(t testing.TB) *Modal {
 	return m
 }
 
-// Ask calls the control API.
+// Ask sends a request to the control API.
 func (m *Modal) Ask(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	raw, err := json.Marshal(body)
 	must(t, err)
-	req, err := http.NewRequest(method, m.Control+path, bytes.NewReader(raw)) //nolint:noctx // a test's
+	req, err := http.NewRequest(method, m.Control+path, bytes.NewReader(raw)) //nolint:noctx // the request of a test
 	must(t, err)
 	res, err := http.DefaultClient.Do(req)
 	must(t, err)
-	defer res.Body.Close() //nolint:errcheck // it is read
+	defer res.Body.Close() //nolint:errcheck // the body is read
 	text, err := io.ReadAll(res.Body)
 	must(t, err)
 	if res.StatusCode/100 != 2 {
@@ -101,12 +101,12 @@ func (m *Modal) Ask(t testing.TB, method, path string, body, into any) {
 	}
 }
 
-// Outage cuts every connection, and refuses new ones until it is off.
+// Outage cuts every connection, and refuses new ones until the outage is switched off.
 func (m *Modal) Outage(t testing.TB, on bool) {
 	m.Ask(t, http.MethodPost, "/outage", map[string]any{"on": on}, nil)
 }
 
-// Fault has calls of a method fail until Heal.
+// Fault makes calls of a method fail until Heal is called.
 func (m *Modal) Fault(t testing.TB, method, code string) {
 	m.Ask(t, http.MethodPost, "/faults", map[string]any{"method": method, "code": code, "message": "injected", "count": -1}, nil)
 }
@@ -114,12 +114,12 @@ func (m *Modal) Fault(t testing.TB, method, code string) {
 // Heal ends all faults.
 func (m *Modal) Heal(t testing.TB) { m.Ask(t, http.MethodDelete, "/faults", nil, nil) }
 
-// End ends a sandbox as Modal may: preempted, timeout or oom.
+// End ends a sandbox in one of the ways in which Modal may end it: preempted, timeout or oom.
 func (m *Modal) End(t testing.TB, sandbox, how string) {
 	m.Ask(t, http.MethodPost, "/sandboxes/"+sandbox+"/end", map[string]any{"how": how}, nil)
 }
 
-// Running lists the sandboxes that run.
+// Running returns the running sandboxes.
 func (m *Modal) Running(t testing.TB) (list []ModalSandbox) {
 	var all []ModalSandbox
 	m.Ask(t, http.MethodGet, "/sandboxes", nil, &all)
@@ -131,7 +131,7 @@ func (m *Modal) Running(t testing.TB) (list []ModalSandbox) {
 	return list
 }
 
-// Runs reports whether a sandbox runs.
+// Runs reports whether a sandbox is running.
 func (m *Modal) Runs(t testing.TB, sandbox string) bool {
 	for _, s := range m.Running(t) {
 		if s.Name == sandbox {
@@ -144,10 +144,10 @@ func (m *Modal) Runs(t testing.TB, sandbox string) bool {
 // tlsListener holds the settings of the egress proxy's TLS listener: an address and paths of PEM files.
 type tlsListener struct{ address, certificate, key, authority string }
 
-// listener returns settings of a listener that sandboxes on m reach. It issues the certificate into dir.
+// listener returns the settings of a listener that sandboxes on m can reach. It issues the certificate into dir.
 func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	t.Helper()
-	// A port of the gateway that was free a moment ago.
+	// a port of the gateway's address that was free a moment ago
 	l, err := net.Listen("tcp", net.JoinHostPort(m.Gateway, "0"))
 	must(t, err)
 	must(t, l.Close())
@@ -160,14 +160,14 @@ func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
-// Up is the command line of `spool up --sandbox modal` and the settings of a new user's shell.
+// Up holds the command line of `spool up --sandbox modal` and the settings in a new user's shell.
 type Up struct {
 	t   testing.TB
 	dir string
 	env []string
 }
 
-// NewUp returns an Up whose sandboxes are made on m.
+// NewUp returns an Up whose sandboxes run on m.
 func (m *Modal) NewUp(t testing.TB) *Up {
 	t.Helper()
 	runner, err := buildRunner()
@@ -186,7 +186,7 @@ func (m *Modal) NewUp(t testing.TB) *Up {
 	)}
 }
 
-// command returns a command of spool. variables replace settings.
+// command returns a command of spool. variables override settings.
 func (u *Up) command(variables []string, args ...string) *exec.Cmd {
 	u.t.Helper()
 	bin, err := buildCLI()
@@ -196,7 +196,7 @@ func (u *Up) command(variables []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a command of spool and returns its exit code and everything that it printed.
+// Run runs a command of spool and returns its exit code and all its output.
 func (u *Up) Run(variables []string, args ...string) (code int, printed string) {
 	u.t.Helper()
 	cmd := u.command(variables, args...)
@@ -208,7 +208,8 @@ func (u *Up) Run(variables []string, args ...string) (code int, printed string) 
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// While runs `spool up` with a scripted model server, calls f when it is ready, and stops it. It fails the test if spool does not exit with 0.
+// While runs `spool up` with a scripted model server, calls f when it is ready, and stops it. It fails the test if
+// spool does not exit with 0.
 func (u *Up) While(variables []string, f func()) {
 	u.t.Helper()
 	cmd := u.command(variables, "up", "--mock-llm")
@@ -229,7 +230,7 @@ func (u *Up) While(variables []string, f func()) {
 	f()
 }
 
-// startModal makes sandboxes those of mockmodal, which reach the egress proxy on this machine by TLS, and nothing else.
+// startModal configures sandboxes on mockmodal, which reach only the egress proxy on this machine, by TLS.
 func (c *Cluster) startModal() {
 	c.Modal = StartModal(c.T)
 	l := c.Modal.listener(c.T, filepath.Join(c.dir, "certificates"))
@@ -242,23 +243,23 @@ func (c *Cluster) startModal() {
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
 		for _, s := range c.Modal.Running(c.T) {
-			c.T.Errorf("left on Modal: %+v", s)
+			c.T.Errorf("Modal still has: %+v", s)
 		}
 	})
 }
 
-// ExecutorProgram is an executor as a program of its own.
+// ExecutorProgram is an executor in a separate process.
 type ExecutorProgram struct {
 	t    testing.TB
 	cmd  *exec.Cmd
 	once sync.Once
-	done chan error // has what Wait returned
+	done chan error // receives the result of Wait
 
 	mu   sync.Mutex
 	said strings.Builder
 }
 
-// Write takes what the program logs.
+// Write stores the log output of the process.
 func (p *ExecutorProgram) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -266,22 +267,22 @@ func (p *ExecutorProgram) Write(b []byte) (int, error) {
 	return p.said.Write(b)
 }
 
-// Said counts how often the program has logged something.
+// Said returns how often a text occurs in the log of the process.
 func (p *ExecutorProgram) Said(text string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return strings.Count(p.said.String(), text)
 }
 
-// Kill is kill -9.
+// Kill sends SIGKILL.
 func (p *ExecutorProgram) Kill() {
 	p.once.Do(func() {
 		check(p.t, p.cmd.Process.Kill())
-		<-p.done // that it was killed
+		<-p.done // the error of Wait only states that the process was killed
 	})
 }
 
-// Ended waits for a program that ends by itself, and returns its error.
+// Ended waits for a process that ends by itself, and returns its error.
 func (p *ExecutorProgram) Ended() (err error) {
 	p.once.Do(func() {
 		select {
@@ -294,10 +295,11 @@ func (p *ExecutorProgram) Ended() (err error) {
 	return err
 }
 
-// KillExecutorProgram is kill -9 of the i-th executor that was started.
+// KillExecutorProgram sends SIGKILL to the i-th executor.
 func (c *Cluster) KillExecutorProgram(i int) { c.programs[i].Kill() }
 
-// StartExecutorProgram runs one more executor on the same engine. Variables replace what the cluster's Options say.
+// StartExecutorProgram runs one more executor on the same engine. variables override the settings of the cluster's
+// Options.
 func (c *Cluster) StartExecutorProgram(variables ...string) *ExecutorProgram {
 	c.T.Helper()
 	binary, err := buildExecutor()

@@ -17,14 +17,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
 
-// Replayed is what a replay sent.
+// Replayed holds the messages of a replay.
 type Replayed struct {
-	Events []string          // the JSON of each kept event, in the order they came
+	Events []string          // JSON of each stored event, in the order of arrival
 	Text   map[string]string // text in flight, by block
-	Whole  map[string]bool   // blocks that appeared whole: not all of their text came in flight
+	Whole  map[string]bool   // blocks that appeared complete: not all of their text was sent in flight
 }
 
-// add takes what a replay sent; kind is the event name of SSE, or the message type of a WebSocket without "session:".
+// add stores one message of a replay. kind is the event name of SSE, or the message type of a WebSocket without
+// "session:".
 func (r *Replayed) add(kind string, raw []byte) error {
 	switch pace.NoticeKind(kind) {
 	case pace.ReplayStarted, pace.GapShortened, pace.ReplayEnded:
@@ -55,7 +56,7 @@ func newReplayed() *Replayed {
 	return &Replayed{Text: map[string]string{}, Whole: map[string]bool{}}
 }
 
-// ReplaySSE reads a replay of a session, as fast as it comes, over SSE. key is the API key; "" for none.
+// ReplaySSE reads a replay of a session over SSE, at the highest speed. key is the API key; "" for none.
 func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -68,7 +69,7 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it is read to its end
+	defer resp.Body.Close() //nolint:errcheck // the body is read to its end
 	r, kind, lines := newReplayed(), "", bufio.NewReader(resp.Body)
 	for {
 		line, err := lines.ReadString('\n')
@@ -89,16 +90,17 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 	}
 }
 
-// ReplaySocket is ReplaySSE over a WebSocket.
+// ReplaySocket is like ReplaySSE over a WebSocket.
 func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
+	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: authorization(key)})
 	if err != nil {
 		return nil, err
 	}
-	defer conn.CloseNow() //nolint:errcheck // it is cut off
+	defer conn.CloseNow() //nolint:errcheck // the connection is cut off
 	conn.SetReadLimit(16 << 20)
 	if err := conn.Write(ctx, websocket.MessageText, fmt.Appendf(nil, `{"type":"session:join","requestId":"r1","sessionId":%q,"replay":true,"speed":"max"}`, session)); err != nil {
 		return nil, err
@@ -133,7 +135,7 @@ func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, er
 	}
 }
 
-// ReplayLines reads what "spool replay --json" printed.
+// ReplayLines reads the output of "spool replay --json".
 func ReplayLines(out string) (*Replayed, error) {
 	r := newReplayed()
 	for line := range strings.Lines(out) {

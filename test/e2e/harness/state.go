@@ -67,14 +67,14 @@ type State struct {
 	} `json:"files"`
 }
 
-// ExecutionState is what a State says of an execution.
+// ExecutionState is an execution within a State.
 type ExecutionState struct {
 	ID     string `json:"executionId"`
 	Phase  string `json:"phase"`
 	Result string `json:"result"`
 }
 
-// ReadState reads the state at an event, page by page; 0 is the last event. get makes a GET request.
+// ReadState returns the state at an event, reading all pages; 0 means the last event. get sends a GET request.
 func ReadState(get func(path string, out any) error, session string, at uint32, pageSize int) (State, error) {
 	var all State
 	q := url.Values{"pageSize": {fmt.Sprint(pageSize)}}
@@ -94,7 +94,7 @@ func ReadState(get func(path string, out any) error, session string, at uint32, 
 	}
 }
 
-// ReadStateRPC is ReadState over gRPC.
+// ReadStateRPC is like ReadState over gRPC.
 func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session string, at uint32, pageSize int) (State, error) {
 	var all State
 	q := &spoolv1.GetSessionStateRequest{SessionId: session, At: &at, PageSize: uint32(pageSize)}
@@ -111,7 +111,7 @@ func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session st
 		if err := json.Unmarshal(raw, &page); err != nil {
 			return all, err
 		}
-		for i, b := range m.GetBlocks() { // JSON is an object with its text
+		for i, b := range m.GetBlocks() { // the input in JSON is an object with its text
 			page.Blocks[i].Input = nil
 			if text := b.GetInput().GetText(); text != "" {
 				page.Blocks[i].Input = json.RawMessage(text)
@@ -125,8 +125,8 @@ func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session st
 	}
 }
 
-// SameState reports how a state differs from the fold of the events up to it, which are list, and from what a client shows that has
-// seen these events.
+// SameState returns an error that describes how a state differs from the fold of list, which are the events up to it,
+// or from shown, which are the blocks of a client that has received these events. It returns nil if nothing differs.
 func SameState(got State, list []events.Wire, shown []events.Block) error {
 	var want history.State
 	phases := map[string]string{}
@@ -180,8 +180,9 @@ func SameState(got State, list []events.Wire, shown []events.Block) error {
 	return sameBlocks(got, shown, last.Seq)
 }
 
-// sameBlocks compares the blocks of a state with those that a client showed. Of a block that was open then, text in flight is compared as far
-// as both have it: text and events reach a client by two ways, and what is folded from events alone has none.
+// sameBlocks compares the blocks of a state with those of a client. Text in flight of an open block is compared only
+// as far as both have it, because text and events reach a client independently, and a fold of events has no text in
+// flight.
 func sameBlocks(got State, shown []events.Block, seq uint32) error {
 	want := slices.Clone(shown)
 	for i := range want {
@@ -206,7 +207,7 @@ func sameBlocks(got State, shown []events.Block, seq uint32) error {
 	return nil
 }
 
-// phase folds the phases of executions by their words alone.
+// phase updates the phases of executions with one event.
 func phase(phases map[string]string, e events.Event) {
 	x := e.ExecutionID
 	switch e.Data.(type) {

@@ -16,12 +16,12 @@ import (
 	"unsafe"
 )
 
-// Terminal is a run of spool on a terminal of its own, as a person has it: it
-// asks questions, echoes what is typed, and makes Ctrl-C a signal.
+// Terminal is a run of spool on its own terminal, like that of a user: it asks questions, echoes input, and makes
+// Ctrl-C a signal.
 type Terminal struct {
 	t      testing.TB
 	cmd    *exec.Cmd
-	keys   *os.File // the terminal's other end
+	keys   *os.File // the other end of the terminal
 	mu     sync.Mutex
 	screen bytes.Buffer
 	read   chan struct{} // closed when all output was read
@@ -30,13 +30,14 @@ type Terminal struct {
 // CtrlC interrupts the program that runs on a terminal.
 const CtrlC = "\x03"
 
-// Terminal starts spool against gateway 0 on a terminal, with further environment variables. No text of a test is wrapped.
+// Terminal starts spool with gateway 0 on a terminal, with further environment variables. The terminal is so wide
+// that no text of a test is wrapped.
 func (c *Cluster) Terminal(t testing.TB, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
 	return c.TerminalOf(t, 400, folder, data, env, args...)
 }
 
-// TerminalOf is Terminal with a number of columns.
+// TerminalOf is like Terminal with a number of columns.
 func (c *Cluster) TerminalOf(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
 	cmd := c.command(t, folder, data, args...)
@@ -52,7 +53,7 @@ func (c *Cluster) TerminalOf(t testing.TB, columns uint16, folder, data string, 
 		defer close(x.read)
 		b := make([]byte, 4096)
 		for {
-			n, err := master.Read(b) // fails once no program has the terminal
+			n, err := master.Read(b) // fails when no program uses the terminal any more
 			x.mu.Lock()
 			x.screen.Write(b[:n])
 			x.mu.Unlock()
@@ -70,7 +71,7 @@ func (c *Cluster) TerminalOf(t testing.TB, columns uint16, folder, data string, 
 	return x
 }
 
-// openTerminal makes a pseudo-terminal.
+// openTerminal opens a pseudo-terminal.
 func openTerminal() (master, tty *os.File, err error) {
 	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -80,7 +81,7 @@ func openTerminal() (master, tty *os.File, err error) {
 	for _, call := range []struct {
 		request uintptr
 		arg     unsafe.Pointer
-	}{{syscall.TIOCSPTLCK, unsafe.Pointer(&unlock)}, {syscall.TIOCGPTN, unsafe.Pointer(&n)}} { //nolint:gosec // as ioctl_tty(2) has them
+	}{{syscall.TIOCSPTLCK, unsafe.Pointer(&unlock)}, {syscall.TIOCGPTN, unsafe.Pointer(&n)}} { //nolint:gosec // as in ioctl_tty(2)
 		if err := control(master, call.request, call.arg); err != nil {
 			return nil, nil, errors.Join(err, master.Close())
 		}
@@ -92,7 +93,7 @@ func openTerminal() (master, tty *os.File, err error) {
 	return master, tty, nil
 }
 
-// control is ioctl(2) on a terminal.
+// control calls ioctl(2) on a terminal.
 func control(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(arg)); e != 0 {
 		return e
@@ -104,14 +105,15 @@ func control(f *os.File, request uintptr, arg unsafe.Pointer) error {
 func (x *Terminal) Resize(columns uint16) {
 	x.t.Helper()
 	size := [4]uint16{50, columns}                                        // rows and columns
-	must(x.t, control(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as ioctl_tty(2) has it
+	must(x.t, control(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as in ioctl_tty(2)
 }
 
-// Echoes reports whether the terminal shows what is typed and makes Ctrl-C a signal, as it does unless a program made it raw.
+// Echoes reports whether the terminal echoes input and makes Ctrl-C a signal. It does, unless a program has set it to
+// raw mode.
 func (x *Terminal) Echoes() bool {
 	x.t.Helper()
 	var mode syscall.Termios
-	must(x.t, control(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as ioctl_tty(2) has it
+	must(x.t, control(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as in ioctl_tty(2)
 	return mode.Lflag&(syscall.ECHO|syscall.ISIG|syscall.ICANON) == syscall.ECHO|syscall.ISIG|syscall.ICANON
 }
 
@@ -121,11 +123,11 @@ func (x *Terminal) Signal(s os.Signal) {
 	must(x.t, x.cmd.Process.Signal(s))
 }
 
-// moves are the control sequences that the program writes: up some rows, and erase what follows.
+// moves matches the control sequences that the program writes: move up some rows, erase to the end, and colours.
 var moves = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
 
-// Rows returns what stands on a terminal of a number of columns after all that was printed, without the spaces at the rows'
-// ends; it scrolls without an end. A row that is longer than the terminal would be broken in two.
+// Rows returns the rows of a terminal with the given number of columns after all output, without trailing spaces. The
+// terminal scrolls without a limit. A row that is longer than the terminal is wrapped.
 func (x *Terminal) Rows(columns int) []string {
 	x.mu.Lock()
 	text := x.screen.String()
@@ -173,7 +175,7 @@ func (x *Terminal) Rows(columns int) []string {
 	return out
 }
 
-// Screen returns all that was printed.
+// Screen returns all output.
 func (x *Terminal) Screen() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -207,7 +209,7 @@ func (x *Terminal) Type(keys string) {
 	must(x.t, err)
 }
 
-// Ended waits for the program's end and returns its exit code and all that was printed.
+// Ended waits for the end of the program and returns its exit code and all output.
 func (x *Terminal) Ended() (code int, screen string) {
 	x.t.Helper()
 	Eventually(x.t, "the program ends", func() bool {

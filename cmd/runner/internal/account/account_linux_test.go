@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// child is the variable that makes the test's binary the process that changes its user.
+// child is the variable that makes the test binary the process that changes its user.
 const child = "SPOOL_ACCOUNT_TEST"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// become runs a child that becomes a user, and returns what it and its programs are then.
+// become runs a child that changes its user, and returns the ids of its programs.
 func become(t *testing.T, user string) (string, error) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])

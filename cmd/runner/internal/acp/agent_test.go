@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// subject is the scripted agent of a kind.
+// subject returns the scripted agent of a kind.
 func subject(t *testing.T, kind string) agenttest.Subject {
 	t.Helper()
 	home := t.TempDir()
@@ -43,7 +43,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// One process takes all the turns of a session.
+// One process runs all turns of a session.
 func TestOneProcess(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"plain", "resumes"} {
@@ -62,8 +62,7 @@ func TestOneProcess(t *testing.T) {
 	}
 }
 
-// A process that is gone is followed by one that goes on with its session, if
-// the agent can; what it repeats of the session is not journaled again.
+// The next process resumes the session, if the agent can; the repeated conversation is not journaled again.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	for kind, want := range map[string]string{"resumes": "before: one,", "loads": "before: one,", "plain": "before: "} {
@@ -230,8 +229,8 @@ func TestModelThatCannotBeChosen(t *testing.T) {
 	}
 }
 
-// TestModelSet: a model that the process was started with is chosen over ACP where
-// the agent offers it by that name, and is otherwise left to the process.
+// A model with which the process was started is chosen over ACP if the agent offers it by that name, and is otherwise
+// left to the process.
 func TestModelSet(t *testing.T) {
 	t.Parallel()
 	set := func(model string) func(*runner.Query) {
@@ -270,8 +269,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// An interrupt that the agent takes for the next turn's, since it deals with notifications in
-// their own time, does not end that turn: the agent is asked again, once.
+// An agent may apply a late interrupt to the next turn, because it handles notifications asynchronously. That turn does
+// not end: the agent is asked again, once.
 func TestLateInterrupt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "late")
@@ -302,7 +301,7 @@ func TestDies(t *testing.T) {
 	b.AskOK("recall", "before: die,", nil)
 }
 
-// What is not of the protocol is journaled, and the turn goes on.
+// Lines that are not part of the protocol are journaled, and the turn continues.
 func TestNoise(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
@@ -341,7 +340,7 @@ func TestHandshakeFails(t *testing.T) {
 	t.Parallel()
 	for kind, code := range map[string]string{"version 2": "AGENT_PROTOCOL", "locked": "MODEL_UNAUTHORIZED"} {
 		b := newBench(t, kind)
-		for range 2 { // a process that is of no use is replaced
+		for range 2 { // a process whose handshake failed is replaced
 			if e := b.Ask("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != code {
 				t.Errorf("%s: ended %+v", kind, e)
 			}

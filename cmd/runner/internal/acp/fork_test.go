@@ -73,7 +73,7 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// The last text of a message has the message's id as its anchor, in a dialect where that is one.
+// The last text of a message has the message's id as its anchor, in a dialect with anchors.
 func TestAnchors(t *testing.T) {
 	t.Parallel()
 	const (

@@ -15,7 +15,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 )
 
-// asAgent has the test's own binary be the agent; the value says of which kind.
+// asAgent makes the test binary act as the agent; its value is the kind of agent.
 const asAgent = "SPOOL_TEST_ACP_AGENT"
 
 func TestMain(m *testing.M) {
@@ -25,19 +25,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runScripted is an ACP agent made with the SDK's own agent side, that does what the query says.
+// runScripted runs an ACP agent, based on the SDK's agent side, that does what the query says.
 func runScripted(kind string) int {
 	a := &scripted{kind: kind, home: os.Getenv("SPOOL_TEST_HOME"), made: make(chan *sdk.AgentSideConnection, 1), cancels: make(chan struct{}, 10)}
 	a.model.Store("")
-	conn := sdk.NewAgentSideConnection(a, os.Stdout, os.Stdin) // reads at once
+	conn := sdk.NewAgentSideConnection(a, os.Stdout, os.Stdin) // it begins to read at once
 	a.made <- conn
 	<-conn.Done()
 	return 0
 }
 
-// scripted remembers what it was asked in a file, a session each.
+// scripted stores its queries in one file per session.
 type scripted struct {
-	sdk.Agent // what it does not have ends the process
+	sdk.Agent // a method that is not implemented ends the process
 	kind      string
 	home      string
 	made      chan *sdk.AgentSideConnection // holds the connection
@@ -112,7 +112,7 @@ func (a *scripted) ResumeSession(_ context.Context, p sdk.ResumeSessionRequest) 
 	return sdk.ResumeSessionResponse{}, err
 }
 
-// LoadSession repeats everything that was said.
+// LoadSession repeats the conversation.
 func (a *scripted) LoadSession(ctx context.Context, p sdk.LoadSessionRequest) (sdk.LoadSessionResponse, error) {
 	raw, err := os.ReadFile(a.file(p.SessionId))
 	if err != nil {
@@ -199,12 +199,12 @@ func (a *scripted) Prompt(ctx context.Context, p sdk.PromptRequest) (sdk.PromptR
 		a.noise(p.SessionId)
 		a.say(ctx, p.SessionId, "still here")
 	case "quiet":
-		<-ctx.Done() // as if it had nothing to say
+		<-ctx.Done() // it prints nothing
 	case "wait":
 		a.say(ctx, p.SessionId, "waiting")
 		<-ctx.Done()
 		return end(sdk.StopReasonCancelled)
-	case "wait twice": // until it was asked twice, and then the next turn is its victim
+	case "wait twice": // until it was asked to stop twice; then the next turn ends at once
 		a.say(ctx, p.SessionId, "waiting")
 		for range 2 {
 			<-a.cancels
@@ -228,7 +228,7 @@ func (a *scripted) plan(ctx context.Context, id sdk.SessionId) {
 	a.say(ctx, id, "planned")
 }
 
-// work is a tool that shows its output as it comes, and changes a file.
+// work is a tool that streams its output and changes a file.
 func (a *scripted) work(ctx context.Context, id sdk.SessionId) {
 	text := func(s string) sdk.ToolCallUpdateOpt {
 		return sdk.WithUpdateContent([]sdk.ToolCallContent{sdk.ToolContent(sdk.TextBlock(s))})
@@ -256,7 +256,7 @@ func (a *scripted) usage(ctx context.Context, id sdk.SessionId) (sdk.PromptRespo
 	}}, nil
 }
 
-// permission asks for a call; "permission: kind path options…".
+// permission requests permission for a call; "permission: kind path options…".
 func (a *scripted) permission(ctx context.Context, id sdk.SessionId, asked string) (sdk.PromptResponse, error) {
 	words := strings.Fields(asked)[1:]
 	kind := sdk.ToolKind(words[0])
@@ -280,7 +280,7 @@ func (a *scripted) permission(ctx context.Context, id sdk.SessionId, asked strin
 	return sdk.PromptResponse{StopReason: sdk.StopReasonEndTurn}, nil
 }
 
-// noise is what no agent should print.
+// noise prints lines that an agent should not print.
 func (a *scripted) noise(id sdk.SessionId) {
 	for _, line := range []string{
 		"this is not JSON",

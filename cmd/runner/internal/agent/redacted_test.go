@@ -23,7 +23,7 @@ func redacting(t *testing.T, values ...string) (*agent.Turn, *agenttest.Journal)
 	return agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j, ExecutionID: "exe_1", Redact: redact.New(values...)}), &j
 }
 
-// No line holds a value, whatever it is part of.
+// No line has a secret value in any field.
 func TestTurnRedactsEverything(t *testing.T) {
 	t.Parallel()
 	turn, j := redacting(t, hidden)
@@ -52,7 +52,7 @@ func TestTurnRedactsEverything(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Not its beginning either, where something was cut.
+		// A cut text does not end with the beginning of the value either.
 		if strings.Contains(string(raw), "hunter") && l.Type != events.TextDelta {
 			t.Errorf("%s", raw)
 		}
@@ -66,7 +66,7 @@ func TestTurnRedactsEverything(t *testing.T) {
 	}
 }
 
-// What the runner itself says stays, even if somebody's secret is such a word.
+// The runner's own words stay, also if a secret has such a word as its value.
 func TestTurnKeepsItsOwnWords(t *testing.T) {
 	t.Parallel()
 	turn, j := redacting(t, "main", "info", "assistant_text", "complete", "exe_1", "completed", "INTERNAL", "/state/spool")
@@ -90,7 +90,8 @@ func TestTurnKeepsItsOwnWords(t *testing.T) {
 	}
 }
 
-// However a text is split, the text in flight is the redaction of the whole, offsets count what is shown, and the block has the same.
+// However a text is split, the text in flight is the redaction of the whole, offsets count redacted bytes, and the
+// block has the same text.
 func TestTurnTextInFlightIsRedacted(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

@@ -96,7 +96,7 @@ func TestTurnEndsOpenBlocksAndItselfOnce(t *testing.T) {
 	}
 }
 
-// Whatever pieces bytes come in, the deltas are the block's text, whole runes, without hole.
+// For bytes in any pieces, the deltas are the block's text in whole runes, without a gap.
 func TestTurnTextIsWhatTheDeltasSay(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -223,7 +223,8 @@ func ExampleLaunch_Environment() {
 	// Output: [PATH=/bin KEY=v HOME=/home/agent]
 }
 
-// The first text is journaled at once; what comes within the coalescing time waits for its end, in one piece.
+// The first text is journaled at once; text within the coalescing time is held until its end, and is journaled in one
+// piece.
 func TestTurnTextWaitsAtMost20ms(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

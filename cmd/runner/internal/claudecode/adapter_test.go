@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// installed is a launch where a program `claude` is on the PATH.
+// installed returns a launch with a program `claude` on the PATH.
 func installed(t *testing.T) agent.Launch {
 	t.Helper()
 	bin := t.TempDir()
@@ -62,7 +62,8 @@ func TestCommandEnvironment(t *testing.T) {
 	}
 }
 
-// The supervisor compares commands: the same launch must give the same, another model or prompt another.
+// The supervisor compares commands: the same launch must return the same command, and another model or prompt another
+// one.
 func TestCommandTellsLaunchesApart(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
@@ -178,7 +179,7 @@ func TestTranscriptPath(t *testing.T) {
 	}
 }
 
-// The names are the ones that the CLI was seen to make.
+// The names are those that the CLI was observed to create.
 func TestFolder(t *testing.T) {
 	t.Parallel()
 	long := "/tmp/claude-adapter/ln/" + strings.Repeat("x", 120) + "/" + strings.Repeat("y", 120)

@@ -103,7 +103,7 @@ func forks(p agenttest.Parent) map[string]agenttest.ForkCase {
 	}
 }
 
-// bare holds a conversation with the CLI without Spool.
+// bare runs a conversation with the CLI without Spool.
 func bare(t testing.TB, env map[string]string) (session string, transcript []byte) {
 	t.Helper()
 	home := t.TempDir()

@@ -60,7 +60,7 @@ func requests(t *testing.T, b *agenttest.Bench, text string) []request {
 	return out
 }
 
-// What a definition says of an agent is what the model is shown, and what is done.
+// The model and the CLI get everything in an agent's definition.
 func TestRealDefinition(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
@@ -108,7 +108,7 @@ func realTools(t *testing.T) {
 	if got := requests(t, b, "fetch")[0].tools; !slices.Equal(slices.Sorted(slices.Values(got)), []string{"Read", "WebFetch"}) {
 		t.Errorf("the model is offered %v", got)
 	}
-	// What the policy would deny is allowed to an agent that has it by name.
+	// A tool that the policy would deny is allowed if the agent's definition names it.
 	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
 		t.Errorf("decisions %+v", d)
 	}
@@ -215,7 +215,7 @@ func realStdio(t *testing.T) {
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
-	// What looks like a variable is none any more.
+	// Text that looks like a variable is not expanded again.
 	b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with)
 	if d := b.AskOK("the hidden one", "not one that this agent has", with).Decisions(); len(d) != 1 || d[0].Rule != "left-out" {
 		t.Errorf("decisions %+v", d)

@@ -21,7 +21,8 @@ const (
 	laterID  = "00000000-0000-4000-8000-000000000003"
 )
 
-// original is a transcript with a text, a tool's result and something later. The ids of lines stand in other fields too.
+// original is a transcript with a text, the result of a tool, and later lines. The ids of lines occur in other fields
+// as well.
 var original = strings.Join([]string{
 	`{"type":"user","uuid":"00000000-0000-4000-8000-000000000000","leafUuid":"` + laterID + `"}`,
 	`{"type":"assistant","uuid":"` + spokenID + `"}`,
@@ -61,7 +62,7 @@ func TestCommandForks(t *testing.T) {
 			t.Parallel()
 			l := forkable(t, original, c.anchor)
 			id := transcript.ForkID(l)
-			for range 2 { // the second attempt finds the same
+			for range 2 { // the second attempt makes the same copy
 				args := command(t, l).Args
 				if want := append([]string{"--resume", id}, c.args...); !slices.Equal(args[max(0, len(args)-len(want)):], want) {
 					t.Fatalf("arguments %v, want %v at the end", args, want)
@@ -88,7 +89,8 @@ func TestCommandForks(t *testing.T) {
 	}
 }
 
-// Without the anchor's line the agent begins anew, and says so: it never answers from what came later.
+// Without the anchor's line the agent begins a new conversation and reports that: it never answers from lines after the
+// anchor.
 func TestCommandForkWithoutItsAnchor(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

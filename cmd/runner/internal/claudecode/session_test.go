@@ -39,7 +39,7 @@ func (st *stage) begin() *stage {
 	return st
 }
 
-// prints feeds lines, and wants each to be understood.
+// prints passes lines to the session, and fails the test if one is refused.
 func (st *stage) prints(lines ...string) *stage {
 	st.t.Helper()
 	for _, l := range lines {
@@ -101,7 +101,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 	}
 }
 
-// Another version than the tested one is said, once.
+// A version other than the tested one is reported, once.
 func TestAnotherVersion(t *testing.T) {
 	t.Parallel()
 	agenttest.CheckPinned(t, "@anthropic-ai/claude-code", Tested)
@@ -153,7 +153,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 	}
 }
 
-// The end of a turn that the CLI began by itself is not the end of ours.
+// The end of a turn that the CLI began by itself does not end the turn of a query.
 func TestTurnsNobodyAskedFor(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).begin().prints(initLine, done)
@@ -165,14 +165,14 @@ func TestTurnsNobodyAskedFor(t *testing.T) {
 	if e := st.ended(); e.Result != "ok" {
 		t.Errorf("ended %+v", e)
 	}
-	// Taken up into the turn that runs: its end is ours.
+	// The CLI merged the query into the running turn, whose end is the end of the query.
 	st.prints(initLine).begin().prints(`{"type":"user","isReplay":true,"message":{"content":"hello"}}`, done)
 	if e := st.ended(); e.Result != "ok" {
 		t.Errorf("ended %+v", e)
 	}
 }
 
-// A request to stop that came too early is said again.
+// A request to stop that came too early is repeated.
 func TestInterruptIsRepeated(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).begin()
@@ -222,7 +222,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// Sums of the process become those of the turn.
+// The sums of the process are converted to those of the turn.
 func TestUsageIsTheTurns(t *testing.T) {
 	t.Parallel()
 	sum := func(input, output int, cost float64) string {
@@ -232,7 +232,7 @@ func TestUsageIsTheTurns(t *testing.T) {
 	for i, want := range []runner.Ended{
 		{Outcome: runner.Completed, CostUSD: 0.5, Usage: events.Usage{InputTokens: 100, OutputTokens: 10, CacheReadTokens: 5}},
 		{Outcome: runner.Completed, CostUSD: 0.25, Usage: events.Usage{InputTokens: 50, OutputTokens: 5}},
-		{Outcome: runner.Completed, CostUSD: 0.125, Usage: events.Usage{InputTokens: 7, OutputTokens: 1}}, // begun anew by /clear
+		{Outcome: runner.Completed, CostUSD: 0.125, Usage: events.Usage{InputTokens: 7, OutputTokens: 1}}, // /clear reset the sums
 	} {
 		line := []string{sum(100, 10, 0.5), sum(150, 15, 0.75), sum(7, 1, 0.125)}[i]
 		if got := st.begin().prints(line).ended(); got != want {
@@ -257,7 +257,7 @@ func TestTodoWrite(t *testing.T) {
 	}
 }
 
-// A sub-agent that is cut off has an end all the same.
+// A sub-agent that is cut off has an end as well.
 func TestSubagentsEndWithTheTurn(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).begin().prints(

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// result of a command that was run to its end.
+// result is the result of a command that has ended.
 type result struct {
 	out, err string
 	code     int
@@ -76,7 +76,7 @@ func TestExecuteQuery(t *testing.T) {
 	}
 }
 
-// TestRunnerTakesEveryNameOfAnArchitecture: the names that the API takes, aliases too.
+// The runner accepts every name of an architecture that the API accepts, aliases included.
 func TestRunnerTakesEveryNameOfAnArchitecture(t *testing.T) {
 	t.Parallel()
 	adapters := cli.Architectures()
@@ -137,7 +137,7 @@ func TestExecuteQueryInterrupted(t *testing.T) {
 	}
 }
 
-// A second one-shot query of a session goes on where the first stopped.
+// A second one-shot query of a session continues the conversation of the first.
 func TestExecuteQueryGoesOn(t *testing.T) {
 	t.Parallel()
 	dir, state := t.TempDir(), t.TempDir()

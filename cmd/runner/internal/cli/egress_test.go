@@ -49,7 +49,7 @@ func TestServeForwardsToTheEgressProxy(t *testing.T) {
 		t.Errorf("preamble %q, %v", line, err)
 	}
 
-	// The agent and what it runs do not see the token.
+	// The agent and its programs do not see the token.
 	c := s.attach(1, 0)
 	if got := find[events.BlockStart](t, c.run("exe_1", "shell env")).Block.Content; !strings.Contains(got, "PATH=") || strings.Contains(got, "SPOOL_RUNNER_") {
 		t.Errorf("the agent's environment: %s", got)
@@ -59,7 +59,7 @@ func TestServeForwardsToTheEgressProxy(t *testing.T) {
 			t.Error("the agent can read the token")
 		}
 	}
-	// What keeps another user's processes out of /proc: it belongs to root when the process cannot be dumped.
+	// /proc/PID/environ belongs to root if the process cannot be dumped, which keeps processes of the same user out.
 	var st unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d/environ", s.cmd.Process.Pid), &st); err != nil || st.Uid != 0 {
 		t.Errorf("owner %d of the runner's environ, %v", st.Uid, err)

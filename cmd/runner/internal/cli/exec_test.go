@@ -86,7 +86,7 @@ func TestKillEndsAnExec(t *testing.T) {
 	}
 }
 
-// Who kills at once may be faster than the start.
+// A kill may come before the command has started.
 func TestKillBeforeExec(t *testing.T) {
 	t.Parallel()
 	run := t.TempDir()
@@ -110,7 +110,7 @@ func TestWaitReady(t *testing.T) {
 	}
 }
 
-// runs tells whether a process is more than a zombie that its new parent has not reaped yet.
+// runs reports whether a process is alive, and not a zombie that its new parent has not reaped yet.
 func runs(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {

@@ -20,10 +20,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// patience bounds every wait for another process.
+// patience limits every wait for another process.
 const patience = 60 * time.Second
 
-// TestMain lets the test's binary stand for the runner, and for a scripted agent.
+// TestMain makes the test binary act as the runner, and as a scripted agent.
 func TestMain(m *testing.M) {
 	switch os.Getenv("RUNNER_TEST_AS") {
 	case "agent":
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		sys := cli.OS()
 		sys.Architectures = cli.Architectures()
 		sys.Architectures["script"] = scripted{}
-		sys.Architectures["claude-code"] = scripted{} // what an alias stands for, without the CLI
+		sys.Architectures["claude-code"] = scripted{} // the architecture of an alias, without the CLI
 		code := cli.Run(ctx, os.Args[1:], sys)
 		stop()
 		os.Exit(code)
@@ -57,7 +57,7 @@ type served struct {
 	cmd                      *exec.Cmd
 	exited                   chan struct{}
 	log                      *strings.Builder
-	secret                   string // of the first attach
+	secret                   string // the secret of the first attach
 }
 
 func serveRunner(t *testing.T, flags ...string) *served {
@@ -105,7 +105,7 @@ func serveAs(t *testing.T, attr *syscall.SysProcAttr, env []string, flags ...str
 	}()
 	go func() {
 		defer close(s.exited)
-		_ = s.cmd.Wait() // tests look at ProcessState
+		_ = s.cmd.Wait() // tests check ProcessState
 		_ = w.Close()
 		<-logged
 	}()
@@ -132,7 +132,7 @@ func command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// gone waits for the runner's end.
+// gone waits until the runner has ended.
 func (s *served) gone() {
 	s.t.Helper()
 	select {
@@ -231,7 +231,7 @@ func (c *client) next() (runner.Message, bool) {
 	}
 }
 
-// ask sends a command and gives its reply; lines that come before are kept.
+// ask sends a command and returns its reply; lines that come before are kept.
 func (c *client) ask(cmd runner.Command) runner.Reply {
 	c.t.Helper()
 	c.id++
@@ -268,7 +268,7 @@ func (c *client) start(execution, script string, change ...func(*runner.Query)) 
 	return c.ask(runner.Command{Op: runner.OpStart, Query: &q})
 }
 
-// until reads lines up to one of the type and gives it.
+// until reads lines up to one of the type, and returns it.
 func (c *client) until(typ events.Type) runner.Line {
 	c.t.Helper()
 	for i, l := range c.lines {
@@ -289,7 +289,7 @@ func (c *client) until(typ events.Type) runner.Line {
 	}
 }
 
-// journal reads everything up to the execution's end and checks what holds of every journal.
+// journal reads all lines up to the execution's end, and checks the invariants of a journal.
 func (c *client) journal(execution string) []runner.Line {
 	c.t.Helper()
 	lines := c.lines
@@ -307,7 +307,7 @@ func (c *client) journal(execution string) []runner.Line {
 	return lines
 }
 
-// run is one query from start to end.
+// run runs one query from start to end.
 func (c *client) run(execution, script string, change ...func(*runner.Query)) []runner.Line {
 	c.t.Helper()
 	if r := c.start(execution, script, change...); r.Error != nil {

@@ -12,8 +12,8 @@ import (
 // betweenTurns are the types that need no execution.
 var betweenTurns = []events.Type{"file_created", "file_modified", "file_deleted", "log", "error"}
 
-// check holds a journal to its promises: numbers without holes; of each
-// execution the start first, the end once and last, and no block left open.
+// check checks the invariants of a journal: its numbers have no gaps; for each execution the start comes first, and the
+// end once and last; and no block is left open.
 func check(t *testing.T, lines []runner.Line) {
 	t.Helper()
 	open := map[string]string{}
@@ -75,7 +75,7 @@ func ended(t *testing.T, lines []runner.Line) runner.Ended {
 	return decode[runner.Ended](t, lines[len(lines)-1])
 }
 
-// find gives the first line of a type.
+// find returns the first line of a type.
 func find[T events.Payload](t *testing.T, lines []runner.Line) T {
 	t.Helper()
 	var zero T

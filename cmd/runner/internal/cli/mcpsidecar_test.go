@@ -21,7 +21,7 @@ import (
 // shell is an entrypoint whose first argument is a script.
 const shell = `["sh","-c"]`
 
-// mcpServe serves until the test ends, or calls end. It returns the socket.
+// mcpServe serves until the test ends, or end is called. It returns the socket.
 func mcpServe(t *testing.T, flags ...string) (socket string, end func() error) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "mcp") //nolint:usetesting // t.TempDir is too long for a socket
@@ -35,7 +35,7 @@ func mcpServe(t *testing.T, flags ...string) (socket string, end func() error) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// Once: a second signal, while the process is on its way out, would kill it.
+	// Once, because a second signal would kill the process during its shutdown.
 	end = sync.OnceValue(func() error { return cmd.Process.Signal(syscall.SIGTERM) })
 	t.Cleanup(func() {
 		if err := errors.Join(end(), cmd.Wait()); err != nil {
@@ -48,7 +48,7 @@ func mcpServe(t *testing.T, flags ...string) (socket string, end func() error) {
 	return socket, end
 }
 
-// connection is an mcp-join that goes on.
+// connection is a running mcp-join.
 type connection struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -85,7 +85,7 @@ func (c *connection) line(t *testing.T) string {
 	return strings.TrimSuffix(s, "\n")
 }
 
-// What a connection brings reaches its program; streams and exit code come back.
+// The arguments and variables of a connection reach its program; streams and exit code are returned.
 func TestMCPJoin(t *testing.T) {
 	t.Parallel()
 	socket, _ := mcpServe(t, "--entrypoint", shell, "--cmd", `["echo by itself; cat"]`)
@@ -119,13 +119,13 @@ func TestMCPJoin(t *testing.T) {
 	if r := join("", nil, "kill -9 $$"); r.code != 128+9 {
 		t.Errorf("killed: %+v", r)
 	}
-	// What it started and left behind keeps nobody waiting.
+	// Processes that it leaves behind do not delay the end.
 	if r := join("", nil, "sleep 1000 & echo on"); r != (result{"on\n", "", 0}) {
 		t.Errorf("with a child: %+v", r)
 	}
 }
 
-// A program ends with its connection, with all that it started, and nothing of it stays.
+// A program ends with its connection, with all its descendants, and leaves no files.
 func TestMCPConnectionEnds(t *testing.T) {
 	t.Parallel()
 	scratch := t.TempDir()
@@ -160,7 +160,7 @@ func TestMCPConnectionEnds(t *testing.T) {
 			return err == nil && len(list) == 0
 		})
 	}
-	// And with the container.
+	// It also ends with the container.
 	c := connect(t, socket, `trap '' TERM; echo $$; cat`)
 	pid, err := strconv.Atoi(c.line(t))
 	if err != nil {
@@ -175,7 +175,7 @@ func TestMCPConnectionEnds(t *testing.T) {
 	}
 }
 
-// There is an end to connections, and each that ends makes room.
+// The number of connections is limited, and a connection that ends makes room.
 func TestMCPConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	socket, _ := mcpServe(t, "--entrypoint", shell)
@@ -220,7 +220,7 @@ func TestMCPErrors(t *testing.T) {
 			t.Errorf("%s: %+v, want code %d and %q", name, r, c.code, c.want)
 		}
 	}
-	// Whoever only looks, or says nothing that is known, changes nothing.
+	// A connection that sends nothing, or an invalid line, changes nothing.
 	if err := mcpsidecar.Ready(context.Background(), none, patience); err != nil {
 		t.Error(err)
 	}

@@ -37,7 +37,7 @@ func TestFilesOfATurnAreTold(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.workspace, "before"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// The end of a turn waits for what its agent did until then.
+	// The end of a turn waits for the reports of the agent's changes so far.
 	one := c.run("exe_1", "shell mkdir -p a/b; echo 1 >a/b/f; ln -s f a/l; mkdir .git; echo 1 >.git/x")
 	if err := os.WriteFile(filepath.Join(s.workspace, "between"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestFilesOfATurnAreTold(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("told %q, want %q", got, want)
 	}
-	// Between turns they come by themselves.
+	// Between turns they are reported without a flush.
 	if r := runCommand(t, "x", "put", "put.txt", "--workspace", s.workspace); r.code != 0 {
 		t.Fatalf("put: %+v", r)
 	}
@@ -102,7 +102,8 @@ func TestDiskLimitEndsTheTurn(t *testing.T) {
 				t.Errorf("processes %v live", left)
 			}
 			st := c.ask(runner.Command{Op: runner.OpStatus}).Status
-			// The end of a file without a name has freed the space, and the disk may have been measured again since.
+			// The end of the process has freed the space of a file without a name, and the disk may have been measured
+			// again since.
 			if st.DiskBytes < limit && name != "no name" || st.AgentPID != 0 {
 				t.Errorf("status %+v", st)
 			}
@@ -143,7 +144,7 @@ func writers(dir string) (pids []string) {
 	return pids
 }
 
-// What was left by a turn that has ended is stopped too.
+// Processes that a turn left behind are stopped too.
 func TestDiskLimitBetweenTurns(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t, "--disk-limit", fmt.Sprint(32*megabyte))
@@ -156,7 +157,7 @@ func TestDiskLimitBetweenTurns(t *testing.T) {
 	eventually(t, "the end of what writes", func() bool { return len(writers(s.workspace)) == 0 })
 }
 
-// Sparse files and further names of a file take no more than they take.
+// Sparse files and further names of a file count only with their allocated space.
 func TestDiskCountsWhatIsAllocated(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t, "--disk-limit", fmt.Sprint(64*megabyte))

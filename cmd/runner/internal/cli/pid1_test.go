@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// mountProc gives a process that has a pid and a mount namespace of its own the /proc of that.
+// mountProc mounts a new /proc for a process with its own pid and mount namespaces.
 func mountProc() {
 	err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {
@@ -58,7 +58,7 @@ func TestFirstProcess(t *testing.T) {
 		}
 		return true
 	})
-	// Signals that a container may be sent and that mean nothing to it.
+	// Signals that a container may get and that the runner ignores.
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGURG, syscall.SIGWINCH} {
 		if err := s.cmd.Process.Signal(sig); err != nil {
 			t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// sleepers are the processes that sleep in a folder.
+// sleepers returns the processes that sleep in a folder.
 func sleepers(dir string) (pids []int) {
 	paths, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range paths {

@@ -12,7 +12,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/cli"
 )
 
-// TestProvideTranscript: the transcript is written whole or not at all, in place of whatever is there, and no link is followed out of the state folder.
+// The transcript is written completely or not at all, replaces any existing entry, and no link is followed out of the
+// state folder.
 func TestProvideTranscript(t *testing.T) {
 	t.Parallel()
 	const text = "{}\n"

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// nowhere wants that no line has a text in it.
+// nowhere fails the test if a line has the text.
 func nowhere(t *testing.T, lines []runner.Line, text string) {
 	t.Helper()
 	for _, l := range lines {
@@ -44,13 +44,13 @@ func TestNothingThatIsHiddenIsJournaled(t *testing.T) {
 	if got := files(t, lines); len(got) != 1 || got[0] != "exe_1 file_created [redacted].txt" {
 		t.Errorf("files %q", got)
 	}
-	// A warm process still knows what it was given before.
+	// A warm process still has the secrets of earlier queries.
 	nowhere(t, c.run("exe_2", "say "+key+" and otter-3", hides("otter-3")), "hunter")
 	nowhere(t, c.run("exe_3", "say otter-3"), "otter")
 	nowhere(t, c.run("exe_4", "exit 3", hides(key)), "hunter")
 }
 
-// What a process says of a key as it dies, and its files after its end.
+// A key in the last output of a process, and in its files after its end, is redacted.
 func TestHiddenUntilTheProcessIsGone(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
@@ -67,13 +67,13 @@ func TestHiddenUntilTheProcessIsGone(t *testing.T) {
 	if l := c.until("file_created"); strings.Contains(string(l.Data), "hunter") {
 		t.Errorf("journaled %s", l.Data)
 	}
-	// Another process was never given it.
+	// Another process never had it.
 	if got := c.run("exe_2", "say "+key); !strings.Contains(string(got[1].Data), key) {
 		t.Errorf("redacted without reason: %s", got[1].Data)
 	}
 }
 
-// A process that was warmed up, and a refusal.
+// The output of a warmed process, and a refusal, are redacted.
 func TestHiddenFromTheFirstLine(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)

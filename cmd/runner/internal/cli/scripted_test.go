@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// scripted is an architecture whose queries are small scripts: a verb and its argument a line.
+// scripted is an architecture whose queries are scripts: a verb and its argument on each line.
 type scripted struct{}
 
 func (scripted) Command(l agent.Launch) (agent.Command, error) {
@@ -98,7 +98,7 @@ func scriptedAgent() int {
 	}
 }
 
-// performer does what a script says.
+// performer runs a script.
 type performer struct {
 	in  *bufio.Reader
 	out *bufio.Writer
@@ -137,11 +137,11 @@ func (p *performer) perform(verb, arg string) (code int, exit bool) {
 	case "exit":
 		p.out.Flush()
 		return n, true
-	case "spawn": // a child, a grandchild in a session of its own, and one whose parent is gone
+	case "spawn": // a child, a grandchild in its own session, and a process whose parent is gone
 		if err := exec.Command("sh", "-c", "sleep 601 & setsid sleep 602 & (setsid sleep 603 &) ; wait").Start(); err != nil {
 			panic(err)
 		}
-	case "orphan": // one that dies after its parent has
+	case "orphan": // a process that dies after its parent
 		if err := exec.Command("sh", "-c", "(setsid sleep 0.05 &)").Run(); err != nil {
 			panic(err)
 		}

@@ -32,7 +32,7 @@ func TestTurnsShareAWarmProcess(t *testing.T) {
 	if st := c.ask(runner.Command{Op: runner.OpStatus}).Status; st.AgentPID != one.PID || st.Architecture != "script" || st.ExecutionID != "" || st.MemoryBytes < 1<<20 {
 		t.Errorf("status %+v", st)
 	}
-	// Another model is another command line, so another process, which goes on with the agent's session.
+	// Another model needs another command line, so another process, which resumes the agent's session.
 	c.run("exe_3", "session s-77")
 	lines := c.run("exe_4", "args", func(q *runner.Query) { q.Model = "m2" })
 	if got := find[events.BlockStart](t, lines).Block.Content; got != "m2,s-77" {
@@ -44,7 +44,7 @@ func TestTurnsShareAWarmProcess(t *testing.T) {
 	if alive(one.PID) {
 		t.Error("the former process lives")
 	}
-	// Killed while idle, it is started again.
+	// A process that was killed while idle is started again.
 	if r := c.ask(runner.Command{Op: runner.OpKill}); r.Error != nil || r.Status.AgentPID != 0 {
 		t.Errorf("after a kill: %+v", r)
 	}
@@ -159,7 +159,7 @@ func TestFencingAndReplacement(t *testing.T) {
 	if l.N != 3 {
 		t.Errorf("the end is line %d, want 3: the agent noticed its followers", l.N)
 	}
-	// An equal epoch replaces too, and can read all again.
+	// A follower with an equal epoch also replaces, and can read all lines again.
 	again := s.attach(4, 0)
 	if lines := again.journal("exe_1"); len(lines) != 3 || lines[0].N != 1 {
 		t.Errorf("read again: %d lines", len(lines))
@@ -198,7 +198,7 @@ func TestFullJournalHoldsTheAgentUpAndLosesNothing(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	var seen uint64
-	for seen < 30 { // what fits before anything is acknowledged
+	for seen < 30 { // the lines that fit without an acknowledgement
 		m, _ := c.next()
 		if m.Line != nil {
 			seen = m.Line.N
@@ -274,7 +274,7 @@ func TestFollowerThatDoesNotReadHoldsNobodyUp(t *testing.T) {
 	}
 	fmt.Fprintf(c, "%s\n", raw) // and never reads
 	eventually(t, "the agent's end", func() bool {
-		answer := s.dial() // asks beside the follower, which would be replaced
+		answer := s.dial() // a separate connection, because another attach would replace the follower
 		fmt.Fprintln(answer, `{"id":1,"op":"status"}`)
 		var m runner.Message
 		if err := json.NewDecoder(answer).Decode(&m); err != nil || m.Reply == nil || m.Reply.Status == nil {
@@ -345,7 +345,7 @@ func TestSecondRunnerOnASocket(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "another runner") {
 		t.Errorf("%v: %s", err, out)
 	}
-	// What a killed runner leaves behind is no obstacle.
+	// The leftovers of a killed runner do not prevent the start.
 	if err := s.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// The built-in agent, as the runner really starts it, on the scripted model server.
+// The built-in agent runs as the runner starts it, on the scripted model server.
 func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 	t.Parallel()
 	script, err := server.Default()
@@ -47,7 +47,7 @@ func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 	if first, e := decode[runner.Started](t, lines[0]), ended(t, lines); !first.Warm || !strings.Contains(e.Result, "plum") {
 		t.Errorf("warm %v, %+v", first.Warm, e)
 	}
-	// The process is lost, the conversation is not.
+	// After the loss of the process the next one knows the conversation.
 	if r := c.ask(runner.Command{Op: runner.OpKill}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
@@ -62,7 +62,8 @@ func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 	}
 }
 
-// A fork that was killed in its first turn starts at the same point again, and its own session knows as much.
+// A fork that was killed in its first turn starts at the same anchor again, and its own session has the same
+// conversation.
 func TestSpoolForksAgainAfterAKill(t *testing.T) {
 	t.Parallel()
 	script, err := server.Load("script.yaml", []byte(`

@@ -47,7 +47,7 @@ func TestTakeover_IsRefusedWhateverThePeerIs(t *testing.T) {
 	}
 }
 
-// A process that listens in the runner's place gets nothing by which it could stand for the runner or an executor.
+// A process that listens in the runner's place gets nothing that would let it act as the runner or as an executor.
 func TestTakeover_OfTheSocketIsFoundOut(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
@@ -87,7 +87,7 @@ func TestTakeover_OfTheSocketIsFoundOut(t *testing.T) {
 	}
 }
 
-// A runner is claimed once: the same secret again is no error, another one is.
+// A runner is claimed once: a repeated claim succeeds with the same secret, and fails with another one.
 func TestClaim_IsOnceOnly(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)
@@ -159,7 +159,7 @@ func takeover(arg string) string {
 	case "interrupt":
 		return ask(c, `{"id":1,"op":"interrupt"}`)
 	}
-	// Not until the end of the stream: a runner that obeys keeps it open.
+	// It does not read until the end of the stream: a runner that obeys keeps the stream open.
 	if _, err := fmt.Fprintf(c, "{\"epoch\":%d,\"after\":0}\n", uint64(math.MaxUint64)); err != nil {
 		return err.Error()
 	}

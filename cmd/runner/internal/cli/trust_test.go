@@ -14,7 +14,7 @@ func trusts(text string) (certificate string, change func(*runner.Query)) {
 	return certificate, func(q *runner.Query) { q.Authority = certificate }
 }
 
-// A process trusts what its query names, and goes on with the next one only if that names the same.
+// A process trusts the authority that its query names, and takes the next query only if that names the same.
 func TestAuthorities(t *testing.T) {
 	t.Parallel()
 	s := serveRunner(t)

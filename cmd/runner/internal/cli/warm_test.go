@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// warm asks for a process without a turn.
+// warm requests a process without a turn.
 func (c *client) warm(change ...func(*runner.Query)) runner.Reply {
 	c.t.Helper()
 	q := runner.Query{Architecture: "script", Policy: runner.PolicyWorkspace}
@@ -28,7 +28,7 @@ func TestWarmedUpProcessTakesTheFirstQuery(t *testing.T) {
 	if again := c.warm(); again.Error != nil || again.Status.AgentPID != r.Status.AgentPID {
 		t.Errorf("warm again: %+v", again)
 	}
-	// Whose it is, it learns from the query.
+	// The query determines its session.
 	one := decode[runner.Started](t, c.run("exe_1", "say a")[0])
 	if !one.Warm || one.PID != r.Status.AgentPID {
 		t.Errorf("the first query: %+v, warmed %d", one, r.Status.AgentPID)
@@ -36,7 +36,7 @@ func TestWarmedUpProcessTakesTheFirstQuery(t *testing.T) {
 	if two := decode[runner.Started](t, c.run("exe_2", "say b")[0]); !two.Warm || two.PID != one.PID {
 		t.Errorf("the second: %+v", two)
 	}
-	// From now on it is that session's.
+	// From now on it belongs to that session.
 	other := decode[runner.Started](t, c.run("exe_3", "say c", func(q *runner.Query) { q.SessionID = "ses_2" })[0])
 	if other.Warm || other.PID == one.PID {
 		t.Errorf("another session: %+v", other)
@@ -71,7 +71,7 @@ func TestWarmedUpProcessThatDoesNotFit(t *testing.T) {
 	}
 }
 
-// A session's own process can be warmed up too, to go on where it was.
+// A process for an existing session can be warmed up too, and resumes the session.
 func TestWarmUpOfASession(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)
@@ -93,8 +93,8 @@ func TestWarmUpOfASession(t *testing.T) {
 	}
 }
 
-// A process that was started for a fork takes the query of that fork, and no other fork once it has taken one: from
-// then on it knows more than the anchor.
+// A process that was started for a fork takes the query of that fork, and no other fork afterwards: it then knows more
+// than the anchor.
 func TestWarmUpOfAFork(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t).attach(1, 0)
@@ -156,7 +156,7 @@ func TestWarmRefusals(t *testing.T) {
 	if r := c.ask(runner.Command{Op: runner.OpWarm}); r.Error == nil || !strings.Contains(r.Error.Message, "query") {
 		t.Errorf("without a query: %+v", r.Error)
 	}
-	// While a turn runs there is nothing to warm up.
+	// While a turn runs a warm-up is refused.
 	if r := c.start("exe_1", "say x\nwait"); r.Error != nil {
 		t.Fatal(r.Error)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 )
 
-// treeOf makes a workspace with a sibling that begins alike, and symlinks in and out.
+// treeOf creates a workspace, a sibling whose name begins with the same letters, and symbolic links in and out.
 func treeOf(t *testing.T) string {
 	t.Helper()
 	base := t.TempDir()
@@ -75,7 +75,7 @@ func TestGetPutRemoveCommands(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(dir, "bin/x")); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("file: %v, %v", info, err)
 	}
-	// A symlink is replaced itself, not what it leads to.
+	// A symbolic link is replaced, not its target.
 	if r := runCommand(t, "mine", "put", "file", "--workspace", dir); r.code != 0 {
 		t.Errorf("put onto a symlink: %+v", r)
 	}

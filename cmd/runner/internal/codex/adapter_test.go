@@ -18,7 +18,7 @@ import (
 
 const id = "11111111-2222-4333-8444-555555555555"
 
-// installed is a launch where a program `codex` is on the PATH.
+// installed returns a launch with a program `codex` on the PATH.
 func installed(t *testing.T) agent.Launch {
 	t.Helper()
 	bin := t.TempDir()
@@ -77,7 +77,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// Where there is no key the CLI must not look for one, and the address has a default.
+// Without a key the CLI must not require one, and the address has a default.
 func TestCommandWithoutKey(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
@@ -92,7 +92,8 @@ func TestCommandWithoutKey(t *testing.T) {
 	}
 }
 
-// The supervisor compares commands: the same launch must give the same, another model or prompt another.
+// The supervisor compares commands: the same launch must return the same command, and another model or prompt another
+// one.
 func TestCommandTellsLaunchesApart(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
@@ -225,7 +226,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 	}
 }
 
-// npm's wrapper is passed by when the program that it would run is found.
+// The command runs the program itself and not npm's wrapper, if the program is found.
 func TestCommandRunsTheProgramItself(t *testing.T) {
 	t.Parallel()
 	modules := filepath.Join(t.TempDir(), "a [strange] name", "node_modules")
@@ -273,7 +274,7 @@ func TestTranscript(t *testing.T) {
 	}
 }
 
-// The version that the adapter knows is the one that the tests drive.
+// The version that the adapter names is the one that the tests run.
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
 	agenttest.CheckPinned(t, "@openai/codex", Tested)

@@ -152,7 +152,7 @@ func TestConformance_CodeMode(t *testing.T) {
 	}})
 }
 
-// A sub-agent does not outlive the turn, nor does its command.
+// A sub-agent and its commands end with the turn.
 func TestSubagentEndsWithItsTurn(t *testing.T) {
 	t.Parallel()
 	s := subject
@@ -168,7 +168,7 @@ func TestSubagentEndsWithItsTurn(t *testing.T) {
 func TestModelServers(t *testing.T) {
 	t.Parallel()
 	b := agenttest.NewBench(t, subject)
-	// There are servers that need no key.
+	// Some servers need no key.
 	url := b.Query.Env["OPENAI_BASE_URL"]
 	b.Query.Env = map[string]string{"OPENAI_BASE_URL": url}
 	b.AskOK("hello", "You said: hello", nil)
@@ -179,8 +179,8 @@ func TestModelServers(t *testing.T) {
 	}
 }
 
-// The model's own script makes several calls and sees their results only at its end: a session cannot be cut between
-// them. After the next text of the model it can.
+// A script of the model makes several calls and gets their results at its end, so a session cannot be cut between them.
+// It can be cut after the model's next text.
 func TestForkAfterAScript(t *testing.T) {
 	t.Parallel()
 	parent := agenttest.NewBench(t, codeMode())
@@ -243,7 +243,7 @@ func forks(p agenttest.Parent) map[string]agenttest.ForkCase {
 	}
 }
 
-// bare holds a conversation with the CLI without Spool.
+// bare runs a conversation with the CLI without Spool.
 func bare(t testing.TB, env map[string]string) (thread string, transcript []byte) {
 	t.Helper()
 	home := t.TempDir()

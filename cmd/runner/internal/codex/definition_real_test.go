@@ -16,10 +16,10 @@ import (
 
 func TestMain(m *testing.M) { mcptest.Main(m) }
 
-// plain is a model that the CLI does not know: it is offered all tools at once and does not have to search for them.
+// plain is a model that the CLI does not know: it gets all tools at once and does not have to search for them.
 const plain = "some-model"
 
-// What a definition says of an agent is what the model is shown, and what is done.
+// The model and the CLI get everything in an agent's definition.
 func TestRealDefinition(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
@@ -91,7 +91,7 @@ func realSkills(t *testing.T) {
 	b.Requests("GREETS-PEOPLE")
 	b.Ask("$greet them", with)
 	b.Requests("SKILL-BODY")
-	// One that is a sub-agent's alone is in that one's instructions, and not offered.
+	// A skill of a sub-agent only is in that sub-agent's instructions, and not offered to the agent.
 	b = agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t))
 	b.AskOK("hello", "hello", func(q *runner.Query) {
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir, Unlisted: true}}
@@ -132,7 +132,7 @@ func realStdio(t *testing.T) {
 			t.Error("a tool that was left out is offered")
 		}
 	}
-	// A process that follows another has its servers too.
+	// The next process has the servers too.
 	b.Supervisor.Kill(t.Context())
 	if s := b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with).Started(); s.Warm {
 		t.Errorf("start %+v", s)
@@ -179,7 +179,7 @@ func realTimeout(t *testing.T) {
 	})
 }
 
-// Another definition needs another process, and finds nothing of the one before.
+// realOther checks that another definition leads to another process, which has nothing of the previous definition.
 func realOther(t *testing.T) {
 	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t))
 	b.Query.Model = plain
@@ -198,7 +198,7 @@ func realOther(t *testing.T) {
 	}
 }
 
-// The agent works with a secret; nobody reads it.
+// realRedact checks that the agent works with a secret that no line contains.
 func realRedact(t *testing.T) {
 	const key = "s3cr3t-Value/42"
 	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t,

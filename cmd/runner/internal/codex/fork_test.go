@@ -15,8 +15,8 @@ import (
 
 const parentID = "11111111-2222-4333-8444-555555555555"
 
-// original is a transcript as the CLI writes it: the end of an item comes before what the model is told of it. The
-// calls a and b ended in the order b, a; the call p has no item.
+// original is a transcript as the CLI writes it: the end of an item comes before the entry for the model. The calls a
+// and b ended in the order b, a; the call p has no item.
 var original = []string{
 	`{"type":"session_meta","payload":{"id":"` + parentID + `","session_id":"` + parentID + `","cwd":"/w"}}`,
 	`{"type":"event_msg","payload":{"type":"task_started","turn_id":"t1"}}`,
@@ -37,7 +37,7 @@ var original = []string{
 	`{"type":"event_msg","payload":{"type":"task_complete","turn_id":"t2"}}`,
 }
 
-// forkable is a launch that forks a thread with a transcript.
+// forkable returns a launch that forks a thread with a transcript.
 func forkable(t *testing.T, content, anchor string) (l agent.Launch, path string) {
 	t.Helper()
 	l = installed(t)
@@ -79,7 +79,7 @@ func TestCommandForks(t *testing.T) {
 					want = append(want, line)
 				}
 			}
-			for range 2 { // the second attempt finds the same
+			for range 2 { // the second attempt makes the same copy
 				command(t, l)
 				copied, err := Adapter{}.Transcript(l.Place, id)
 				if err != nil {
@@ -104,7 +104,8 @@ func TestCommandForks(t *testing.T) {
 	}
 }
 
-// Without the anchor the agent begins anew, and says so: it never answers from what came later.
+// Without the anchor the agent begins a new conversation and reports that: it never answers from entries after the
+// anchor.
 func TestCommandForkWithoutItsAnchor(t *testing.T) {
 	t.Parallel()
 	content := strings.Join(original, "\n") + "\n"
@@ -144,7 +145,7 @@ func TestCommandForkWithoutItsAnchor(t *testing.T) {
 	}
 }
 
-// opened returns the errors that a query of the launch begins with, and what was sent to the CLI.
+// opened returns the errors with which a query of the launch begins, and the lines that were sent to the CLI.
 func opened(t *testing.T, l agent.Launch) ([]events.Error, string) {
 	t.Helper()
 	st := &stage{t: t}
@@ -157,7 +158,7 @@ func opened(t *testing.T, l agent.Launch) ([]events.Error, string) {
 	return of[events.Error](st, "error"), sent.String()
 }
 
-// Only what the model was told by itself has an anchor.
+// Only an item that the model sees by itself has an anchor.
 func TestAnchor(t *testing.T) {
 	t.Parallel()
 	s := newSession(agent.Launch{}, &agenttest.Stdin{})

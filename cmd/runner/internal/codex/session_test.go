@@ -40,7 +40,7 @@ func (st *stage) begin() *stage {
 	return st
 }
 
-// prints feeds lines, and wants each to be understood.
+// prints passes lines to the session, and fails the test if one is refused.
 func (st *stage) prints(lines ...string) *stage {
 	st.t.Helper()
 	for _, l := range lines {
@@ -51,7 +51,7 @@ func (st *stage) prints(lines ...string) *stage {
 	return st
 }
 
-// inTurn is a turn that has begun.
+// inTurn returns a stage with a running turn.
 func inTurn(t *testing.T) *stage {
 	t.Helper()
 	return newStage(t).begin().prints(greeting, thread1, `{"id":3,"result":{"turn":{"id":"u1"}}}`)
@@ -87,7 +87,7 @@ func of[T any](st *stage, typ events.Type) []T {
 	return out
 }
 
-// log is all that was logged.
+// log returns all log messages.
 func (st *stage) log() string {
 	var all strings.Builder
 	for _, l := range of[events.Log](st, "log") {
@@ -130,7 +130,7 @@ func TestAnotherVersionIsSaid(t *testing.T) {
 	if log := newStage(t).begin().prints(other, thread1).log(); !strings.Contains(log, "warn") || !strings.Contains(log, `"9.9.9"`) || !strings.Contains(log, Tested) {
 		t.Errorf("log %q", log)
 	}
-	// A process that was started before it is asked anything says it with the first turn.
+	// A process that was started before any query reports it in the first turn.
 	if log := newStage(t).prints(other, thread1).begin().log(); !strings.Contains(log, `"9.9.9"`) {
 		t.Errorf("log %q", log)
 	}
@@ -139,7 +139,7 @@ func TestAnotherVersionIsSaid(t *testing.T) {
 	}
 }
 
-// A warmed process has its thread before the first query, which then goes out at once.
+// A warmed process has its thread before the first query, which is then sent at once.
 func TestWarmedBeforeTheFirstQuery(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1)
@@ -152,7 +152,7 @@ func TestWarmedBeforeTheFirstQuery(t *testing.T) {
 	}
 }
 
-// What the CLI refuses before there is a thread ends the turn, and each one after it.
+// If the CLI refuses to begin a thread, the turn and each later one end.
 func TestNoThread(t *testing.T) {
 	t.Parallel()
 	for name, lines := range map[string][]string{
@@ -202,7 +202,7 @@ func TestRefusedTurn(t *testing.T) {
 	}
 }
 
-// A turn that no query asked for is stopped, and does not end one that was asked for.
+// A turn that no query asked for is stopped, and does not end the turn of a query.
 func TestForeignTurn(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1, about("turn/started", `,"turn":{"id":"u0"}`))
@@ -277,7 +277,7 @@ func TestInterruptBeforeTheTurnIsKnown(t *testing.T) {
 	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "u1" {
 		t.Fatalf("sent %+v", m)
 	}
-	// It was too early: it is asked for again when the turn has begun, once.
+	// The first request was too early: it is repeated once, when the turn has begun.
 	st.prints(`{"id":4,"error":{"code":-32600,"message":"no active turn"}}`, about("turn/started", `,"turn":{"id":"u1"}`), about("turn/started", `,"turn":{"id":"u1"}`))
 	if n := len(st.in.Sent()); n != 6 {
 		t.Errorf("sent %d lines", n)
@@ -315,7 +315,7 @@ func TestHowATurnEnds(t *testing.T) {
 	}
 }
 
-// Kinds of item that the recordings have not.
+// Types of items that the recordings do not contain are shown.
 func TestOtherItems(t *testing.T) {
 	t.Parallel()
 	whole := func(item string) []string {
@@ -348,7 +348,7 @@ func TestOtherItems(t *testing.T) {
 	}
 }
 
-// A thread that was resumed tells what it took before: that is not this turn's.
+// A resumed thread reports its earlier usage, which is not charged to the turn.
 func TestUsageIsTheTurnsOwn(t *testing.T) {
 	t.Parallel()
 	usage := func(turn string, total, last int) string {
@@ -375,8 +375,8 @@ func TestQueriesThatCannotBeSent(t *testing.T) {
 	}
 }
 
-// The CLI orders what it tells of one thread, not of two: a sub-agent's turn and its command may come before the
-// sub-agent does. It is recorded all the same, and stopped with the turn that left it.
+// The CLI orders the notifications of one thread, not of two threads: the turn and the command of a sub-agent may come
+// before the sub-agent itself. They are recorded, and stopped with the turn.
 func TestEarlySubagent(t *testing.T) {
 	t.Parallel()
 	sub := func(method, rest string) string {
@@ -395,21 +395,21 @@ func TestEarlySubagent(t *testing.T) {
 	if m := st.last(); m.Method != "thread/backgroundTerminals/list" || m.Params["threadId"] != "t2" {
 		t.Errorf("sent %+v", m)
 	}
-	// One of an earlier turn that is asked again.
+	// A sub-agent of an earlier turn gets another prompt.
 	again := about("item/completed", `,"item":{"type":"collabAgentToolCall","id":"s2","tool":"sendInput","status":"completed","receiverThreadIds":["t2"]}`)
 	st.begin().prints(`{"id":6,"result":{"turn":{"id":"u1"}}}`, sub("turn/started", `,"turn":{"id":"v3"}`), again, done)
 	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "v3" {
 		t.Fatalf("sent %+v", m)
 	}
 	st.prints(sub("turn/completed", `,"turn":{"id":"v3","status":"interrupted"}`))
-	// One that begins when its turn is over is stopped too.
+	// A sub-agent that begins after the end of its turn is stopped too.
 	st.prints(sub("turn/started", `,"turn":{"id":"v2"}`))
 	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "v2" {
 		t.Errorf("sent %+v", m)
 	}
 }
 
-// Notes that come too late for their turn go with the next query, in their order and once.
+// Notes that come too late for their turn are sent with the next query, in order and once.
 func TestNote_LateForItsTurnGoesWithTheNextQuery(t *testing.T) {
 	t.Parallel()
 	st := inTurn(t)

@@ -49,7 +49,8 @@ func TestName(t *testing.T) {
 	}
 }
 
-// However it is appended, read and trimmed: every number once, in order, and none that is not acknowledged is gone.
+// For any sequence of Append, After and Trim, every number is returned once and in order, and only acknowledged lines
+// are removed.
 func TestFollowAndTrim(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

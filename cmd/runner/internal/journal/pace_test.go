@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// TestPace: what is ahead of the pace by its burst waits, by events and by bytes; a text in flight is no event; without a pace, and after
-// the end of the context, nothing waits.
+// A line that is ahead of the pace by more than its burst waits, by events and by bytes. Text in flight does not count
+// as an event. Without a pace, and after the end of the context, no line waits.
 func TestPace(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -11,8 +11,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/launchfiles"
 )
 
-// lies gives what is in the state folder: files with their content, links with their target, folders left out.
-func lies(t *testing.T, state string) map[string]string {
+// contentOf returns the content of the state folder: files with their content, links with their target, without
+// folders.
+func contentOf(t *testing.T, state string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	err := filepath.WalkDir(state, func(path string, d fs.DirEntry, err error) error {
@@ -56,7 +57,7 @@ func TestWrite(t *testing.T) {
 	t.Parallel()
 	state := filepath.Join(t.TempDir(), "state")
 	lay(t, state)
-	if got := lies(t, state); len(got) != 0 {
+	if got := contentOf(t, state); len(got) != 0 {
 		t.Errorf("nothing was wanted, there is %v", got)
 	}
 	lay(t, state, agent.File{Path: "a/memory.md", Content: "one"}, agent.File{Path: "a/commands/x.md", Content: "x"}, agent.File{Path: "a/skills/s", Link: "/skills/1"})
@@ -66,7 +67,7 @@ func TestWrite(t *testing.T) {
 	}
 	// Another runner goes on with the folder, for another agent.
 	lay(t, state, agent.File{Path: "a/memory.md", Content: "two"}, agent.File{Path: "a/skills/s", Link: "/skills/2"})
-	got := lies(t, state)
+	got := contentOf(t, state)
 	delete(got, "outfit.json")
 	want := map[string]string{"a/memory.md": "two", "a/skills/s": "-> /skills/2", "a/commands/own.md": "the agent's own"}
 	if len(got) != len(want) {
@@ -78,7 +79,7 @@ func TestWrite(t *testing.T) {
 		}
 	}
 	lay(t, state)
-	if got := lies(t, state); got["a/memory.md"] != "" || got["a/commands/own.md"] == "" {
+	if got := contentOf(t, state); got["a/memory.md"] != "" || got["a/commands/own.md"] == "" {
 		t.Errorf("in the end there is %v", got)
 	}
 }
@@ -98,7 +99,7 @@ func TestLayStaysInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	lay(t, state, agent.File{Path: "memory.md", Content: "ours"}, agent.File{Path: "folder.md", Content: "ours"})
-	if got := lies(t, state); got["memory.md"] != "ours" || got["folder.md"] != "ours" {
+	if got := contentOf(t, state); got["memory.md"] != "ours" || got["folder.md"] != "ours" {
 		t.Errorf("there is %v", got)
 	}
 	if err := os.Symlink(outside, filepath.Join(state, "way")); err != nil {

@@ -26,13 +26,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait.
+// patience limits every wait.
 const patience = 30 * time.Second
 
 // proxy stands in for the egress proxy: the test accepts its connections. In tests whose name begins with TestOverTLS it speaks TLS.
 type proxy struct {
 	t       *testing.T
-	cfg     loopback.Config // of a forwarder to it
+	cfg     loopback.Config // config of a forwarder to the proxy
 	network string
 	address string
 	tls     *tls.Config // nil for a Unix socket
@@ -395,7 +395,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	one, two := dial(t, address), dial(t, address)
 	p.accept()
 	upstream, _ := p.accept()
-	three := dial(t, address) // the kernel accepts it, the forwarder does not yet
+	three := dial(t, address) // accepted by the kernel, not yet by the forwarder
 	send(t, three, "q")
 	if err := p.l.(deadliner).SetDeadline(time.Now().Add(100 * time.Millisecond)); err != nil { // only bounds the wait
 		t.Fatal(err)

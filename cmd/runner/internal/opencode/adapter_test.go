@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// launch is one for which there is a program named opencode.
+// launch returns a launch with a program named opencode.
 func launch(t *testing.T) agent.Launch {
 	t.Helper()
 	bin := t.TempDir()
@@ -88,7 +88,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// The key reaches the process by its variable alone.
+// The key is only in its variable, not in a file.
 func TestNoKeyInFiles(t *testing.T) {
 	t.Parallel()
 	l := launch(t)
@@ -167,7 +167,7 @@ func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	agenttest.CheckPinned(t, "opencode-ai", Tested)
 }
 
-// TestNativeSkills: the CLI's own tool is offered the agent's skills where it can list their files, and no sub-agent's.
+// The CLI's own tool offers the agent's skills if it can list their files, and no skills of sub-agents.
 func TestNativeSkills(t *testing.T) {
 	t.Parallel()
 	l := launch(t)
@@ -197,7 +197,7 @@ func TestNativeSkills(t *testing.T) {
 	}
 }
 
-// A process that forks is another one, and is told of what.
+// A fork needs another process, which gets the session and the anchor.
 func TestCommandForks(t *testing.T) {
 	t.Parallel()
 	l := launch(t)
@@ -216,7 +216,7 @@ func TestCommandForks(t *testing.T) {
 	}
 }
 
-// What the plugin reports of a fork.
+// A report of the plugin about a fork becomes a notice.
 func TestForkedNotice(t *testing.T) {
 	t.Parallel()
 	for params, want := range map[string]acp.Forked{

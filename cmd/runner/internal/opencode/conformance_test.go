@@ -143,7 +143,7 @@ func poison(t testing.TB, _ string, raw []byte) []byte {
 	return out
 }
 
-// bare holds a conversation with the CLI without Spool, and exports it.
+// bare runs a conversation with the CLI without Spool, and exports it.
 func bare(t testing.TB, env map[string]string) (session string, raw []byte) {
 	t.Helper()
 	config, err := json.Marshal(map[string]any{

@@ -61,8 +61,8 @@ func requests(t *testing.T, b *agenttest.Bench, text string) []request {
 	return out
 }
 
-// What a definition says of an agent is what the model is shown, and what is done.
-// An OpenCode takes seconds to start: what fits together is in one.
+// The model and the CLI get everything in an agent's definition. OpenCode takes seconds to start, so one process covers
+// several cases.
 func TestRealDefinition(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
@@ -141,7 +141,7 @@ func realTools(t *testing.T) {
 	if !slices.Contains(got, "read") || !slices.Contains(got, "desk_echo") {
 		t.Errorf("the model is offered %v", got)
 	}
-	// One of the tools that share a permission is held back when it is called.
+	// One of several tools that share a permission is denied when it is called.
 	b.Ask("change it", func(q *runner.Query) { q.Tools.Allow = []string{"read", "write"} })
 	if _, err := os.Stat(filepath.Join(b.Place.Workspace, "x.txt")); err == nil {
 		t.Error("a tool that was left out was run")

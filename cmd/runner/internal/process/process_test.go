@@ -81,7 +81,7 @@ func TestStdin(t *testing.T) {
 	}
 }
 
-// A child that keeps the pipes open must not hide the exit of the process, nor its last words.
+// A child that keeps the pipes open does not hide the exit of the process, nor the end of its output.
 func TestExitWithPipesHeldOpen(t *testing.T) {
 	t.Parallel()
 	p := start(t, `sleep 600 & echo last; exit 0`)
@@ -101,7 +101,7 @@ func TestUnreadOutputHoldsTheProcessUp(t *testing.T) {
 	select {
 	case <-p.Exited():
 		t.Error("the process wrote 400 KB that nobody read")
-	case <-time.After(100 * time.Millisecond): // only bounds how long we look: no result depends on it
+	case <-time.After(100 * time.Millisecond): // only limits how long the test observes; no result depends on it
 	}
 	out, errs := all(p)
 	if len(out) != 4999 || len(errs) != 1 {

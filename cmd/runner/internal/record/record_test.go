@@ -27,7 +27,7 @@ func open(t *testing.T, dir string) *os.Root {
 	return root
 }
 
-// TestAwait_BlocksUntilTheRecordIsWhole: the last line comes after the note, as some agents write it; the note is then forgotten.
+// The last line is written after the note, as by some agents; Await then removes the note.
 func TestAwait_BlocksUntilTheRecordIsWhole(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -64,7 +64,7 @@ func TestAwait_BlocksUntilTheRecordIsWhole(t *testing.T) {
 	}
 }
 
-// TestAwait_KeepsTheNoteOfALaterTurn: a turn that ends while a snapshot waits for the one before is waited for by the next snapshot.
+// If a turn ends while a snapshot waits for the previous turn, the next snapshot waits for that turn.
 func TestAwait_KeepsTheNoteOfALaterTurn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func TestAwait_KeepsTheNoteOfALaterTurn(t *testing.T) {
 		}
 		done <- whole
 	}()
-	time.Sleep(100 * time.Millisecond) // Await has read the note by then, or the test shows less
+	time.Sleep(100 * time.Millisecond) // Await has read the note by then; otherwise the test checks less
 	must(t, record.Expect(dir, path, "line-2"))
 	must(t, os.WriteFile(path, []byte("line-1\n"), 0o600))
 	<-done
@@ -87,8 +87,8 @@ func TestAwait_KeepsTheNoteOfALaterTurn(t *testing.T) {
 	}
 }
 
-// TestAwait_EndsWithWhatAnAgentLeaves: a record that never becomes whole, one that is a pipe or lies elsewhere, and a note that is damaged
-// hold up nobody, and are not waited for again.
+// A record that never becomes complete, one that is a pipe or lies elsewhere, and a damaged note delay the snapshot for
+// a limited time, and are not waited for again.
 func TestAwait_EndsWithWhatAnAgentLeaves(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(t *testing.T, dir string){

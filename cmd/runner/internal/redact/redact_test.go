@@ -18,7 +18,7 @@ import (
 
 const secret = `s3cr&t/ä"k` + "\n" + `y+1`
 
-// Whatever form a program writes a value in, it is not to be seen.
+// A value is redacted in every form in which programs write it.
 func TestForms(t *testing.T) {
 	t.Parallel()
 	quoted := func(v any) string {
@@ -52,7 +52,7 @@ func TestForms(t *testing.T) {
 	}
 }
 
-// A value is found in upper and in lower case, with slashes escaped, and with escape codes of a terminal in it.
+// A value is found in upper and in lower case, with escaped slashes, and with terminal escape codes in it.
 func TestForms_CaseSlashesAndColours(t *testing.T) {
 	t.Parallel()
 	const value = "Sk-a/b~~?>Xy9c"
@@ -90,7 +90,7 @@ func TestForms_CaseSlashesAndColours(t *testing.T) {
 	}
 }
 
-// What is held back for codes that may be in a value has a limit, and the time grows with the text alone.
+// The text that is held back for escape codes has a limit, and the time is linear in the text.
 func TestStream_HoldsBackALimitedNumberOfCodes(t *testing.T) {
 	t.Parallel()
 	x := redact.New("secret").Stream()
@@ -151,7 +151,7 @@ func TestStreamHoldsBackNoMoreThanItMust(t *testing.T) {
 	}
 }
 
-// The end of a pattern that is another's beginning, a pattern in a pattern, patterns that touch.
+// The text has a suffix of one pattern that is a prefix of another, a pattern inside a pattern, and adjacent patterns.
 func TestOverlaps(t *testing.T) {
 	t.Parallel()
 	s := redact.New("abcd", "cdef", "bcde", "xxxx", "abcdefgh")
@@ -164,7 +164,7 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// naive takes out what a look at every place finds.
+// naive redacts by searching at every position.
 func naive(text string, values []string) string {
 	gone := make([]bool, len(text))
 	for _, v := range values {
@@ -188,7 +188,7 @@ func naive(text string, values []string) string {
 	return out.String()
 }
 
-// check holds a text against what must be true of it, split at the given places.
+// check checks the redaction of a text, split at the given positions.
 func check(t interface{ Fatalf(string, ...any) }, values []string, text string, splits []int) {
 	s := redact.New(values...)
 	whole := s.String(text)
@@ -229,7 +229,8 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// Few letters make many beginnings, ends and overlaps.
+// A text of few letters, which has many prefixes, suffixes and overlaps, is redacted the same way in pieces and as a
+// whole.
 func TestStreamIsTheWhole(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -245,8 +246,8 @@ func TestStreamIsTheWhole(t *testing.T) {
 	})
 }
 
-// Inside a longer text that was encoded as a whole, at most the characters at the
-// seams are left, which the bytes around have a part in.
+// In the encoding of a longer text, only the characters at the ends of the value remain, which also depend on the bytes
+// around it.
 func TestBase64AtAnyPlace(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -370,7 +371,7 @@ func TestValue(t *testing.T) {
 	}
 }
 
-// The time grows with the text, not with the values or with what nearly matches.
+// The time grows with the text, and not with the number of values or of partial matches.
 func TestManyValues(t *testing.T) {
 	t.Parallel()
 	var values []string

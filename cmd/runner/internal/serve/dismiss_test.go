@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestServe_ClosesConnectionAfterDismissal asserts that a connection which was accepted just before the listener closed does not keep
-// Run from returning.
+// A connection that was accepted just before the listener closed does not keep Run from returning.
 func TestServe_ClosesConnectionAfterDismissal(t *testing.T) {
 	t.Parallel()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: t.TempDir() + "/s", Net: "unix"})
@@ -31,7 +30,7 @@ func TestServe_ClosesConnectionAfterDismissal(t *testing.T) {
 	}
 	s.dismiss()
 	s.serve(accepted)
-	s.wg.Wait() // Run waits so
+	s.wg.Wait() // as Run does
 	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the late connection is not closed: %v", err)
 	}

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo is an agent that ends every turn with what it was asked.
+// echo is an agent that ends every turn with the text of the query.
 type echo struct{ in agent.Stdin }
 
 func (echo) Command(l agent.Launch) (agent.Command, error) {
@@ -39,7 +39,7 @@ func (e echo) Line(line []byte, t *agent.Turn) error {
 	return nil
 }
 
-// start runs a server in this process; stop ends it and reports how.
+// start runs a server in this process; stop ends it and returns its error.
 func start(t *testing.T) (socket string, stop func() error) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rs") //nolint:usetesting // t.TempDir is too long for a socket
@@ -69,7 +69,7 @@ func start(t *testing.T) (socket string, stop func() error) {
 	return dir + "/s", func() error { cancel(); return <-done }
 }
 
-// attach follows by serve.Attach; the caller reads messages and writes commands.
+// attach attaches with serve.Attach; the caller reads messages and writes commands.
 func attach(t *testing.T, socket string) (messages *bufio.Scanner, commands io.WriteCloser, ended <-chan error) {
 	t.Helper()
 	in, commands := io.Pipe()
@@ -92,7 +92,7 @@ func TestEverythingEndsWithRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() { _, _ = commands.Write(append(raw, '\n')) }()
-	// The reply goes its own way: of a turn as short as this it may come after the end.
+	// Replies and lines are not ordered: for such a short turn the reply may come after the end.
 	var end runner.Ended
 	replied := false
 	for (end.Outcome == "" || !replied) && messages.Scan() {

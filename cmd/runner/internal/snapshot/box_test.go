@@ -25,14 +25,14 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-// TestMain lets the test's binary stand for the runner.
+// TestMain makes the test binary act as the runner.
 func TestMain(m *testing.M) {
 	if os.Getenv("RUNNER_TEST_AS") == "runner" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		code := cli.Run(ctx, os.Args[1:], cli.OS())
 		stop()
 		if path := os.Getenv("RUNNER_TEST_PEAK"); path != "" {
-			// The high-water mark is of this program alone; that of rusage begins with its parent's.
+			// This high-water mark is that of this program alone; that of rusage begins with the parent's.
 			if raw, err := os.ReadFile("/proc/self/status"); err == nil {
 				_ = os.WriteFile(path, raw, 0o600) // who reads it misses it
 			}
@@ -42,15 +42,15 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// box is a sandbox whose runner is this test's binary, in a process of its own.
+// box is a sandbox whose runner is this test binary, in a separate process.
 type box struct {
-	sandbox.Sandbox // nothing but Exec is asked for
+	sandbox.Sandbox // only Exec is implemented
 	workspace       string
 	state           string
 	flags           []string                    // added to each command
-	binary          string                      // "" for the test's own
-	user            *syscall.Credential         // nil for the test's own
-	stdout          func(r io.Reader) io.Reader // what a host sees of it
+	binary          string                      // "" for the test binary
+	user            *syscall.Credential         // nil for the user of the test
+	stdout          func(r io.Reader) io.Reader // wraps the stream that the host reads
 	env             []string
 	last            *process
 }
@@ -165,13 +165,13 @@ func (p *process) Kill() error {
 	return err
 }
 
-// measured makes runners say what memory they used.
+// measured makes runners report their memory use.
 func (b *box) measured(t testing.TB) *box {
 	b.env = append(b.env, "RUNNER_TEST_PEAK="+filepath.Join(t.TempDir(), "peak"))
 	return b
 }
 
-// peak is the most memory that the last runner had, in bytes.
+// peak returns the largest memory use of the last runner, in bytes.
 func (b *box) peak(t testing.TB) int64 {
 	t.Helper()
 	raw, err := os.ReadFile(strings.TrimPrefix(b.env[0], "RUNNER_TEST_PEAK="))
@@ -208,14 +208,14 @@ func restore(t testing.TB, b *box, store workspace.Store, id string) workspace.R
 	return r
 }
 
-// node is what a tree has at a path.
+// node is the entry of a tree at a path.
 type node struct {
 	mode    fs.FileMode
 	content string // of a file; the target of a link
 	time    time.Time
 }
 
-// tree reads a folder whole. Links have no time, as no snapshot keeps it.
+// tree reads a whole folder. Links have no time, because snapshots do not keep it.
 func tree(t testing.TB, dir string) map[string]node {
 	t.Helper()
 	out := map[string]node{}
@@ -275,7 +275,7 @@ func same(t testing.TB, want, got map[string]node) {
 	}
 }
 
-// put writes a file, with its folders.
+// put writes a file, and creates its folders.
 func put(t testing.TB, dir, path, content string) {
 	t.Helper()
 	full := filepath.Join(dir, path)
@@ -287,7 +287,7 @@ func put(t testing.TB, dir, path, content string) {
 	}
 }
 
-// old makes all times of a tree old enough to be trusted, as time does.
+// old makes all times of a tree old enough to be trusted.
 func old(t testing.TB, dir string) {
 	t.Helper()
 	when := time.Now().Add(-time.Hour)

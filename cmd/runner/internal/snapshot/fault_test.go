@@ -30,8 +30,8 @@ func random(seed uint64, size int) string {
 	return string(b)
 }
 
-// TestCut ends the runner, or its stream, at many places of a snapshot: nothing
-// is named, the one before stays, and the next works.
+// The runner, or its stream, ends at many positions of a snapshot: no snapshot is named, the previous one stays, and
+// the next attempt succeeds.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -110,7 +110,7 @@ func (k *killer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestRestoreCut: a restore that was cut can be done again over what it left.
+// An interrupted restore can be repeated over the files that it left.
 func TestRestoreCut(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -142,7 +142,7 @@ func TestRestoreCut(t *testing.T) {
 	same(t, tree(t, b.workspace), tree(t, to.workspace))
 }
 
-// TestChangesWhileRead holds the runner in the middle of a file, changes it, and lets go.
+// A file that changes while it is read is read again, and skipped if it keeps changing.
 func TestChangesWhileRead(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -182,7 +182,7 @@ func TestChangesWhileRead(t *testing.T) {
 				same(t, tree(t, b.workspace), tree(t, to.workspace))
 				return
 			}
-			// Once it is left alone, the next snapshot has it whole.
+			// After the changes have ended, the next snapshot has the complete file.
 			next := take(t, b, store, r.ID)
 			to := newBox(t)
 			restore(t, to, store, next.ID)
@@ -194,8 +194,7 @@ func TestChangesWhileRead(t *testing.T) {
 	}
 }
 
-// meddler does something each so many bytes. The runner is no further than a
-// pipe and a buffer ahead.
+// meddler calls a function after each so many bytes. The runner is ahead by no more than a pipe and a buffer.
 type meddler struct {
 	r      io.Reader
 	every  int64
@@ -212,8 +211,8 @@ func (m *meddler) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestBusyWorkspace takes snapshots while files come, change and go. Each can be
-// restored, and no file has content that it never had.
+// Snapshots are taken while files are created, changed and removed. Each can be restored, and no file has content that
+// it never had.
 func TestBusyWorkspace(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -257,7 +256,7 @@ func TestBusyWorkspace(t *testing.T) {
 	<-done
 }
 
-// TestWhatIsNoFile: sockets, pipes and files that cannot be read are reported and hold nothing up.
+// Sockets, pipes and unreadable files are reported and block nothing.
 func TestWhatIsNoFile(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -300,8 +299,7 @@ func TestWhatIsNoFile(t *testing.T) {
 	}
 }
 
-// TestUnreadable runs as one who may not read all: without the right, what was
-// read before is kept and the rest reported.
+// For a runner without permission to read a file, the content from before is kept, and other files are reported.
 func TestUnreadable(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -328,7 +326,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// asOther gives the box to a user without rights, if this one has all.
+// asOther gives the box to an unprivileged user, if this process is privileged.
 func (b *box) asOther(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -359,7 +357,7 @@ func (b *box) asOther(t *testing.T) {
 	}
 }
 
-// TestRestoreStaysInside: over a tree that is set up to lead it out.
+// A restore over a tree with links that lead out stays inside the tree.
 func TestRestoreStaysInside(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -387,7 +385,7 @@ func TestRestoreStaysInside(t *testing.T) {
 	}
 }
 
-// TestRestoreRefuses holds the runner to refuse what a host should never send.
+// The runner refuses a restore that a host must not send.
 func TestRestoreRefuses(t *testing.T) {
 	t.Parallel()
 	one := wire.Sum([]byte("1"))
@@ -435,7 +433,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 }
 
-// TestForgedIndex: an index that says something else costs time at most.
+// A forged index only costs time.
 func TestForgedIndex(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -468,7 +466,7 @@ func TestForgedIndex(t *testing.T) {
 	}
 }
 
-// TestQuickChange: a change within a clock's tick, of the same size, is seen.
+// A change of the same size within a tick of the clock is found.
 func TestQuickChange(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -490,7 +488,7 @@ func TestQuickChange(t *testing.T) {
 	}
 }
 
-// TestTimesPutBack: content that changed under the same size and time is seen by the rest.
+// A change of content with the same size and modification time is found by the change time.
 func TestTimesPutBack(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}
@@ -511,7 +509,7 @@ func TestTimesPutBack(t *testing.T) {
 	}
 }
 
-// TestContextEnds: the runner ends with its host's wish.
+// The runner ends when its host's context ends.
 func TestContextEnds(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)

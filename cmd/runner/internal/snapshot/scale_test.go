@@ -23,10 +23,10 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-// enough is more memory than a runner may need for files of any size, in bytes.
+// enough is more memory in bytes than a runner may use for files of any size.
 const enough = 96 << 20
 
-// folder is a store on disk, which notes the most memory that was in use at any of its calls.
+// folder is a store on disk, which records the largest memory use at its calls.
 type folder struct {
 	dir  string
 	peak uint64
@@ -62,7 +62,8 @@ func (f *folder) Has(_ context.Context, name string) (bool, error) {
 	return err == nil, nil
 }
 
-// TestLargeFile: neither side holds a file in memory. It runs alone, since it looks at this process's memory.
+// Neither side holds a whole file in memory. The test does not run in parallel, because it measures the memory of this
+// process.
 func TestLargeFile(t *testing.T) { //nolint:paralleltest // see above
 	const size = 300 << 20
 	b, store := newBox(t).measured(t), &folder{dir: t.TempDir()}

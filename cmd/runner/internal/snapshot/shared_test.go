@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-// sharedBox is a box whose workspace is a folder of the user's.
+// sharedBox returns a box whose workspace is a person's folder.
 func sharedBox(t *testing.T) *box {
 	t.Helper()
 	b := newBox(t)
@@ -21,8 +21,8 @@ func sharedBox(t *testing.T) *box {
 	return b
 }
 
-// TestSharedFolder_SkipsWhatASnapshotCannotHold: what is ignored is left out; links
-// are kept as links; what cannot be read, is no file or is too large is skipped and named.
+// Ignored files are left out; links are kept as links; unreadable entries, entries that are not files, and files that
+// are too large are skipped and named.
 func TestSharedFolder_SkipsWhatASnapshotCannotHold(t *testing.T) {
 	t.Parallel()
 	b := sharedBox(t)
@@ -73,8 +73,7 @@ func TestSharedFolder_SkipsWhatASnapshotCannotHold(t *testing.T) {
 	}
 }
 
-// TestSharedFolder_TakesFilesUpToTheLimit: a snapshot of a larger folder holds as
-// many files as it may, and names the first one that it does not hold.
+// A snapshot of a larger folder holds as many files as the limit allows, and names the first one that it does not hold.
 func TestSharedFolder_TakesFilesUpToTheLimit(t *testing.T) {
 	t.Parallel()
 	const limit = 20_000

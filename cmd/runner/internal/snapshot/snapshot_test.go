@@ -55,13 +55,13 @@ func TestSnapshotAndRestore(t *testing.T) {
 	want["README.md"] = n
 	same(t, want, tree(t, to.workspace))
 	same(t, tree(t, b.state), tree(t, to.state))
-	// What was restored is the same snapshot, and known without reading it.
+	// A restored tree is the same snapshot, without reading its files.
 	if r := take(t, to, store, first.ID); r.ID != first.ID || r.NewBytes != 0 {
 		t.Errorf("after restore: %+v", r)
 	}
 }
 
-// TestTreesComeBack makes random trees, edits them, and compares what comes back.
+// Random trees are created and edited, and a restore returns the same tree.
 func TestTreesComeBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -132,7 +132,7 @@ func edit(t *testing.T, rt *rapid.T, b *box) {
 	}
 }
 
-// clearOthers removes from dir what model has not: a restore leaves it.
+// clearOthers removes the entries from dir that model does not have: a restore leaves them.
 func clearOthers(t *testing.T, dir, model string) {
 	t.Helper()
 	have := tree(t, model)
@@ -145,7 +145,7 @@ func clearOthers(t *testing.T, dir, model string) {
 	}
 }
 
-// Files with secrets in them, which every launch makes anew, leave no sandbox.
+// Files with secrets, which every launch writes anew, are not part of snapshots.
 func TestWhatALaunchLaysDownStays(t *testing.T) {
 	t.Parallel()
 	b, store := newBox(t), &workspacetest.Memory{}

@@ -24,8 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shell is an agent whose query is a command of its one shell; a printed line
-// {"end":true} ends the turn.
+// shell is an agent whose queries are commands of one shell. A printed line {"end":true} ends the turn.
 type shell struct{ in agent.Stdin }
 
 func (shell) Command(l agent.Launch) (agent.Command, error) {
@@ -40,7 +39,7 @@ func (s shell) Line(_ []byte, t *agent.Turn) error {
 	return nil
 }
 
-// group is a memory group whose kernel is the test.
+// group is a memory group whose counter the test sets.
 type group struct {
 	kills atomic.Uint64
 	own   bool
@@ -54,7 +53,7 @@ type scene struct {
 	t   *testing.T
 	sup *supervisor.Supervisor
 	j   *journal.Journal
-	at  uint64 // the last line that was read
+	at  uint64 // number of the last line that was read
 }
 
 func begin(t *testing.T, g *group) *scene {
@@ -90,7 +89,7 @@ func (s *scene) start(execution, script string) {
 	}
 }
 
-// until reads lines up to one of the type, and gives it.
+// until reads lines up to one of the type, and returns it.
 func (s *scene) until(typ events.Type) runner.Line {
 	s.t.Helper()
 	limit := time.NewTimer(30 * time.Second)
@@ -128,7 +127,7 @@ func decode[T any](t *testing.T, l runner.Line) (v T) {
 func TestAgentKilledForMemory(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		kernel bool // it was the kernel, for lack of memory
+		kernel bool // the kernel killed the process for lack of memory
 		signal syscall.Signal
 		want   string
 	}{
@@ -139,7 +138,7 @@ func TestAgentKilledForMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := &group{own: true}
-			g.kills.Store(7) // of times past
+			g.kills.Store(7) // earlier kills
 			s := begin(t, g)
 			s.start("exe_1", "sleep 600")
 			pid := decode[runner.Started](t, s.until(runner.AgentStarted)).PID
@@ -153,7 +152,7 @@ func TestAgentKilledForMemory(t *testing.T) {
 			if e := decode[runner.Ended](t, l); e.Outcome != runner.Failed || e.Code != tc.want || tc.want == "OUT_OF_MEMORY" && l.N != 2 {
 				t.Errorf("end %+v in line %d", e, l.N)
 			}
-			// What was is not held against the next turn.
+			// Earlier kills do not affect the next turn.
 			s.start("exe_2", "kill -9 $$")
 			if e := decode[runner.Ended](t, s.until(runner.TurnEnded)); e.Code != "AGENT_EXITED" {
 				t.Errorf("the next turn: %+v", e)
@@ -177,7 +176,7 @@ func TestToolKilledForMemory(t *testing.T) {
 	if e := decode[runner.Ended](t, s.until(runner.TurnEnded)); e.Outcome != runner.Killed {
 		t.Errorf("end %+v", e)
 	}
-	// One at the very end is told before it.
+	// A kill at the end of the turn is reported before the end.
 	s.start("exe_2", "sleep 600")
 	pid := decode[runner.Started](t, s.until(runner.AgentStarted)).PID
 	g.kills.Add(1)
@@ -189,7 +188,7 @@ func TestToolKilledForMemory(t *testing.T) {
 	if told.ExecutionID != "exe_2" || decode[runner.Ended](t, end).Code != "AGENT_EXITED" {
 		t.Errorf("told %+v, end %s", told, end.Data)
 	}
-	// In a group that others share nothing is said of them.
+	// In a group that other programs share, kills are not reported.
 	g = &group{}
 	s = begin(t, g)
 	s.start("exe_1", "sleep 0.05; echo 1")

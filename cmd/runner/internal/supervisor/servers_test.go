@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Agents are given a program in the place of a server that runs in a container.
+// For a server that runs in a container the agent gets a program that connects to it.
 func TestServersInContainers(t *testing.T) {
 	t.Parallel()
 	given := []runner.MCPServer{

@@ -71,7 +71,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// What an agent can leave in place of a record must not block the runner, or have it read another file.
+// A pipe or link in place of a record must not block the runner, or make it read another file.
 func TestCopyReadsRegularFilesOnly(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -48,7 +48,7 @@ func TestLaunch(t *testing.T) {
 	if !slices.Contains(env, "A=1") || !slices.Contains(env, "B=2") || before["PIP_CERT"] != "relative.pem" {
 		t.Errorf("what else there was: %v, %v", env, before)
 	}
-	// The process of the turn after has the same, or it would be replaced each time.
+	// The next turn has the same text; otherwise the process would be replaced each time.
 	l.Env = before
 	_, again, err := trust.Launch(l, certificate)
 	if err != nil || again != file {

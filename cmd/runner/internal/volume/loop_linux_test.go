@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newVolume is a volume with a folder of the test's. Its loop device goes with the test.
+// newVolume returns a volume with a folder for the test. Its loop device is removed with the test.
 func newVolume(t *testing.T) Volume {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -44,7 +44,7 @@ func newVolume(t *testing.T) Volume {
 	return v
 }
 
-// deviceOf finds the loop device with the volume's name.
+// deviceOf returns the loop device with the volume's name.
 func deviceOf(t *testing.T, v Volume) *device {
 	t.Helper()
 	list, err := attached()
@@ -74,7 +74,7 @@ func mounted(t *testing.T, v Volume, f func(dir string)) {
 	f(dir)
 }
 
-// Making a volume again finds it; a half-made one is made anew.
+// Make finds an existing volume, and creates an incomplete one again.
 func TestMake_FindsWhatIsThere(t *testing.T) {
 	v := newVolume(t)
 	if err := os.WriteFile(v.file()+".part", []byte("of somebody who was killed"), 0o600); err != nil {
@@ -127,7 +127,7 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 				if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 					t.Fatal(err)
 				}
-				// What the disk has at this moment is what is left.
+				// The present content of the disk is what a power failure would leave.
 				if out, err := exec.Command("cp", "--sparse=always", v.file(), v.file()+".cut").CombinedOutput(); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
@@ -156,7 +156,7 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 	}
 }
 
-// The sweep leaves volumes that are there, and loop devices of others.
+// The sweep leaves existing volumes, and loop devices of other programs.
 func TestSweep_TouchesNothingElse(t *testing.T) {
 	v := newVolume(t)
 	if err := Make(Limits{16 << 20, 1024}, []Volume{v}); err != nil {

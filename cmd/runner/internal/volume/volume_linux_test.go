@@ -32,7 +32,7 @@ func TestVolume_UnmarshalText(t *testing.T) {
 	}
 }
 
-// The file system holds the limit beside what it needs itself, and not much more.
+// The file system holds the limit in addition to its metadata, and not much more.
 func TestLimits_Size(t *testing.T) {
 	t.Parallel()
 	for _, l := range []Limits{{1 << 20, 1024}, {16 << 20, 1024}, {128 << 20, 32_768}, {10 << 30, 1_000_000}, {1 << 40, 1_000_000}} {
@@ -47,7 +47,7 @@ func TestLimits_Size(t *testing.T) {
 	}
 }
 
-// Exceed is content only where both limits hold.
+// Exceed returns nil only if both limits are enforced.
 func TestExceed(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {

@@ -13,7 +13,7 @@ import (
 
 const kilobyte = 1 << 10
 
-// measured gives what a new disk watch measures.
+// measured returns a disk watch after its first measurement.
 func measured(t *testing.T, cfg DiskConfig) *Disk {
 	t.Helper()
 	d, err := NewDisk(cfg)
@@ -87,7 +87,7 @@ func TestFilesWithoutANameCount(t *testing.T) {
 	}
 }
 
-// Between measurements the growth of files that were touched is added.
+// Between measurements the growth of touched files is added.
 func TestEstimate(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -105,7 +105,7 @@ func TestEstimate(t *testing.T) {
 	}
 	d.measure()
 	all := d.Used()
-	fill(t, fresh, 120*kilobyte) // it is still looked at, as it had grown
+	fill(t, fresh, 120*kilobyte) // it is still examined, because it has grown
 	d.estimate()
 	if got := d.Used() - all; got != 100*kilobyte {
 		t.Errorf("%d bytes more after a measurement, want 100 KiB", got)
@@ -153,7 +153,7 @@ func TestLimitIsSaidUntilThereIsRoom(t *testing.T) {
 	}
 }
 
-// While nothing runs and nothing changes nobody looks.
+// While nothing runs and nothing changes, the watch sleeps.
 func TestIdleDiskSleeps(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -21,17 +21,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait.
+// patience limits every wait.
 const patience = 30 * time.Second
 
-// record is a sink that writes down what it is told.
+// record is a sink that records the reports.
 type record struct {
 	mu        sync.Mutex
 	lines     []string
 	logs      []string
 	execution string
-	gate      chan struct{} // what Tell waits for, if anything
-	news      chan struct{} // has a token when something was told
+	gate      chan struct{} // if not nil, Tell blocks until it is closed
+	news      chan struct{} // has a token after a report
 }
 
 func (r *record) Tell(ctx context.Context, payloads ...events.Payload) string {
@@ -62,7 +62,7 @@ func (r *record) Tell(ctx context.Context, payloads ...events.Payload) string {
 	return r.execution
 }
 
-// take gives what was told since, sorted.
+// take returns the reports since the last call, sorted.
 func (r *record) take() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +80,7 @@ func (r *record) said() string {
 	return out
 }
 
-// scene is a workspace that is watched.
+// scene is a watched workspace.
 type scene struct {
 	t    *testing.T
 	dir  string
@@ -88,7 +88,7 @@ type scene struct {
 	sink *record
 }
 
-// watch begins with a workspace that the function has filled.
+// watch starts a watcher of a workspace that the function has filled.
 func watch(t *testing.T, fill func(*scene), cfg Config) *scene {
 	t.Helper()
 	base := t.TempDir()
@@ -141,7 +141,7 @@ func (s *scene) move(from, to string) {
 
 func (s *scene) remove(rel string) { s.t.Helper(); s.must(os.RemoveAll(s.absolute(rel))) }
 
-// want compares what is told of all that happened so far.
+// want compares the reports of all changes so far.
 func (s *scene) want(want string) {
 	s.t.Helper()
 	s.flush()
@@ -150,10 +150,10 @@ func (s *scene) want(want string) {
 	}
 }
 
-// never is a time that no test waits for: only Flush has things told.
+// never is a time that no test waits for: only Flush causes reports.
 const never = time.Hour
 
-// modes are the ways to learn of changes.
+// modes runs a test with inotify and with polling.
 func modes(t *testing.T, test func(*testing.T, Config)) {
 	t.Helper()
 	for name, cfg := range map[string]Config{"inotify": {Quiet: never, Latest: never}, "polling": {Quiet: never, Latest: never, Poll: never, Polling: true}} {
@@ -183,7 +183,7 @@ func TestFiles(t *testing.T) {
 		s.must(os.Chmod(s.absolute("new"), 0o600))
 		s.mkdir("folder/alone")
 		s.want("")
-		// What comes and goes at once leaves no trace; what is replaced has changed.
+		// A file that is created and removed at once is not reported; a replaced file has changed.
 		s.write("flash", "1")
 		s.remove("flash")
 		s.write("tmp", "other!")
@@ -203,7 +203,7 @@ func TestMoves(t *testing.T) {
 		s := watch(t, func(s *scene) { s.write("d/one", "1"); s.write("d/e/two", "2"); s.write("../out/three", "3") }, cfg)
 		s.move("d", "moved")
 		s.want("+moved/e/two 1, +moved/one 1, -d/e/two, -d/one")
-		// What happens in it is told of its new place.
+		// Changes in it are reported under its new path.
 		s.write("moved/e/two", "22")
 		s.write("moved/e/four", "4")
 		s.want("+moved/e/four 1, ~moved/e/two 2")
@@ -253,7 +253,7 @@ func TestIgnored(t *testing.T) {
 		s.write("important.log", "1")
 		s.write("a/kept", "1")
 		s.want("+a/kept 1, +important.log 1")
-		// Other rules make no events of what they change.
+		// New rules cause no events about the files that they concern.
 		s.write(IgnoreFile, "kept\n")
 		s.want("~.spoolignore 5")
 		s.write("out/h", "1")
@@ -284,7 +284,7 @@ func TestChangesAreJoined(t *testing.T) {
 	s.want("~f 49")
 }
 
-// waitFor reads what is told until it contains the line.
+// waitFor reads reports until they contain the line.
 func (s *scene) waitFor(line string) {
 	s.t.Helper()
 	limit := time.NewTimer(patience)
@@ -361,7 +361,7 @@ func TestFloodIsBounded(t *testing.T) {
 	if got := s.sink.said(); strings.Count(got, "only 10 a second and 25 a turn") != 1 || !strings.Contains(got, "not listed: 90 files created, 0 modified, 0 deleted") {
 		t.Errorf("said %q", got)
 	}
-	// The same turn is not warned twice, and is told no more than its share.
+	// The same turn gets one warning, and no more reports than its limit.
 	told, counted := 10, 0
 	for told+counted < 10+600 {
 		fill(100)
@@ -381,7 +381,7 @@ func TestFloodIsBounded(t *testing.T) {
 	if told > 25 || told+counted != 610 {
 		t.Errorf("%d told and %d counted", told, counted)
 	}
-	// Another turn has its own share.
+	// Another turn has its own limit.
 	s.sink.mu.Lock()
 	s.sink.execution = "exe_2"
 	s.sink.mu.Unlock()
@@ -395,14 +395,14 @@ func TestFloodIsBounded(t *testing.T) {
 
 const many = 20_000
 
-// The sink is held up, so that the kernel's queue runs over; nothing is lost.
+// While the sink blocks, the kernel's queue overflows; no file is lost.
 func TestManyFilesAndAnOverflow(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder // written by the watcher alone, read after a flush
 	gate := make(chan struct{})
 	s := watch(t, func(s *scene) {
 		s.sink.gate = gate
-		for i := range 100 { // the others are found by their folders
+		for i := range 100 { // the other folders are created later
 			s.mkdir(fmt.Sprintf("d%03d/e", i))
 		}
 	}, Config{
@@ -427,7 +427,7 @@ func TestManyFilesAndAnOverflow(t *testing.T) {
 	}
 }
 
-// drain reads until so many different files were told, each once.
+// drain reads reports until they contain so many different files, each once.
 func (s *scene) drain(n int, sign byte) {
 	s.t.Helper()
 	seen := map[string]bool{}
@@ -451,7 +451,7 @@ func (s *scene) drain(n int, sign byte) {
 	}
 }
 
-// poor is a kernel with few watches.
+// poor is a kernel that has few watches.
 type poor struct {
 	kernel
 	left int

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// scene is a workspace beside a sibling with a secret, and links that try to reach it.
+// scene creates a workspace, a sibling folder with a secret, and links that try to reach it.
 func scene(t *testing.T) (dir, evil string) {
 	t.Helper()
 	base := t.TempDir()

@@ -218,17 +218,16 @@ func closeReason(err error) error {
 
 // serverMessage holds the fields of all messages that the gateway sends.
 type serverMessage struct {
-	Type      string          `json:"type"`
-	Event     json.RawMessage `json:"event"`
-	Seq       uint32          `json:"seq"`
-	Blocks    []events.Block  `json:"blocks"`
-	Lagging   bool            `json:"lagging"`
-	LagMs     uint32          `json:"lagMs"`
-	Code      string          `json:"code"`
-	Message   string          `json:"message"`
-	Field     string          `json:"field"`
-	Tip       *uint32         `json:"tip"`
-	RequestID string          `json:"requestId"`
+	Type    string          `json:"type"`
+	Event   json.RawMessage `json:"event"`
+	Seq     uint32          `json:"seq"`
+	Blocks  []events.Block  `json:"blocks"`
+	Lagging bool            `json:"lagging"`
+	LagMs   uint32          `json:"lagMs"`
+	Code    string          `json:"code"`
+	Message string          `json:"message"`
+	Field   string          `json:"field"`
+	Tip     *uint32         `json:"tip"`
 }
 
 // take handles a message on a joined stream.

@@ -57,14 +57,14 @@ func Call[Q, R any](ctx context.Context, method Method[Q, R], request *Q) (doc D
 // List yields the items of a method that lists, page by page. T is the message of an item.
 func List[T proto.Message, Q, R any](ctx context.Context, method Method[Q, R], request *Q) iter.Seq2[Doc[T], error] {
 	return func(yield func(Doc[T], error) bool) {
-		message := any(request).(proto.Message).ProtoReflect() //nolint:forcetypeassert // requests are generated messages
+		message := any(request).(proto.Message).ProtoReflect() // generated clients take messages
 		for {
 			page, err := Call(ctx, method, request)
 			if err != nil {
 				yield(Doc[T]{}, err)
 				return
 			}
-			response := any(page.Value).(proto.Message).ProtoReflect() //nolint:forcetypeassert // responses are generated messages
+			response := any(page.Value).(proto.Message).ProtoReflect() // generated clients return messages
 			items, err := itemsOf[T](page.Raw, response.Descriptor())
 			if err != nil {
 				yield(Doc[T]{}, err)

@@ -26,11 +26,11 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	certificates := func(args ...string) string {
 		t.Helper()
 		w := world(t)
-		var out, said bytes.Buffer
-		w.Out, w.Err = &out, &said
+		var out, stderr bytes.Buffer
+		w.Out, w.Err = &out, &stderr
 		args = append([]string{"certificates", "--authority", filepath.Join(dir, "authority"), "--ca-file", ca, "--issue", server + "=localhost, 127.0.0.1,", "--issue", other + "=other:7443,[2001:db8::1]:7443,2001:db8::2"}, args...)
 		if code := Main(t.Context(), args, w); code != ExitDone {
-			t.Fatalf("%v ended with %d: %s", args, code, said.String())
+			t.Fatalf("%v ended with %d: %s", args, code, stderr.String())
 		}
 		return out.String()
 	}
@@ -62,11 +62,11 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 		"": {"--ca-file", ca}, "certificate signed by unknown authority; name the file of its authority with --ca-file": nil, "ca-file: open " + dir: {"--ca-file", filepath.Join(dir, "missing")},
 	} {
 		w := world(t)
-		var said bytes.Buffer
-		w.Out, w.Err = &bytes.Buffer{}, &said
+		var stderr bytes.Buffer
+		w.Out, w.Err = &bytes.Buffer{}, &stderr
 		code := Main(t.Context(), append([]string{"sessions", "ls", "--url", url}, args...), w)
-		if (code == ExitDone) != (want == "") || !strings.Contains(said.String(), want) {
-			t.Errorf("%v: ended with %d: %s", args, code, said.String())
+		if (code == ExitDone) != (want == "") || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%v: ended with %d: %s", args, code, stderr.String())
 		}
 	}
 }
@@ -100,12 +100,12 @@ func TestCertificates_RefusesInvalidFlags(t *testing.T) {
 		"is not a folder with names": {"--issue", "folder"}, "issue: \"=nats\" is not": {"--issue", "=nats"}, "must be positive": {"--issue", "d=nats", "--valid-for=-1h"},
 	} {
 		w := world(t)
-		var said bytes.Buffer
-		w.Out, w.Err = &bytes.Buffer{}, &said
+		var stderr bytes.Buffer
+		w.Out, w.Err = &bytes.Buffer{}, &stderr
 		dir := t.TempDir()
 		code := Main(t.Context(), append([]string{"certificates", "--authority", dir, "--ca-file", filepath.Join(dir, "ca.pem")}, args...), w)
-		if code != ExitUsage || !strings.Contains(said.String(), want) {
-			t.Errorf("%v: ended with %d: %s", args, code, said.String())
+		if code != ExitUsage || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%v: ended with %d: %s", args, code, stderr.String())
 		}
 	}
 }

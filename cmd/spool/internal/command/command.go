@@ -159,18 +159,18 @@ func (w IO) exit(err error) int {
 	if err == nil {
 		return ExitDone
 	}
-	code, said := ExitFailed, err
+	code, shown := ExitFailed, err
 	var exit *exitError
 	switch {
 	case errors.As(err, &exit):
-		code, said = exit.code, exit.err
+		code, shown = exit.code, exit.err
 	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
-		code, said = ExitCancelled, nil
+		code, shown = ExitCancelled, nil
 	case client.IsCode(err, "INVALID_REQUEST", "PAYLOAD_TOO_LARGE"):
 		code = ExitUsage
 	}
-	if said != nil {
-		text := "spool: " + terminal.Line(said.Error())
+	if shown != nil {
+		text := "spool: " + terminal.Line(shown.Error())
 		if w.OutTTY && w.Color {
 			text = "\x1b[31m" + text + "\x1b[0m"
 		}

@@ -107,7 +107,7 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
 
 // needsServices reports whether a compose installation with these services runs. If not, f is the result of the check.
-func (x *securityExamination) needsServices(services ...string) (f finding, there bool) {
+func (x *securityExamination) needsServices(services ...string) (f finding, runs bool) {
 	if x.engineErr != nil {
 		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST"), false
 	}
@@ -365,7 +365,7 @@ func (x *securityExamination) engineOptions(context.Context) finding {
 		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST")
 	}
 	if host := x.environ(client.EnvOverrideHost); strings.HasPrefix(host, "tcp://") && x.environ(client.EnvTLSVerify) == "" {
-		return failed("the engine at "+host+" is spoken to without TLS: whoever reaches it has that machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")
+		return failed("the connection to the engine at "+host+" is without TLS: anyone who reaches the engine controls its machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")
 	}
 	options := strings.Join(x.engine.SecurityOptions, " ")
 	if !strings.Contains(options, "name=seccomp") {

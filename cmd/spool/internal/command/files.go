@@ -117,7 +117,7 @@ func (c *filesGet) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		defer r.Close() //nolint:errcheck // it was read to its end, or the error is told
+		defer r.Close() //nolint:errcheck // the body was read to its end, or its error is returned
 		if c.To == "-" {
 			_, err := io.Copy(a.Out, r)
 			return err
@@ -180,7 +180,7 @@ func (c *filesTar) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		defer r.Close() //nolint:errcheck // it was read to its end, or the error is told
+		defer r.Close() //nolint:errcheck // the body was read to its end, or its error is returned
 		if c.Output == "" || c.Output == "-" {
 			_, err := io.Copy(a.Out, r)
 			return err

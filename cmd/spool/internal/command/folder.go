@@ -317,7 +317,7 @@ func packOne(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error 
 		return err
 	}
 	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(w, sum, counting(moved)), io.LimitReader(f, e.Size))
+	n, err := io.Copy(io.MultiWriter(w, sum, countingWriter(moved)), io.LimitReader(f, e.Size))
 	if err != nil {
 		return err
 	}
@@ -344,10 +344,10 @@ func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// counting is a writer that reports the number of written bytes.
-type counting func(n int64)
+// countingWriter is a writer that reports the number of written bytes.
+type countingWriter func(n int64)
 
-func (c counting) Write(p []byte) (int, error) {
+func (c countingWriter) Write(p []byte) (int, error) {
 	c(int64(len(p)))
 	return len(p), nil
 }

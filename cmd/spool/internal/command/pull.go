@@ -107,7 +107,7 @@ func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	if !agreed {
 		return failed
 	}
-	return errors.Join(failed, p.saveRecord(), p.conflictsLeft())
+	return errors.Join(failed, p.saveRecord(), p.conflictError())
 }
 
 // confirm reports whether changes are to be applied. It marks the changes that the user declines.
@@ -156,8 +156,8 @@ func (p *pullRun) saveRecord() error {
 	return p.record.save(p.recordFile)
 }
 
-// conflictsLeft returns an error if changes were not applied although the user did not decline them.
-func (p *pullRun) conflictsLeft() error {
+// conflictError returns an error if changes were not applied although the user did not decline them.
+func (p *pullRun) conflictError() error {
 	n := 0
 	for _, c := range p.changes {
 		if !c.Applied && !c.declined && c.applicable() {

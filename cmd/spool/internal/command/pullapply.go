@@ -56,8 +56,8 @@ func applyError(name string, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// errChangedHere is returned for a path that changed locally after the comparison.
-var errChangedHere = errors.New("changed locally meanwhile: pull again")
+// errLocalChange is returned for a path that changed locally after the comparison.
+var errLocalChange = errors.New("changed locally meanwhile: pull again")
 
 // applyOne applies a change if the local version is still the compared one.
 func (p *pullRun) applyOne(c *change) error {
@@ -66,7 +66,7 @@ func (p *pullRun) applyOne(c *change) error {
 		return err
 	}
 	if !unchanged(now, c.local) {
-		return errChangedHere
+		return errLocalChange
 	}
 	if c.remote == nil {
 		return p.root.Remove(c.Path)

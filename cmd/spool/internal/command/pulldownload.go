@@ -108,7 +108,7 @@ func (p *pullRun) download(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer r.Close() //nolint:errcheck // it was read to its end, or the error is told
+	defer r.Close() //nolint:errcheck // the body was read to its end, or its error is returned
 	p.remote = map[string]*remoteEntry{}
 	var bytes int64
 	for in := tar.NewReader(r); ; {

@@ -71,7 +71,7 @@ func (p *pullRun) difference(c *change) string {
 	return udiff.Unified(quotedName("a/"+c.Path), quotedName("b/"+c.Path), string(here), string(there))
 }
 
-// quotedName returns the name of a file as a unified diff has it: in quotes where it could be read as lines of the diff.
+// quotedName returns the name of a file for a unified diff: in quotes if the name could be mistaken for lines of the diff.
 func quotedName(name string) string {
 	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
 		return strconv.Quote(name)

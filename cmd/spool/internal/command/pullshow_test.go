@@ -25,7 +25,7 @@ func TestDifference_QuotesNamesOfFiles(t *testing.T) {
 	}
 	p := &pullRun{root: root}
 	got := p.difference(&change{Path: name, Change: changeModified, Kind: kindFile, local: &entry{Kind: kindFile}, staged: staged})
-	if want := "--- \"a/x\\n+++ evil\"\n+++ \"b/x\\n+++ evil\"\n -1 +1 \n-old\n+new\n"; got != want {
+	if want := "--- \"a/x\\n+++ evil\"\n+++ \"b/x\\n+++ evil\"\n@@ -1 +1 @@\n-old\n+new\n"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -181,14 +181,14 @@ func git(ctx context.Context, dir string, args ...string) error {
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_DIR="+filepath.Join(dir, ".git"), "GIT_WORK_TREE="+dir)
 	cmd.WaitDelay = time.Second
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrNotFound) {
 		return errors.New("git: not found on the PATH: install it, or push a folder")
 	}
 	if err != nil {
-		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(said.String())))
+		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(stderr.String())))
 	}
 	return nil
 }

@@ -207,7 +207,7 @@ type progress struct {
 	show  func(text string)
 	done  int64
 	total int64
-	said  time.Time
+	shown time.Time // time of the last update
 }
 
 // progressEvery is the interval between updates of the progress.
@@ -227,8 +227,8 @@ func (r *queryRun) progress(total int64) *progress {
 // add must not be called concurrently.
 func (p *progress) add(n int64) {
 	p.done += n
-	if now := time.Now(); now.Sub(p.said) >= progressEvery {
-		p.said = now
+	if now := time.Now(); now.Sub(p.shown) >= progressEvery {
+		p.shown = now
 		p.show(fmt.Sprintf("uploading %s of %s", size(p.done), size(p.total)))
 	}
 }

@@ -22,7 +22,7 @@ func TestSecretsKeygen_KeepsAnExistingKey(t *testing.T) {
 		t.Fatalf("it printed %d lines, %v, %d", len(lines), err, printed.code)
 	}
 	if public, err := secret.PublicKey(keys); err != nil || lines[0] != "# public key: "+public {
-		t.Errorf("the public key is said to be %q, %v", lines[0], err)
+		t.Errorf("the printed public key is %q, %v", lines[0], err)
 	}
 	dir := t.TempDir()
 	key, recipient := filepath.Join(dir, "secrets.key"), filepath.Join(dir, "secrets.pub")

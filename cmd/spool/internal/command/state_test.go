@@ -39,7 +39,7 @@ func serveHistory(t *testing.T) (url string, requested func() string) {
 		case strings.HasSuffix(r.URL.Path, "/diff"):
 			fmt.Fprint(w, `{"from":1,"to":3,"blocks":[{"change":"added","block":{"id":"b1","kind":"user_message","status":"complete","timestamp":"2026-01-02T03:04:05Z","content":"first"}}],"blockCount":5,
 				"statuses":[{"kind":"session","id":"s","from":"open","to":"closed"}],"reported":{"inputTokens":7},"metered":{},
-				"files":{"summary":"Two snapshots.","files":[{"path":"t","change":"changed","text":"--- a/t\n+++ b/t\n -1 +1 \n-\told\u001b[2J\n+\tnew\n"},
+				"files":{"summary":"Two snapshots.","files":[{"path":"t","change":"changed","text":"--- a/t\n+++ b/t\n@@ -1 +1 @@\n-\told\u001b[2J\n+\tnew\n"},
 				{"path":"bin","change":"added","omitted":"binary","to":{"kind":"file","size":2048,"mode":420,"sha256":"ab"}}],"fileCount":3,"cut":true}}`)
 		default:
 			fmt.Fprintf(w, `{"equal":false,"equalEvents":4,"summary":"They differ.","field":"type","event":{"seq":5,"type":"log","time":"2026-01-02T03:04:05Z","data":{"message":"m"}}}`)

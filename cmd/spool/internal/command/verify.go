@@ -60,13 +60,13 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		return err
 	}
 	if report.Problem != nil {
-		return brokenAt(report)
+		return problemError(report)
 	}
 	return nil
 }
 
-// brokenAt returns the error for a log with problems that are not accepted.
-func brokenAt(r eventlog.Report) error {
+// problemError returns the error for a log with problems that are not accepted.
+func problemError(r eventlog.Report) error {
 	n := 0
 	for _, p := range r.Problems {
 		if !p.Accepted {
@@ -97,8 +97,8 @@ type reportJSON struct {
 	Commits  int           `json:"commits"`
 	Events   int           `json:"events"`
 	Open     []openQuery   `json:"open"`
-	Problem  *brokenPlace  `json:"problem,omitempty"` // the first problem that is not accepted
-	Problems []brokenPlace `json:"problems,omitempty"`
+	Problem  *problemJSON  `json:"problem,omitempty"` // the first problem that is not accepted
+	Problems []problemJSON `json:"problems,omitempty"`
 	Stopped  bool          `json:"stopped,omitempty"` // too many problems: the rest was not checked
 	Proved   []provedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
@@ -111,7 +111,7 @@ type openQuery struct {
 	Deleted     bool   `json:"deleted"`
 }
 
-type brokenPlace struct {
+type problemJSON struct {
 	Position string `json:"position"`
 	Subject  string `json:"subject"`
 	CommitID string `json:"commitId"`
@@ -119,8 +119,8 @@ type brokenPlace struct {
 	Accepted bool   `json:"accepted,omitempty"`
 }
 
-func placeOf(p eventlog.Problem) brokenPlace {
-	return brokenPlace{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
+func newProblemJSON(p eventlog.Problem) problemJSON {
+	return problemJSON{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
 func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) error {
@@ -130,11 +130,11 @@ func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) 
 			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
 		if p := r.Problem; p != nil {
-			place := placeOf(*p)
+			place := newProblemJSON(*p)
 			v.Problem = &place
 		}
 		for _, p := range r.Problems {
-			v.Problems = append(v.Problems, placeOf(p))
+			v.Problems = append(v.Problems, newProblemJSON(p))
 		}
 		return a.json(v)
 	}

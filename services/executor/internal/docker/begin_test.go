@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// A command that the engine has taken and not begun has not ended.
+// A command that the engine has accepted and not started has not ended.
 func TestOver(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -27,7 +27,7 @@ func TestOver(t *testing.T) {
 	}
 }
 
-// Who kills a command at once, perhaps before the engine has begun it, leaves nothing running.
+// A command that is killed at once, possibly before the engine has started it, leaves no process running.
 func TestKillAtOnce(t *testing.T) {
 	t.Parallel()
 	b := create(t, provide(t, needEngine(t)), newSpec(t))

@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// needLoop gives a config for an engine of this machine that enforces limits by loop devices.
+// needLoop returns a config for an engine of this machine that enforces limits with loop devices.
 func needLoop(t testing.TB) Config {
 	t.Helper()
 	cfg := needEngine(t)
@@ -37,7 +37,7 @@ func needLoop(t testing.TB) Config {
 	return cfg
 }
 
-// engineFree is the space that the engine's file system has left, in bytes.
+// engineFree returns the free space of the engine's file system, in bytes.
 func engineFree(t testing.TB, p *Provider) int64 {
 	t.Helper()
 	info, err := p.api.Info(t.Context())
@@ -82,7 +82,7 @@ func loops(t testing.TB, text string) map[string]string {
 	return out
 }
 
-// detach takes the files from loop devices, as the end of the machine's run does.
+// detach detaches the files from loop devices, as a reboot does.
 func detach(t testing.TB, devices map[string]string) {
 	t.Helper()
 	for name, device := range devices {
@@ -99,7 +99,7 @@ func detach(t testing.TB, devices map[string]string) {
 	}
 }
 
-// until waits for a fact.
+// until waits until the condition holds.
 func until(t testing.TB, what string, fact func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); !fact(); time.Sleep(look) {
@@ -109,8 +109,8 @@ func until(t testing.TB, what string, fact func() bool) {
 	}
 }
 
-// More bytes than the limit are refused, in the workspace and in the agent's
-// records, at once, and do not take the engine's disk.
+// Writes beyond the limit fail at once, in the workspace and in the agent's records, and do not take the engine's disk
+// space.
 func TestDiskLimit_RefusesMoreBytes(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needLoop(t))
@@ -128,14 +128,14 @@ func TestDiskLimit_RefusesMoreBytes(t *testing.T) {
 			t.Errorf("%s: the engine has %d bytes less", dir, fell)
 		}
 	}
-	// What the limit allows can be written before, and space that is given back can be used again.
+	// Data within the limit can be written, and freed space can be used again.
 	line := "rm -f large " + stateDir + "/large; for n in 1 2 3; do head -c 1G /dev/zero >kept || exit 1; rm kept; done; head -c 64M /dev/zero >kept && stat -c %s kept"
 	if out, errs, code := sh(t, b, line); code != 0 || out != strconv.Itoa(64<<20) {
 		t.Errorf("within the limit: code %d, %s, %s", code, out, errs)
 	}
 }
 
-// What a sandbox removes is the engine's again.
+// Space that a sandbox frees is returned to the engine.
 func TestDiskLimit_FreedSpaceReturns(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needLoop(t))
@@ -167,7 +167,7 @@ func TestDiskLimit_FreedSpaceReturns(t *testing.T) {
 	until(t, "the space", func() bool { return taken() < empty+128<<20 })
 }
 
-// More files than the limit are refused, and another sandbox still makes some.
+// Files beyond the limit are refused, and another sandbox can still create files.
 func TestDiskLimit_RefusesMoreFiles(t *testing.T) {
 	t.Parallel()
 	cfg := needLoop(t)
@@ -184,7 +184,7 @@ func TestDiskLimit_RefusesMoreFiles(t *testing.T) {
 	if out, errs, code := sh(t, other, "touch one && ls"); out != "one" || code != 0 {
 		t.Errorf("another sandbox: %q, %s", out, errs)
 	}
-	// The full sandbox lives, and says what it has.
+	// The full sandbox runs, and its files can be listed.
 	if list, err := b.Files().List(t.Context(), ""); err != nil || len(list) < 19_000 {
 		t.Errorf("%d files in the full workspace, %v", len(list), err)
 	}
@@ -193,8 +193,8 @@ func TestDiskLimit_RefusesMoreFiles(t *testing.T) {
 	}
 }
 
-// Loop devices end when the engine's machine starts again. The sandbox gets its own
-// files back, though another one has its devices meanwhile.
+// Loop devices end with a reboot of the engine's machine. A sandbox gets its own files back, although another sandbox
+// has its former devices.
 func TestDiskLimit_SurvivesTheMachine(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needLoop(t))
@@ -223,7 +223,7 @@ func TestDiskLimit_SurvivesTheMachine(t *testing.T) {
 	if out, errs, _ := sh(t, other, "cat mark"); out != "theirs" {
 		t.Errorf("the other's mark is %q, %s", out, errs)
 	}
-	// So does a sandbox that takes the workspace over, by another executor.
+	// The same holds for a sandbox that takes the workspace over, created by another executor.
 	if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestDiskLimit_SurvivesTheMachine(t *testing.T) {
 	}
 }
 
-// Nothing stays of a sandbox that is removed.
+// A removed sandbox leaves no loop device and no node.
 func TestDiskLimit_NothingStays(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needLoop(t))
@@ -256,7 +256,7 @@ func TestDiskLimit_NothingStays(t *testing.T) {
 	}
 }
 
-// asCreator makes the test binary make sandboxes until it is killed: its value is the engine's name.
+// asCreator makes the test binary create sandboxes until it is killed. Its value is the engine's name.
 const asCreator = "SPOOL_DOCKER_TEST_CREATOR"
 
 func createForever() int {
@@ -276,7 +276,7 @@ func createForever() int {
 	return 1
 }
 
-// An executor that is killed anywhere leaves nothing that the sweep does not remove.
+// The sweep removes everything that an executor leaves when it is killed at any moment.
 func TestDiskLimit_KilledExecutorLeavesNothing(t *testing.T) {
 	t.Parallel()
 	cfg := needLoop(t)
@@ -307,7 +307,7 @@ func TestDiskLimit_KilledExecutorLeavesNothing(t *testing.T) {
 			t.Fatalf("the executor ended by itself: %v, %s", err, said.String())
 		}
 	}
-	// What its engine still does for it comes to its end, then the sweep of a new executor comes.
+	// First the engine finishes its requests, then a new executor sweeps.
 	until(t, "the end of what was left", func() bool {
 		list, err := p.List(t.Context())
 		for _, i := range list {
@@ -342,7 +342,7 @@ func TestDiskLimit_KilledExecutorLeavesNothing(t *testing.T) {
 	}
 }
 
-// Workspaces go on as they were made when the setting changes.
+// Existing workspaces keep their kind of volume when the setting changes.
 func TestDiskLimit_TakesOverOtherVolumes(t *testing.T) {
 	t.Parallel()
 	loop := needLoop(t)
@@ -367,7 +367,7 @@ func TestDiskLimit_TakesOverOtherVolumes(t *testing.T) {
 	}
 }
 
-// The choice is proved; a mode that does not work is an error that names the setting.
+// The mode is proved on the engine. A mode that does not work returns an error that names the setting.
 func TestChooseDiskLimit(t *testing.T) {
 	t.Parallel()
 	cfg := needLoop(t)
@@ -393,7 +393,7 @@ func TestChooseDiskLimit(t *testing.T) {
 	if mode == DiskWatch && !strings.Contains(log.String(), "level=WARN") {
 		t.Errorf("nobody is warned: %s", log.String())
 	}
-	// An engine that does not answer says nothing of a mode.
+	// If the engine does not answer, the error does not concern the mode.
 	cfg.Host, cfg.DiskLimit = "unix:///nowhere", DiskLoop
 	_, err = provide(t, cfg).ChooseDiskLimit(t.Context())
 	wantCode(t, "without an engine", err, sandbox.CodeEngineUnavailable, "start it")
@@ -405,11 +405,11 @@ func TestChooseDiskLimit(t *testing.T) {
 	}
 }
 
-// The proof fails where nothing enforces the limits.
+// The proof fails if nothing enforces the limits.
 func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
-	b := create(t, p, newSpec(t)) // which brings the runner
+	b := create(t, p, newSpec(t)) // copies the runner
 	pic, err := p.image(t.Context(), fieldImage, testImage)
 	if err != nil {
 		t.Fatal(err)
@@ -431,7 +431,7 @@ func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 	}
 }
 
-// Everything that can be written in memory has a limit on bytes and on files, which holds.
+// Every writable folder in memory has an effective limit of bytes and of files.
 func TestMemoryFolders_LimitFiles(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -460,7 +460,7 @@ func TestMemoryFolders_LimitFiles(t *testing.T) {
 	}
 }
 
-// Nothing that runs inside reaches the log of the container, which is small besides.
+// Processes inside cannot write to the container's log, whose size is limited as well.
 func TestLogs_AreLimited(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))

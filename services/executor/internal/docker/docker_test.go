@@ -27,7 +27,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox/sandboxtest"
 )
 
-// testImage is what all sandboxes of the tests are made from.
+// testImage is the image of all sandboxes in the tests.
 const testImage = "debian:bookworm-slim"
 
 var (
@@ -60,8 +60,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// leftovers removes what is left on the engine, and is an error if there was any
-// beside the runner's volume.
+// leftovers removes what is left on the engine, and returns an error if anything other than the runner's volume was
+// left.
 func leftovers() error {
 	p, err := New(Config{Engine: engine, Runner: "none"})
 	if err != nil {
@@ -130,7 +130,7 @@ func chooseDiskLimit() (string, error) {
 	return limit, errors.Join(err, p.Close())
 }
 
-// needEngine skips a test where no engine answers, and gives a config for it.
+// needEngine returns a config for the engine. It skips the test if none answers.
 func needEngine(t testing.TB) Config {
 	t.Helper()
 	p, err := New(Config{Engine: engine, Runner: "none"})
@@ -186,7 +186,7 @@ func newSpec(t testing.TB) sandbox.Spec {
 	}}
 }
 
-// create makes a sandbox that ends with the test.
+// create creates a sandbox that ends with the test.
 func create(t testing.TB, p *Provider, spec sandbox.Spec) *box {
 	t.Helper()
 	t.Cleanup(func() {
@@ -201,7 +201,7 @@ func create(t testing.TB, p *Provider, spec sandbox.Spec) *box {
 	return b.(*box)
 }
 
-// sh runs a shell line to its end.
+// sh runs a shell line until it ends.
 func sh(t testing.TB, b sandbox.Sandbox, line string) (stdout, stderr string, code int) {
 	t.Helper()
 	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"sh", "-c", line}})
@@ -229,7 +229,7 @@ func TestProvider(t *testing.T) {
 	})
 }
 
-// killRunner ends a sandbox's container without a word.
+// killRunner kills a sandbox's container.
 func killRunner(t testing.TB, p *Provider, id string) {
 	t.Helper()
 	c, err := p.find(t.Context(), id)
@@ -247,7 +247,7 @@ func killRunner(t testing.TB, p *Provider, id string) {
 	}
 }
 
-// drain reads what is of no interest, and closes.
+// drain reads and drops everything, and closes.
 func drain(r io.ReadCloser) error {
 	_, err := io.Copy(io.Discard, r)
 	return errors.Join(err, r.Close())

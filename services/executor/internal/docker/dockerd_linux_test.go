@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// dockerd is an engine of a test's own.
+// dockerd is a Docker engine for one test.
 type dockerd struct {
 	t    testing.TB
 	dir  string
@@ -24,7 +24,7 @@ type dockerd struct {
 	cmd  *exec.Cmd
 }
 
-// newDockerd starts one whose data is in a folder, on a file system of its own if size is not 0.
+// newDockerd starts an engine whose data is in a folder, on a separate file system if size is not empty.
 func newDockerd(t testing.TB, size string) *dockerd {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -98,7 +98,7 @@ func (d *dockerd) stop() {
 	d.cmd = nil
 }
 
-// An engine that is stopped ends its sandboxes. Started again, it has them, and their files, still.
+// A stopped engine ends its sandboxes. After its restart they and their files still exist.
 func TestEngineRestarts(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -142,7 +142,7 @@ func TestEngineRestarts(t *testing.T) {
 	}
 }
 
-// A full disk of the engine's has a code, and the files that are there stay whole.
+// A full disk of the engine has an error code, and existing files stay complete.
 func TestDiskFull(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -186,7 +186,7 @@ func TestDiskFull(t *testing.T) {
 	create(t, p, newSpec(t))
 }
 
-// zero is endless.
+// zero is an endless reader of zero bytes.
 type zero struct{}
 
 func (zero) Read(b []byte) (int, error) {
@@ -194,7 +194,7 @@ func (zero) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An engine that stands still in the middle, its connections open, ends what waits for it.
+// When an engine freezes with open connections, callers that wait for it return an error.
 func TestEngineStandsStill(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)

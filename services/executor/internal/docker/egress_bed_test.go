@@ -33,8 +33,8 @@ var buildEgress = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(path)
 })
 
-// egressImage brings an image with the egress program alone to the engine; more
-// bytes behind the program make it another image.
+// egressImage loads an image with only the egress program into the engine. more is appended to the program, so that the
+// image differs.
 func egressImage(t testing.TB, p *Provider, ref, more string, changes ...string) {
 	t.Helper()
 	program, err := buildEgress()
@@ -66,7 +66,7 @@ func egressImage(t testing.TB, p *Provider, ref, more string, changes ...string)
 	})
 }
 
-// egressBed is an engine's name with an image for its proxy. All goes with the test.
+// egressBed is an engine's name with an image for its proxy. Everything is removed with the test.
 type egressBed struct {
 	t     testing.TB
 	cfg   Config
@@ -100,7 +100,8 @@ func newEgressBed(t testing.TB, changes ...string) *egressBed {
 	return bed
 }
 
-// proxy is another executor's. There is no bridge on some machines that run the tests, so the network is the host's.
+// proxy returns the proxy of another executor. Some machines that run the tests have no bridge, so it uses the host's
+// network.
 func (bed *egressBed) proxy(env map[string]string) *EgressProxy {
 	bed.t.Helper()
 	e, err := NewEgressProxy(provide(bed.t, bed.cfg), EgressConfig{Image: bed.image, Network: "host", Env: env})
@@ -110,7 +111,7 @@ func (bed *egressBed) proxy(env map[string]string) *EgressProxy {
 	return e
 }
 
-// logged is what was logged.
+// logged records log messages.
 type logged struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -122,7 +123,7 @@ func (l *logged) Write(b []byte) (int, error) {
 	return l.buf.Write(b)
 }
 
-// take gives what was logged since the last time.
+// take returns the messages since the last call.
 func (l *logged) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,7 +131,7 @@ func (l *logged) take() string {
 	return l.buf.String()
 }
 
-// reach is a client by a proxy's Dial, which counts.
+// reach returns a client over a proxy's Dial, and a function that counts connections.
 func reach(t testing.TB, e *EgressProxy) (*api.Client, func() int) {
 	t.Helper()
 	var mu sync.Mutex
@@ -151,7 +152,7 @@ func reach(t testing.TB, e *EgressProxy) (*api.Client, func() int) {
 
 const egressKey = "sk-of-the-operator"
 
-// upstream stands for a model's endpoint.
+// upstream starts a server in place of a model API.
 func upstream(t testing.TB) (url string, keys func() []string) {
 	t.Helper()
 	var mu sync.Mutex

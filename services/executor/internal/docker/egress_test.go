@@ -23,9 +23,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Several executors start the proxy at once; it is one. A sandbox reaches a model
-// through it, without the key; what it was asked is journaled; and it goes on
-// when executors do not.
+// Several executors start the proxy concurrently, and there is one. A sandbox reaches a model through it without having
+// the key. The call is journaled, and the proxy outlives the executors.
 func TestEgressProxy(t *testing.T) {
 	t.Parallel()
 	bed := newEgressBed(t)
@@ -80,7 +79,7 @@ func TestEgressProxy(t *testing.T) {
 		t.Errorf("a sandbox sees %s", out)
 	}
 
-	// Sweeps spare it, and its volumes also without it.
+	// Sweeps remove neither the proxy nor its volumes, also while the proxy is absent.
 	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
 	if _, err := p.Orphans(t.Context(), 0); err != nil {
 		t.Error(err)
@@ -101,7 +100,7 @@ func TestEgressProxy(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Removed by hand, it is made again when it is needed, and knows what it knew.
+	// After its removal by hand the proxy is created again when it is needed, with its data.
 	poll(t, "a new proxy", func() error {
 		s, err := client.State(t.Context(), spec.ID)
 		if err == nil && s.Epoch != 1 {
@@ -118,7 +117,7 @@ func TestEgressProxy(t *testing.T) {
 	}
 }
 
-// checkEgressContainer looks at how the container is made, and gives its id.
+// checkEgressContainer checks the container's configuration, and returns its id.
 func checkEgressContainer(t *testing.T, e *EgressProxy) string {
 	t.Helper()
 	list, err := e.p.api.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelEngine+"="+e.p.cfg.Engine))})
@@ -138,7 +137,7 @@ func checkEgressContainer(t *testing.T, e *EgressProxy) string {
 	return got.ID
 }
 
-// poll asks until there is no error, for a while.
+// poll calls f until it returns no error, or the time limit is reached.
 func poll(t testing.TB, what string, f func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(look) {
@@ -166,7 +165,7 @@ func waitLines(t *testing.T, c *api.Client, id string, want int) {
 	})
 }
 
-// A connection is a net.Conn: deadlines, several at once, and nothing of a closed one stays in the container.
+// A connection is a net.Conn: it has deadlines, several can be open, and a closed one leaves nothing in the container.
 func TestEgressDial(t *testing.T) {
 	t.Parallel()
 	bed := newEgressBed(t)
@@ -187,7 +186,7 @@ func TestEgressDial(t *testing.T) {
 	if n, err := conns[0].Read(make([]byte, 1)); n != 0 || !errors.As(err, &late) || !late.Timeout() {
 		t.Errorf("at the deadline: %d, %v", n, err)
 	}
-	for i, c := range conns { // also the one that was late
+	for i, c := range conns { // also the one whose deadline passed
 		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +222,7 @@ func TestEgressDial(t *testing.T) {
 		return err
 	})
 
-	// A proxy that is stopped under a connection ends it; the next one starts it again.
+	// Stopping the proxy ends a connection; the next connection starts the proxy again.
 	c, err := e.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -255,7 +254,7 @@ func TestEgressDial(t *testing.T) {
 	}
 }
 
-// A proxy with other settings is told, without their values, and not touched.
+// Different settings of an existing proxy are logged, without their values, and the proxy is not changed.
 func TestEgressDiffers(t *testing.T) {
 	t.Parallel()
 	bed := newEgressBed(t)
@@ -291,7 +290,7 @@ func TestEgressDiffers(t *testing.T) {
 	if id, err := e.find(t.Context()); err != nil || id != first {
 		t.Errorf("container %q after %q, %v", id, first, err)
 	}
-	// An image that has gone from the engine is known by its name.
+	// If the image is not on the engine any more, the names are compared.
 	gone := bed.proxy(env)
 	gone.cfg.Image = "spool-test/no-such"
 	if err := gone.Ensure(t.Context()); err != nil {
@@ -302,7 +301,7 @@ func TestEgressDiffers(t *testing.T) {
 	}
 }
 
-// What cannot work says why, and leaves no container that would be in the way of better settings.
+// Settings that cannot work return an error with the reason, and leave no container that would block better settings.
 func TestEgressProxyFails(t *testing.T) {
 	t.Parallel()
 	bed := newEgressBed(t)
@@ -327,7 +326,7 @@ func TestEgressProxyFails(t *testing.T) {
 	if _, err := none.p.api.ContainerInspect(ctx, none.Name()); !errdefs.IsNotFound(err) {
 		t.Errorf("a container stays: %v", err)
 	}
-	// With the name taken by something else, nothing of that is touched.
+	// If another container has the name, it is not changed.
 	made, err := none.p.api.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: []string{"true"}}, nil, nil, nil, none.Name())
 	if err != nil {
 		t.Fatal(err)
@@ -338,7 +337,7 @@ func TestEgressProxyFails(t *testing.T) {
 	}
 }
 
-// While the engine is away the error says so; when it comes, the proxy does.
+// While the engine does not answer, the error says so. When it answers again, the proxy starts.
 func TestEgressEngineAway(t *testing.T) {
 	t.Parallel()
 	bed := newEgressBed(t)
@@ -354,7 +353,7 @@ func TestEgressEngineAway(t *testing.T) {
 	if err := client.Health(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// A connection that is lost under a request is an error, and the next request has another.
+	// If the connection breaks during a request, the request fails, and the next one uses a new connection.
 	w.sever(true)
 	if err := client.Health(t.Context()); err == nil {
 		t.Error("well without an engine")

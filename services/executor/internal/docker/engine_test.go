@@ -25,10 +25,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// asSSH makes the test binary be the command ssh: its value is the engine's socket.
+// asSSH makes the test binary act as the command ssh. Its value is the engine's socket.
 const asSSH = "SPOOL_DOCKER_TEST_SSH"
 
-// dialStdio joins stdin and stdout to an engine's socket, as `docker system dial-stdio` does.
+// dialStdio connects stdin and stdout to an engine's socket, as `docker system dial-stdio` does.
 func dialStdio() int {
 	c, err := net.Dial("unix", os.Getenv(asSSH))
 	if err != nil {
@@ -44,7 +44,7 @@ func dialStdio() int {
 	return 0
 }
 
-// code fails unless an error has a code and a remedy.
+// wantCode fails the test unless the error has the code and the remedy.
 func wantCode(t testing.TB, what string, err error, code, remedy string) {
 	t.Helper()
 	var typed *sandbox.Error
@@ -53,7 +53,7 @@ func wantCode(t testing.TB, what string, err error, code, remedy string) {
 	}
 }
 
-// everything asks an engine that does not answer for all that there is.
+// everything calls every method of a provider whose engine does not answer.
 func everything(t testing.TB, p *Provider) {
 	t.Helper()
 	ctx := t.Context()
@@ -107,7 +107,7 @@ func TestNoEngine(t *testing.T) {
 	}
 }
 
-// An engine that takes connections and says nothing holds nobody up.
+// An engine that accepts connections and never answers blocks no caller for long.
 func TestSilentEngine(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -118,7 +118,7 @@ func TestSilentEngine(t *testing.T) {
 	p := provide(t, Config{Engine: engine, Runner: "none", Image: testImage, Host: "tcp://" + l.Addr().String()})
 	p.within = 100 * time.Millisecond
 	everything(t, p)
-	// The caller's own end is told apart.
+	// The end of the caller's context is distinguished.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := p.List(ctx); !errors.Is(err, context.Canceled) || guest.IsUnavailable(err) {
@@ -151,7 +151,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// wire is a way to the engine by TCP that a test can cut.
+// wire is a TCP connection to the engine that a test can cut.
 type wire struct {
 	t     testing.TB
 	host  string
@@ -213,7 +213,7 @@ func (w *wire) carry(c net.Conn, socket string) {
 	<-done
 }
 
-// sever closes every connection, and those to come.
+// sever closes every connection, and refuses new ones while on is true.
 func (w *wire) sever(on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,7 +224,7 @@ func (w *wire) sever(on bool) {
 	w.conns = nil
 }
 
-// localSocket is the engine's, which the tests of remote engines go to by other ways.
+// localSocket returns the engine's socket, for tests that reach the engine in other ways.
 func localSocket(t testing.TB, p *Provider) string {
 	t.Helper()
 	socket, ok := strings.CutPrefix(p.api.DaemonHost(), "unix://")
@@ -234,7 +234,7 @@ func localSocket(t testing.TB, p *Provider) string {
 	return socket
 }
 
-// A remote engine works as a local one: nothing is shared but the connection.
+// A remote engine works like a local one: only the connection is shared.
 func TestRemote(t *testing.T) {
 	cfg := needEngine(t)
 	socket := localSocket(t, provide(t, cfg))
@@ -285,7 +285,7 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// A connection that breaks in the middle is an error, never a short file or a command that went well.
+// A connection that breaks during a transfer is an error, never a short file or a successful command.
 func TestConnectionBreaks(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -331,7 +331,7 @@ func TestConnectionBreaks(t *testing.T) {
 	}
 	everything(t, far.p)
 
-	// And in the middle of an upload, which leaves the file as it was.
+	// A break during an upload leaves the file unchanged.
 	w.sever(false)
 	reader, writer := io.Pipe()
 	put := make(chan error, 1)
@@ -358,14 +358,14 @@ func TestConnectionBreaks(t *testing.T) {
 	if got, err := io.ReadAll(r); string(got) != "old" || errors.Join(err, r.Close()) != nil {
 		t.Errorf("the file is %q now, %v", got, err)
 	}
-	// The connection is back: so is everything else.
+	// After the connection is back everything works.
 	w.sever(false)
 	if out, _, code := sh(t, far, `ls`); out != "big\nold" || code != 0 {
 		t.Errorf("after it: %q, code %d", out, code)
 	}
 }
 
-// A source that breaks with the same error as a stream's end is not a short file.
+// Content whose reader fails with io.ErrUnexpectedEOF or io.EOF in the middle is not stored as a short file.
 func TestShortContent(t *testing.T) {
 	t.Parallel()
 	files := create(t, provide(t, needEngine(t)), newSpec(t)).Files()
@@ -380,7 +380,7 @@ func TestShortContent(t *testing.T) {
 	}
 }
 
-// bare gives an engine an image without a file in it, for an architecture.
+// bare creates an image without files on an engine, for an architecture.
 func bare(t testing.TB, p *Provider, ref, architecture string) {
 	t.Helper()
 	archive := func(files map[string][]byte) []byte {

@@ -8,19 +8,19 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// TestKillWaitsForNobody: whoever has killed one of the runner's own commands is
-// told so at once, though it may take its time to end, or never do.
+// Wait returns at once after Kill of one of the runner's own commands, although the command may take long to end, or
+// never end.
 func TestKillWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	b := create(t, provide(t, needEngine(t)), newSpec(t))
-	// It serves on a socket of its own, whatever becomes of its stdin.
+	// It serves on its own socket and ignores the end of its stdin.
 	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{
 		"runner", "serve", "--socket", "/tmp/other.sock", "--workspace", "/workspace", "--state", "/tmp/state",
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The engine may not have started it yet, and never does once nobody is there.
+	// The engine may not have started it yet, and does not start it after its caller is gone.
 	runs := func() string {
 		out, _, _ := sh(t, b, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
 		return out

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// The profile, as a process inside sees it.
+// A process inside a sandbox sees the expected restrictions.
 func TestHardening(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -54,7 +54,7 @@ func TestHardening(t *testing.T) {
 	}
 }
 
-// No mount but those that are meant, and none that can be written but those.
+// A sandbox has exactly the expected mounts, and only the expected ones are writable.
 func TestMounts(t *testing.T) {
 	t.Parallel()
 	b := create(t, provide(t, needEngine(t)), newSpec(t))
@@ -98,7 +98,7 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// Nothing of the host's is in an environment, and no key: only what is listed here.
+// An environment has only the listed variables: none of the host, and no key.
 func TestEnvironment(t *testing.T) {
 	cfg := needEngine(t)
 	t.Setenv("ANTHROPIC_API_KEY", "sk-must-not-be-seen")
@@ -139,7 +139,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// The way out is a socket in a folder, or in a volume, that cannot be written.
+// The egress socket is in a folder, or a volume, that cannot be written.
 func TestEgressSockets(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -168,7 +168,7 @@ func TestEgressSockets(t *testing.T) {
 	}
 }
 
-// What eats memory is killed; the sandbox lives on.
+// A process that exceeds the memory limit is killed; the sandbox continues.
 func TestMemoryLimit(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -186,14 +186,14 @@ func TestMemoryLimit(t *testing.T) {
 	if s, err := p.State(t.Context(), spec.ID); err != nil || !s.Running {
 		t.Errorf("state %+v, %v", s, err)
 	}
-	// What is in memory as a file counts as well, and is bounded by its own size before.
+	// Files in memory count as well, and have a lower limit of their own.
 	if out, _, _ := sh(t, b, `cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes 2>/dev/null ||
 		cat /sys/fs/cgroup/memory.max`); !strings.HasPrefix(out, strconv.Itoa(128<<20)) {
 		t.Errorf("the limit is %q", out)
 	}
 }
 
-// A sandbox whose runner itself was killed for its memory is reported, and starts again.
+// A sandbox whose runner was killed for lack of memory is reported, and can be started again.
 func TestRunnerOutOfMemory(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -233,7 +233,7 @@ func TestRunnerOutOfMemory(t *testing.T) {
 	}
 }
 
-// A fork bomb stays inside, and goes with its sandbox.
+// A fork bomb stays inside its sandbox, and ends with it.
 func TestPIDLimit(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -267,7 +267,7 @@ func TestPIDLimit(t *testing.T) {
 	}
 }
 
-// processCount asks the engine, because inside there is room for no more.
+// processCount asks the engine, because the sandbox has no room for another process.
 func processCount(t *testing.T, b *box) int {
 	t.Helper()
 	stats, err := b.p.api.ContainerStatsOneShot(t.Context(), b.container)
@@ -278,7 +278,7 @@ func processCount(t *testing.T, b *box) int {
 	return pidsOf(t, stats.Body)
 }
 
-// Half a processor is half a processor: what a busy loop gets of the time that passes.
+// A busy loop gets no more than its share of a CPU.
 func TestCPULimit(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -308,7 +308,7 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
-// A sandbox that may use more processors than the engine has gets all of them.
+// A sandbox whose limit is higher than the engine's CPUs gets all of them.
 func TestCPULimit_IsAtMostThatOfTheEngine(t *testing.T) {
 	t.Parallel()
 	spec := newSpec(t)
@@ -324,7 +324,7 @@ func TestCPULimit_IsAtMostThatOfTheEngine(t *testing.T) {
 	}
 }
 
-// A file system in memory is as big as it was made, and no bigger.
+// A file system in memory has exactly its configured size.
 func TestTmpIsFull(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -349,7 +349,7 @@ func pidsOf(t *testing.T, body io.Reader) int {
 	return int(s.PidsStats.Current) //nolint:gosec // bounded by the limit
 }
 
-// What fills the disk is ended by the runner, and says so; there is room again when files go.
+// The runner ends a turn that fills the disk, with a message, and further turns run after files were removed.
 func TestDiskLimit(t *testing.T) {
 	t.Parallel()
 	spec := newSpec(t)

@@ -19,11 +19,11 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// registryWords is what the fake registry says of itself, and must not reach a tenant.
+// registryWords is the fake registry's error text, which must not reach a tenant.
 const registryWords = "what-a-host-of-the-network-says"
 
-// registry is a fake registry on loopback, which engines ask over plain HTTP. It
-// refuses everything, and names a second server of its own for tokens.
+// registry is a fake registry on loopback, which engines use over plain HTTP. It refuses everything, and names another
+// of its servers for tokens.
 type registry struct {
 	addr        string
 	connections atomic.Int64
@@ -62,7 +62,7 @@ func newRegistry(t *testing.T) *registry {
 	return r
 }
 
-// uses makes the engine use an image in every way that a tenant has.
+// uses makes the engine use an image in every way that a tenant can.
 func uses(t *testing.T, p *Provider, image string) map[string]error {
 	t.Helper()
 	errs := map[string]error{}
@@ -75,8 +75,8 @@ func uses(t *testing.T, p *Provider, image string) map[string]error {
 	return errs
 }
 
-// An image that is not allowed is refused before the engine is told of it, and
-// one that is allowed and not there is not pulled: no host hears of either.
+// An image that is not allowed is refused before the engine gets its name. An allowed one that is absent is not pulled.
+// No host gets a request for either.
 func TestImages_ThatAreNotAllowedReachNobody(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -100,7 +100,7 @@ func TestImages_ThatAreNotAllowedReachNobody(t *testing.T) {
 	}
 }
 
-// What a registry answers to a pull is logged, and not told to a tenant.
+// A registry's answer to a pull is logged, and not returned to a tenant.
 func TestImages_PullErrorsAreTheOperatorsAlone(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -124,7 +124,7 @@ func TestImages_PullErrorsAreTheOperatorsAlone(t *testing.T) {
 	}
 }
 
-// A registry that never ends its answer holds a sandbox up for a bounded time, and nobody who wants another image.
+// A registry that never ends its answer delays a sandbox for a limited time, and does not delay other images.
 func TestImages_RegistryThatIsSlowForEver(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -170,8 +170,8 @@ func TestImages_RegistryThatIsSlowForEver(t *testing.T) {
 	wantCode(t, "the slow image", err, sandbox.CodeImageNotFound, "was not pulled within 3s")
 }
 
-// An engine hears of allowed images only, of those it has not by an inspection
-// alone, and what it answers to a pull stays here.
+// The engine gets the names of allowed images only. For absent images without pulls it gets only an inspection, and its
+// answer to a pull is not returned.
 func TestImage_OfTheEngineThatIsTold(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -36,13 +36,13 @@ const (
 	publicIP     = "93.184.215.10"
 )
 
-// layerBed is an engine's name, an egress proxy for it, and a registry on the public net.
-// All goes with the test.
+// layerBed is an engine's name, an egress proxy for it, and a registry on a simulated public network. They are removed
+// with the test.
 type layerBed struct {
 	t        testing.TB
 	cfg      Config
 	registry *dependencytest.Registry
-	other    func() int // how often the other host was reached
+	other    func() int // number of requests to the other host
 	egress   *api.Client
 	log      *logged
 }
@@ -82,7 +82,7 @@ func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest
 	return b
 }
 
-// hosts look names up that stand for servers of this machine.
+// hosts is a resolver of names that stand for servers of this machine.
 type hosts map[string]netip.Addr
 
 func (h hosts) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
@@ -92,7 +92,7 @@ func (h hosts) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, err
 	return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
 }
 
-// startEgress runs the proxy; names are on the public net as far as it can tell.
+// startEgress runs the proxy, for which the names have public addresses.
 func (b *layerBed) startEgress(servers map[string]string) {
 	b.t.Helper()
 	dir, err := os.MkdirTemp("", "egr") //nolint:usetesting // short: the path of a socket has its limit
@@ -147,8 +147,8 @@ func (b *layerBed) startEgress(servers map[string]string) {
 	b.cfg.EgressSockets = filepath.Dir(cfg.ListenSandboxes)
 }
 
-// workshop makes sandboxes as the holder does.
-func (b *layerBed) workshop(p *Provider, begun func()) sandbox.Workshop {
+// builder creates sandboxes for layers as the worker does.
+func (b *layerBed) builder(p *Provider, begun func()) sandbox.Workshop {
 	return sandbox.Workshop{Begun: begun, Build: func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
 		spec.ID, spec.EgressToken = newID(b.t, events.KindSandbox), rand.Text()
 		spec.Labels = sandbox.Labels{Engine: p.cfg.Engine, Executor: newID(b.t, events.KindExecutor)}
@@ -167,7 +167,7 @@ func (b *layerBed) workshop(p *Provider, begun func()) sandbox.Workshop {
 	}}
 }
 
-// volumes are those of layers that the engine has.
+// volumes returns the volumes of layers on the engine.
 func (b *layerBed) volumes() (names []string) {
 	b.t.Helper()
 	p := provide(b.t, b.cfg)
@@ -181,7 +181,7 @@ func (b *layerBed) volumes() (names []string) {
 	return names
 }
 
-// want is what an agent depends on.
+// want returns the packages for dependencies.
 func want(t testing.TB, d events.Dependencies) sandbox.Packages {
 	t.Helper()
 	set, err := dependency.Parse(d)

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// greeter is a package of npm with a program, a module, a dependency and a script of its life.
+// greeter returns npm packages with a program, a module, a dependency and an installation script.
 func greeter(script string) []dependencytest.NPM {
 	return []dependencytest.NPM{
 		{
@@ -36,8 +36,8 @@ func pythonic() []dependencytest.Wheel {
 
 var both = events.Dependencies{NPM: []string{"@spool/greeter@1.2.3"}, PIP: []string{"greeting[loud]==0.1"}}
 
-// What an agent depends on is installed once, by whoever of several executors comes first, and
-// is there for every sandbox that sees it: nobody can change it, and no registry is needed any more.
+// An agent's dependencies are installed once, by the first of several executors, and every sandbox with the layer sees
+// them. No sandbox can change them, and no registry is needed any more.
 func TestLayer(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("node -e 'require(\"fs\").writeFileSync(\"made.txt\", \"by a script\")'"), pythonic())
@@ -48,7 +48,7 @@ func TestLayer(t *testing.T) {
 		p := provide(t, b.cfg) // another executor
 		for i := range 2 {
 			all.Go(func() {
-				name, err := p.Layer(t.Context(), want(t, both), b.workshop(p, func() { began.Add(1) }))
+				name, err := p.Layer(t.Context(), want(t, both), b.builder(p, func() { began.Add(1) }))
 				if err != nil {
 					t.Error(err)
 				}
@@ -94,17 +94,16 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// What runs while packages are installed reaches the registry and no other host, has no way to
-// gain rights, and leaves nothing but the layer.
+// The installation reaches the registry and no other host, cannot gain privileges, and leaves only the layer.
 func TestLayerBuilderIsHardened(t *testing.T) {
 	t.Parallel()
-	// Nobody but the builder's user may read the file, until the layer is whole.
+	// Only the builder's user may read the file until the layer is complete.
 	script := `umask 077; (echo "uid $(id -u)"; grep -E 'CapEff|NoNewPrivs' /proc/self/status; touch /usr/x 2>&1; env | grep -c ^SPOOL_RUNNER; ` +
 		`curl -sS -o /dev/null -w 'elsewhere %{http_code}\n' http://` + otherHost + `/ 2>&1; curl -sS -o /dev/null -w 'model %{http_code}\n' http://127.0.0.1:7070/anthropic/v1/models 2>&1; ` +
 		`curl --noproxy '*' -sS -m 5 http://1.1.1.1/ 2>&1; cat /sys/class/net/*/address | wc -l; sleep 1000 >/dev/null 2>&1 & ) > found.txt`
 	b := newLayerBed(t, greeter(script), nil)
 	p := provide(t, b.cfg)
-	name, err := p.Layer(t.Context(), want(t, events.Dependencies{NPM: both.NPM}), b.workshop(p, nil))
+	name, err := p.Layer(t.Context(), want(t, events.Dependencies{NPM: both.NPM}), b.builder(p, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,8 +124,8 @@ func TestLayerBuilderIsHardened(t *testing.T) {
 	}
 }
 
-// What cannot be installed is told with the installer's words, and leaves no layer; once it
-// can be, the same layer is made.
+// A failed installation returns the end of the installer's output, and leaves no layer. Once it succeeds, the same
+// layer is created.
 func TestLayerFails(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("echo https://user:hunter2@example.com; echo the script is unhappy >&2; exit 3"), pythonic())
@@ -155,7 +154,7 @@ func TestLayerFails(t *testing.T) {
 			p := provide(t, cfg)
 			packages := want(t, c.d)
 			packages.Image = c.image
-			_, err := p.Layer(t.Context(), packages, b.workshop(p, nil))
+			_, err := p.Layer(t.Context(), packages, b.builder(p, nil))
 			var typed *sandbox.Error
 			if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesFailed {
 				t.Fatal(err)
@@ -177,7 +176,7 @@ func TestLayerFails(t *testing.T) {
 	})
 }
 
-// Without a way out nothing can be installed, which is no fault of the packages.
+// Without egress nothing can be installed, and the error does not blame the packages.
 func TestLayer_WithoutEgress(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, nil, nil)
@@ -188,7 +187,7 @@ func TestLayer_WithoutEgress(t *testing.T) {
 	}
 }
 
-// Whoever waits no more waits for nothing, and what nobody waits for ends.
+// A caller whose context ends returns at once, and an installation without a caller ends.
 func TestLayerCancelled(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("sleep 600"), nil)
@@ -196,10 +195,10 @@ func TestLayerCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := p.Layer(ctx, want(t, events.Dependencies{NPM: both.NPM}), b.workshop(p, nil))
+		_, err := p.Layer(ctx, want(t, events.Dependencies{NPM: both.NPM}), b.builder(p, nil))
 		done <- err
 	}()
-	for b.registry.Asked(".tgz") < 2 { // it is under way
+	for b.registry.Asked(".tgz") < 2 { // until it has begun
 		if t.Context().Err() != nil {
 			t.Fatal(t.Context().Err())
 		}
@@ -213,8 +212,8 @@ func TestLayerCancelled(t *testing.T) {
 	}
 }
 
-// A lock that somebody left behind is taken away, and what was begun under it counts for nothing; as
-// long as a sandbox fills a layer it is waited for.
+// An abandoned lock is removed, and an incomplete layer under it does not count. While a sandbox fills a layer, callers
+// wait.
 func TestLayerLeftBehind(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("true"), nil)
@@ -250,13 +249,13 @@ func TestLayerLeftBehind(t *testing.T) {
 	if err := p.Terminate(t.Context(), spec.ID, true); err != nil { // as the sweep does
 		t.Fatal(err)
 	}
-	name, err := p.Layer(t.Context(), packages, b.workshop(p, nil))
+	name, err := p.Layer(t.Context(), packages, b.builder(p, nil))
 	if err != nil || name == half {
 		t.Errorf("%q, %v", name, err)
 	}
 }
 
-// Of two that made the same layer, because one took the other's lock for abandoned, one counts.
+// If two executors create the same layer, because one considered the other's lock abandoned, one layer counts.
 func TestLayerMadeTwice(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("true"), nil)
@@ -268,7 +267,7 @@ func TestLayerMadeTwice(t *testing.T) {
 	}
 	digest := packages.Digest(pic.id, pic.platform)
 	quicker := p.filledBy(digest) + "quicker"
-	w := b.workshop(p, nil)
+	w := b.builder(p, nil)
 	build := w.Build
 	w.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
 		err := p.makeVolume(ctx, quicker, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest})
@@ -285,14 +284,14 @@ func TestLayerMadeTwice(t *testing.T) {
 	}
 }
 
-// Layers that nobody uses go after their time, those that a sandbox has, or that were used
-// since, do not; volumes that never became a layer go too.
+// Unused layers are removed after their time; layers that a sandbox uses, or that were used since, stay. Volumes that
+// never became a layer are removed as well.
 func TestOldLayers(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, greeter("true"), pythonic())
 	p := provide(t, b.cfg)
-	old, err := p.Layer(t.Context(), want(t, events.Dependencies{NPM: both.NPM}), b.workshop(p, nil))
-	used, uerr := p.Layer(t.Context(), want(t, events.Dependencies{PIP: both.PIP}), b.workshop(p, nil))
+	old, err := p.Layer(t.Context(), want(t, events.Dependencies{NPM: both.NPM}), b.builder(p, nil))
+	used, uerr := p.Layer(t.Context(), want(t, events.Dependencies{PIP: both.PIP}), b.builder(p, nil))
 	if err := errors.Join(err, uerr); err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +325,7 @@ func TestOldLayers(t *testing.T) {
 	if left := sweep(p.cfg.Layers.Keep + time.Minute); slices.Contains(left, old) || !slices.Contains(left, used) || len(left) != 3 {
 		t.Errorf("in the end there are left %v", left)
 	}
-	if again, err := p.Layer(t.Context(), want(t, events.Dependencies{NPM: both.NPM}), b.workshop(p, nil)); err != nil || again == old {
+	if again, err := p.Layer(t.Context(), want(t, events.Dependencies{NPM: both.NPM}), b.builder(p, nil)); err != nil || again == old {
 		t.Errorf("again: %q, %v", again, err)
 	}
 }

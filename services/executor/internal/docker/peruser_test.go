@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// exhaust lets a sandbox take inotify instances until it gets none.
+// exhaust makes a sandbox take inotify instances until it gets no more.
 func exhaust(t *testing.T, b *box) {
 	t.Helper()
 	if out, errs, code := sh(t, b, `
@@ -18,7 +18,7 @@ func exhaust(t *testing.T, b *box) {
 	}
 }
 
-// watches reports whether a sandbox gets an inotify instance. tail ends with the process that it is told of.
+// watches reports whether a sandbox gets an inotify instance, with tail, which ends together with the given process.
 func watches(t *testing.T, b *box) bool {
 	t.Helper()
 	out, errs, _ := sh(t, b, `touch /tmp/mine; sleep 0 & gone=$!; wait; tail -f --pid=$gone /tmp/mine 2>&1`)
@@ -28,7 +28,8 @@ func watches(t *testing.T, b *box) bool {
 	return !strings.Contains(out, "inotify cannot be used")
 }
 
-// The kernel counts inotify instances for each user: a sandbox that takes all takes none of another tenant's.
+// The kernel counts inotify instances for each user: a sandbox that takes all of them does not take those of another
+// tenant.
 func TestInotify_OfATenantIsItsOwn(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -49,7 +50,7 @@ func TestInotify_OfATenantIsItsOwn(t *testing.T) {
 	}
 }
 
-// The kernel's limits of a process, and those of a user, are the same in every sandbox.
+// Every sandbox has the same rlimits, for a process and for its user.
 func TestUlimits(t *testing.T) {
 	t.Parallel()
 	b := create(t, provide(t, needEngine(t)), newSpec(t))

@@ -21,10 +21,10 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// shell is an entrypoint whose arguments are a script and what it is given.
+// shell is an entrypoint whose arguments are a script and the script's arguments.
 const shell = `ENTRYPOINT ["sh","-c"]`
 
-// imageWith makes an image that differs from the tests' own by lines of a Dockerfile.
+// imageWith builds an image from the tests' image with further lines of a Dockerfile.
 func imageWith(t *testing.T, p *Provider, changes ...string) string {
 	t.Helper()
 	name := "spool-test/" + strings.ToLower(newID(t, "sbx")[4:])
@@ -44,7 +44,7 @@ func imageWith(t *testing.T, p *Provider, changes ...string) string {
 	return name
 }
 
-// withServers makes a sandbox with room for servers.
+// withServers creates a sandbox for n MCP servers.
 func withServers(t *testing.T, p *Provider, n int) *box {
 	t.Helper()
 	spec := newSpec(t)
@@ -76,7 +76,7 @@ func joined(t *testing.T, b *box, socket string, env map[string]string, args ...
 	return proc
 }
 
-// says runs a server's program to its end.
+// says runs a server's program until it ends.
 func says(t *testing.T, b *box, socket string, env map[string]string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	proc := joined(t, b, socket, env, args...)
@@ -92,7 +92,7 @@ func says(t *testing.T, b *box, socket string, env map[string]string, args ...st
 	return strings.TrimSpace(string(out)), strings.TrimSpace(string(errs)), code
 }
 
-// ofServers are the containers of a sandbox's servers.
+// ofServers returns the containers of a sandbox's servers.
 func ofServers(t *testing.T, p *Provider, id string) []string {
 	t.Helper()
 	list, err := p.servers(t.Context(), id)
@@ -106,7 +106,7 @@ func ofServers(t *testing.T, p *Provider, id string) []string {
 	return ids
 }
 
-// sockets are the volumes of a sandbox's servers.
+// sockets returns the volumes of a sandbox's servers.
 func sockets(t *testing.T, p *Provider, id string) (names []string) {
 	t.Helper()
 	list, err := p.api.VolumeList(t.Context(), volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSandbox+"="+id), filters.Arg("label", labelRole+"="+roleSocket))})
@@ -119,7 +119,7 @@ func sockets(t *testing.T, p *Provider, id string) (names []string) {
 	return names
 }
 
-// A server's program, as it sees its container.
+// A server's program sees a container with the expected restrictions.
 func TestServerHardening(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -164,7 +164,7 @@ func TestServerHardening(t *testing.T) {
 	if out, _, code := sh(t, b, `touch /spool/mcp/0/x /spool/mcp/1/x 2>&1 | grep -c 'Read-only'; ls /spool/mcp/0 | grep -c sock`); out != "2\n1" || code != 0 {
 		t.Errorf("the sandbox may write where sockets are: %q", out)
 	}
-	// The account of the image's user, with a number that no image chooses.
+	// The account is that of the image's user, with a number that the image does not choose.
 	for user, want := range map[string]string{"games:games": "games\n/usr/games", "4242": "agent\n/home/spool", "no-such-user": "agent\n/home/spool"} {
 		socket := serve(t, p, b, 1, sandbox.Server{Image: imageWith(t, p, shell, "USER "+user)})
 		if out, _, _ := says(t, b, socket, nil, "id -un; echo $HOME"); out != want {
@@ -173,7 +173,7 @@ func TestServerHardening(t *testing.T) {
 	}
 }
 
-// What a connection brings reaches its program, and nobody else; its streams and its exit code come back.
+// The variables and arguments of a connection reach only its program; its streams and its exit code are returned.
 func TestServerConnections(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -188,7 +188,7 @@ func TestServerConnections(t *testing.T) {
 	if out, _, code := says(t, b, socket, nil); out != "by itself" || code != 0 {
 		t.Errorf("without arguments: %q, code %d", out, code)
 	}
-	// Two at a time, each with its own process, which ends with its connection and leaves nothing.
+	// Two concurrent connections have separate processes, each of which ends with its connection and leaves nothing.
 	one, two := joined(t, b, socket, map[string]string{"TOKEN": secret}, `echo $TOKEN >/tmp/left; sleep 1000 & echo on; cat`), joined(t, b, socket, nil, `cat`)
 	if line, err := bufio.NewReader(one.Stdout()).ReadString('\n'); line != "on\n" || err != nil {
 		t.Fatalf("%q, %v", line, err)
@@ -218,7 +218,7 @@ func TestServerConnections(t *testing.T) {
 	if out, _, _ := says(t, b, socket, nil, `ls -A /tmp; cat /proc/[0-9]*/cmdline | tr '\0' '\n' | grep -c ^sleep`); out != "0" {
 		t.Errorf("left behind: %q", out)
 	}
-	// Whoever comes next finds the same; what is wanted otherwise is made anew.
+	// The next executor finds the same container; another definition leads to another container.
 	next := provide(t, p.cfg)
 	if at := serve(t, next, b, 0, s); at != socket || !slices.Equal(ofServers(t, p, b.id), list) {
 		t.Errorf("another container: %q at %s, before %q at %s", ofServers(t, p, b.id), at, list, socket)
@@ -243,13 +243,13 @@ func killContainer(t *testing.T, p *Provider, id string) {
 	}
 }
 
-// A call goes on while the provider that began it is gone and another one looks after the server.
+// A call continues after the provider that began it is gone and another one manages the server.
 func TestServerOutlivesItsProvider(t *testing.T) {
 	t.Parallel()
 	first := provide(t, needEngine(t))
 	b := withServers(t, first, 1)
 	s := sandbox.Server{Image: imageWith(t, first, shell)}
-	// As an agent does: a process of the sandbox's, which no executor holds.
+	// The caller is a process of the sandbox, like an agent, and depends on no executor.
 	if out, errs, code := sh(t, b, `mkfifo in; (runner=/spool/bin/runner; exec setsid $runner mcp-join --socket `+serve(t, first, b, 0, s)+` -- 'echo began; cat; echo over' <in >out 2>&1) & exec 3>in; sleep 1000 >&3 2>/dev/null </dev/null & echo $! >holder`); code != 0 {
 		t.Fatalf("%q %q", out, errs)
 	}
@@ -270,7 +270,7 @@ func TestServerOutlivesItsProvider(t *testing.T) {
 	}
 }
 
-// With the sandbox go its servers and their volumes; those whose sandbox is gone the sweep finds.
+// The servers and their volumes end with the sandbox. The sweep removes servers whose sandbox is gone.
 func TestServersEnd(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -286,7 +286,7 @@ func TestServersEnd(t *testing.T) {
 		serve(t, p, b, 0, sandbox.Server{Image: image})
 		serve(t, p, b, 1, sandbox.Server{Image: image})
 	}
-	if err := p.remove(t.Context(), stray.container); err != nil { // by somebody who died then
+	if err := p.remove(t.Context(), stray.container); err != nil { // an executor did this and died
 		t.Fatal(err)
 	}
 	if _, err := p.Orphans(t.Context(), 0); err != nil {
@@ -306,7 +306,7 @@ func TestServersEnd(t *testing.T) {
 	}
 }
 
-// Servers stand still with their sandbox.
+// Servers are paused and resumed with their sandbox.
 func TestServersPause(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -331,7 +331,7 @@ func TestServersPause(t *testing.T) {
 	}
 }
 
-// What cannot be started is refused in words.
+// A server that cannot be started is refused with a message.
 func TestServersThatFail(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -362,7 +362,7 @@ func TestServersThatFail(t *testing.T) {
 	}
 }
 
-// The way out is the sandbox's own, to hosts alone.
+// A server uses the sandbox's egress token, and reaches only hosts of the allowlist.
 func TestServerEgress(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)

@@ -25,7 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// zipped is a skill with a script, and its digest.
+// zipped returns the path of a skill with a script, and its digest.
 func zipped(t testing.TB, says string) (path, digest string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -58,7 +58,7 @@ func zipped(t testing.TB, says string) (path, digest string) {
 	return path, hex.EncodeToString(sum[:])
 }
 
-// ownEngine is a config for an engine that no other test, nor an earlier run of the same one, brings skills to.
+// ownEngine returns a config for an engine to which no other test, and no earlier run of the test, copies skills.
 func ownEngine(t testing.TB) Config {
 	cfg := needEngine(t)
 	cfg.Engine += "-" + rand.Text()
@@ -71,8 +71,8 @@ func specOf(t testing.TB, p *Provider) sandbox.Spec {
 	return spec
 }
 
-// A skill that several executors bring at once comes once; every sandbox of the
-// engine sees it, those that ran before too, and nobody can change it or find others.
+// A skill that several executors copy concurrently is copied once. Every sandbox of the engine sees it, earlier ones
+// included, and no sandbox can change it or find others.
 func TestShelve(t *testing.T) {
 	t.Parallel()
 	cfg := ownEngine(t)
@@ -122,7 +122,7 @@ func TestShelve(t *testing.T) {
 	}
 }
 
-// A skill that cannot be fetched, or is not one, is an error each time, and leaves nothing that looks like one.
+// A skill that cannot be fetched, or is invalid, fails each time, and leaves nothing that looks like a skill.
 func TestShelveFails(t *testing.T) {
 	t.Parallel()
 	p := provide(t, ownEngine(t))
@@ -151,7 +151,7 @@ func TestShelveFails(t *testing.T) {
 	}
 }
 
-// Skills that are wanted at a time are brought together; one that cannot be had, and one that is broken, fail alone.
+// Skills that are wanted concurrently are copied together. A missing and a broken one fail alone.
 func TestShelveTogether(t *testing.T) {
 	t.Parallel()
 	p := provide(t, ownEngine(t))
@@ -221,8 +221,8 @@ func TestShelveTogether(t *testing.T) {
 	}
 }
 
-// helpers listens to the engine, and gives what counts the helpers that held the lock of skills since then.
-// The engine forgets what is more than some hundred events ago: it cannot be asked afterwards.
+// helpers subscribes to the engine's events, and returns a function that counts the helpers that held the lock of
+// skills since then. The engine keeps only some hundred events, so it cannot be asked afterwards.
 func helpers(t *testing.T, p *Provider) (count func() int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -231,7 +231,7 @@ func helpers(t *testing.T, p *Provider) (count func() int) {
 		filters.Arg("type", "container"), filters.Arg("container", SkillsVolume(p.cfg.Engine)), filters.Arg("event", "create"),
 	)})
 	return func() (n int) {
-		last, err := p.skillsHelper(ctx) // after all others
+		last, err := p.skillsHelper(ctx) // it comes after all others
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// hostile takes every way to its runner that an agent has: by a child that connects, passes the connection by SCM_RIGHTS and
-// ends, by an orphan that does, through /proc, and at last by listening in the runner's place.
+// hostile is an agent that tries every way to reach its runner: through a child that connects, passes the connection by
+// SCM_RIGHTS and ends, through an orphan that does so, through /proc, and finally by listening in the runner's place.
 const hostile = `
 import os, socket, time
 S = "/spool/run/runner.sock"
@@ -62,7 +62,8 @@ while True:
     time.sleep(1000)
 `
 
-// An agent that takes every way to its runner learns nothing, fences nobody off and stops no executor from following.
+// An agent that tries every way to reach its runner learns nothing, fences no executor, and does not keep an executor
+// from following.
 func TestTakeover_OfTheRunnerByItsAgent(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -87,7 +88,7 @@ func TestTakeover_OfTheRunnerByItsAgent(t *testing.T) {
 	if out, errs, code := sh(t, b, `for i in $(seq 600); do test -e done && break; sleep .1; done; cat done`); code != 0 || strings.Count(out, "FORBIDDEN") != 6 || strings.Count(out, "denied") != 4 || strings.Contains(out, "read") {
 		t.Errorf("the agent got %s (%s)", out, errs)
 	}
-	// The agent listens in the runner's place: the next executor finds that out, and has not said anything to it.
+	// The agent listens in the runner's place: the next executor detects that, and sends it nothing.
 	found, err := p.Attach(t.Context(), spec.ID)
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +125,7 @@ func TestTakeover_OfTheRunnerByItsAgent(t *testing.T) {
 	}
 }
 
-// A runner that is stopped, as by a signal from outside, is ended with its sandbox all the same.
+// A runner that is stopped by a signal from outside is ended with its sandbox.
 func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))

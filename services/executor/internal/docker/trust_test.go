@@ -29,7 +29,7 @@ import (
 // fullImage has the programs that agents use.
 const fullImage = "spool/sandbox:latest"
 
-// oneHost is a public net of one name.
+// oneHost is a resolver and dialer for a public network with one name.
 type oneHost struct{ address string }
 
 func (o oneHost) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
@@ -43,7 +43,7 @@ func (o oneHost) dial(ctx context.Context, network, _ string) (net.Conn, error) 
 	return (&net.Dialer{}).DialContext(ctx, network, o.address)
 }
 
-// site is a TLS server at ok.example, and the roots that its certificate is verified against.
+// site starts a TLS server for ok.example, and returns the roots that verify its certificate.
 func site(t *testing.T) (oneHost, *x509.CertPool) {
 	t.Helper()
 	ca, _, err := authority.Open(t.TempDir(), nil)
@@ -69,7 +69,7 @@ func site(t *testing.T) (oneHost, *x509.CertPool) {
 	return oneHost{srv.Listener.Addr().String()}, roots
 }
 
-// egressHere runs a proxy in this process; sockets is the folder that sandboxes see.
+// egressHere runs a proxy in this process. sockets is the folder that sandboxes see.
 func egressHere(t *testing.T) (client *api.Client, sockets string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "egr") //nolint:usetesting // short: the path of a socket has its limit
@@ -98,7 +98,8 @@ func egressHere(t *testing.T) (client *api.Client, sockets string) {
 	return client, filepath.Join(dir, "s")
 }
 
-// programs ask for a page, and are refused another method; what they say of certificates shows who does not trust.
+// programs is a script whose programs request a page, and are refused another method. Their certificate errors show
+// which program does not trust the proxy.
 const programs = `
 curl -sS -w ' curl %{http_code}\n' https://ok.example/
 curl -sS -o /dev/null -w 'curl post %{http_code}\n' -d x https://ok.example/
@@ -122,7 +123,7 @@ git ls-remote https://ok.example/x
 pip download --no-input --disable-pip-version-check --retries 0 --no-deps -d /tmp --index-url https://ok.example/simple nothing
 `
 
-// attached follows a sandbox's runner as an executor does, with epoch 1.
+// attached attaches to a sandbox's runner as an executor does, with epoch 1.
 func attached(t *testing.T, b sandbox.Sandbox) (sandbox.Process, net.Conn) {
 	t.Helper()
 	proc, err := b.Exec(t.Context(), sandbox.Command{Args: []string{"runner", "attach", "--sealed"}})
@@ -139,7 +140,8 @@ func attached(t *testing.T, b sandbox.Sandbox) (sandbox.Process, net.Conn) {
 	return proc, stream
 }
 
-// Programs of a sandbox trust the proxy's certificate where the allowlist has methods, and are held to them.
+// Programs in a sandbox trust the proxy's certificate for hosts whose allowlist entry has methods, and can use only
+// those methods.
 func TestTrust(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)

@@ -49,7 +49,7 @@ func TestAccount_FileHasTheUserOnce(t *testing.T) {
 	}
 }
 
-// userIn returns the number of the user in a sandbox, and makes sure that its workspace and records are the user's.
+// userIn returns the number of the user in a sandbox, and checks that the user owns its workspace and records.
 func userIn(t *testing.T, b *box) int {
 	t.Helper()
 	out, errs, _ := sh(t, b, `id -u; id -g; id -G; stat -c '%u %g' /workspace; stat -c '%u %g' "$HOME"; stat -c '%u %g' /spool/state`)
@@ -67,7 +67,7 @@ func reserved(t *testing.T, p *Provider, id int) bool {
 	return exists(t, p, userVolume(id))[0]
 }
 
-// A session's workspace keeps its user from sandbox to sandbox; the user is released with it, once.
+// A session's workspace keeps its user from sandbox to sandbox. The user is released once, with the workspace.
 func TestUser_BelongsToTheWorkspace(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -117,7 +117,7 @@ func TestUser_BelongsToTheWorkspace(t *testing.T) {
 	}
 }
 
-// Executors that make sandboxes at once share no user; when all users are taken, the next one is refused.
+// Executors that create sandboxes concurrently share no user. When all users are taken, the next sandbox is refused.
 func TestUser_OfOneSandboxAlone(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -169,7 +169,7 @@ func TestUser_OfOneSandboxAlone(t *testing.T) {
 	}
 }
 
-// A workspace of a release in which all sandboxes shared a user stays that user's.
+// A workspace of a release in which all sandboxes shared a user keeps that user.
 func TestUser_OfAnEarlierWorkspace(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -193,7 +193,7 @@ func TestUser_OfAnEarlierWorkspace(t *testing.T) {
 	}
 }
 
-// What an executor that died had reserved is released by the sweep, unless its workspace is there.
+// The sweep releases the users that an executor that died has reserved, unless their workspace exists.
 func TestUser_LeftReserved(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -226,7 +226,8 @@ func TestUser_LeftReserved(t *testing.T) {
 	}
 }
 
-// A volume that the engine made in place of a reservation, for a container that came too late, keeps no user from others.
+// A volume that the engine created in place of a reservation, for a container that started too late, does not block a
+// user.
 func TestUser_AfterAVolumeOfTheEngine(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -244,7 +245,7 @@ func TestUser_AfterAVolumeOfTheEngine(t *testing.T) {
 	}
 }
 
-// Many sandboxes of one id that are made at once leave one reservation.
+// Concurrent creations of one sandbox leave one reservation.
 func TestUser_OfASandboxMadeTwice(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -267,7 +268,7 @@ func TestUser_OfASandboxMadeTwice(t *testing.T) {
 	}
 }
 
-// Programs that look the user up find it: in the image's files of accounts, and in an image without any.
+// Programs find the user in the image's files of accounts, also if the image has none.
 func TestUser_HasAnAccount(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -290,7 +291,8 @@ func TestUser_HasAnAccount(t *testing.T) {
 	}
 }
 
-// The programs of Spool's image, which look their user up in several ways, work as a user that the image does not know.
+// The programs of Spool's image, which look up their user in several ways, work with a user that the image does not
+// have.
 func TestUser_IsFoundByPrograms(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -320,7 +322,8 @@ func TestUser_IsFoundByPrograms(t *testing.T) {
 	}
 }
 
-// An engine that maps users has no numbers beyond 16 bits: the range is refused in words, not by the kernel.
+// An engine that maps users has no numbers above 16 bits: Spool refuses the range with a message before the kernel
+// does.
 func TestUsers_OfAnEngineThatMapsThem(t *testing.T) {
 	t.Parallel()
 	high, low := provide(t, Config{Engine: "e", Runner: "r"}), provide(t, Config{Engine: "e", Runner: "r", Users: Users{20000, 59999}})

@@ -22,8 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// ownRunner gives a config whose runner has a digest of its own, so that a test
-// may do with its volume what it wants.
+// ownRunner returns a config whose runner has a unique digest, so that a test may change its volume.
 func ownRunner(t testing.TB) (Config, string) {
 	t.Helper()
 	cfg := needEngine(t)
@@ -52,7 +51,7 @@ func ownRunner(t testing.TB) (Config, string) {
 	return cfg, name
 }
 
-// Several executors bring the same runner at once; it comes once, and whole.
+// Several executors copy the same runner concurrently; it is copied once, and completely.
 func TestRunnerVolumeAtOnce(t *testing.T) {
 	t.Parallel()
 	cfg, name := ownRunner(t)
@@ -86,7 +85,7 @@ func TestRunnerVolumeAtOnce(t *testing.T) {
 	}
 }
 
-// The same sandbox made by several executors at once is one.
+// Several executors that create the same sandbox concurrently get one sandbox.
 func TestCreateAtOnce(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
@@ -123,7 +122,7 @@ func TestCreateAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-// What an executor that died had begun is finished by the next.
+// The next executor completes a volume that an executor that died has begun to fill.
 func TestRunnerVolumeHalfFilled(t *testing.T) {
 	t.Parallel()
 	cfg, name := ownRunner(t)
@@ -154,7 +153,7 @@ func TestRunnerVolumeHalfFilled(t *testing.T) {
 	create(t, p, newSpec(t)) // its runner answers
 }
 
-// A volume that a human removed comes back, though the provider knew it to be there.
+// A volume that was removed by hand is created again, although the provider has seen it before.
 func TestRunnerVolumeVanishes(t *testing.T) {
 	t.Parallel()
 	cfg, name := ownRunner(t)
@@ -174,7 +173,7 @@ func TestRunnerVolumeVanishes(t *testing.T) {
 	create(t, p, newSpec(t))
 }
 
-// exists tells whether the volumes are there.
+// exists reports for each volume whether it exists.
 func exists(t testing.TB, p *Provider, names ...string) []bool {
 	t.Helper()
 	out := make([]bool, len(names))
@@ -188,7 +187,7 @@ func exists(t testing.TB, p *Provider, names ...string) []bool {
 	return out
 }
 
-// Volumes go with their last sandbox, whosever they were.
+// Volumes are removed with the last sandbox that uses them, whichever sandbox they are named after.
 func TestVolumesOfSeveral(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -213,7 +212,7 @@ func TestVolumesOfSeveral(t *testing.T) {
 	if err := p.Terminate(t.Context(), second.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	// A sandbox in between was ended twice at once, and has its note again.
+	// A sandbox in between was ended twice concurrently, and has its note again.
 	between := newSpec(t).ID
 	if err := p.note(t.Context(), between, first.ID); err != nil {
 		t.Fatal(err)
@@ -227,7 +226,7 @@ func TestVolumesOfSeveral(t *testing.T) {
 	}
 }
 
-// Orphans takes what nobody needs, and nothing else.
+// Orphans removes what no sandbox needs, and nothing else.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
 	cfg, _ := ownRunner(t)
@@ -285,7 +284,7 @@ func TestOrphans(t *testing.T) {
 	if err := b.Files().Put(t.Context(), "x", strings.NewReader("x")); err != nil {
 		t.Error(err)
 	}
-	// A sandbox that was given up for good.
+	// A sandbox that was released permanently.
 	if err := p.Terminate(t.Context(), third.ID, false); err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +294,7 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-// A container that was removed by hand takes nothing along.
+// A sandbox whose container was removed by hand keeps its volumes.
 func TestContainerRemovedByHand(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -367,7 +366,7 @@ func mustRunner(t testing.TB) string {
 	return path
 }
 
-// An image's own wishes do not loosen the profile.
+// Settings of an image do not weaken the restrictions.
 func TestImageOfAnother(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
@@ -431,7 +430,7 @@ func TestImageOfAnother(t *testing.T) {
 	}
 }
 
-// A runner that ends at once, or never listens, says so with its last words.
+// The error for a runner that ends at once, or never listens, has the end of its output.
 func TestRunnerSilent(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)

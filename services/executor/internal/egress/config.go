@@ -19,6 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
@@ -67,55 +68,27 @@ const (
 
 // withDefaults returns the config with its defaults set, or an error that names the invalid setting.
 func (c Config) withDefaults() (Config, error) {
-	unset := func(s *string, value string) {
-		if *s == "" {
-			*s = value
-		}
-	}
-	unset(&c.ListenSandboxes, "/run/spool/sandboxes/egress.sock")
-	unset(&c.ListenAdmin, "/run/spool/admin/egress.sock")
-	unset(&c.Data, "/var/lib/spool/egress")
-	if c.Connections == 0 {
-		c.Connections = 64
-	}
+	settings.Default(&c)
 	if c.Connections < 1 || c.Connections > 10_000 {
 		return c, fmt.Errorf("connections: %d is not between 1 and 10000", c.Connections)
 	}
 	for _, n := range []struct {
-		name  string
-		value *int
-		unset int
-		most  int
-	}{{"tls-connections", &c.TLSConnections, 4096, 1_000_000}, {"tls-address-connections", &c.TLSAddressConnections, 128, 1024}} {
-		if *n.value == 0 {
-			*n.value = n.unset
+		name        string
+		value, most int
+	}{{"tls-connections", c.TLSConnections, 1_000_000}, {"tls-address-connections", c.TLSAddressConnections, 1024}} {
+		if n.value < 1 || n.value > n.most {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, n.most)
 		}
-		if *n.value < 1 || *n.value > n.most {
-			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, *n.value, n.most)
-		}
-	}
-	if c.JournalMax == 0 {
-		c.JournalMax = 64 << 20
 	}
 	if c.JournalMax < 64<<10 {
 		return c, fmt.Errorf("journal-max: %d is less than 65536", c.JournalMax)
 	}
 	for _, d := range []struct {
 		name  string
-		value *time.Duration
-		unset time.Duration
-	}{
-		{"idle", &c.Idle, 10 * time.Minute},
-		{"model-idle", &c.ModelIdle, 15 * time.Minute},
-		{"keep-for", &c.KeepFor, 24 * time.Hour},
-		{"drain", &c.Drain, 2 * time.Minute},
-		{"tls-handshake", &c.TLSHandshake, 10 * time.Second},
-	} {
-		if *d.value == 0 {
-			*d.value = d.unset
-		}
-		if *d.value < 10*time.Millisecond || *d.value > 30*24*time.Hour {
-			return c, fmt.Errorf("%s: %s is not between 10ms and 720h", d.name, *d.value)
+		value time.Duration
+	}{{"idle", c.Idle}, {"model-idle", c.ModelIdle}, {"keep-for", c.KeepFor}, {"drain", c.Drain}, {"tls-handshake", c.TLSHandshake}} {
+		if d.value < 10*time.Millisecond || d.value > 30*24*time.Hour {
+			return c, fmt.Errorf("%s: %s is not between 10ms and 720h", d.name, d.value)
 		}
 	}
 	if err := c.checkTLS(); err != nil {

@@ -51,7 +51,7 @@ func newKeeper(t *testing.T, l leases, list ...sandbox.Info) *idle.Keeper {
 	})
 }
 
-// TestCheckReachable: sandboxes of other engines are for their executors, until the engine has been gone for long.
+// Sandboxes of another engine are left to its executors, until the engine has been gone for long.
 func TestCheckReachable(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -72,7 +72,7 @@ func TestCheckReachable(t *testing.T) {
 	}
 }
 
-// TestCheckUnused: a sandbox is in use while the executor that has begun to work on it says so, or does not answer.
+// A sandbox is in use while the executor that has begun to work on it confirms that, or does not answer.
 func TestCheckUnused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -95,7 +95,7 @@ func TestCheckUnused(t *testing.T) {
 	}
 }
 
-// TestReserve: a session has room while its tenant has fewer sandboxes than it may, with those that are being created.
+// A session gets room while its tenant has fewer sandboxes than its limit, counting those that are being created.
 func TestReserve(t *testing.T) {
 	t.Parallel()
 	session := func(name string) string { return events.Derive(events.KindSession, name) }

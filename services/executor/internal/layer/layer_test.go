@@ -108,7 +108,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// One makes what several want; each key has its own.
+// Concurrent callers with the same key share one call; each key has its own.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -141,7 +141,8 @@ func TestOnce(t *testing.T) {
 	})
 }
 
-// Who gives up hinders nobody; with the last one the work ends, and whoever comes then gets it done anew.
+// A caller that gives up does not affect others. The call ends with the last caller, and later callers start another
+// one.
 func TestOnceCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

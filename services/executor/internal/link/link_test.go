@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// stdin is a process of which only the stdin counts: each write is one string.
+// stdin is a process of which only the stdin is used: each write is one string.
 type stdin struct {
 	sandbox.Process
 	writes chan string
@@ -26,7 +26,8 @@ func (s stdin) Write(b []byte) (int, error) {
 
 func (stdin) Close() error { return nil }
 
-// writing returns a link that writes to the test until it ends; late is when an acknowledgement goes by itself.
+// writing returns a link that writes to the test until the test ends. late is the time after which an acknowledgement
+// is sent without a command.
 func writing(t *testing.T, late time.Duration) (*Link, <-chan string) {
 	t.Helper()
 	s := stdin{writes: make(chan string)}

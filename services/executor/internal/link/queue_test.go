@@ -31,7 +31,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// A full queue holds the reader up, and lets it go when there is room or it is closed.
+// A full queue blocks the reader, until there is room or the queue is closed.
 func TestQueueIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

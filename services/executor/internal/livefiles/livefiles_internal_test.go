@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// box is a sandbox whose files are these.
+// box is a sandbox with the given files.
 type box struct {
 	sandbox.Sandbox
 	get  func() (io.ReadCloser, error)
@@ -23,7 +23,7 @@ type box struct {
 
 func (b *box) Files() sandbox.Files { return folder{b: b} }
 
-// folder is its workspace.
+// folder is the workspace of a box.
 type folder struct {
 	sandbox.Files
 	b *box

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// layerBed is a folder for providers, and a registry.
+// layerBed returns the config of a provider, and a registry.
 func layerBed(t *testing.T, script string) (Config, *dependencytest.Registry) {
 	t.Helper()
 	for _, args := range [][]string{{"npm", "--version"}, {"python3", "-m", "pip", "--version"}} {
@@ -57,8 +57,8 @@ func packages(t *testing.T, d events.Dependencies) sandbox.Packages {
 
 var both = events.Dependencies{NPM: []string{"greeter@1.2.3"}, PIP: []string{"greeting==0.1"}}
 
-// What an agent depends on is installed once by this machine's npm and pip, and sandboxes find it,
-// without a registry from then on. Installers see no model's key.
+// An agent's dependencies are installed once with this machine's npm and pip, and sandboxes find them, without a
+// registry from then on. Installers get no API keys.
 func TestLayer(t *testing.T) {
 	t.Setenv("ANTHROPIC_API_KEY", "sk-hunter2")
 	t.Setenv("npm_config_cache", t.TempDir()) // each time anew
@@ -99,7 +99,7 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// A shim of a version manager is not what installs: when it is killed, its own lock stays behind.
+// A version manager's shim is not used for the installation: if it is killed, its lock stays.
 func TestLayerBypassesShim(t *testing.T) {
 	t.Parallel()
 	cfg, _ := layerBed(t, "true")
@@ -118,7 +118,7 @@ func TestLayerBypassesShim(t *testing.T) {
 	}
 }
 
-// What cannot be installed is told with the installer's words, and leaves nothing.
+// A failed installation returns the end of the installer's output, and leaves nothing.
 func TestLayerFails(t *testing.T) {
 	t.Parallel()
 	cfg, _ := layerBed(t, "echo the script is unhappy; exit 3")
@@ -153,7 +153,7 @@ func TestLayerFails(t *testing.T) {
 	}
 }
 
-// An installation that nobody waits for any more ends with all that it started.
+// An installation without a caller ends with all its processes.
 func TestLayerCancelled(t *testing.T) {
 	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "fifo")
@@ -180,7 +180,7 @@ func TestLayerCancelled(t *testing.T) {
 	}
 }
 
-// Layers that nobody has used for long go; those that a sandbox has, and those that are made just now, stay.
+// Layers that were not used for long are removed; those that a sandbox uses, and those that are being created, stay.
 func TestOldLayers(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, Config{Dir: t.TempDir(), Runner: "/none", Engine: "e"})

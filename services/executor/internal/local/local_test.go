@@ -98,7 +98,7 @@ func TestProvider(t *testing.T) {
 	})
 }
 
-// killRunner ends a sandbox's runner without a word.
+// killRunner kills a sandbox's runner.
 func killRunner(t testing.TB, b *box) {
 	t.Helper()
 	s, _ := b.runner()
@@ -180,7 +180,7 @@ func TestWorkspaceStays(t *testing.T) {
 	}
 }
 
-// A pid that was given to another process is neither found nor killed.
+// A pid that another process has now is neither found nor killed.
 func TestRecycledPid(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, newConfig(t))
@@ -215,7 +215,7 @@ func TestRecycledPid(t *testing.T) {
 	}
 }
 
-// What a runner leaves behind when it is killed goes with the sandbox.
+// Processes that a killed runner leaves behind end with the sandbox.
 func TestRunnerKilled(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, newConfig(t))
@@ -246,7 +246,7 @@ func TestRunnerKilled(t *testing.T) {
 	}
 }
 
-// Executors come and go; the runner does not notice.
+// The runner does not depend on an executor.
 func TestRunnerHasNoTies(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, newConfig(t))

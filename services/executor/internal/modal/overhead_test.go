@@ -47,7 +47,7 @@ func TestOverhead(t *testing.T) {
 	t.Logf("a line of output: Docker %s, Modal's stand-in %s", line(onDocker), line(onModal))
 }
 
-// took is the median time of a shell line, from its start to its exit code.
+// took returns the median time of a shell line, from its start to its exit code.
 func took(t *testing.T, box sandbox.Sandbox, times int, line string) time.Duration {
 	t.Helper()
 	var all []time.Duration

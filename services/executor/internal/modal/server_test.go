@@ -27,7 +27,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// testImage is what all sandboxes of the tests are made from.
+// testImage is the image of all sandboxes in the tests.
 const testImage = "debian:bookworm-slim"
 
 var (
@@ -168,7 +168,7 @@ func (s *server) endSandbox(t testing.TB, id, how string) {
 	s.ask(t, http.MethodPost, "/sandboxes/"+id+"/end", map[string]any{"how": how}, nil)
 }
 
-// calls is how often a method was called.
+// calls returns how often a method was called.
 func (s *server) calls(t testing.TB, method string) int {
 	var all map[string]int
 	s.ask(t, http.MethodGet, "/calls", nil, &all)
@@ -185,7 +185,7 @@ type listed struct {
 	Resources       struct{ MilliCPU, MilliCPUMax, MemoryMB, MemoryMBMax int }
 }
 
-// running are the sandboxes of an engine that run.
+// running returns the running sandboxes of an engine.
 func (s *server) running(t testing.TB, engine string) []listed {
 	t.Helper()
 	var all, out []listed
@@ -198,7 +198,7 @@ func (s *server) running(t testing.TB, engine string) []listed {
 	return out
 }
 
-// sharedServer is one that the test must leave as it is.
+// sharedServer returns a server that the test must not change.
 func sharedServer(t testing.TB) *server {
 	t.Helper()
 	sharedUsed.Store(true)
@@ -209,7 +209,7 @@ func sharedServer(t testing.TB) *server {
 	return s
 }
 
-// ownServer is one that the test may break.
+// ownServer returns a server that the test may break.
 func ownServer(t testing.TB) *server {
 	t.Helper()
 	s, err := serve(t.TempDir())
@@ -234,7 +234,7 @@ func (s *server) noViolations(t testing.TB) {
 	}
 }
 
-// config is of an engine of the test's own, on which nothing may be left when the test ends.
+// config returns the config of a new engine, which must be empty when the test ends.
 func (s *server) config(t testing.TB) Config {
 	t.Helper()
 	bin, err := binaries()
@@ -254,7 +254,7 @@ func (s *server) config(t testing.TB) Config {
 	}
 }
 
-// provide makes a provider that is closed with the test.
+// provide returns a provider that is closed with the test.
 func provide(t testing.TB, cfg Config) *Provider {
 	t.Helper()
 	p, err := New(cfg)
@@ -285,7 +285,7 @@ func newSpec(t testing.TB, cfg Config) sandbox.Spec {
 	}}
 }
 
-// create makes a sandbox that ends with the test.
+// create creates a sandbox that ends with the test.
 func create(t testing.TB, p *Provider, spec sandbox.Spec) sandbox.Sandbox {
 	t.Helper()
 	t.Cleanup(func() {
@@ -300,7 +300,7 @@ func create(t testing.TB, p *Provider, spec sandbox.Spec) sandbox.Sandbox {
 	return box
 }
 
-// sh runs a shell line to its end.
+// sh runs a shell line until it ends.
 func sh(t testing.TB, box sandbox.Sandbox, line string) (stdout string, code int) {
 	t.Helper()
 	proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sh", "-c", line}})

@@ -30,7 +30,7 @@ func line(n uint64, typ events.Type, data string) runner.Line {
 	return runner.Line{N: n, Type: typ, Time: begun.Add(time.Second), ExecutionID: execution, ConversationID: "main", Data: json.RawMessage(data)}
 }
 
-// one translates a line that has to give exactly one result.
+// one translates a line that must return exactly one result.
 func one(t *testing.T, tr *Translator, l runner.Line) Result {
 	t.Helper()
 	out := tr.Line(l, now)
@@ -192,8 +192,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// Whatever a runner says: nothing panics, numbers and times ascend, the execution
-// and the source are the host's, and no host's type gets through.
+// For any lines of a runner: Translator does not panic, numbers and times ascend, the execution and the source are the
+// host's, and no type of the host gets through.
 func TestAnything(t *testing.T) {
 	t.Parallel()
 	names := []events.Type{runner.AgentStarted, runner.TurnEnded, events.TextDelta, "", "novel"}

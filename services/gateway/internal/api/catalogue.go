@@ -119,7 +119,7 @@ func entryReference(r entryRequest, version string) (events.Reference, error) {
 // create, and on a server without keys.
 func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
-		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key makes; every tenant may read them")
+		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key creates; every tenant may read them")
 	}
 	// In the catalogue, a key that is limited to agents may change only agents; see auth.Allow.
 	if !events.AllowsAgent(p.Agents, ref.Slug) {

@@ -32,7 +32,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		return nil, err
 	}
 	if name := strings.TrimSpace(r.GetName()); name == "" || utf8.RuneCountInString(name) > maxKeyName {
-		return nil, problem.Invalid("name", "a key needs a name of 1 to %d characters, to recognise it by", maxKeyName)
+		return nil, problem.Invalid("name", "name must have 1 to %d characters", maxKeyName)
 	}
 	id, err := events.NewID(events.KindKey, s.Now(), s.Entropy)
 	if err != nil {
@@ -104,7 +104,7 @@ func keyTenant(p auth.Principal, tenant string) (string, error) {
 		return "", problem.New(problem.Forbidden, "tenant", "a key only manages the keys of its own tenant; the root key manages those of others")
 	}
 	if tenant == events.PlatformTenant && !p.Admin {
-		return "", problem.New(problem.Forbidden, "tenant", "the keys of tenant platform, which owns what every tenant reads, are managed with the root key")
+		return "", problem.New(problem.Forbidden, "tenant", "the keys of tenant platform, which owns the shared entries, are managed with the root key")
 	}
 	return tenant, nil
 }

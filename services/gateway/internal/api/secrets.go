@@ -227,7 +227,7 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 			latest = &have
 		}
 		if kept[name] = latest.Variables[name].Sealed; kept[name] == "" {
-			return nil, problem.Invalid(field+".value", "the secret has no value yet, so that none can be kept: give one")
+			return nil, problem.Invalid(field+".value", "the secret has no value yet: give one")
 		}
 	}
 	return kept, nil

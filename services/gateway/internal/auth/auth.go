@@ -71,7 +71,7 @@ func New(cfg Config) (*Authenticator, error) {
 	}
 	if cfg.RootKey != "" {
 		if len(cfg.RootKey) < MinRootKey {
-			return nil, fmt.Errorf("root-key (SPOOL_ROOT_KEY) has %d characters; it needs %d or more, made at random", len(cfg.RootKey), MinRootKey)
+			return nil, fmt.Errorf("root-key (SPOOL_ROOT_KEY) has %d characters; it needs %d or more random characters", len(cfg.RootKey), MinRootKey)
 		}
 		a.rootHash = Hash(cfg.RootKey)
 	}

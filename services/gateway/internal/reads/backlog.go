@@ -88,7 +88,7 @@ func (s *Store) await(ctx context.Context, in search, read func() error) error {
 }
 
 func behind() error {
-	return problem.New(problem.ReadModelBehind, "", "the log is ahead of the read models, which do not hold this yet; nothing is lost, try again")
+	return problem.New(problem.ReadModelBehind, "", "the log is ahead of the read models, which do not contain this yet; nothing is lost, try again")
 }
 
 // checkpoints returns the positions of all groups. It returns an error while a group is being folded from the log's
@@ -105,7 +105,7 @@ func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
 }
 
 func folding() error {
-	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not hold it yet; try again")
+	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not contain it yet; try again")
 }
 
 // sessionIn returns a search for a commit of a session.

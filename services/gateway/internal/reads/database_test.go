@@ -34,7 +34,7 @@ func TestRows_TimeoutExcludesTheCaller(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const timeout = 3 * time.Second
+	const timeout = 10 * time.Second
 	s := New(pool, Config{Timeout: timeout})
 	read := 0
 	list, _, err := s.Blocks(t.Context(), "a", session, "", func(int64) error {

@@ -28,10 +28,13 @@ const KeyExpired = "expired"
 // the gateway's role may not read them.
 func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error) {
 	r, err := s.queries.AcceptedKey(ctx, sha256)
-	if errors.Is(err, pgx.ErrNoRows) {
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		return Key{}, false, nil
+	case err != nil:
+		return Key{}, false, err
 	}
-	return Key{r.Tenant, r.ID, roleOf(r.Role), splitAgents(r.Agents)}, err == nil, err
+	return Key{r.Tenant, r.ID, roleOf(r.Role), splitAgents(r.Agents)}, true, nil
 }
 
 // roleOf returns the role that the column role of keys means.

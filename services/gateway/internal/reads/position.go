@@ -21,7 +21,7 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 	want, err := eventlog.ParsePosition(position)
 	if err != nil {
-		return problem.Invalid("minPosition", "%+q is not a position: send back what an answer gave as position", truncate.Text(position, 64))
+		return problem.Invalid("minPosition", "%+q is not a position: send the position of a response", truncate.Text(position, 64))
 	}
 	deadline := time.Now().Add(MaxPositionWait)
 	pauses := retry.Doubling(2*time.Millisecond, 50*time.Millisecond)

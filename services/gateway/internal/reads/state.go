@@ -192,7 +192,7 @@ func (p Past) block(r queries.BlocksAtRow) (b events.Block, err error) {
 	}
 	i := slices.IndexFunc(p.Blocks, func(open history.Block) bool { return open.Block.ID == b.ID })
 	if i < 0 {
-		return b, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, which the events up to there do not say", b.ID, p.Seq))
+		return b, problem.New(problem.Internal, "", fmt.Sprintf("block %.200s was open at event %d, but the events up to it do not contain the block", b.ID, p.Seq))
 	}
 	return p.Blocks[i].Block, nil
 }

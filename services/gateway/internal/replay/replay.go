@@ -134,9 +134,9 @@ func (r *Replay) restrictToExecution(ctx context.Context) error {
 	case err != nil:
 		return err
 	case first > r.last:
-		return problem.Invalid("executionId", "the execution begins with event %d, which comes after those that are asked for", first)
+		return problem.Invalid("executionId", "the execution begins with event %d, which comes after the requested events", first)
 	case last > 0 && last < r.request.From:
-		return problem.Invalid("executionId", "the execution ends with event %d, which comes before those that are asked for", last).Because(ErrExecutionEnded)
+		return problem.Invalid("executionId", "the execution ends with event %d, which comes before the requested events", last).Because(ErrExecutionEnded)
 	}
 	r.request.From = max(r.request.From, first)
 	if last > 0 {

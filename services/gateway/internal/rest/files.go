@@ -111,7 +111,7 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 		return err
 	}
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeTar {
-		return problem.Invalid("Content-Type", "many files come as one tar, with Content-Type %s; one file goes to /api/sessions/{id}/files/{path}", typeTar)
+		return problem.Invalid("Content-Type", "send several files as one tar, with Content-Type %s; send one file to /api/sessions/{id}/files/{path}", typeTar)
 	}
 	return h.put(w, r, session, api.FileSource{Path: q.Get("dir"), Archive: true})
 }

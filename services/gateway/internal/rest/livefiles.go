@@ -35,7 +35,7 @@ func isLive(q url.Values) (bool, error) {
 // listLive lists the entries below a folder of the running sandbox.
 func (h *Handler) listLive(w *statusRecorder, r *http.Request, session, dir string) error {
 	if wantsTar(r) {
-		return problem.Invalid(paramLive, "a tar is made from the last snapshot; leave live out, or list")
+		return problem.Invalid(paramLive, "a tar can only be made from the last snapshot: leave live out, or list the files")
 	}
 	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err

@@ -234,7 +234,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.
 	if int64(len(data)) > limit {
 		// The connection of a client that is still sending would be reset, and the client would lose the answer.
 		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
-		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and larger files go by PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and send larger files with PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
 	}
 	if err != nil {
 		return nil, problem.Invalid("", "the body is incomplete: it ended early or took longer than %s", timeout)

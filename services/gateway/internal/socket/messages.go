@@ -52,7 +52,7 @@ func (r request) replayOf() (*replay.Request, error) {
 	if !r.Replay {
 		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil, "executionId": r.ExecutionID != nil} {
 			if given {
-				return nil, problem.Invalid(name, "the field is of a replay; add \"replay\":true")
+				return nil, problem.Invalid(name, "the field applies to replays only; add \"replay\":true")
 			}
 		}
 		return nil, nil

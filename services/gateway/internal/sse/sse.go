@@ -140,7 +140,7 @@ func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, a
 	if !again {
 		for _, name := range []string{"speed", "from", "to", "executionId"} {
 			if q.Has(name) {
-				return nil, problem.Invalid(name, "the parameter is of a replay; add replay=1")
+				return nil, problem.Invalid(name, "the parameter applies to replays only; add replay=1")
 			}
 		}
 		after, err := cursor(r, q)

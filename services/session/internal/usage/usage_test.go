@@ -209,8 +209,8 @@ func (w *world) awaitCounted() {
 	}
 }
 
-// counted waits until the whole log is counted, and checks that the usage of each tenant is that of its events.
-func (w *world) counted(p events.Period) {
+// checkCounted waits until the whole log is counted, and checks that the usage of each tenant is that of its events.
+func (w *world) checkCounted(p events.Period) {
 	w.t.Helper()
 	w.awaitCounted()
 	for tenant, want := range w.spent {
@@ -220,13 +220,13 @@ func (w *world) counted(p events.Period) {
 	}
 }
 
-// flaky is a JetStream whose bucket loses writes and acknowledgements of writes.
-type flaky struct {
+// flakyJetStream is a JetStream whose bucket loses writes and acknowledgements of writes.
+type flakyJetStream struct {
 	jetstream.JetStream
 	random func(n int) int
 }
 
-func (f flaky) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
+func (f flakyJetStream) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
 	kv, err := f.JetStream.KeyValue(ctx, bucket)
 	return flakyKV{kv, f.random}, err
 }
@@ -268,7 +268,7 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	w := newWorld(t)
 	tenants := []string{"a", "b", "c"}
 	var running [2]copyOf
-	lossy := func(js jetstream.JetStream) jetstream.JetStream { return flaky{js, pick} }
+	lossy := func(js jetstream.JetStream) jetstream.JetStream { return flakyJetStream{js, pick} }
 	for i := range running {
 		running[i] = w.start(lossy)
 	}
@@ -295,7 +295,7 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 		writers.Wait()
 	}
 	w.setBudget("c", events.PeriodTotal, events.Budget{Turns: 1000})
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 
 	// The copy that did not fold takes over when the other one has stopped.
 	for _, r := range running {
@@ -303,10 +303,10 @@ func TestFolder_CountsOnceThroughCrashesAndCopies(t *testing.T) {
 	}
 	first, _ := w.start(nil), w.start(nil)
 	w.turn("a", session("a", 0), 8, func() {})
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 	first.cut()
 	w.turn("b", session("b", 0), 9, func() {})
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 }
 
 // TestFolder_ContinuesInTheMiddleOfATurn tests that a copy that begins in the middle of an execution counts it like a
@@ -325,24 +325,24 @@ func TestFolder_ContinuesInTheMiddleOfATurn(t *testing.T) {
 			r = w.start(nil)
 		})
 	}
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 }
 
-// delayed is a JetStream whose bucket writes an entry after hold returns, and then calls done.
-type delayed struct {
+// delayedJetStream is a JetStream whose bucket writes an entry after hold returns, and then calls done.
+type delayedJetStream struct {
 	jetstream.JetStream
 	hold func(ctx context.Context, key string)
 	done func(key string, err error)
 }
 
-func (d delayed) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
+func (d delayedJetStream) KeyValue(ctx context.Context, bucket string) (jetstream.KeyValue, error) {
 	kv, err := d.JetStream.KeyValue(ctx, bucket)
 	return delayedKV{kv, d}, err
 }
 
 type delayedKV struct {
 	jetstream.KeyValue
-	delayed
+	delayedJetStream
 }
 
 func (d delayedKV) Update(ctx context.Context, key string, value []byte, last uint64) (uint64, error) {
@@ -371,7 +371,7 @@ func TestFolder_LateWriteIsRefused(t *testing.T) {
 				return false
 			}
 		}
-		return delayed{js, func(ctx context.Context, key string) {
+		return delayedJetStream{js, func(ctx context.Context, key string) {
 			if isClosed(key) {
 				once.Do(func() { close(reached) })
 				select {
@@ -386,7 +386,7 @@ func TestFolder_LateWriteIsRefused(t *testing.T) {
 		}}
 	})
 	w.turn("a", id, 0, func() {})
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 	close(closed)
 	w.turn("a", id, 1, func() {})
 	select {
@@ -396,7 +396,7 @@ func TestFolder_LateWriteIsRefused(t *testing.T) {
 	}
 	two := w.start(nil)
 	w.turn("a", id, 2, func() {})
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 	close(open)
 	if err := <-late; err == nil {
 		t.Error("the late write was stored")
@@ -405,7 +405,7 @@ func TestFolder_LateWriteIsRefused(t *testing.T) {
 	two.stop()
 	w.start(nil)
 	w.turn("a", id, 3, func() {})
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 }
 
 // TestFolder_ReplayChangesNothing tests that reading a log again from its beginning changes no number.
@@ -418,17 +418,17 @@ func TestFolder_ReplayChangesNothing(t *testing.T) {
 		w.turn("a", session("a", n), n, func() {})
 	}
 	r := w.start(nil)
-	w.counted(events.PeriodDay)
+	w.checkCounted(events.PeriodDay)
 	before := w.entry("a")
 	r.stop()
 	must(t, w.kv.Delete(t.Context(), "_positions"))
 	r = w.start(nil)
-	w.counted(events.PeriodDay)
+	w.checkCounted(events.PeriodDay)
 	if after := w.entry("a"); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("after the replay the entry is %+v, want %+v", after, before)
 	}
 	w.turn("a", session("a", 1), 5, func() {})
-	w.counted(events.PeriodDay)
+	w.checkCounted(events.PeriodDay)
 }
 
 // TestFolder_TakesOverFromTheProjector tests that entries that the projector of an earlier release wrote are replaced
@@ -461,7 +461,7 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 	watch, err := w.kv.Watch(t.Context(), "a", jetstream.UpdatesOnly())
 	must(t, err)
 	r := w.start(nil)
-	w.counted(events.PeriodTotal)
+	w.checkCounted(events.PeriodTotal)
 	r.stop()
 	must(t, watch.Stop())
 	seen := 0
@@ -507,7 +507,7 @@ func TestFolder_CountsErasedSessions(t *testing.T) {
 	took := w.spent["a"]
 	took.CostUSD += 4
 	w.spent["a"] = took
-	w.counted(events.PeriodMonth)
+	w.checkCounted(events.PeriodMonth)
 	before := w.entry("a")
 	r.stop()
 
@@ -524,7 +524,7 @@ func TestFolder_CountsErasedSessions(t *testing.T) {
 		must(t, w.kv.Purge(t.Context(), key))
 	}
 	w.start(nil)
-	w.counted(events.PeriodMonth)
+	w.checkCounted(events.PeriodMonth)
 	if after := w.entry("a"); after.Used != before.Used {
 		t.Errorf("the events of the day are %+v, want %+v", after.Used, before.Used)
 	}

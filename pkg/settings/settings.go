@@ -1,0 +1,56 @@
+// Package settings applies the defaults of a service's settings. The tag default of a setting's field, which the flag
+// parser reads too, is the only place that states the default.
+package settings
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Default sets every field of the struct that is zero and has a tag default to that default. cfg is a pointer to the
+// struct. Default panics if a tag does not parse, or is on a field of a type that no setting has.
+func Default(cfg any) {
+	v := reflect.ValueOf(cfg).Elem()
+	for i := range v.NumField() {
+		field := v.Type().Field(i)
+		text := field.Tag.Get("default")
+		if text == "" || !v.Field(i).IsZero() {
+			continue
+		}
+		if err := set(v.Field(i), text); err != nil {
+			panic(fmt.Sprintf("settings: default of %s.%s: %v", v.Type(), field.Name, err))
+		}
+	}
+}
+
+func set(to reflect.Value, text string) error {
+	if to.Type() == reflect.TypeFor[time.Duration]() {
+		d, err := time.ParseDuration(text)
+		to.SetInt(int64(d))
+		return err
+	}
+	switch to.Interface().(type) {
+	case string:
+		to.SetString(text)
+	case bool:
+		b, err := strconv.ParseBool(text)
+		to.SetBool(b)
+		return err
+	case int, int64:
+		n, err := strconv.ParseInt(text, 10, 64)
+		to.SetInt(n)
+		return err
+	case float64:
+		f, err := strconv.ParseFloat(text, 64)
+		to.SetFloat(f)
+		return err
+	case []string:
+		to.Set(reflect.ValueOf(strings.Split(text, ",")))
+	default:
+		return fmt.Errorf("type %s", to.Type())
+	}
+	return nil
+}
