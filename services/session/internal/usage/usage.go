@@ -161,7 +161,7 @@ type leader struct {
 	ends  []uint64 // last sequences of the streams when the reading began
 }
 
-// tenant is an entry in memory.
+// tenant is the entry of one tenant in memory.
 type tenant struct {
 	name     string
 	entry    entry
