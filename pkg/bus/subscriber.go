@@ -188,7 +188,8 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		// The subscription has ended as any does with its ctx. watermill's Router would wait in vain for handlers that an error keeps from starting.
+		// ctx has ended: return a subscription that has ended too, not an error. After an error watermill's Router
+		// would wait for handlers that never start.
 		ended := make(chan *message.Message)
 		close(ended)
 		return ended, nil

@@ -17,7 +17,7 @@ type Collector struct {
 // NewCollector returns a Collector whose metric names begin with prefix, for example "spool_gateway_".
 func NewCollector(prefix string) *Collector {
 	return &Collector{
-		expiry: prometheus.NewDesc(prefix+"certificate_expiry_seconds", "Seconds until the certificate of tls-cert expires; negative once it has.", nil, nil),
+		expiry: prometheus.NewDesc(prefix+"certificate_expiry_seconds", "Seconds until the certificate of tls-cert expires; negative after the expiry.", nil, nil),
 		failed: prometheus.NewDesc(prefix+"certificate_reload_failed", "1 while the changed tls-cert or tls-key cannot be used and the former certificate is served.", nil, nil),
 	}
 }

@@ -66,7 +66,7 @@ const (
 	Symlink = wire.Symlink
 )
 
-// Skip is something that a sandbox has and a snapshot has not.
+// Skip is a file of a sandbox that a snapshot does not contain, with the reason.
 type Skip = wire.Skip
 
 // MaxSkips is how many of them a Result names.

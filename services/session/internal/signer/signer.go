@@ -56,7 +56,7 @@ type Signer struct {
 	wake   chan struct{}
 
 	mu    sync.Mutex
-	ended []map[session]bool // by shard
+	ended []map[session]bool // sessions whose execution has ended, by shard
 
 	last []tip // by shard: the last entry that this copy has seen
 }

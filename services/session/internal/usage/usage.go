@@ -148,7 +148,7 @@ func (f *Folder) look(ctx context.Context) (revision uint64, behind bool, err er
 type leader struct {
 	*Folder
 	kv       jetstream.KeyValue
-	streams  []string // ids by shard
+	streams  []string // ids of the streams, by shard
 	tenants  map[string]*tenant
 	dirty    map[string]*tenant // tenants whose changed entry is not written yet
 	sessions *sessions
@@ -161,7 +161,7 @@ type leader struct {
 	ends  []uint64 // last sequences of the streams when the reading began
 }
 
-// tenant is an entry in memory.
+// tenant is the entry of one tenant in memory.
 type tenant struct {
 	name     string
 	entry    entry
