@@ -75,7 +75,7 @@ func TestBackup_RestoredInstallationContinues(t *testing.T) { //nolint:parallelt
 	shell(commands[1])
 
 	at.url = p.url(1)
-	p.await("the sessions are listed", 3*time.Minute, func() error { return listed(t, at, all) })
+	p.await("the sessions are listed", 3*time.Minute, func() error { return checkListed(t, at, all) })
 	for i, c := range all {
 		s := streams[i]
 		if err := s.join(t.Context(), at); err != nil {
@@ -100,8 +100,8 @@ func TestBackup_RestoredInstallationContinues(t *testing.T) { //nolint:parallelt
 	p.verify(len(all))
 }
 
-// listed returns an error unless the list of sessions contains all the given ones.
-func listed(t *testing.T, at server, all []*conversation) error {
+// checkListed returns an error unless the list of sessions contains all the given ones.
+func checkListed(t *testing.T, at server, all []*conversation) error {
 	t.Helper()
 	var l struct {
 		Sessions []struct{ SessionID, Status string }

@@ -66,7 +66,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if w.Server, err = compat.Up(ctx, cfg); err != nil {
 		return err
 	}
-	if err := w.all(); err != nil {
+	if err := w.recordAll(); err != nil {
 		return errors.Join(err, w.Stop())
 	}
 	if err := w.Stop(); err != nil {
@@ -88,7 +88,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if w.Server, err = compat.Up(ctx, cfg); err != nil {
 		return err
 	}
-	if err := errors.Join(w.shown(), w.Stop()); err != nil {
+	if err := errors.Join(w.readShown(), w.Stop()); err != nil {
 		return err
 	}
 	return write(filepath.Join(out, "manifest.json.gz"), func(to io.Writer) error { return json.NewEncoder(to).Encode(w.manifest) })
@@ -213,8 +213,8 @@ func (w *work) log(ctx context.Context, data string) (err error) {
 	return err
 }
 
-// shown reads everything that the build shows of the sessions, up to the last commit of the archive.
-func (w *work) shown() error {
+// readShown reads everything that the build shows of the sessions, up to the last commit of the archive.
+func (w *work) readShown() error {
 	listed := map[string]json.RawMessage{}
 	for _, key := range w.manifest.Keys {
 		var page struct{ Sessions []json.RawMessage }

@@ -72,10 +72,10 @@ type work struct {
 	manifest compat.Manifest
 }
 
-// all creates sessions of every kind, the open one last.
-func (w *work) all() error {
+// recordAll creates sessions of every kind, the open one last.
+func (w *work) recordAll() error {
 	for _, step := range []func() error{
-		w.keys, w.catalogue, w.conversation, w.files, w.defined, w.agents, w.controls, w.failures, w.budget, w.deleted, w.idle, w.open,
+		w.createKeys, w.applyCatalogue, w.recordConversation, w.recordFiles, w.recordDefined, w.recordAgents, w.recordControls, w.recordFailures, w.recordBudget, w.recordDeleted, w.recordIdle, w.recordOpen,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -84,7 +84,7 @@ func (w *work) all() error {
 	return nil
 }
 
-func (w *work) keys() error {
+func (w *work) createKeys() error {
 	w.manifest.Keys = map[string]string{}
 	for _, tenant := range []string{"default", acme} {
 		var made struct{ Key string }
@@ -96,7 +96,7 @@ func (w *work) keys() error {
 	return nil
 }
 
-func (w *work) catalogue() error {
+func (w *work) applyCatalogue() error {
 	skill := filepath.Join(w.dir, "style")
 	if err := os.MkdirAll(skill, 0o700); err != nil {
 		return err
@@ -185,12 +185,12 @@ func (w *work) turns(tenant, name string, body map[string]any, texts ...string) 
 	return nil
 }
 
-func (w *work) conversation() error {
+func (w *work) recordConversation() error {
 	return w.turns("default", compat.Conversation, map[string]any{"architecture": "spool"},
 		"Remember the code word heron, then write a program that prints the first ten primes and run it.", "What did I ask you to remember?")
 }
 
-func (w *work) files() error {
+func (w *work) recordFiles() error {
 	s, err := w.create("default", "files", map[string]any{
 		"architecture": "spool", "workspaceFiles": []map[string]any{{"path": "notes.txt", "content": "the notes\n"}},
 	})
@@ -208,11 +208,11 @@ func (w *work) files() error {
 	return w.turn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
 }
 
-func (w *work) defined() error {
+func (w *work) recordDefined() error {
 	return w.turns("default", compat.Defined, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
 }
 
-func (w *work) agents() error {
+func (w *work) recordAgents() error {
 	for _, a := range []string{compat.ClaudeCode, compat.Codex, compat.OpenCode} {
 		if err := w.turns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", program); err != nil {
 			return err
@@ -221,9 +221,9 @@ func (w *work) agents() error {
 	return nil
 }
 
-// controls creates a session in which a query was cancelled while another was queued and withdrawn, one that was
+// recordControls creates a session in which a query was cancelled while another was queued and withdrawn, one that was
 // paused and resumed, and one whose sandbox was terminated.
-func (w *work) controls() error {
+func (w *work) recordControls() error {
 	key := w.manifest.Keys["default"]
 	s, err := w.create("default", "cancelled", map[string]any{"architecture": "spool"})
 	if err != nil {
@@ -286,7 +286,7 @@ func (w *work) controls() error {
 	return err
 }
 
-func (w *work) failures() error {
+func (w *work) recordFailures() error {
 	s, err := w.create("default", "failed", map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
@@ -294,8 +294,8 @@ func (w *work) failures() error {
 	return w.turn(s, "fail", failed)
 }
 
-// budget uses up the budget of a tenant and that of a session.
-func (w *work) budget() error {
+// recordBudget uses up the budget of a tenant and that of a session.
+func (w *work) recordBudget() error {
 	path := "/api/budgets/total"
 	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acme, "budget": map[string]any{"turns": 2}}, nil); err != nil {
 		return err
@@ -312,7 +312,7 @@ func (w *work) budget() error {
 	return nil
 }
 
-func (w *work) deleted() error {
+func (w *work) recordDeleted() error {
 	s, err := w.create("default", compat.Deleted, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
@@ -324,8 +324,8 @@ func (w *work) deleted() error {
 	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
-// idle creates a session whose idle sandbox was removed after a snapshot.
-func (w *work) idle() error {
+// recordIdle creates a session whose idle sandbox was removed after a snapshot.
+func (w *work) recordIdle() error {
 	s, err := w.create("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
 	if err != nil {
 		return err
@@ -337,8 +337,8 @@ func (w *work) idle() error {
 	return err
 }
 
-// open leaves a turn that is running, and a query that is queued behind it.
-func (w *work) open() error {
+// recordOpen leaves a turn that is running, and a query that is queued behind it.
+func (w *work) recordOpen() error {
 	s, err := w.create("default", compat.Open, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
