@@ -75,9 +75,9 @@ func (p *process) kill() {
 	})
 }
 
-// patiently extends the test's time limit: after each kill the test waits until the executor's lease and delivery have
+// extendTimeout extends the test's time limit: after each kill the test waits until the executor's lease and delivery have
 // expired.
-func (b *bench) patiently(d time.Duration) {
+func (b *bench) extendTimeout(d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	b.t.Cleanup(cancel)
 	b.ctx = ctx
@@ -88,7 +88,7 @@ func (b *bench) patiently(d time.Duration) {
 func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	t.Parallel()
 	b := newLocalBench(t, silent)
-	b.patiently(8 * time.Minute)
+	b.extendTimeout(8 * time.Minute)
 	current := b.process()
 	dir := ""
 	s := b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })

@@ -39,8 +39,8 @@ func (p *Provider) lastUseNote(digest string) string { return p.layerName(digest
 // share no layers, because they may use different registries.
 func (p *Provider) layerName(digest string) string { return layerPrefix + p.cfg.Engine + "-" + digest }
 
-// filledBy returns the prefix of the names of the volumes in which the layer of a digest is being created.
-func (p *Provider) filledBy(digest string) string { return p.layerName(digest[:16]) + "-" }
+// layerVolumePrefix returns the prefix of the names of the volumes in which the layer of a digest is being created.
+func (p *Provider) layerVolumePrefix(digest string) string { return p.layerName(digest[:16]) + "-" }
 
 var _ sandbox.Layerer = (*Provider)(nil)
 
@@ -118,7 +118,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 	if is, err := p.completeLayer(ctx, digest); is != "" || err != nil {
 		return is, err
 	}
-	name := p.filledBy(digest) + strings.ToLower(rand.Text())
+	name := p.layerVolumePrefix(digest) + strings.ToLower(rand.Text())
 	defer func() {
 		if err == nil && is == name {
 			return
@@ -201,7 +201,7 @@ func (p *Provider) removeAbandoned(ctx context.Context, digest, lock string) (ti
 		return time.Time{}, err
 	}
 	for name := range filling {
-		if strings.HasPrefix(name, p.filledBy(digest)) {
+		if strings.HasPrefix(name, p.layerVolumePrefix(digest)) {
 			return time.Now(), nil
 		}
 	}

@@ -231,7 +231,7 @@ func TestLayerLeftBehind(t *testing.T) {
 	}
 	t.Cleanup(func() { p.discard(context.Background(), lock) })
 	// Half a layer, with a sandbox that fills it.
-	half := p.filledBy(digest) + "half"
+	half := p.layerVolumePrefix(digest) + "half"
 	if err := p.makeVolume(t.Context(), half, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +266,7 @@ func TestLayerMadeTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	digest := packages.Digest(pic.id, pic.platform)
-	quicker := p.filledBy(digest) + "quicker"
+	quicker := p.layerVolumePrefix(digest) + "quicker"
 	w := b.builder(p, nil)
 	build := w.Build
 	w.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
@@ -295,7 +295,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	if err := errors.Join(err, uerr); err != nil {
 		t.Fatal(err)
 	}
-	half := p.filledBy(strings.Repeat("0", 64)) + "half"
+	half := p.layerVolumePrefix(strings.Repeat("0", 64)) + "half"
 	if err := p.makeVolume(t.Context(), half, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: strings.Repeat("0", 64)}); err != nil {
 		t.Fatal(err)
 	}

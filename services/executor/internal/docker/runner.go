@@ -134,7 +134,7 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	defer p.discard(ctx, helper)
 	there, err := p.isComplete(ctx, helper, r)
 	if err == nil && !there {
-		err = p.bring(ctx, helper, r)
+		err = p.copyRunner(ctx, helper, r)
 	}
 	if err != nil {
 		return err
@@ -189,8 +189,8 @@ func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinar
 	return true, nil
 }
 
-// bring copies the runner into its volume through a helper container.
-func (p *Provider) bring(ctx context.Context, helper string, r *runnerBinary) error {
+// copyRunner copies the runner into its volume through a helper container.
+func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinary) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {

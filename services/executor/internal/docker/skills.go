@@ -92,7 +92,7 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	s.mu.Unlock()
 	select {
 	case s.turn <- struct{}{}:
-		p.bringWanted(context.WithoutCancel(ctx)) // others wait for it too
+		p.copyWanted(context.WithoutCancel(ctx)) // others wait for it too
 		<-s.turn
 		err = <-w.done
 	case err = <-w.done:
@@ -105,8 +105,8 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	return dir, nil
 }
 
-// bringWanted copies the skills that are wanted by now, and answers all callers.
-func (p *Provider) bringWanted(ctx context.Context) {
+// copyWanted copies the skills that are wanted by now, and answers all callers.
+func (p *Provider) copyWanted(ctx context.Context) {
 	s := &p.skills
 	s.mu.Lock()
 	batch := map[string][]*wantedSkill{}
@@ -126,7 +126,7 @@ func (p *Provider) bringWanted(ctx context.Context) {
 	}
 	errs := map[string]error{}
 	for len(list) > 0 {
-		list = p.bringSome(ctx, list, errs)
+		list = p.copySome(ctx, list, errs)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,9 +140,9 @@ func (p *Provider) bringWanted(ctx context.Context) {
 	}
 }
 
-// bringSome copies as many skills as one holder of the lock may, and returns the rest. Errors go to errs. Among several
+// copySome copies as many skills as one holder of the lock may, and returns the rest. Errors go to errs. Among several
 // executors the name of the helper container is the lock.
-func (p *Provider) bringSome(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
+func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
 	helper, err := p.skillsHelper(ctx)
 	if err != nil {
 		fail(list, errs, err)
@@ -164,7 +164,7 @@ func (p *Provider) bringSome(ctx context.Context, list []*wantedSkill, errs map[
 	if len(missing) == 0 {
 		return nil
 	}
-	n, err := p.bringSkills(ctx, helper, missing, errs)
+	n, err := p.copySkills(ctx, helper, missing, errs)
 	if err != nil {
 		fail(missing, errs, err)
 		return nil
@@ -188,13 +188,13 @@ func (p *Provider) skillsHelper(ctx context.Context) (string, error) {
 	return p.lock(ctx, name, p.cfg.Image, volumeAt{name, "skills"})
 }
 
-// bringSkills copies skills into the volume, and returns the number that it handled before batchBytes were reached. The
+// copySkills copies skills into the volume, and returns the number that it handled before batchBytes were reached. The
 // file that marks a skill as complete comes last. A skill that cannot be read, or is broken, is left out, and has an
 // error in errs.
 //
 // A copy is never interrupted: the engine may continue to unpack the received part of an interrupted copy after the
 // next copy has ended.
-func (p *Provider) bringSkills(ctx context.Context, helper string, list []*wantedSkill, errs map[string]error) (n int, err error) {
+func (p *Provider) copySkills(ctx context.Context, helper string, list []*wantedSkill, errs map[string]error) (n int, err error) {
 	err = p.stream(ctx, helper, "copy", func(out *tar.Writer) error {
 		for written := int64(0); n < len(list) && written < batchBytes; {
 			w := list[n]

@@ -61,8 +61,8 @@ func userIn(t *testing.T, b *box) int {
 	return n
 }
 
-// reserved reports whether a user's volume is on the engine.
-func reserved(t *testing.T, p *Provider, id int) bool {
+// hasReservation reports whether a user's volume is on the engine.
+func hasReservation(t *testing.T, p *Provider, id int) bool {
 	t.Helper()
 	return exists(t, p, userVolume(id))[0]
 }
@@ -91,7 +91,7 @@ func TestUser_BelongsToTheWorkspace(t *testing.T) {
 	if err := p.Terminate(t.Context(), first.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	if !reserved(t, p, id) {
+	if !hasReservation(t, p, id) {
 		t.Error("the user of a kept workspace was released")
 	}
 	// Another executor, with other settings.
@@ -112,7 +112,7 @@ func TestUser_BelongsToTheWorkspace(t *testing.T) {
 	if err := p.Terminate(t.Context(), second.ID, true); err != nil {
 		t.Fatal(err)
 	}
-	if reserved(t, p, id) {
+	if hasReservation(t, p, id) {
 		t.Error("the user stays reserved without a workspace")
 	}
 }
@@ -207,21 +207,21 @@ func TestUser_LeftReserved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !reserved(t, p, left.id) {
+	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !hasReservation(t, p, left.id) {
 		t.Errorf("within the hour the user was released, %v", err)
 	}
 	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
-	if _, err := p.Orphans(t.Context(), 0); err != nil || reserved(t, p, left.id) || !reserved(t, p, id) {
-		t.Errorf("left behind: %v, of a sandbox: %v, %v", reserved(t, p, left.id), reserved(t, p, id), err)
+	if _, err := p.Orphans(t.Context(), 0); err != nil || hasReservation(t, p, left.id) || !hasReservation(t, p, id) {
+		t.Errorf("left behind: %v, of a sandbox: %v, %v", hasReservation(t, p, left.id), hasReservation(t, p, id), err)
 	}
 	if err := p.Terminate(t.Context(), kept.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !reserved(t, p, id) {
+	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !hasReservation(t, p, id) {
 		t.Errorf("the user of a kept workspace was released: %v", err)
 	}
 	time.Sleep(1100 * time.Millisecond)
-	if _, err := p.Orphans(t.Context(), 0); err != nil || reserved(t, p, id) {
+	if _, err := p.Orphans(t.Context(), 0); err != nil || hasReservation(t, p, id) {
 		t.Errorf("the user stays without its workspace: %v", err)
 	}
 }
