@@ -17,7 +17,7 @@ const drainTime = 5 * time.Second
 
 // Gate holds the settings of the consumer gate. If NATS has accounts, the gate runs in each copy of the service.
 type Gate struct {
-	NATSGatePassword string `name:"nats-gate-password" env:"SPOOL_NATS_GATE_PASSWORD" help:"Password of user gate at NATS, as which each copy checks the services' requests for consumers; empty for a server without users, or where another process does."`
+	NATSGatePassword string `name:"nats-gate-password" env:"SPOOL_NATS_GATE_PASSWORD" help:"Password of the NATS user gate, with which each copy checks the services' requests for consumers; empty if NATS has no users, or if another process checks these requests."`
 }
 
 // Serve runs the gate on a separate connection until the caller calls stop, which blocks until all accepted requests

@@ -50,7 +50,7 @@ type Found struct {
 	Bytes uint64 `json:"bytes,omitempty"`
 }
 
-// Skip is something that is not in the snapshot, and why.
+// Skip is a file that is not in the snapshot, and the reason.
 type Skip struct {
 	Path   string `json:"path"` // bytes that are not UTF-8 are replaced
 	Reason Reason `json:"reason"`
