@@ -83,9 +83,9 @@ func (b *bench) outOf(code string) outage {
 // impatient sets a short wait for an engine, so that an outage covers many attempts.
 func impatient(c *executor.Config) { c.EngineGone = 100 * time.Millisecond }
 
-// lasts waits until the engine was found unavailable so many times. Once the turn was requeued, each time is one
+// awaitAttempts waits until the engine was found unavailable so many times. Once the turn was requeued, each time is one
 // delivery of its job.
-func (o outage) lasts(s *talk, execution string, times int64) {
+func (o outage) awaitAttempts(s *talk, execution string, times int64) {
 	s.b.t.Helper()
 	from := o.refused.Load()
 	for i := range times {
@@ -111,7 +111,7 @@ func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	s.untilBlocks(1)
 	o.begin()
 	allow <- struct{}{} // while nobody follows
-	o.lasts(s, execution, 3*run.MaxClaims)
+	o.awaitAttempts(s, execution, 3*run.MaxClaims)
 	o.away.Store(false)
 	allow <- struct{}{}
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 || b.provider.made != 1 {
@@ -146,7 +146,7 @@ func TestOutage_ControlsAreObeyedAfterIt(t *testing.T) {
 			s.untilStarted()
 			o.begin()
 			c.ask(s, execution)
-			o.lasts(s, execution, 3)
+			o.awaitAttempts(s, execution, 3)
 			o.away.Store(false)
 			l := s.untilEnded(execution)
 			if end, ok := s.last(execution).(events.ExecutionCancelled); !ok || end.Reason != c.reason || (l.Run.Sandbox.ID != "") != c.left {
@@ -172,7 +172,7 @@ func TestOutage_BetweenTurns(t *testing.T) {
 			s.untilEnded(s.post("one"))
 			o.begin()
 			second := s.post("two")
-			o.lasts(s, second, 5)
+			o.awaitAttempts(s, second, 5)
 			o.away.Store(false)
 			s.untilEnded(second)
 			if got := wrote(s.events()); got != "[Hello, one Hello, two]" || b.provider.made != 1 {
@@ -197,7 +197,7 @@ func TestOutage_ExecutorKilledMeanwhile(t *testing.T) {
 	o.begin()
 	first.wire.kill()
 	b.run(impatient)
-	o.lasts(s, execution, 3)
+	o.awaitAttempts(s, execution, 3)
 	o.away.Store(false)
 	s.until("the next executor follows", func(l eventlog.Loaded) bool { return l.Run.Epoch > 1 })
 	allow <- struct{}{}

@@ -21,11 +21,11 @@ func (s *session) initialize() {
 	_ = s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{ //nolint:errcheck // see above
 		ProtocolVersion: sdk.ProtocolVersionNumber,
 		ClientInfo:      &sdk.Implementation{Name: "spool", Version: "1"},
-	}, s.initialized)
+	}, s.handleInitialized)
 }
 
-// initialized handles the answer to initialize and opens the session.
-func (s *session) initialized(m message, t *agent.Turn) error {
+// handleInitialized handles the answer to initialize and opens the session.
+func (s *session) handleInitialized(m message, t *agent.Turn) error {
 	if m.Error != nil {
 		s.fail(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
 		return nil

@@ -49,8 +49,8 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 // Files returns the workspace.
 func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
 
-// ready blocks until the runner listens, and sends it the sandbox's secret.
-func (b *box) ready(ctx context.Context) error {
+// awaitReady blocks until the runner listens, and sends it the sandbox's secret.
+func (b *box) awaitReady(ctx context.Context) error {
 	args, feed := []string{"wait-ready", "--within", readyWithin.String()}, (func(io.Writer) error)(nil)
 	if b.secret != "" {
 		args, feed = append(args, "--claim"), func(w io.Writer) error {

@@ -141,7 +141,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	}
 	b := &box{p: p, id: spec.ID, container: made.ID, secret: pl.secret, kept: pl.kept}
 	if err == nil {
-		err = b.ready(ctx)
+		err = b.awaitReady(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.undo(context.WithoutCancel(ctx), pl, made.ID))
@@ -303,7 +303,7 @@ func (p *Provider) reuse(ctx context.Context, c found) (*box, error) {
 			return nil, err
 		}
 	}
-	if err := b.ready(ctx); err != nil || b.kept || c.state != container.StateExited {
+	if err := b.awaitReady(ctx); err != nil || b.kept || c.state != container.StateExited {
 		return b, err
 	}
 	// The container ran before. Its files count as kept, unless it has none because nothing was ever restored into it.

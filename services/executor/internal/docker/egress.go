@@ -318,7 +318,7 @@ func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egress
 			return nil, fmt.Errorf("in network %s: %w", got.HostConfig.NetworkMode, err)
 		}
 	}
-	return c, e.ready(ctx, c, got.RestartCount)
+	return c, e.awaitReady(ctx, c, got.RestartCount)
 }
 
 func (e *EgressProxy) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
@@ -377,9 +377,9 @@ func (e *EgressProxy) otherImage(ctx context.Context, got container.InspectRespo
 	return img.ID != got.Image, err
 }
 
-// ready blocks until the proxy's health check succeeds. It fails early if the container restarts egressCrashes times; restarts is
+// awaitReady blocks until the proxy's health check succeeds. It fails early if the container restarts egressCrashes times; restarts is
 // its count of restarts so far.
-func (e *EgressProxy) ready(ctx context.Context, c *egressContainer, restarts int) error {
+func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restarts int) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within)
 	defer cancel()
 	tick := time.NewTicker(look)

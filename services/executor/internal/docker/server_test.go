@@ -92,8 +92,8 @@ func says(t *testing.T, b *box, socket string, env map[string]string, args ...st
 	return strings.TrimSpace(string(out)), strings.TrimSpace(string(errs)), code
 }
 
-// ofServers returns the containers of a sandbox's servers.
-func ofServers(t *testing.T, p *Provider, id string) []string {
+// serverContainers returns the containers of a sandbox's servers.
+func serverContainers(t *testing.T, p *Provider, id string) []string {
 	t.Helper()
 	list, err := p.servers(t.Context(), id)
 	if err != nil {
@@ -202,7 +202,7 @@ func TestServerConnections(t *testing.T) {
 			t.Errorf("echo %q, %v", got, err)
 		}
 	}
-	list := ofServers(t, p, b.id)
+	list := serverContainers(t, p, b.id)
 	inspected, err := p.api.ContainerInspect(t.Context(), list[0])
 	if err != nil || strings.Contains(strings.Join(inspected.Config.Env, " ")+strings.Join(inspected.Config.Cmd, " ")+strings.Join(inspected.Config.Entrypoint, " "), secret) {
 		t.Errorf("inspect shows the secret, or %v", err)
@@ -220,14 +220,14 @@ func TestServerConnections(t *testing.T) {
 	}
 	// The next executor finds the same container; another definition leads to another container.
 	next := provide(t, p.cfg)
-	if at := serve(t, next, b, 0, s); at != socket || !slices.Equal(ofServers(t, p, b.id), list) {
-		t.Errorf("another container: %q at %s, before %q at %s", ofServers(t, p, b.id), at, list, socket)
+	if at := serve(t, next, b, 0, s); at != socket || !slices.Equal(serverContainers(t, p, b.id), list) {
+		t.Errorf("another container: %q at %s, before %q at %s", serverContainers(t, p, b.id), at, list, socket)
 	}
 	at := serve(t, next, b, 0, sandbox.Server{Image: s.Image, Egress: true})
-	if again := ofServers(t, p, b.id); len(again) != 1 || again[0] == list[0] || at == socket {
+	if again := serverContainers(t, p, b.id); len(again) != 1 || again[0] == list[0] || at == socket {
 		t.Errorf("the same container %q at %s for something else", again, at)
 	}
-	killContainer(t, p, ofServers(t, p, b.id)[0])
+	killContainer(t, p, serverContainers(t, p, b.id)[0])
 	if out, _, _ := says(t, b, serve(t, p, b, 0, s), nil); out != "by itself" {
 		t.Errorf("after its end: %q", out)
 	}
@@ -292,16 +292,16 @@ func TestServers_EndWithTheirSandbox(t *testing.T) {
 	if _, err := p.Orphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if left, room := ofServers(t, p, stray.id), sockets(t, p, stray.id); len(left)+len(room) != 0 {
+	if left, room := serverContainers(t, p, stray.id), sockets(t, p, stray.id); len(left)+len(room) != 0 {
 		t.Errorf("the sweep leaves %q and %q", left, room)
 	}
-	if left, room := ofServers(t, p, kept.id), sockets(t, p, kept.id); len(left) != 2 || len(room) != 2 {
+	if left, room := serverContainers(t, p, kept.id), sockets(t, p, kept.id); len(left) != 2 || len(room) != 2 {
 		t.Errorf("the sweep leaves %q and %q of a sandbox that lives", left, room)
 	}
 	if err := p.Terminate(t.Context(), kept.id, false); err != nil {
 		t.Fatal(err)
 	}
-	if left, room := ofServers(t, p, kept.id), sockets(t, p, kept.id); len(left)+len(room) != 0 {
+	if left, room := serverContainers(t, p, kept.id), sockets(t, p, kept.id); len(left)+len(room) != 0 {
 		t.Errorf("terminate leaves %q and %q", left, room)
 	}
 }
@@ -314,7 +314,7 @@ func TestServers_PauseWithTheirSandbox(t *testing.T) {
 	s := sandbox.Server{Image: imageWith(t, p, shell)}
 	socket := serve(t, p, b, 0, s)
 	state := func() container.ContainerState {
-		got, err := p.api.ContainerInspect(t.Context(), ofServers(t, p, b.id)[0])
+		got, err := p.api.ContainerInspect(t.Context(), serverContainers(t, p, b.id)[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -347,7 +347,7 @@ func TestServersThatFail(t *testing.T) {
 			t.Errorf("%s: %v, want %s with %q", image, err, want.code, want.words)
 		}
 	}
-	if left := ofServers(t, p, b.id); len(left) != 0 {
+	if left := serverContainers(t, p, b.id); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
 	if _, err := p.Serve(t.Context(), b.id, 1, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {

@@ -41,8 +41,8 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// ready blocks until the runner listens, and sends it the sandbox's secret.
-func (b *box) ready(ctx context.Context) error {
+// awaitReady blocks until the runner listens, and sends it the sandbox's secret.
+func (b *box) awaitReady(ctx context.Context) error {
 	out, err := guest.Start(b.command).Run(ctx, func(w io.Writer) error {
 		_, err := io.WriteString(w, b.secret)
 		return err

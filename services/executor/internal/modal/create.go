@@ -89,7 +89,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	}
 	h = p.remember(spec.ID, h)
 	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
-	if err := b.ready(ctx); err != nil {
+	if err := b.awaitReady(ctx); err != nil {
 		if guest.IsUnavailable(err) || ctx.Err() != nil {
 			return nil, err // the next call of Create finds the sandbox
 		}
