@@ -22,11 +22,11 @@ import (
 type Tenant struct {
 	Budgets []Budget            `json:"budgets"`
 	Limits  events.TenantLimits `json:"limits,omitzero"`
-	Used    Used                `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
+	Used    DayOutput           `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
 }
 
-// Used is the amount that a tenant's sessions have appended to the log on one day.
-type Used struct {
+// DayOutput is the amount that a tenant's sessions have appended to the log on one day.
+type DayOutput struct {
 	Day    string        `json:"day"` // in UTC, as 2026-01-31
 	Logged events.Output `json:"logged"`
 }
@@ -58,11 +58,11 @@ func (t Tenant) Empty() bool { return len(t.Budgets) == 0 && t.Limits == (events
 
 // Budget is the limit of a tenant for a period, and the usage in that period.
 type Budget struct {
-	Period events.Period `json:"period"`
-	From   string        `json:"from,omitempty"` // the period's first day in UTC, as 2026-01-31; "" if the period has no beginning
-	Until  time.Time     `json:"until,omitzero"` // when the next period begins; zero if the period has no end
-	Limit  events.Budget `json:"limit"`
-	Spent  events.Spent  `json:"spent"` // usage since From
+	Period events.Period      `json:"period"`
+	From   string             `json:"from,omitempty"` // the period's first day in UTC, as 2026-01-31; "" if the period has no beginning
+	Until  time.Time          `json:"until,omitzero"` // when the next period begins; zero if the period has no end
+	Limit  events.Budget      `json:"limit"`
+	Spent  events.BudgetUsage `json:"spent"` // usage since From
 }
 
 // At returns the budget in the period that contains now. If the entry is from an earlier period, nothing has been
@@ -72,7 +72,7 @@ func (b Budget) At(now time.Time) Budget {
 		return b
 	}
 	b.From, b.Until = b.Period.Span(now)
-	b.Spent = events.Spent{}
+	b.Spent = events.BudgetUsage{}
 	return b
 }
 

@@ -33,9 +33,9 @@ func (u Usage) minus(o Usage) Usage {
 }
 
 // Spent returns the measures that budgets limit. Negative ones count as zero.
-func (u Usage) Spent() events.Spent {
+func (u Usage) Spent() events.BudgetUsage {
 	turns := min(max(u.Turns, 0), math.MaxUint32)
-	return events.Spent{
+	return events.BudgetUsage{
 		Turns: uint32(turns), Tokens: uint64(max(u.Tokens, 0)), CostUSD: max(u.CostUSD, 0), TimeMs: uint64(max(u.TimeMs, 0)), //nolint:gosec // bounded here
 	}
 }

@@ -69,11 +69,11 @@ func Lost(ctx context.Context) <-chan struct{} {
 	return nil
 }
 
-// Held reports whether the message is certainly not delivered to another handler: since it was requested, AckWait
+// IsExclusive reports whether the message is certainly not delivered to another handler: since it was requested, AckWait
 // has never passed between two heartbeats that the server confirmed. Unlike Lost it is exact after the process was
-// suspended. If PullExpiry is not well below AckWait, Held returns false more often than necessary. It returns
+// suspended. If PullExpiry is not well below AckWait, IsExclusive returns false more often than necessary. It returns
 // false if ctx is not a handler's.
-func Held(ctx context.Context) bool {
+func IsExclusive(ctx context.Context) bool {
 	d, ok := ctx.Value(deliveryKey{}).(*delivery)
 	return ok && d.held()
 }

@@ -12,7 +12,7 @@
 //   - nil acknowledges it.
 //   - Poison(err) moves it to dead.<subject>; it is acknowledged after that copy is stored.
 //   - Transient(err) runs the handler again without a redelivery, with backoff; after that it counts as any other error.
-//   - Later(err, d) redelivers it after d, which does not count as a failure.
+//   - RetryAfter(err, d) redelivers it after d, which does not count as a failure.
 //   - Any other error redelivers it after the subscriber's NakDelay or the message's own (SetNakDelay), until
 //     the Router's MaxDeliveries is reached, after which it is poison.
 //

@@ -16,10 +16,10 @@ type laterError struct {
 func (e *laterError) Error() string { return fmt.Sprintf("retry in %s: %v", e.delay, e.err) }
 func (e *laterError) Unwrap() error { return e.err }
 
-// Later marks err as not a failure: the message cannot be processed now, or not here. It is redelivered after d,
-// and only logged at level Debug. It counts as a delivery, so a handler that returns Later often needs
-// WithMaxDeliveries(-1). Later(nil, d) is nil.
-func Later(err error, d time.Duration) error {
+// RetryAfter marks err as not a failure: the message cannot be processed now, or not here. It is redelivered after d,
+// and only logged at level Debug. It counts as a delivery, so a handler that returns RetryAfter often needs
+// WithMaxDeliveries(-1). RetryAfter(nil, d) is nil.
+func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil
 	}

@@ -325,7 +325,7 @@ func TestRouter_DelaysTheNextDeliveryAsLaterAsks(t *testing.T) {
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(_ context.Context, msg *message.Message) error {
 		times <- time.Now()
 		if bus.Delivered(msg) == 1 {
-			return bus.Later(errors.New("held by another"), 500*time.Millisecond)
+			return bus.RetryAfter(errors.New("held by another"), 500*time.Millisecond)
 		}
 		return nil
 	})

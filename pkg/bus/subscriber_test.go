@@ -427,9 +427,9 @@ func TestReleaseSlot_DrainWaitsForTheHandler(t *testing.T) {
 	}
 }
 
-// TestHeld_EndsWithAGapBetweenHeartbeats tests that Held reports false for a message that the server may have
+// TestIsExclusive_EndsWithAGapBetweenHeartbeats tests that IsExclusive reports false for a message that the server may have
 // delivered to another subscriber, even after later heartbeats succeed.
-func TestHeld_EndsWithAGapBetweenHeartbeats(t *testing.T) {
+func TestIsExclusive_EndsWithAGapBetweenHeartbeats(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunRestartable(t)
 	b := newFixtureOn(t, srv.Conn())
@@ -442,18 +442,18 @@ func TestHeld_EndsWithAGapBetweenHeartbeats(t *testing.T) {
 	messages := subscribe(t, slow.subscriber(t, bus.SubscriberConfig{AckWait: ackWait, PullExpiry: time.Second, HeartBeat: 100 * time.Millisecond, Unrouted: true}), "work.job")
 	job := wait(t, messages, "the job")
 	for range 3 {
-		if !bus.Held(job.Context()) {
+		if !bus.IsExclusive(job.Context()) {
 			t.Fatal("not held on a healthy connection")
 		}
-		<-time.After(ackWait / 2) // Held reports false after twice AckWait without a heartbeat
+		<-time.After(ackWait / 2) // IsExclusive reports false after twice AckWait without a heartbeat
 	}
 	d.conn.hold()
-	eventually(t, "AckWait to pass", func() bool { return !bus.Held(job.Context()) })
+	eventually(t, "AckWait to pass", func() bool { return !bus.IsExclusive(job.Context()) })
 	d.conn.release()
 	if _, err := slow.js.Stream(t.Context(), "WORK"); err != nil { // the connection works again
 		t.Fatal(err)
 	}
-	if bus.Held(job.Context()) || bus.Held(t.Context()) {
+	if bus.IsExclusive(job.Context()) || bus.IsExclusive(t.Context()) {
 		t.Error("held after a gap, or outside of a delivery")
 	}
 	job.Ack()

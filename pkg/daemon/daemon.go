@@ -64,7 +64,7 @@ type LogCLI interface{ logKeys() string }
 //
 // With `health` as the first argument it asks the process that runs with the same settings whether it is ready,
 // prints what is not, and returns 0 or 1.
-func Main(name, doc string, use jslog.Use, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
+func Main(name, doc string, use jslog.Role, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
 	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
@@ -248,7 +248,7 @@ func withoutLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error)
 // logOpener opens the log for a service. The service's name is the role in which it writes.
 type logOpener struct {
 	name string
-	use  jslog.Use
+	use  jslog.Role
 	cli  LogCLI
 }
 

@@ -56,7 +56,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		c.honoured(s, name)
 		c.option(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
 		settings := command.CheckOptions(events.Options{ModelSettings: s.ModelSettings})
-		if settings == nil && name == ACP { // for other architectures the table Honours refuses the settings; the model may come from the session
+		if settings == nil && name == ACP { // for other architectures SupportTable refuses the settings; the model may come from the session
 			settings = command.CheckModelSettings(name, events.Options{Model: cmp.Or(s.Model, "the session's"), ModelProvider: s.ModelProvider, ModelSettings: s.ModelSettings})
 		}
 		c.option(settings, "sessionOptions.", "")
@@ -92,7 +92,7 @@ func (c *checker) egress(list []string) {
 	for i, entry := range list {
 		var wrong *egress.EntryError
 		if _, err := egress.ParseAllowlist([]string{entry}); errors.As(err, &wrong) {
-			c.fail(element("egress", i), "%s; %s", wrong.Reason, egress.Form)
+			c.fail(element("egress", i), "%s; %s", wrong.Reason, egress.EntryForm)
 		}
 	}
 }

@@ -248,7 +248,7 @@ func TestCheckEnvironment_KeepsSecretsOutOfStoredSpecs(t *testing.T) {
 		"no secret": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Sealed: "k"}}}, "variables.A.sealed: must not be set by clients; set value\nvariables.A.sealed: must not be set: only secrets have an encrypted value",
 			"variables.A.sealed: must not be set: only secrets have an encrypted value"},
 		"names":           {events.EnvironmentSpec{Variables: map[string]events.Variable{"PATH": {}}}, "variables.PATH: variable PATH is set by Spool itself", "variables.PATH: variable PATH is set by Spool itself"},
-		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: method TRACE is never allowed; " + egress.Form, "egress[1]: method TRACE is never allowed; " + egress.Form},
+		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: method TRACE is never allowed; " + egress.EntryForm, "egress[1]: method TRACE is never allowed; " + egress.EntryForm},
 		"too much egress": {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: slices.Repeat([]string{"a.com"}, command.MaxEgress+1)}, "egress: has 257 entries; the limit is 256", "egress: has 257 entries; the limit is 256"},
 		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: has 122881 bytes; the limit is 122880",
 			"variables.A.value: has 122881 bytes; the limit is 122880"},
@@ -321,7 +321,7 @@ func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 // TestHonours_HasARowForEveryField tests that every field of an agent has a row, and that every row is about a field.
 func TestHonours_HasARowForEveryField(t *testing.T) {
 	t.Parallel()
-	table := definition.Honours()
+	table := definition.SupportTable()
 	known := map[string]bool{}
 	var walk func(reflect.Type, string, bool)
 	walk = func(typ reflect.Type, at string, must bool) {
@@ -379,7 +379,7 @@ func TestHonours_AgreesWithCheckAgent(t *testing.T) {
 		},
 		"subagents.mcpServers": func(s *events.AgentSpec) {
 			s.Subagents = []events.SubagentSpec{{Name: "a", Description: "d", Instructions: "i", MCPServers: []string{"m"}}}
-			if a, _ := architecture.Canonical(s.Architecture); definition.Honours()["mcpServers"][a] != "" {
+			if a, _ := architecture.Canonical(s.Architecture); definition.SupportTable()["mcpServers"][a] != "" {
 				server(func(*events.MCPServer) {})(s)
 			}
 		},
@@ -407,7 +407,7 @@ func TestHonours_AgreesWithCheckAgent(t *testing.T) {
 		"limits.outputBytes":   func(s *events.AgentSpec) { s.Limits.OutputBytes = 1 },
 		"limits.session":       func(s *events.AgentSpec) { s.Limits.Session.Turns = 1 },
 	}
-	for field, cells := range definition.Honours() {
+	for field, cells := range definition.SupportTable() {
 		set, ok := sets[field]
 		if !ok {
 			t.Errorf("the test does not know how to set %s", field)
@@ -426,8 +426,8 @@ func TestHonours_AgreesWithCheckAgent(t *testing.T) {
 			want := ""
 			if cells[canonical] == "" {
 				at := field
-				if list, inner, ok := strings.Cut(field, "."); ok && definition.Honours()[list] != nil {
-					if at = list + "[0]." + inner; definition.Honours()[list][canonical] == "" {
+				if list, inner, ok := strings.Cut(field, "."); ok && definition.SupportTable()[list] != nil {
+					if at = list + "[0]." + inner; definition.SupportTable()[list][canonical] == "" {
 						at = list // CheckAgent refuses the list as a whole
 					}
 				}

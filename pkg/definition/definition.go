@@ -37,11 +37,11 @@ type Document struct {
 	Environment *EnvironmentSpec
 
 	file   string
-	places map[string]Place
+	places map[string]FilePosition
 }
 
-// Place is a position in a file, counted from 1. Column 0 is unknown.
-type Place struct{ Line, Column int }
+// FilePosition is a position in a file, counted from 1. Column 0 is unknown.
+type FilePosition struct{ Line, Column int }
 
 // FieldError is an error in one field of a spec.
 type FieldError struct {
@@ -54,7 +54,7 @@ func (e FieldError) Error() string { return e.Field + ": " + e.Detail }
 // Error is an error at one place of a file.
 type Error struct {
 	File string
-	Place
+	FilePosition
 	Field  string // path of the field in the document, such as spec.mcpServers[1].url; "" if there is none
 	Detail string
 }
@@ -96,11 +96,11 @@ func (l Errors) sort() {
 // At returns an error about a field of the document, such as spec.model, with its place in the file. If the file
 // does not contain the field, the place is that of the nearest enclosing field.
 func (d Document) At(field, detail string) *Error {
-	return &Error{File: d.file, Place: nearest(d.places, field), Field: field, Detail: detail}
+	return &Error{File: d.file, FilePosition: nearest(d.places, field), Field: field, Detail: detail}
 }
 
 // nearest returns the place of a field, or of the nearest field that encloses it; "" is the document itself.
-func nearest(places map[string]Place, field string) Place {
+func nearest(places map[string]FilePosition, field string) FilePosition {
 	for {
 		if p, ok := places[field]; ok || field == "" {
 			return p

@@ -75,11 +75,11 @@ func brief(t reflect.Type) string {
 	return "number"
 }
 
-// WriteHonours writes the table of the fields that each architecture honours.
-func WriteHonours(w io.Writer) error {
+// WriteSupportTable writes the table of the fields that each architecture honours.
+func WriteSupportTable(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(architecture.Names(), " | "), strings.Repeat(" --- |", len(architecture.Names())+1))
-	table := Honours()
+	table := SupportTable()
 	for _, row := range rows() {
 		fmt.Fprintf(&b, "| `%s` |", row)
 		for _, a := range architecture.Names() {
@@ -98,7 +98,7 @@ func WriteHonours(w io.Writer) error {
 // rows returns the rows of that table in the order of an agent's fields.
 func rows() []string {
 	order := paths(reflect.TypeFor[events.AgentSpec](), "")
-	return slices.SortedFunc(maps.Keys(Honours()), func(a, b string) int {
+	return slices.SortedFunc(maps.Keys(SupportTable()), func(a, b string) int {
 		return slices.Index(order, a) - slices.Index(order, b)
 	})
 }

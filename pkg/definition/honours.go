@@ -17,9 +17,9 @@ const (
 	Spool      = architecture.Spool
 )
 
-// Cells describe, by architecture, how a field is honoured, in a short phrase. An architecture without a cell does
+// SupportNotes describe, by architecture, how a field is honoured, in a short phrase. An architecture without a cell does
 // not honour the field: an agent that sets it is refused.
-type Cells map[string]string
+type SupportNotes map[string]string
 
 // CountsTurns reports whether an architecture's agent enforces limits.turns itself. For the others the egress proxy
 // counts, so they need one.
@@ -28,26 +28,26 @@ func CountsTurns(architecture string) bool {
 }
 
 // everyone returns cells in which every architecture honours the field in the same way.
-func everyone(how string) Cells {
-	return Cells{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
+func everyone(how string) SupportNotes {
+	return SupportNotes{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
 }
 
 // can is the cell of the model providers that an architecture can use.
 func can(name string) string { return strings.Join(architecture.ModelProvidersOf(name), " or ") }
 
-// Honours returns the table of the fields of events.AgentSpec that architectures honour. Each field of tools and
+// SupportTable returns the table of the fields of events.AgentSpec that architectures honour. Each field of tools and
 // limits has a row. A list of objects has one row, and a field of its objects may have one as well, such as
 // mcpServers.headers.
 //
 // To honour a field in one more architecture, add its cell here and run go generate.
-func Honours() map[string]Cells {
+func SupportTable() map[string]SupportNotes {
 	before, under := "put before the first message", "appended to the instructions"
 	narrowed, taken := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
 	servers, call, others := "in the CLI's configuration", "for a call", "others are not offered"
 	shelved := "listed in its own instructions, read-only in the sandbox"
 	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
 	answered := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
-	return map[string]Cells{
+	return map[string]SupportNotes{
 		"name":             everyone("shown to people"),
 		"description":      everyone("shown to people"),
 		"architecture":     everyone("runs the agent"),
@@ -91,13 +91,13 @@ func Honours() map[string]Cells {
 
 // honoured returns an error for each field that is set and that the architecture does not honour.
 func (c *checker) honoured(s events.AgentSpec, architecture string) {
-	h := honourer{c, Honours(), architecture}
+	h := honourer{c, SupportTable(), architecture}
 	h.walk(reflect.ValueOf(s), "", "")
 }
 
 type honourer struct {
 	*checker
-	table        map[string]Cells
+	table        map[string]SupportNotes
 	architecture string
 }
 

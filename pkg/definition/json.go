@@ -34,7 +34,7 @@ func isJSON(name string, data []byte) bool {
 
 // jsonError is returned for a file that is not valid JSON.
 type jsonError struct {
-	Place
+	FilePosition
 	err error
 }
 
@@ -45,13 +45,13 @@ func (e *jsonError) Unwrap() error { return e.err }
 type jsonReader struct {
 	data []byte
 	dec  *json.Decoder
-	line Place // of the offset at
+	line FilePosition // of the offset at
 	at   int
 }
 
 // readJSON reads consecutive values.
 func readJSON(data []byte) ([]*yaml.Node, error) {
-	r := &jsonReader{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: Place{1, 1}}
+	r := &jsonReader{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: FilePosition{1, 1}}
 	r.dec.UseNumber()
 	var list []*yaml.Node
 	for {
@@ -74,14 +74,14 @@ func readJSON(data []byte) ([]*yaml.Node, error) {
 func (r *jsonReader) move(to int) {
 	for _, c := range string(r.data[r.at:to]) {
 		if r.line.Column++; c == '\n' {
-			r.line = Place{r.line.Line + 1, 1}
+			r.line = FilePosition{r.line.Line + 1, 1}
 		}
 	}
 	r.at = to
 }
 
 // place returns the position of the next token.
-func (r *jsonReader) place() Place {
+func (r *jsonReader) place() FilePosition {
 	at := int(r.dec.InputOffset())
 	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
 		at++

@@ -63,12 +63,12 @@ func Parse(name string, data []byte) ([]Document, error) {
 
 // documents returns the documents of a file, up to the first that is not valid YAML.
 func (r *reader) documents(data []byte) []*yaml.Node {
-	refuse := func(p Place, detail string) []*yaml.Node {
-		r.wrong = append(r.wrong, &Error{File: r.file, Place: p, Detail: detail})
+	refuse := func(p FilePosition, detail string) []*yaml.Node {
+		r.wrong = append(r.wrong, &Error{File: r.file, FilePosition: p, Detail: detail})
 		return nil
 	}
 	if len(data) > MaxFile {
-		return refuse(Place{}, fmt.Sprintf("is larger than %d MiB", MaxFile>>20))
+		return refuse(FilePosition{}, fmt.Sprintf("is larger than %d MiB", MaxFile>>20))
 	}
 	if at := invalidUTF8(data); at >= 0 {
 		return refuse(placeOf(data, at), "is not valid UTF-8")
@@ -85,7 +85,7 @@ func (r *reader) documents(data []byte) []*yaml.Node {
 	if err != nil {
 		refuse(whereOf(err), strings.TrimPrefix(lineOf.ReplaceAllString(err.Error(), ""), "yaml: "))
 	} else if len(list) == 0 {
-		return refuse(Place{1, 1}, "is empty: a definition has kind, slug and spec")
+		return refuse(FilePosition{1, 1}, "is empty: a definition has kind, slug and spec")
 	}
 	for i, n := range list {
 		if deep := tooDeep(n, maxDepth); deep != nil {
@@ -117,16 +117,16 @@ var errDeep = fmt.Errorf("lists and mappings are nested more than %d deep", maxD
 // lineOf matches a line number in errors of the YAML library.
 var lineOf = regexp.MustCompile(`line (\d+): `)
 
-func whereOf(err error) Place {
+func whereOf(err error) FilePosition {
 	var j *jsonError
 	if errors.As(err, &j) {
-		return j.Place
+		return j.FilePosition
 	}
 	if m := lineOf.FindStringSubmatch(err.Error()); m != nil {
 		line, _ := strconv.Atoi(m[1]) // digits; after an overflow there is no line
-		return Place{Line: line}
+		return FilePosition{Line: line}
 	}
-	return Place{}
+	return FilePosition{}
 }
 
 // tooDeep returns a node that is nested deeper than limit, without following aliases.
@@ -144,7 +144,7 @@ func tooDeep(n *yaml.Node, limit int) *yaml.Node {
 
 // document reads a document according to its kind.
 func (r *reader) document(n *yaml.Node) (Document, bool) {
-	r.places = map[string]Place{"": placeOfNode(n)}
+	r.places = map[string]FilePosition{"": placeOfNode(n)}
 	d := Document{file: r.file, places: r.places}
 	before := len(r.wrong)
 	kind := ""
@@ -235,7 +235,7 @@ func covers(outer, inner string) bool {
 
 // twice adds an error for each entry that a file defines more than once.
 func (r *reader) twice(list []Document) {
-	seen := map[string]Place{}
+	seen := map[string]FilePosition{}
 	for _, d := range list {
 		key := string(d.Kind) + " " + d.Ref.String()
 		if first, ok := seen[key]; ok {
@@ -264,10 +264,10 @@ func control(c rune) bool {
 }
 
 // placeOf returns the line and the column, in characters, of an offset.
-func placeOf(data []byte, offset int) Place {
+func placeOf(data []byte, offset int) FilePosition {
 	before := data[:offset]
 	start := bytes.LastIndexByte(before, '\n') + 1
-	return Place{bytes.Count(before, []byte{'\n'}) + 1, utf8.RuneCount(before[start:]) + 1}
+	return FilePosition{bytes.Count(before, []byte{'\n'}) + 1, utf8.RuneCount(before[start:]) + 1}
 }
 
-func placeOfNode(n *yaml.Node) Place { return Place{n.Line, n.Column} }
+func placeOfNode(n *yaml.Node) FilePosition { return FilePosition{n.Line, n.Column} }

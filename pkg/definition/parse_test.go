@@ -106,12 +106,12 @@ func TestParse_ReadsAllKinds(t *testing.T) {
 	if instance.Instance.Agent != (events.Reference{Org: "payments", Slug: "reviewer", Version: "stable"}) {
 		t.Errorf("instance %+v", instance.Instance)
 	}
-	for field, want := range map[string]definition.Place{
+	for field, want := range map[string]definition.FilePosition{
 		"spec.skills[1].slug": {Line: 28, Column: 31}, "spec.skills[0].slug": {Line: 27, Column: 7}, "spec.files[1].mode": {Line: 39, Column: 13},
 		"spec.nonsense": {Line: 20, Column: 3}, "org": {Line: 17, Column: 6}, "nonsense": {Line: 15, Column: 1},
 	} {
-		if e := agent.At(field, "d"); e.Place != want || e.File != "x.yaml" {
-			t.Errorf("%s has the position %+v, want %+v", field, e.Place, want)
+		if e := agent.At(field, "d"); e.FilePosition != want || e.File != "x.yaml" {
+			t.Errorf("%s has the position %+v, want %+v", field, e.FilePosition, want)
 		}
 	}
 	if docs, err := definition.Parse("", []byte(strings.ReplaceAll(minimal, "spool", "claude-sdk"))); err != nil || docs[0].Agent.Architecture != definition.ClaudeCode {

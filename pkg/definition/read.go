@@ -31,14 +31,14 @@ var typeReference = reflect.TypeFor[events.Reference]()
 type reader struct {
 	file   string
 	wrong  Errors
-	places map[string]Place // places of the document
-	nodes  int              // number of values that may still be read
+	places map[string]FilePosition // places of the document
+	nodes  int                     // number of values that may still be read
 	bytes  int
 	spent  bool
 }
 
-func (r *reader) fail(p Place, field, format string, args ...any) {
-	r.wrong = append(r.wrong, &Error{File: r.file, Place: p, Field: field, Detail: fmt.Sprintf(format, args...)})
+func (r *reader) fail(p FilePosition, field, format string, args ...any) {
+	r.wrong = append(r.wrong, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
 }
 
 // read fills to from n. After an error to has the parts that could be read.
@@ -74,7 +74,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 }
 
 // afford counts the values that are read; aliases count each time they are followed.
-func (r *reader) afford(n *yaml.Node, p Place, path string) bool {
+func (r *reader) afford(n *yaml.Node, p FilePosition, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
 	r.spent = r.spent || len(r.wrong) > maxWrong
@@ -105,7 +105,7 @@ func wants(t reflect.Type) string {
 }
 
 // pairs calls each for every pair of a mapping. It adds errors for keys that are not texts or that are repeated.
-func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each func(key, value *yaml.Node)) bool {
+func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string, each func(key, value *yaml.Node)) bool {
 	if n.Kind != yaml.MappingNode {
 		r.fail(p, path, "must be %s", wants(t))
 		return false
@@ -134,7 +134,7 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p Place, path string, each 
 	return true
 }
 
-func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
+func (r *reader) object(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	known := map[string]field{}
 	var names []string
 	for _, f := range fieldsOf(to.Type()) {
@@ -159,7 +159,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p Place, path string) {
 }
 
 // reference reads the string form of a reference.
-func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string) {
+func (r *reader) reference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.ShortTag() != tagText {
 		r.fail(p, path, "must be %s; put a text that looks like something else in quotes", wants(typeReference))
 		return
@@ -177,7 +177,7 @@ func (r *reader) reference(n *yaml.Node, to reflect.Value, p Place, path string)
 }
 
 // referenceObject reads the object form of a reference.
-func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p Place, path string) {
+func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	var object events.ReferenceObject
 	r.object(n, reflect.ValueOf(&object).Elem(), p, path)
 	field := path[strings.LastIndexByte(path, '.')+1:]
@@ -191,7 +191,7 @@ func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p Place, path s
 	to.Set(reflect.ValueOf(ref))
 }
 
-func (r *reader) list(n *yaml.Node, to reflect.Value, p Place, path string) {
+func (r *reader) list(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.Kind != yaml.SequenceNode {
 		r.fail(p, path, "must be a list")
 		return
@@ -206,7 +206,7 @@ func (r *reader) list(n *yaml.Node, to reflect.Value, p Place, path string) {
 	}
 }
 
-func (r *reader) mapping(n *yaml.Node, to reflect.Value, p Place, path string) {
+func (r *reader) mapping(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	to.Set(reflect.MakeMap(to.Type()))
 	r.pairs(n, to.Type(), p, path, func(key, value *yaml.Node) {
 		v := reflect.New(to.Type().Elem()).Elem()
@@ -215,7 +215,7 @@ func (r *reader) mapping(n *yaml.Node, to reflect.Value, p Place, path string) {
 	})
 }
 
-func (r *reader) scalar(n *yaml.Node, to reflect.Value, p Place, path string) {
+func (r *reader) scalar(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	ok := n.Kind == yaml.ScalarNode
 	hint := ""
 	switch tag := n.ShortTag(); to.Kind() {

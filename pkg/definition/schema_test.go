@@ -184,7 +184,7 @@ func TestDocs_ExampleIsTested(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for field, cells := range definition.Honours() {
+	for field, cells := range definition.SupportTable() {
 		_, row, ok := strings.Cut(string(page), "| `"+field+"` |")
 		row, _, _ = strings.Cut(row, "\n")
 		for _, how := range cells {

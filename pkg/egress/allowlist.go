@@ -35,7 +35,7 @@ type EntryError struct {
 }
 
 func (e *EntryError) Error() string {
-	return fmt.Sprintf("allow[%d]: %s: %s; %s", e.Index, Printable(e.Entry), e.Reason, Form)
+	return fmt.Sprintf("allow[%d]: %s: %s; %s", e.Index, Printable(e.Entry), e.Reason, EntryForm)
 }
 
 func entryError(i int, entry string, err error) *EntryError {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Form describes an allowlist entry, for error messages.
-const Form = "an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com"
+// EntryForm describes an allowlist entry, for error messages.
+const EntryForm = "an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com"
 
 // Limits of an entry's methods.
 const (
@@ -141,8 +141,8 @@ type Layer struct {
 	Entries []string
 }
 
-// Sourced is an entry in canonical form, and the source of the first layer that has it.
-type Sourced struct {
+// SourcedEntry is an entry in canonical form, and the source of the first layer that has it.
+type SourcedEntry struct {
 	Entry string
 	From  string
 }
@@ -159,8 +159,8 @@ func (e *LayerError) Unwrap() error { return e.Err }
 
 // Union returns the entries of all layers, in their order, each once. The error is a *LayerError: for more than limit entries, or an
 // entry that does not parse.
-func Union(limit int, layers ...Layer) ([]Sourced, error) {
-	var out []Sourced
+func Union(limit int, layers ...Layer) ([]SourcedEntry, error) {
+	var out []SourcedEntry
 	seen := map[string]bool{}
 	for _, l := range layers {
 		for i, entry := range l.Entries {
@@ -170,7 +170,7 @@ func Union(limit int, layers ...Layer) ([]Sourced, error) {
 			}
 			if s := r.String(); !seen[s] {
 				seen[s] = true
-				out = append(out, Sourced{Entry: s, From: l.From})
+				out = append(out, SourcedEntry{Entry: s, From: l.From})
 			}
 			if len(out) > limit {
 				return nil, &LayerError{l.From, fmt.Errorf("has more than %d entries together with the layers before", limit)}

@@ -9,12 +9,12 @@ import (
 
 // Audit returns the audit entry of a commit. ok is false if no client caused the commit. Times are truncated to
 // microseconds, the precision of Postgres.
-func Audit(rec Record) (a events.Audited, ok bool) {
+func Audit(rec Record) (a events.AuditEntry, ok bool) {
 	actor := rec.Commit.Actor
 	if !actor.IsClient() {
 		return a, false
 	}
-	a = events.Audited{Seq: rec.Position.Seq, Time: rec.Time.UTC().Truncate(time.Microsecond), Actor: actor.WrittenBy(actor.Service)}
+	a = events.AuditEntry{Seq: rec.Position.Seq, Time: rec.Time.UTC().Truncate(time.Microsecond), Actor: actor.WrittenBy(actor.Service)}
 	for _, e := range rec.Events {
 		if !slices.Contains(a.Types, e.Type()) {
 			a.Types = append(a.Types, e.Type())
@@ -31,7 +31,7 @@ func Audit(rec Record) (a events.Audited, ok bool) {
 const maxAudit = events.MaxInline * 3 / 4
 
 // KeepAudit returns the newest of a session's audit entries that fit into run_retired, ascending by sequence.
-func KeepAudit(list []events.Audited) ([]events.Audited, error) {
+func KeepAudit(list []events.AuditEntry) ([]events.AuditEntry, error) {
 	size := 0
 	for i := len(list) - 1; i >= 0; i-- {
 		b, err := encode(list[i])

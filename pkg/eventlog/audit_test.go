@@ -15,11 +15,11 @@ import (
 // order and fit into a commit without the object store. The objects of a session are deleted with the session.
 func TestKeepAudit_FitsIntoACommit(t *testing.T) {
 	t.Parallel()
-	var list []events.Audited
+	var list []events.AuditEntry
 	for i := range 10_000 {
 		actor := author()
 		actor.User = strings.Repeat("u", events.MaxUser)
-		list = append(list, events.Audited{Seq: uint64(i + 1), Time: time.Unix(1_750_000_000, 0), Actor: actor, Types: []events.Type{"message_accepted"}, ExecutionID: fmt.Sprint("exe_", i)})
+		list = append(list, events.AuditEntry{Seq: uint64(i + 1), Time: time.Unix(1_750_000_000, 0), Actor: actor, Types: []events.Type{"message_accepted"}, ExecutionID: fmt.Sprint("exe_", i)})
 	}
 	kept, err := eventlog.KeepAudit(list)
 	if err != nil || len(kept) < 300 || kept[len(kept)-1].Seq != 10_000 || kept[0].Seq != uint64(10_000-len(kept)+1) {

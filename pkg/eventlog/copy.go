@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// Copy returns the name of this process among the replicas of a service, for the actors of its commits: host name
+// ReplicaName returns the name of this process among the replicas of a service, for the actors of its commits: host name
 // and process id.
-func Copy() (string, error) {
+func ReplicaName() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return "", fmt.Errorf("name this replica: %w", err)

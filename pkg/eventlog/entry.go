@@ -67,12 +67,12 @@ func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, comma
 	return nil
 }
 
-// Did reports whether a command was carried out on the entry. It reads the entry's chain only if the state no
+// HasCommand reports whether a command was carried out on the entry. It reads the entry's chain only if the state no
 // longer has all commands.
-func (s Entries) Did(ctx context.Context, e Entry, command string) (bool, error) {
+func (s Entries) HasCommand(ctx context.Context, e Entry, command string) (bool, error) {
 	id := events.Derive(events.KindCommit, command)
-	if e.State.Did(id) || !e.State.MayHaveForgotten() {
-		return e.State.Did(id), nil
+	if e.State.HasCommand(id) || !e.State.MayHaveDropped() {
+		return e.State.HasCommand(id), nil
 	}
 	_, done, err := find(ctx, s.Log, e.Head, id)
 	return done, err

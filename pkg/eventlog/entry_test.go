@@ -34,7 +34,7 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Entries, ref events.Ref
 	if err := s.Append(ctx, &e, events.Actor{Kind: "service"}, command, list); err != nil {
 		t.Fatal(err)
 	}
-	if !e.State.Did(events.Derive(events.KindCommit, command)) || e.State.At(version) == 0 {
+	if !e.State.HasCommand(events.Derive(events.KindCommit, command)) || e.State.At(version) == 0 {
 		t.Fatalf("after the append: %+v", e.State)
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Carried reports whether a command was carried out on a subject whose commits have no state.
-func Carried(ctx context.Context, l Log, head Head, command string) (bool, error) {
+// HasCommand reports whether a command was carried out on a subject whose commits have no state.
+func HasCommand(ctx context.Context, l Log, head Head, command string) (bool, error) {
 	_, done, err := find(ctx, l, head, events.Derive(events.KindCommit, command))
 	return done, err
 }

@@ -115,11 +115,11 @@ func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) 
 	}
 }
 
-// Did returns the stream sequence of the commit that carried out a command, and whether there is one. It reads the
+// CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one. It reads the
 // session's life only if the state may no longer remember the command: for a late retry, or for a command from a
 // gateway whose clock is behind.
-func (s Sessions) Did(ctx context.Context, l Loaded, command string) (at uint64, done bool, err error) {
-	if at, done = l.Life.Did(command); done || !l.Life.MayHaveForgotten(command) {
+func (s Sessions) CommandSeq(ctx context.Context, l Loaded, command string) (at uint64, done bool, err error) {
+	if at, done = l.Life.CommandSeq(command); done || !l.Life.MayHaveDropped(command) {
 		return at, done, nil
 	}
 	return find(ctx, s.Log, l.LifeHead, session.CommitID(command))

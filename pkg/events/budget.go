@@ -15,8 +15,8 @@ type Budget struct {
 	TimeMs  uint64  `json:"timeMs,omitempty"`  // milliseconds of execution time
 }
 
-// Spent is the usage that a Budget limits, in the same units.
-type Spent struct {
+// BudgetUsage is the usage that a Budget limits, in the same units.
+type BudgetUsage struct {
 	Turns   uint32  `json:"turns,omitempty"`
 	Tokens  uint64  `json:"tokens,omitempty"`
 	CostUSD float64 `json:"costUsd,omitempty"`
@@ -24,18 +24,18 @@ type Spent struct {
 }
 
 // Plus returns the sum of s and o.
-func (s Spent) Plus(o Spent) Spent {
-	return Spent{s.Turns + o.Turns, s.Tokens + o.Tokens, s.CostUSD + o.CostUSD, s.TimeMs + o.TimeMs}
+func (s BudgetUsage) Plus(o BudgetUsage) BudgetUsage {
+	return BudgetUsage{s.Turns + o.Turns, s.Tokens + o.Tokens, s.CostUSD + o.CostUSD, s.TimeMs + o.TimeMs}
 }
 
 // Max returns the greater value of each field.
-func (s Spent) Max(o Spent) Spent {
-	return Spent{max(s.Turns, o.Turns), max(s.Tokens, o.Tokens), max(s.CostUSD, o.CostUSD), max(s.TimeMs, o.TimeMs)}
+func (s BudgetUsage) Max(o BudgetUsage) BudgetUsage {
+	return BudgetUsage{max(s.Turns, o.Turns), max(s.Tokens, o.Tokens), max(s.CostUSD, o.CostUSD), max(s.TimeMs, o.TimeMs)}
 }
 
 // Exceeded returns a sentence that names the first exhausted limit of the budget, or "" if no limit is exhausted.
 // whose is the subject of the sentence, for example "the session".
-func (b Budget) Exceeded(s Spent, whose string) string {
+func (b Budget) Exceeded(s BudgetUsage, whose string) string {
 	switch {
 	case b.Turns > 0 && s.Turns >= b.Turns:
 		return fmt.Sprintf("%s has had %d turns, and its budget is %d", whose, s.Turns, b.Turns)

@@ -218,12 +218,12 @@ type RunRetired struct {
 	Life  uint32     `json:"life,omitempty"`  // commits of the life subject before session_deleted
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
 
-	Stored uint64    `json:"stored,omitempty"` // bytes that the session's events and objects occupy until content_removed, as counted at this time
-	Audit  []Audited `json:"audit,omitempty"`  // what was done by whom on the life subject before session_deleted, ascending by seq; the newest entries if there are too many
+	Stored uint64       `json:"stored,omitempty"` // bytes that the session's events and objects occupy until content_removed, as counted at this time
+	Audit  []AuditEntry `json:"audit,omitempty"`  // what was done by whom on the life subject before session_deleted, ascending by seq; the newest entries if there are too many
 }
 
-// Audited records who made a commit and which event types it has, without its content.
-type Audited struct {
+// AuditEntry records who made a commit and which event types it has, without its content.
+type AuditEntry struct {
 	Seq         uint64    `json:"seq"`  // sequence number of the commit in the stream of its shard
 	Time        time.Time `json:"time"` // when the log stored it
 	Actor       Actor     `json:"actor"`
@@ -233,8 +233,8 @@ type Audited struct {
 
 // DayUsage is the usage of a session on one day.
 type DayUsage struct {
-	Day   string `json:"day"` // in UTC, as 2026-01-31
-	Spent Spent  `json:"spent"`
+	Day   string      `json:"day"` // in UTC, as 2026-01-31
+	Spent BudgetUsage `json:"spent"`
 
 	Logged Output `json:"logged,omitzero"` // events that the session appended to the log
 }

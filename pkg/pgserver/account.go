@@ -47,9 +47,9 @@ func (a account) apply(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
 }
 
-// own changes the owner of path and everything below it to the account. It skips a cluster that the account owns
+// chown changes the owner of path and everything below it to the account. It skips a cluster that the account owns
 // already.
-func (a account) own(path string) error {
+func (a account) chown(path string) error {
 	if !a.switched {
 		return nil
 	}
@@ -73,8 +73,8 @@ func (a account) own(path string) error {
 	return os.Lchown(path, a.uid, a.gid)
 }
 
-// reaches reports whether the account may enter path and every folder above it.
-func (a account) reaches(path string) bool {
+// canEnter reports whether the account may enter path and every folder above it.
+func (a account) canEnter(path string) bool {
 	if !a.switched {
 		return true
 	}

@@ -39,7 +39,7 @@ func (s *Server) openFolder() error {
 	if err := os.Mkdir(s.clusterDir(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
 	}
-	if err := s.user.own(s.clusterDir()); err != nil {
+	if err := s.user.chown(s.clusterDir()); err != nil {
 		return fmt.Errorf("postgres: give %s to user %s (%w): %s", s.clusterDir(), s.user.name, cause(err), folderRemedy)
 	}
 	var err error
@@ -78,15 +78,15 @@ func (s *Server) stopOrphan() error {
 		if err := syscall.Kill(pid, step.signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("postgres: process %d still runs on %s and cannot be stopped (%w): stop it", pid, s.cfg.DataDir, err)
 		}
-		if gone(pid, s.clusterDir(), step.wait) {
+		if awaitExit(pid, s.clusterDir(), step.wait) {
 			return s.removeOldSocket()
 		}
 	}
 	return fmt.Errorf("postgres: process %d still runs on %s and does not stop: stop it with kill -QUIT %d", pid, s.cfg.DataDir, pid)
 }
 
-// gone polls whether a process has ended, because it is not a child of this one.
-func gone(pid int, cluster string, wait time.Duration) bool {
+// awaitExit polls whether a process has ended, because it is not a child of this one.
+func awaitExit(pid int, cluster string, wait time.Duration) bool {
 	deadline := time.Now().Add(wait)
 	for time.Now().Before(deadline) {
 		if !serves(pid, cluster) {
@@ -156,13 +156,13 @@ func makeSocketDir(user account) (string, error) {
 			reasons = append(reasons, base+" is too long")
 			continue
 		}
-		if !user.reaches(base) {
+		if !user.canEnter(base) {
 			reasons = append(reasons, base+" cannot be entered by user "+user.name)
 			continue
 		}
 		dir, err := os.MkdirTemp(base, socketPrefix)
 		if err == nil {
-			err = user.own(dir)
+			err = user.chown(dir)
 		}
 		if err != nil {
 			reasons = append(reasons, err.Error())

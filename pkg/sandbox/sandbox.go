@@ -79,14 +79,14 @@ type Spec struct {
 	// HostPath is a folder of the provider's machine to use as the workspace; "" for a workspace of the sandbox's
 	// own. The provider never removes it. Only local sandboxes support it; other providers return an error.
 	HostPath string
-	// Servers is the maximum number of MCP server containers of the sandbox; see Companion.
+	// Servers is the maximum number of MCP server containers of the sandbox; see ServerHost.
 	Servers int
 	// EgressToken authenticates the sandbox to the egress proxy; "" for a sandbox without egress.
 	EgressToken string
 	// Layer is a read-only layer of packages in the sandbox, as returned by a Layerer; "" for none.
 	Layer string
-	// Fills is the layer into which this sandbox installs packages; "" for none. Only a Layerer sets it.
-	Fills string
+	// LayerTarget is the layer into which this sandbox installs packages; "" for none. Only a Layerer sets it.
+	LayerTarget string
 }
 
 // Info describes a sandbox in a provider's list.
@@ -116,7 +116,7 @@ type Layerer interface {
 	// existing layer needs no access to a registry. Concurrent callers, also in other executors, wait for the
 	// caller that creates the layer. An *Error with CodeDependenciesFailed contains the end of the installer's
 	// output.
-	Layer(ctx context.Context, want Packages, use Workshop) (string, error)
+	Layer(ctx context.Context, want Packages, use LayerBuilder) (string, error)
 }
 
 // Packages are the contents of a layer.
@@ -125,8 +125,8 @@ type Packages struct {
 	Image string // image of the sandboxes that use the layer; "" for the provider's default
 }
 
-// Workshop provides what a Layerer needs to create a layer.
-type Workshop struct {
+// LayerBuilder provides what a Layerer needs to create a layer.
+type LayerBuilder struct {
 	// Begun is called when the layer does not exist, before the Layerer creates it or waits for it. It is called at
 	// most once, from any goroutine. It may be nil.
 	Begun func()
@@ -136,17 +136,17 @@ type Workshop struct {
 	Build func(ctx context.Context, spec Spec, work func(context.Context, Sandbox) error) error
 }
 
-// Keeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
-type Keeper interface {
+// WorkspaceKeeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
+type WorkspaceKeeper interface {
 	// Kept returns the labels of all kept workspaces.
 	Kept(ctx context.Context) ([]Labels, error)
 	// Wipe removes a workspace. A workspace that does not exist is not an error.
 	Wipe(ctx context.Context, l Labels) error
 }
 
-// Companion is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
+// ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
 // paused and terminated together with the sandbox.
-type Companion interface {
+type ServerHost interface {
 	// Serve ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
 	// replaces a server that differs from s. It returns the path, inside the sandbox, of the Unix socket of the
 	// server; the path changes when the container is replaced. It returns ErrNotFound if the sandbox does not exist

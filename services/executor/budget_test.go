@@ -13,7 +13,7 @@ import (
 )
 
 // setSpent stores the usage of a tenant where dispatch reads it.
-func (b *bench) setSpent(limit events.Budget, spent events.Spent) {
+func (b *bench) setSpent(limit events.Budget, spent events.BudgetUsage) {
 	b.t.Helper()
 	from, until := events.PeriodMonth.Span(time.Now())
 	b.setTenant(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: spent}}})
@@ -36,7 +36,7 @@ func (b *bench) setTenant(tenant budget.Tenant) {
 }
 
 // lastGrant returns the usage and the limit of an account in the last registration.
-func (e *fakeEgress) lastGrant(prefix string) (spent events.Spent, limit events.Budget, ok bool) {
+func (e *fakeEgress) lastGrant(prefix string) (spent events.BudgetUsage, limit events.Budget, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.grants) == 0 {
@@ -115,7 +115,7 @@ func TestTenantBudget_CountsOtherSessions(t *testing.T) {
 				b.egress = &fakeEgress{}
 			}
 			limit := events.Budget{Tokens: 1000, Turns: 1}
-			b.setSpent(limit, events.Spent{Tokens: 10, Turns: 7})
+			b.setSpent(limit, events.BudgetUsage{Tokens: 10, Turns: 7})
 			b.run()
 			s := b.session()
 			x := s.post("go")
@@ -127,15 +127,15 @@ func TestTenantBudget_CountsOtherSessions(t *testing.T) {
 				}
 				b.egress.say(x, events.ModelCalled{Usage: events.Usage{InputTokens: 500}})
 				b.until("it is counted", func() bool { return s.load().Run.Metered.Tokens == 500 })
-				b.setSpent(limit, events.Spent{Tokens: 400})
+				b.setSpent(limit, events.BudgetUsage{Tokens: 400})
 				b.until("what the turn took itself is not forgotten", func() bool {
 					spent, _, _ := b.egress.lastGrant("tenant/")
 					return spent.Tokens == 510
 				})
-				b.setSpent(limit, events.Spent{Tokens: 700})
+				b.setSpent(limit, events.BudgetUsage{Tokens: 700})
 				b.until("the proxy knows what others took", func() bool { spent, _, _ := b.egress.lastGrant("tenant/"); return spent.Tokens == 700 })
 			}
-			b.setSpent(limit, events.Spent{Tokens: 1200})
+			b.setSpent(limit, events.BudgetUsage{Tokens: 1200})
 			s.untilEnded(x)
 			failed := of[events.ExecutionFailed](s)
 			if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.HasPrefix(failed[0].Message, "tenant default since 20") || !strings.HasSuffix(failed[0].Message, "has used 1200 tokens, and its budget is 1000") {
@@ -158,7 +158,7 @@ func TestTenantEvents_EndATurn(t *testing.T) {
 			}
 			today := time.Now().UTC().AddDate(0, 0, 1).Format(time.DateOnly) // the executor's clock is ahead, so that midnight does not affect the test
 			entry := func(logged uint64) budget.Tenant {
-				return budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 100}, Used: budget.Used{Day: today, Logged: events.Output{Events: logged}}}
+				return budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 100}, Used: budget.DayOutput{Day: today, Logged: events.Output{Events: logged}}}
 			}
 			b.setTenant(entry(99))
 			b.run()

@@ -30,7 +30,7 @@ type layered struct {
 	ended int // calls whose context had ended
 }
 
-func (l *layered) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
+func (l *layered) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	l.mu.Lock()
 	l.asked = append(l.asked, want)
 	digest := want.Digest(want.Image, "fake")
@@ -59,7 +59,7 @@ func (l *layered) Layer(ctx context.Context, want sandbox.Packages, use sandbox.
 		}
 	}
 	if l.build {
-		if err := use.Build(ctx, sandbox.Spec{Image: want.Image, Fills: digest}, func(_ context.Context, box sandbox.Sandbox) error {
+		if err := use.Build(ctx, sandbox.Spec{Image: want.Image, LayerTarget: digest}, func(_ context.Context, box sandbox.Sandbox) error {
 			if err != nil {
 				return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "it said " + box.(*fakeBox).spec.EgressToken + "\nand ended"}
 			}
@@ -123,13 +123,13 @@ func TestDependencies_AreInstalledBeforeTheSandbox(t *testing.T) {
 	b.provider.mu.Lock()
 	var builder sandbox.Spec
 	for _, spec := range b.provider.specs {
-		if spec.Fills == digest {
+		if spec.LayerTarget == digest {
 			builder = spec
 		}
 	}
 	seen := b.provider.specs[ready[0].SandboxID]
 	b.provider.mu.Unlock()
-	if seen.Layer != "layer-"+digest || seen.Fills != "" {
+	if seen.Layer != "layer-"+digest || seen.LayerTarget != "" {
 		t.Errorf("the sandbox has %+v", seen)
 	}
 	if builder.ID == "" || builder.Layer != "" || builder.EgressToken == "" || builder.Labels != (sandbox.Labels{Engine: b.engine, Executor: a.ID()}) {

@@ -120,7 +120,7 @@ func TestFiles_AreAppliedDuringATurn(t *testing.T) {
 	s.put("../evil", "E")
 	s.do(func(base session.Base, _ eventlog.Loaded) session.Command { return session.RequestSync{Base: base} })
 	l := s.until("all of it is done", func(l eventlog.Loaded) bool { return l.Run.Applied == 2 && l.Run.Synced == 1 })
-	if l.Run.Over() {
+	if l.Run.IsIdle() {
 		t.Fatal("the turn has ended")
 	}
 	if got := b.provider.onlyBox().files.all(); got != "a.txt=A" {

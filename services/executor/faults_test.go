@@ -348,7 +348,7 @@ func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 	gone := mint(t, events.KindExecutor)
 	s.claimAs(gone)
 	id := mint(t, events.KindSandbox)
-	m := events.NewMint(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
+	m := events.NewEventList(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
 	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
 	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l eventlog.Loaded) run.Command {
 		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}

@@ -26,11 +26,11 @@ func TestTurn_ReadsItsStateWhileCommitsAreInFlight(t *testing.T) {
 		turn.End(runner.Ended{Outcome: runner.Completed, Result: "all"})
 	})
 	b.egress = &fakeEgress{}
-	b.setSpent(events.Budget{Tokens: 1 << 30}, events.Spent{Tokens: 1})
+	b.setSpent(events.Budget{Tokens: 1 << 30}, events.BudgetUsage{Tokens: 1})
 	b.run(func(c *executor.Config) { c.Beat, c.CommitWindow = time.Millisecond, time.Millisecond })
 	s := b.session(withBudget(events.Budget{Tokens: 1 << 30, TimeMs: 3600_000}), func(c *events.SessionCreated) { c.Options.HealthIntervalMs = 1 })
-	if l := s.untilEnded(s.post("go")); l.Run.Phase != run.Completed || l.Run.Spent().Tokens != lines {
-		t.Errorf("the turn ended %s after %d tokens", l.Run.Phase, l.Run.Spent().Tokens)
+	if l := s.untilEnded(s.post("go")); l.Run.Phase != run.Completed || l.Run.TotalUsage().Tokens != lines {
+		t.Errorf("the turn ended %s after %d tokens", l.Run.Phase, l.Run.TotalUsage().Tokens)
 	}
 	if got := blocksStored(s); got != lines {
 		t.Errorf("%d of %d blocks are stored", got, lines)

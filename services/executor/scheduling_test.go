@@ -136,7 +136,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 				s.interrupt()
 			}
 			s.until("every file is in a snapshot", func(l eventlog.Loaded) bool {
-				return l.Run.Over() && l.Run.Synced == 1 && len(l.Life.After(l.Run.Snapshot.Applied)) == 0
+				return l.Run.IsIdle() && l.Run.Synced == 1 && len(l.Life.After(l.Run.Snapshot.Applied)) == 0
 			})
 			b.noJobs()
 			s.check()
@@ -260,7 +260,7 @@ func TestOrphan_LostSandboxWaitsForASlot(t *testing.T) {
 			orphan.until("the attempt has died", func(eventlog.Loaded) bool { return len(of[events.AttemptFailed](orphan)) == 1 })
 			third := b.session(short(events.Options{}))
 			third.post("wait")
-			if own.load().Run.Over() || len(of[events.ExecutionStarted](orphan)) != 1 {
+			if own.load().Run.IsIdle() || len(of[events.ExecutionStarted](orphan)) != 1 {
 				t.Fatal("a second agent was started with one slot")
 			}
 			own.cancel(running)

@@ -56,7 +56,7 @@ func (w *world) tell(tenant string, t budget.Tenant) {
 }
 
 // takes adds a row of a tenant's usage on a day.
-func (w *world) takes(tenant, day, group string, s events.Spent) {
+func (w *world) takes(tenant, day, group string, s events.BudgetUsage) {
 	w.t.Helper()
 	_, err := w.pool.Exec(context.Background(), "INSERT INTO tenant_usage (tenant, id, grp, day, turns, tokens, cost_usd, time_ms) VALUES ($1, $2 || '/' || $3, 0, $2, $4, $5, $6, $7)",
 		tenant, day, group, s.Turns, s.Tokens, s.CostUSD, s.TimeMs)
@@ -79,10 +79,10 @@ func TestBudgets_AreSetWithTheRootKey(t *testing.T) {
 	admin.do("PUT", "/api/budgets/total", `{"tenant":"acme","budget":{"tokens":50}}`).want(t, 200)
 	now := time.Now()
 	month, until := events.PeriodMonth.Span(now)
-	w.takes("acme", now.UTC().Format(time.DateOnly), "0", events.Spent{Turns: 1, Tokens: 20, CostUSD: 0.25, TimeMs: 7})
-	w.takes("acme", now.UTC().Format(time.DateOnly), "5", events.Spent{Tokens: 10, CostUSD: 0.125})
-	w.takes("acme", "2020-01-31", "0", events.Spent{Tokens: 20})
-	w.takes("other", now.UTC().Format(time.DateOnly), "0", events.Spent{Tokens: 5000})
+	w.takes("acme", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Turns: 1, Tokens: 20, CostUSD: 0.25, TimeMs: 7})
+	w.takes("acme", now.UTC().Format(time.DateOnly), "5", events.BudgetUsage{Tokens: 10, CostUSD: 0.125})
+	w.takes("acme", "2020-01-31", "0", events.BudgetUsage{Tokens: 20})
+	w.takes("other", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Tokens: 5000})
 	for _, who := range []*served{acme, admin} {
 		path := "/api/budgets"
 		if who == admin {

@@ -116,7 +116,7 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	never := metered.execution(2)
 	metered.append(&metered.life, never, events.MessageAccepted{BlockID: "b"}, events.ExecutionQueued{Ahead: 1}, events.ExecutionWithdrawn{Reason: "cancelled"})
 
-	spent := events.Spent{Turns: 2, Tokens: 30 + 4*113, CostUSD: 0.25 + 4*0.5, TimeMs: 1234 + 766}
+	spent := events.BudgetUsage{Turns: 2, Tokens: 30 + 4*113, CostUSD: 0.25 + 4*0.5, TimeMs: 1234 + 766}
 	midnight := time.Date(2026, 5, 7, 0, 0, 0, 0, time.UTC)
 	day := budget.Budget{Period: events.PeriodDay, From: "2026-05-06", Until: midnight, Limit: daily, Spent: spent}
 	all := budget.Budget{Period: events.PeriodTotal, Limit: total, Spent: spent}
@@ -134,7 +134,7 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	dayBudget.append(&dayBudget.life, "", events.TenantBudgetRemoved{Tenant: "default", Period: events.PeriodDay})
 	told.turn(2)
 	w.start(now)
-	all.Spent = all.Spent.Plus(events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234})
+	all.Spent = all.Spent.Plus(events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234})
 	w.awaitUsage("default", testTime, all)
 	totalBudget.append(&totalBudget.life, "", events.TenantBudgetRemoved{Tenant: "default", Period: events.PeriodTotal})
 	w.awaitUsage("default", testTime)
@@ -155,7 +155,7 @@ func TestTenantUsage_IsCountedByDay(t *testing.T) {
 		want = append(want, budget.Budget{Period: p, From: from, Until: until, Limit: limit})
 	}
 	w.session(-1).create().turn(1)
-	want[1].Spent = events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
+	want[1].Spent = events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
 	w.awaitUsage("default", now, want...)
 	if got := (budget.Tenant{Budgets: want}).Exceeded("default", now); got != "tenant default since 2026-05-01 has used 30 tokens, and its budget is 5" {
 		t.Error(got)

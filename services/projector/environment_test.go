@@ -132,7 +132,7 @@ func TestSandboxUsage_IsProjected(t *testing.T) {
 		t.Errorf("after the deletion the tenant has spent $%g", got)
 	}
 	w.sameAsRebuilt()
-	s.append(&s.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: events.Spent{CostUSD: 1.875, TimeMs: 7}}}})
+	s.append(&s.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: events.BudgetUsage{CostUSD: 1.875, TimeMs: 7}}}})
 	w.awaitProjected(s)
 	if got := queryOne[float64](w, tenant); got != 1.875 {
 		t.Errorf("after its end the tenant has spent $%g", got)

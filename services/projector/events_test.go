@@ -99,7 +99,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 			erase = append(erase, rec.Position.Seq)
 		}
 	}
-	spent := events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
+	spent := events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
 	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Spent: spent, Logged: took}}})
 	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
 	if err != nil {

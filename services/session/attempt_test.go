@@ -32,7 +32,7 @@ func TestControl_BeforeTheNextAttemptHasItsOwnJob(t *testing.T) {
 	d, err := run.Decide(l.Run, claim)
 	must(t, err)
 	must(t, s.ses.AppendRun(t.Context(), &l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
-	m := events.NewMint(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
+	m := events.NewEventList(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
 	m.Add(exe, events.AttemptFailed{Attempt: 1, Attempts: 2, Code: "AGENT_EXITED", WaitMs: 60_000})
 	d, err = run.Decide(l.Run, run.Record{Epoch: 1, Events: m.Events()})
 	must(t, err)

@@ -131,7 +131,7 @@ func TestBudget_IsAppliedAtDispatch(t *testing.T) {
 
 	setUsage := func(until time.Time) {
 		t.Helper()
-		s.setTenantEntry(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.Spent{CostUSD: 1.5}}}})
+		s.setTenantEntry(budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodDay, From: "2026-01-31", Until: until, Limit: events.Budget{CostUSD: 1}, Spent: events.BudgetUsage{CostUSD: 1.5}}}})
 	}
 	setUsage(time.Now().Add(time.Hour))
 	other := s.create(events.Options{})

@@ -155,7 +155,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("session service: NATS, Log and Logger are required")
 	}
 	if deps.Copy == "" {
-		if deps.Copy, err = eventlog.Copy(); err != nil {
+		if deps.Copy, err = eventlog.ReplicaName(); err != nil {
 			return nil, fmt.Errorf("session service: %w", err)
 		}
 	}

@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.Now = clock.Now
 	}
 	s := &Service{cfg: cfg, deps: deps, js: js, clock: clock}
-	own, err := eventlog.Copy()
+	own, err := eventlog.ReplicaName()
 	if err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}

@@ -67,7 +67,7 @@ func document(comments map[string]string) ([]byte, error) {
 		return nil, err
 	}
 	var fields, honours bytes.Buffer
-	if err := errors.Join(definition.WriteFields(&fields, comments), definition.WriteHonours(&honours)); err != nil {
+	if err := errors.Join(definition.WriteFields(&fields, comments), definition.WriteSupportTable(&honours)); err != nil {
 		return nil, err
 	}
 	t, err := template.New("agents.md").Parse(page)

@@ -13,20 +13,20 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Use is how a process uses the log.
-type Use int
+// Role is how a process uses the log.
+type Role int
 
 // A Verifier reads and checks the commits of all roles. A Writer also appends. A Contributor appends, and has only
 // the key of its own role.
 const (
-	Verifier Use = iota
+	Verifier Role = iota
 	Writer
 	Contributor
 )
 
 // Signing returns the signing settings that the installation recorded. It returns an error if keys do not match
 // them: other processes would not accept commits that are signed with an unknown key.
-func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Use) (topology.Signing, error) {
+func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.Signing, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
 	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {
 		err = fmt.Errorf("commit-version: writers of this log write commits of version %d, but this build supports only versions up to %d: run a newer build", s.CommitVersion, events.CommitVersion)

@@ -29,15 +29,15 @@ var (
 	ErrZero = errors.New("events are numbered from 1")
 )
 
-// AheadError is returned for a fork at a seq that the session has not reached. Tip is the seq of its last event.
-type AheadError struct{ Tip uint32 }
+// AheadError is returned for a fork at a seq that the session has not reached. LastSeq is the seq of its last event.
+type AheadError struct{ LastSeq uint32 }
 
 func (e *AheadError) Error() string {
-	return fmt.Sprintf("the session's last event has seq %d", e.Tip)
+	return fmt.Sprintf("the session's last event has seq %d", e.LastSeq)
 }
 
-// Tip requests a fork at the last event.
-const Tip = ^uint32(0)
+// Last requests a fork at the last event.
+const Last = ^uint32(0)
 
 // Cut describes where a session can be forked.
 type Cut struct {
@@ -109,7 +109,7 @@ type Walk struct {
 	older *point // the block before, once a later anchor was logged
 }
 
-// New returns a Walk for a fork at seq asked, or at the last event if asked is Tip.
+// New returns a Walk for a fork at seq asked, or at the last event if asked is Last.
 func New(asked uint32) *Walk {
 	return &Walk{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
 }
@@ -308,7 +308,7 @@ func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
 // Cut returns where the session can be forked. Its error is ErrNone, ErrZero or an *AheadError.
 func (w *Walk) Cut() (Cut, error) {
 	asked := w.asked
-	if asked == Tip {
+	if asked == Last {
 		asked = w.tip
 	}
 	switch {

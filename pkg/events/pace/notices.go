@@ -33,9 +33,9 @@ type Shortened struct {
 	LeftOutMs int64  `json:"leftOutMs"` // the skipped part of gapMs
 }
 
-// Whole announces that the deltas of a block are no longer stored, or not all of them: the text appears at once
+// BlockWithoutDeltas announces that the deltas of a block are no longer stored, or not all of them: the text appears at once
 // with the end of the block.
-type Whole struct {
+type BlockWithoutDeltas struct {
 	Seq        uint32 `json:"seq"` // seq of the event that completes the block
 	BlockID    string `json:"blockId"`
 	ShownBytes int    `json:"shownBytes"` // bytes of the block's text that were replayed as deltas

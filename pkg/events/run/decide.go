@@ -19,8 +19,8 @@ var (
 	// ErrBusy is returned if a session cannot be retired or erased: an execution runs, a sandbox exists, or the
 	// session is not retired yet.
 	ErrBusy = errors.New("the session is still in use")
-	// ErrOver is returned for a command on an execution that has ended.
-	ErrOver = errors.New("the execution has ended")
+	// ErrEnded is returned for a command on an execution that has ended.
+	ErrEnded = errors.New("the execution has ended")
 )
 
 // Command is a command on a session's runs. The set is sealed.
@@ -73,7 +73,7 @@ type Retire struct {
 	Usage []events.DayUsage
 	Life  uint32 // commits of the life subject before session_deleted
 	Runs  uint32 // commits of the run subject so far
-	Audit []events.Audited
+	Audit []events.AuditEntry
 
 	Stored uint64 // bytes that the session's events and objects take
 }
@@ -144,23 +144,23 @@ func Decide(s State, c Command) (Decision, error) {
 			return Decision{}, ErrFenced
 		}
 		if s.Execution != c.ExecutionID || s.Phase.Terminal() {
-			return Decision{}, ErrOver
+			return Decision{}, ErrEnded
 		}
 		return s.finish(s.Epoch, c), nil
 	case Abandon:
 		return abandon(s, c)
 	case Retire:
-		if !s.Over() || s.Sandbox.ID != "" {
+		if !s.IsIdle() || s.Sandbox.ID != "" {
 			return Decision{}, ErrBusy
 		}
-		m := events.NewMint(c.Meta)
+		m := events.NewEventList(c.Meta)
 		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs, Audit: c.Audit, Stored: c.Stored})
 		return Decision{Epoch: s.Epoch + 1, Events: m.Events()}, nil
 	case Erase:
 		if !s.Retired {
 			return Decision{}, ErrBusy
 		}
-		m := events.NewMint(c.Meta)
+		m := events.NewEventList(c.Meta)
 		m.Add("", events.ContentRemoved{Messages: c.Messages, Objects: c.Objects})
 		return Decision{Epoch: s.Epoch, Events: m.Events()}, nil
 	}
@@ -170,24 +170,24 @@ func Decide(s State, c Command) (Decision, error) {
 // abandon adds a claim if the execution has none, so that a claim precedes the end of every execution.
 func abandon(s State, c Abandon) (Decision, error) {
 	if s.past(c.ExecutionID, c.Turn) {
-		return Decision{}, ErrOver
+		return Decision{}, ErrEnded
 	}
 	epoch := s.Epoch + 1
 	if s.Execution == c.ExecutionID {
 		return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, Blocks: c.Blocks}), nil
 	}
-	m := events.NewMint(events.Meta{CommandID: c.CommandID + "/claim", Now: c.Now})
+	m := events.NewEventList(events.Meta{CommandID: c.CommandID + "/claim", Now: c.Now})
 	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.By, Turn: c.Turn})
 	return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, With: m.Events()}), nil
 }
 
 func (s State) past(execution string, turn uint32) bool {
-	return s.Past(session.Ref{ExecutionID: execution, Turn: turn})
+	return s.IsDone(session.Ref{ExecutionID: execution, Turn: turn})
 }
 
 func claim(s State, c Claim) (Decision, error) {
 	if s.past(c.ExecutionID, c.Turn) {
-		return Decision{}, ErrOver
+		return Decision{}, ErrEnded
 	}
 	epoch := s.Epoch + 1
 	if s.Execution == c.ExecutionID && s.Claims >= MaxClaims+stopClaims {
@@ -197,7 +197,7 @@ func claim(s State, c Claim) (Decision, error) {
 		}
 		return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: outcome}), nil
 	}
-	m := events.NewMint(c.Meta)
+	m := events.NewEventList(c.Meta)
 	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.Executor, Turn: c.Turn})
 	return Decision{Epoch: epoch, Events: m.Events()}, nil
 }
@@ -213,7 +213,7 @@ func ClaimsExhausted() events.ExecutionFailed {
 // record drops journal events about an execution that has ended, and about blocks that are not open. It keeps all
 // other events unchanged.
 func record(s State, c Record) (Decision, error) {
-	if c.Epoch != s.Epoch && !(c.Epoch == s.Epoch+1 && s.Over()) {
+	if c.Epoch != s.Epoch && !(c.Epoch == s.Epoch+1 && s.IsIdle()) {
 		return Decision{}, ErrFenced
 	}
 	open := map[string]bool{}
@@ -282,7 +282,7 @@ func (s State) finish(epoch uint64, c End) Decision {
 		}
 	}
 	d.Events = append(d.Events, c.With...)
-	m := events.NewMint(c.Meta)
+	m := events.NewEventList(c.Meta)
 	m.Add(c.ExecutionID, after.timed(c.ExecutionID, c.Now, c.Outcome))
 	last := m.Events()[0]
 	last.N = c.N

@@ -26,7 +26,7 @@ const (
 // Due returns the work that is due, from both halves of a session's state. A job contains nothing else.
 func Due(l session.State, s State) Work {
 	active := l.Active.ExecutionID
-	if active != "" && !s.Past(l.Active) {
+	if active != "" && !s.IsDone(l.Active) {
 		if s.Execution != active && l.ControlOf(active).N > 0 {
 			return Refuse
 		}

@@ -36,7 +36,7 @@ func (j *jobs) work() {
 		j.waiting, j.taken = j.waiting-1, 1
 	}
 	w, l := j.w, j.w.load(false)
-	m := events.NewMint(w.base().Meta)
+	m := events.NewEventList(w.base().Meta)
 	record := run.Record{Epoch: l.run.Epoch + 1}
 	var d run.Decision
 	var err error

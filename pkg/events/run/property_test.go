@@ -118,7 +118,7 @@ func (w *world) command(c session.Command) {
 
 // refresh returns the command with the facts that its handler takes from the loaded states.
 func refresh(c session.Command, l loaded) session.Command {
-	ended := l.run.Past(l.life.Active)
+	ended := l.run.IsDone(l.life.Active)
 	switch c := c.(type) {
 	case session.Post:
 		c.ActiveEnded = ended
@@ -215,7 +215,7 @@ func (x *executor) step() {
 
 // pause ends the work on an execution that is to be paused.
 func (x *executor) pause() {
-	m := events.NewMint(x.w.base().Meta)
+	m := events.NewEventList(x.w.base().Meta)
 	m.Add(x.l.run.Execution, events.ExecutionPaused{})
 	d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
 	x.write(d, err)
@@ -231,7 +231,7 @@ func (x *executor) claim() {
 	x.l, x.mine, x.has = l, d.Epoch, true
 	x.write(d, err)
 	if x.has && x.l.run.Phase == run.Paused {
-		m := events.NewMint(x.w.base().Meta)
+		m := events.NewEventList(x.w.base().Meta)
 		m.Add(x.l.run.Execution, events.ExecutionResumed{PausedMs: 1})
 		d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
 		x.write(d, err)
@@ -327,7 +327,7 @@ func (w *world) drain() bool {
 		return false
 	}
 	l := w.load(false)
-	if active := l.life.Active.ExecutionID; l.life.PausedNow(active) && !l.run.Past(l.life.Active) {
+	if active := l.life.Active.ExecutionID; l.life.PausedNow(active) && !l.run.IsDone(l.life.Active) {
 		w.command(session.RequestResume{Base: w.base(), ExecutionID: active})
 		return false
 	}

@@ -62,7 +62,7 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	}{
 		{"first claim", given(), run.Claim{Meta: meta, ExecutionID: "A"}, 1, "execution_claimed/A", nil},
 		{"claim again", given(claimed("A", 1)), run.Claim{Meta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
-		{"claim what has ended", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "A"}, 0, "", run.ErrOver},
+		{"claim what has ended", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "A"}, 0, "", run.ErrEnded},
 		{"claim the next", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
 		{"sixth claim without progress: its holder stops the agent", given(five...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
 		{"ninth claim without progress", given(append(five, claimed("A", 6), claimed("A", 7), claimed("A", 8))...), run.Claim{Meta: meta, ExecutionID: "A"}, 9, "execution_failed/A", nil},
@@ -80,10 +80,10 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		{"end", given(claimed("A", 1)), end(1), 1, "execution_completed/A", nil},
 		{"end with a block open", given(claimed("A", 1), opened("A", "b", 1)), end(1), 1, "block_complete/A execution_completed/A", nil},
 		{"end of a zombie", given(claimed("A", 1), claimed("A", 2)), end(1), 0, "", run.ErrFenced},
-		{"end twice", given(claimed("A", 1), done), end(1), 0, "", run.ErrOver},
+		{"end twice", given(claimed("A", 1), done), end(1), 0, "", run.ErrEnded},
 		{"abandon what nobody claimed", given(), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_claimed/A execution_cancelled/A", nil},
 		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
-		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrOver},
+		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrEnded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -237,10 +237,10 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 		}
 		all = append(all, p.Events...)
 		state = run.Fold(state, p.Epoch, p.Events)
-		if over := i == len(parts)-1; state.Over() != over || (state.Sandbox.ID == "") != over {
+		if over := i == len(parts)-1; state.IsIdle() != over || (state.Sandbox.ID == "") != over {
 			t.Errorf("after part %d: %+v", i, state)
 		}
-		if state.Over() {
+		if state.IsIdle() {
 			break
 		}
 		again := end
@@ -382,24 +382,24 @@ func TestEvolve_FailedAttemptDelaysTheNext(t *testing.T) {
 	t.Parallel()
 	started := func(n uint32) events.Event { return fact("A", 0, events.ExecutionStarted{Attempt: n}) }
 	s := given(claimed("A", 1), claimed("A", 2), started(1))
-	if s.Dying() != 1 {
-		t.Fatalf("Dying is %d", s.Dying())
+	if s.CurrentAttempt() != 1 {
+		t.Fatalf("Dying is %d", s.CurrentAttempt())
 	}
 	s = run.Evolve(s, fact("A", 4, events.AttemptFailed{Attempt: 1, WaitMs: 1500}))
-	if s.Phase != run.Starting || s.Claims != 0 || s.Died != 1 || !s.NotBefore.Equal(t0.Add(1500*time.Millisecond)) || s.Sandbox.N != 4 {
+	if s.Phase != run.Starting || s.Claims != 0 || s.DiedAttempts != 1 || !s.NotBefore.Equal(t0.Add(1500*time.Millisecond)) || s.Sandbox.N != 4 {
 		t.Fatalf("after a death: %+v", s)
 	}
-	if s.Dying() != 2 { // the second attempt has not started
-		t.Fatalf("Dying is %d", s.Dying())
+	if s.CurrentAttempt() != 2 { // the second attempt has not started
+		t.Fatalf("Dying is %d", s.CurrentAttempt())
 	}
-	if s = run.Evolve(s, started(2)); !s.NotBefore.IsZero() || s.Phase != run.Running || s.Dying() != 2 {
+	if s = run.Evolve(s, started(2)); !s.NotBefore.IsZero() || s.Phase != run.Running || s.CurrentAttempt() != 2 {
 		t.Fatalf("in the second attempt: %+v", s)
 	}
 	ended := run.Evolve(run.Evolve(s, fact("A", 5, events.AttemptFailed{WaitMs: 1})), fact("A", 0, events.ExecutionFailed{}))
 	if !ended.NotBefore.IsZero() {
 		t.Fatalf("after the end: %+v", ended)
 	}
-	if next := run.Evolve(ended, claimed("B", 3)); next.Died != 0 || next.Dying() != 1 {
+	if next := run.Evolve(ended, claimed("B", 3)); next.DiedAttempts != 0 || next.CurrentAttempt() != 1 {
 		t.Fatalf("the next execution: %+v", next)
 	}
 }

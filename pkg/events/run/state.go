@@ -40,53 +40,55 @@ func (p Phase) Terminal() bool { return p == Completed || p == Failed || p == Ca
 
 // State is the folded state of a session's runs.
 type State struct {
-	V            int           `json:"v"`
-	Epoch        uint64        `json:"epoch,omitempty"`
-	Holder       string        `json:"holder,omitempty"`    // executor of the last claim
-	Execution    string        `json:"execution,omitempty"` // the last claimed execution
-	Turn         uint32        `json:"turn,omitempty"`      // number of its dispatch within the session
-	Phase        Phase         `json:"phase,omitempty"`
-	ClaimedAt    time.Time     `json:"claimedAt,omitzero"` // first claim of the execution
-	EndedAt      time.Time     `json:"endedAt,omitzero"`
-	Attempt      uint32        `json:"attempt,omitempty"`
-	Claims       uint32        `json:"claims,omitempty"`   // claims since the execution last made progress, including the current one
-	Died         uint32        `json:"died,omitempty"`     // attempts of the execution that died and were or will be followed by another
-	NotBefore    time.Time     `json:"notBefore,omitzero"` // start time of the next attempt; zero while an attempt runs
-	Sandbox      Sandbox       `json:"sandbox,omitzero"`
-	Open         []OpenBlock   `json:"open,omitempty"`
-	Usage        events.Usage  `json:"usage,omitzero"`         // of the execution
-	AgentSession string        `json:"agentSession,omitempty"` // the agent's own session id, used to resume it
-	PausedAt     time.Time     `json:"pausedAt,omitzero"`
-	PausedMs     uint64        `json:"pausedMs,omitempty"`    // total time of earlier pauses
-	Lost         Place         `json:"lost,omitzero"`         // a workspace without a sandbox, which the next sandbox takes over
-	Snapshot     Snapshot      `json:"snapshot,omitzero"`     // the last snapshot
-	Filled       bool          `json:"filled,omitempty"`      // a workspace of the session was restored or stored, or an agent has run in it
-	Applied      uint32        `json:"applied,omitempty"`     // number of the last file change applied to the sandbox's workspace
-	Synced       uint32        `json:"synced,omitempty"`      // number of the last answered sync_requested
-	Syncing      string        `json:"syncing,omitempty"`     // the executor that started to apply files to the sandbox between turns, and may still be doing so
-	Egress       Line          `json:"egress,omitzero"`       // last line of the egress proxy's journal that is in the log
-	Resolved     Resolved      `json:"resolved,omitzero"`     // where the execution_resolved of the execution is
-	Calls        uint32        `json:"calls,omitempty"`       // model requests of the execution that were answered, as the egress proxy counted them
-	Metered      events.Spent  `json:"metered,omitzero"`      // usage of the execution as the egress proxy measured it
-	Told         events.Spent  `json:"told,omitzero"`         // usage of the current attempt as the agent reports it
-	ToldBefore   events.Spent  `json:"toldBefore,omitzero"`   // usage of the earlier attempts as the agent reported it
-	Retired      bool          `json:"retired,omitempty"`     // the session is deleted, and only content_removed may follow
-	Output       events.Output `json:"output,omitzero"`       // output of the agent in the execution
-	OutputBefore events.Output `json:"outputBefore,omitzero"` // output of the agent in earlier executions
-	Before       events.Spent  `json:"before,omitzero"`       // usage of the session outside Metered and Told: turns and time of all executions, sandbox time, and model requests of other executions
+	V              int                `json:"v"`
+	Epoch          uint64             `json:"epoch,omitempty"`
+	Holder         string             `json:"holder,omitempty"`    // executor of the last claim
+	Execution      string             `json:"execution,omitempty"` // the last claimed execution
+	Turn           uint32             `json:"turn,omitempty"`      // number of its dispatch within the session
+	Phase          Phase              `json:"phase,omitempty"`
+	ClaimedAt      time.Time          `json:"claimedAt,omitzero"` // first claim of the execution
+	EndedAt        time.Time          `json:"endedAt,omitzero"`
+	Attempt        uint32             `json:"attempt,omitempty"`
+	Claims         uint32             `json:"claims,omitempty"`   // claims since the execution last made progress, including the current one
+	DiedAttempts   uint32             `json:"died,omitempty"`     // attempts of the execution that died and were or will be followed by another
+	NotBefore      time.Time          `json:"notBefore,omitzero"` // start time of the next attempt; zero while an attempt runs
+	Sandbox        Sandbox            `json:"sandbox,omitzero"`
+	Open           []OpenBlock        `json:"open,omitempty"`
+	Usage          events.Usage       `json:"usage,omitzero"`         // of the execution
+	AgentSession   string             `json:"agentSession,omitempty"` // the agent's own session id, used to resume it
+	PausedAt       time.Time          `json:"pausedAt,omitzero"`
+	PausedMs       uint64             `json:"pausedMs,omitempty"`    // total time of earlier pauses
+	Lost           WorkspaceLocation  `json:"lost,omitzero"`         // a workspace without a sandbox, which the next sandbox takes over
+	Snapshot       Snapshot           `json:"snapshot,omitzero"`     // the last snapshot
+	Filled         bool               `json:"filled,omitempty"`      // a workspace of the session was restored or stored, or an agent has run in it
+	Applied        uint32             `json:"applied,omitempty"`     // number of the last file change applied to the sandbox's workspace
+	Synced         uint32             `json:"synced,omitempty"`      // number of the last answered sync_requested
+	Syncing        string             `json:"syncing,omitempty"`     // the executor that started to apply files to the sandbox between turns, and may still be doing so
+	Egress         Line               `json:"egress,omitzero"`       // last line of the egress proxy's journal that is in the log
+	Resolved       Resolved           `json:"resolved,omitzero"`     // where the execution_resolved of the execution is
+	Calls          uint32             `json:"calls,omitempty"`       // model requests of the execution that were answered, as the egress proxy counted them
+	Metered        events.BudgetUsage `json:"metered,omitzero"`      // usage of the execution as the egress proxy measured it
+	Reported       events.BudgetUsage `json:"told,omitzero"`         // usage of the current attempt as the agent reports it
+	ReportedBefore events.BudgetUsage `json:"toldBefore,omitzero"`   // usage of the earlier attempts as the agent reported it
+	Retired        bool               `json:"retired,omitempty"`     // the session is deleted, and only content_removed may follow
+	Output         events.Output      `json:"output,omitzero"`       // output of the agent in the execution
+	OutputBefore   events.Output      `json:"outputBefore,omitzero"` // output of the agent in earlier executions
+	Before         events.BudgetUsage `json:"before,omitzero"`       // usage of the session outside Metered and Reported: turns and time of all executions, sandbox time, and model requests of other executions
 }
 
-// Place is the location of a workspace.
-type Place struct {
+// WorkspaceLocation is the location of a workspace.
+type WorkspaceLocation struct {
 	Workspace string `json:"workspace,omitempty"` // id of the sandbox for which it was created
 	Engine    string `json:"engine,omitempty"`
 }
 
-// Spent returns the usage of the execution so far: the greater of the measured and the reported values.
-func (s State) Spent() events.Spent { return s.Metered.Max(s.ToldBefore.Plus(s.Told)) }
+// TotalUsage returns the usage of the execution so far: the greater of the measured and the reported values.
+func (s State) TotalUsage() events.BudgetUsage {
+	return s.Metered.Max(s.ReportedBefore.Plus(s.Reported))
+}
 
 // SessionSpent returns the usage of the session so far, including the current execution.
-func (s State) SessionSpent() events.Spent { return s.Before.Plus(s.Spent()) }
+func (s State) SessionSpent() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
 
 // Resolved is the location of an execution_resolved event.
 type Resolved struct {
@@ -135,28 +137,28 @@ func (s State) Ended(execution string) bool {
 	return s.Execution == execution && s.Phase.Terminal()
 }
 
-// Past reports whether a dispatched execution has ended or was followed by a later one. The reader's view of the
+// IsDone reports whether a dispatched execution has ended or was followed by a later one. The reader's view of the
 // session's life may be old. Once true, the result stays true.
-func (s State) Past(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
+func (s State) IsDone(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
 
-// Over reports whether no execution runs: none was claimed, or the last one has ended.
-func (s State) Over() bool { return s.Execution == "" || s.Phase.Terminal() }
+// IsIdle reports whether no execution runs: none was claimed, or the last one has ended.
+func (s State) IsIdle() bool { return s.Execution == "" || s.Phase.Terminal() }
 
 // Exhausted reports whether the current claim exceeds the allowed number without progress: its holder stops the
 // agent and ends the execution.
-func (s State) Exhausted() bool { return !s.Over() && s.Claims > MaxClaims }
+func (s State) Exhausted() bool { return !s.IsIdle() && s.Claims > MaxClaims }
 
 // TakenOver reports whether another holder claimed the execution before the current claim, and may have started it
 // in the runner.
-func (s State) TakenOver() bool { return !s.Over() && (s.Claims > 1 || s.Attempt > 0) }
+func (s State) TakenOver() bool { return !s.IsIdle() && (s.Claims > 1 || s.Attempt > 0) }
 
-// Dying returns the number of the attempt that ends if the agent or its sandbox dies now.
-func (s State) Dying() uint32 { return max(s.Attempt, s.Died+1) }
+// CurrentAttempt returns the number of the attempt that ends if the agent or its sandbox dies now.
+func (s State) CurrentAttempt() uint32 { return max(s.Attempt, s.DiedAttempts+1) }
 
 // View returns the part of the state that the session's life depends on.
 func (s State) View(l session.State) session.RunView {
 	return session.RunView{
-		ActiveEnded: s.Past(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
+		ActiveEnded: s.IsDone(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
 		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no pause is long enough to overflow
 		EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != "",
 	}
@@ -208,13 +210,13 @@ func Evolve(s State, e events.Event) State {
 		if s.Attempt == 0 {
 			s.Before.Turns++
 		} else if d.Attempt > s.Attempt { // a new process reports its usage from zero
-			s.ToldBefore, s.Told = s.ToldBefore.Plus(s.Told), events.Spent{}
+			s.ReportedBefore, s.Reported = s.ReportedBefore.Plus(s.Reported), events.BudgetUsage{}
 		}
 		s.Phase, s.Attempt, s.NotBefore, s.Filled = Running, d.Attempt, time.Time{}, true
 		s.Sandbox.Unstopped = false // a runner runs one execution at a time, so the former agent has stopped
 	case events.AttemptFailed:
 		s.Phase, s.Claims = Starting, 0
-		s.Died, s.NotBefore = s.Died+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
+		s.DiedAttempts, s.NotBefore = s.DiedAttempts+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
 	case events.ExecutionCompleted:
 		s = s.end(e, Completed, d.Usage)
 	case events.ExecutionFailed:
@@ -249,7 +251,7 @@ func Evolve(s State, e events.Event) State {
 		s.Egress = Line{d.Journal, d.Line}
 	case events.ModelCalled:
 		s.Egress = Line{d.Journal, d.Line}
-		took := events.Spent{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
+		took := events.BudgetUsage{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
 		if e.ExecutionID == s.Execution && d.Answered() {
 			s.Calls++
 		}
@@ -265,7 +267,7 @@ func Evolve(s State, e events.Event) State {
 	case events.BlockComplete:
 		s.Open = slices.DeleteFunc(slices.Clone(s.Open), func(b OpenBlock) bool { return b.ID == d.Block.ID })
 	case events.MetadataUpdate:
-		s.Usage, s.Told = d.Usage, events.Spent{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
+		s.Usage, s.Reported = d.Usage, events.BudgetUsage{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
 	case events.RunRetired:
@@ -306,7 +308,7 @@ func (s State) evolveSandbox(e events.Event) State {
 		if d.Empty {
 			s.Applied = 0
 		}
-		s.Lost = Place{}
+		s.Lost = WorkspaceLocation{}
 	case events.SandboxReplaced:
 		s = s.leave(d.Kept)
 	case events.SandboxTerminated:
@@ -331,20 +333,20 @@ func (s State) evolveSandbox(e events.Event) State {
 // leave removes the sandbox from the state. If its workspace is kept, leave records where it is.
 func (s State) leave(kept bool) State {
 	if kept && s.Sandbox.Workspace != "" {
-		s.Lost = Place{s.Sandbox.Workspace, s.Sandbox.Engine}
+		s.Lost = WorkspaceLocation{s.Sandbox.Workspace, s.Sandbox.Engine}
 	}
 	s.Sandbox = Sandbox{}
 	return s
 }
 
 func (s State) begin(e events.Event) State {
-	s.Before = s.Before.Plus(s.Spent())
+	s.Before = s.Before.Plus(s.TotalUsage())
 	s.OutputBefore, s.Output = s.OutputBefore.Plus(s.Output), events.Output{}
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
-	s.Died, s.NotBefore, s.Calls = 0, time.Time{}, 0
-	s.Metered, s.Told, s.ToldBefore = events.Spent{}, events.Spent{}, events.Spent{}
+	s.DiedAttempts, s.NotBefore, s.Calls = 0, time.Time{}, 0
+	s.Metered, s.Reported, s.ReportedBefore = events.BudgetUsage{}, events.BudgetUsage{}, events.BudgetUsage{}
 	return s
 }
 

@@ -74,7 +74,7 @@ func (s State) stretches(until events.Event, r Rate) []events.Event {
 		})
 		from = to
 	}
-	if s.Over() || until.ExecutionID != s.Execution {
+	if s.IsIdle() || until.ExecutionID != s.Execution {
 		add("", until.Time)
 		return list
 	}

@@ -94,7 +94,7 @@ func TestMeter_RecordsAllTimeOnce(t *testing.T) {
 		var want, got time.Duration
 		var last time.Time // end of the last recorded period
 		do := func(x string, data ...events.Payload) {
-			m := events.NewMint(events.Meta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
+			m := events.NewEventList(events.Meta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
 			for _, p := range data {
 				m.Add(x, p)
 			}
@@ -114,7 +114,7 @@ func TestMeter_RecordsAllTimeOnce(t *testing.T) {
 		}
 		for i := range rapid.IntRange(1, 30).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "ms")) * time.Millisecond)
-			running, boxed := !s.Over(), s.Sandbox.ID != ""
+			running, boxed := !s.IsIdle(), s.Sandbox.ID != ""
 			switch step := rapid.IntRange(0, 3).Draw(t, "step"); {
 			case step == 0 && !running:
 				do(fmt.Sprint("exe", i), events.ExecutionClaimed{Epoch: s.Epoch + 1, Executor: "x"})

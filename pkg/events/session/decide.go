@@ -178,10 +178,10 @@ type RunView struct {
 // Decide returns the events that a command causes, or an error if it is refused. No events and no error mean that
 // the command changes nothing.
 func Decide(s State, c Command) ([]events.Event, error) {
-	if _, done := s.Did(c.meta().CommandID); done {
+	if _, done := s.CommandSeq(c.meta().CommandID); done {
 		return nil, nil
 	}
-	m := events.NewMint(c.meta())
+	m := events.NewEventList(c.meta())
 	switch c := c.(type) {
 	case Create:
 		if _, err := create(s, c.SessionCreated, m); err != nil {
@@ -232,7 +232,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
-func create(s State, data events.SessionCreated, m *events.Mint) ([]events.Event, error) {
+func create(s State, data events.SessionCreated, m *events.EventList) ([]events.Event, error) {
 	if s.Status != None {
 		return nil, &Error{CodeExists, "sessionId", "a session with this id exists already"}
 	}
@@ -240,7 +240,7 @@ func create(s State, data events.SessionCreated, m *events.Mint) ([]events.Event
 	return m.Events(), nil
 }
 
-func fork(c Fork, m *events.Mint) {
+func fork(c Fork, m *events.EventList) {
 	m.Add("", c.Forked)
 	for i, change := range c.Changes {
 		n := uint32(i + 1) //nolint:gosec // at most MaxPending changes are pending in the parent
@@ -255,7 +255,7 @@ func fork(c Fork, m *events.Mint) {
 	}
 }
 
-func post(s State, c Post, m *events.Mint) ([]events.Event, error) {
+func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
 		return nil, &Error{CodeClosed, "sessionId", "the session is closed and takes no more messages; create another"}
 	}
@@ -285,7 +285,7 @@ func post(s State, c Post, m *events.Mint) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
-func cancel(s State, c RequestCancel, m *events.Mint) {
+func cancel(s State, c RequestCancel, m *events.EventList) {
 	if s.queued(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "cancelled"})
 		return
@@ -296,7 +296,7 @@ func cancel(s State, c RequestCancel, m *events.Mint) {
 }
 
 // end withdraws queued executions and cancels the active one.
-func (s State) end(m *events.Mint, reason string, activeEnded bool) {
+func (s State) end(m *events.EventList, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
 	}
@@ -306,7 +306,7 @@ func (s State) end(m *events.Mint, reason string, activeEnded bool) {
 }
 
 // expire checks the session limit first, because closing the session also ends everything else.
-func expire(s State, c Expire, m *events.Mint) {
+func expire(s State, c Expire, m *events.EventList) {
 	if at, ok := s.sessionDeadline(); ok && !c.Now.Before(at) {
 		s.end(m, "session_closed", c.Run.ActiveEnded)
 		m.Add("", events.SessionClosed{Reason: "limit"})

@@ -7,7 +7,7 @@ import (
 )
 
 // environment decides the commands on the sandbox and its files.
-func environment(s State, c Command, m *events.Mint) ([]events.Event, error) {
+func environment(s State, c Command, m *events.EventList) ([]events.Event, error) {
 	switch c := c.(type) {
 	case RequestPause:
 		return pause(s, c, m)
@@ -32,7 +32,7 @@ func environment(s State, c Command, m *events.Mint) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
-func pause(s State, c RequestPause, m *events.Mint) ([]events.Event, error) {
+func pause(s State, c RequestPause, m *events.EventList) ([]events.Event, error) {
 	if s.queued(c.ExecutionID) >= 0 {
 		return nil, &Error{CodeNotRunning, "executionId", "the execution waits behind others and does not run yet; pause it when it does, or cancel it"}
 	}
@@ -42,7 +42,7 @@ func pause(s State, c RequestPause, m *events.Mint) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
-func terminate(s State, c RequestTerminate, m *events.Mint) {
+func terminate(s State, c RequestTerminate, m *events.EventList) {
 	if c.ExecutionID != "" && s.queued(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "terminated"})
 		return
@@ -68,7 +68,7 @@ func (s State) active(execution string, activeEnded bool) bool {
 }
 
 // putAll adds a file_put for each file.
-func putAll(s State, files []File, held uint32, m *events.Mint) error {
+func putAll(s State, files []File, held uint32, m *events.EventList) error {
 	if s.Status == Closed {
 		return &Error{CodeClosed, "sessionId", "the session is closed and takes no more files; create another"}
 	}

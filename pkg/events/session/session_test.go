@@ -169,13 +169,13 @@ func TestDecide_RedeliveredCommandChangesNothing(t *testing.T) {
 	if err != nil || len(again) != 0 {
 		t.Fatalf("decided %s, %v", describe(again), err)
 	}
-	if seq, ok := s.Did("cmd"); !ok || seq != 7 {
+	if seq, ok := s.CommandSeq("cmd"); !ok || seq != 7 {
 		t.Fatalf("did at %d, %v", seq, ok)
 	}
 	for i := range 63 {
 		s = session.Fold(s, fmt.Sprint("other", i), queued(fmt.Sprint("B", i))).Settle(uint64(8 + i))
 	}
-	if _, ok := s.Did("cmd"); !ok {
+	if _, ok := s.CommandSeq("cmd"); !ok {
 		t.Fatal("forgotten after 63 further commands")
 	}
 }
@@ -206,19 +206,19 @@ func TestMayHaveForgotten_ComparesWithDroppedCommands(t *testing.T) {
 		{"of a build that did not record commands", command(old.Add(-time.Minute), 1), true},
 		{"new", command(old.Add(time.Second), 1), false},
 	} {
-		if got := s.MayHaveForgotten(c.id); got != c.want {
+		if got := s.MayHaveDropped(c.id); got != c.want {
 			t.Errorf("a command that is %s: may have been forgotten is %v", c.what, got)
 		}
 	}
 	ahead := command(at(48*time.Hour), 9) // from a gateway whose clock is ahead
 	s = session.Fold(s, ahead, queued("C"))
 	for i := range 64 {
-		if s.MayHaveForgotten(command(at(47*time.Hour), 1)) {
+		if s.MayHaveDropped(command(at(47*time.Hour), 1)) {
 			t.Fatalf("forgotten after %d commands", i)
 		}
 		s = session.Fold(s, command(at(time.Duration(100+i)*time.Millisecond), 1), queued(fmt.Sprint("D", i)))
 	}
-	if _, done := s.Did(ahead); done || !s.MayHaveForgotten(ahead) || !s.MayHaveForgotten(command(at(47*time.Hour), 1)) {
+	if _, done := s.CommandSeq(ahead); done || !s.MayHaveDropped(ahead) || !s.MayHaveDropped(command(at(47*time.Hour), 1)) {
 		t.Fatal("a command of a clock that is ahead was forgotten, and a lower id counts as new")
 	}
 }

@@ -51,21 +51,21 @@ type State struct {
 	// Transcript is the conversation from outside Spool with which the agent starts; nil for a new one.
 	Transcript *events.Transcript `json:"transcript,omitempty"`
 
-	Secrets  bool     `json:"secrets,omitempty"` // a message brought its own secrets
-	Queue    []Ref    `json:"queue,omitempty"`
-	Active   Ref      `json:"active,omitzero"`  // the last dispatched execution; the run state has its end
-	Control  Control  `json:"control,omitzero"` // the strongest control on Active
-	Controls uint32   `json:"controls,omitempty"`
-	Turns    uint32   `json:"turns,omitempty"`    // number of dispatched executions
-	Idle     bool     `json:"idle,omitempty"`     // session_idle, or a termination of the sandbox, came after the last dispatch
-	Release  string   `json:"release,omitempty"`  // id of the last event that released the sandbox: idle, terminated, closed, deleted
-	Manual   bool     `json:"manual,omitempty"`   // a client requested the last release
-	Pause    Pause    `json:"pause,omitzero"`     // whether Active is to be paused
-	Syncs    uint32   `json:"syncs,omitempty"`    // number of requested snapshots
-	Changes  uint32   `json:"changes,omitempty"`  // number of file changes
-	Pending  []Change `json:"pending,omitempty"`  // changes that no snapshot is known to contain, oldest first
-	Cause    string   `json:"cause,omitempty"`    // id of the last event that requires work on a sandbox between turns
-	Commands []Done   `json:"commands,omitempty"` // the most recent commands, oldest first
+	Secrets  bool               `json:"secrets,omitempty"` // a message brought its own secrets
+	Queue    []Ref              `json:"queue,omitempty"`
+	Active   Ref                `json:"active,omitzero"`  // the last dispatched execution; the run state has its end
+	Control  Control            `json:"control,omitzero"` // the strongest control on Active
+	Controls uint32             `json:"controls,omitempty"`
+	Turns    uint32             `json:"turns,omitempty"`    // number of dispatched executions
+	Idle     bool               `json:"idle,omitempty"`     // session_idle, or a termination of the sandbox, came after the last dispatch
+	Release  string             `json:"release,omitempty"`  // id of the last event that released the sandbox: idle, terminated, closed, deleted
+	Manual   bool               `json:"manual,omitempty"`   // a client requested the last release
+	Pause    Pause              `json:"pause,omitzero"`     // whether Active is to be paused
+	Syncs    uint32             `json:"syncs,omitempty"`    // number of requested snapshots
+	Changes  uint32             `json:"changes,omitempty"`  // number of file changes
+	Pending  []Change           `json:"pending,omitempty"`  // changes that no snapshot is known to contain, oldest first
+	Cause    string             `json:"cause,omitempty"`    // id of the last event that requires work on a sandbox between turns
+	Commands []CompletedCommand `json:"commands,omitempty"` // the most recent commands, oldest first
 
 	// Forgotten is the greatest id among the commands that Commands no longer holds, or that a build carried out
 	// which did not record command ids. If a command with a greater id was carried out, it is in Commands. Ids are
@@ -128,8 +128,8 @@ type Change struct {
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
-// Done is a command that was carried out.
-type Done struct {
+// CompletedCommand is a command that was carried out.
+type CompletedCommand struct {
 	ID string `json:"id"`           // id of the command, or of the commit if the commit does not name its command
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
@@ -137,8 +137,8 @@ type Done struct {
 // CommitID returns the id of the commit that carries out a command.
 func CommitID(command string) string { return events.Derive(events.KindCommit, command) }
 
-// Did returns the stream sequence of the commit that carried out a command, and whether there is one.
-func (s State) Did(command string) (at uint64, ok bool) {
+// CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one.
+func (s State) CommandSeq(command string) (at uint64, ok bool) {
 	id := CommitID(command)
 	for _, d := range s.Commands {
 		if d.ID == command || d.ID == id {
@@ -148,8 +148,8 @@ func (s State) Did(command string) (at uint64, ok bool) {
 	return 0, false
 }
 
-// MayHaveForgotten reports whether a command that Did does not find may have been carried out nevertheless.
-func (s State) MayHaveForgotten(command string) bool { return command <= s.Forgotten }
+// MayHaveDropped reports whether a command that CommandSeq does not find may have been carried out nevertheless.
+func (s State) MayHaveDropped(command string) bool { return command <= s.Forgotten }
 
 // ControlOf returns the control on an execution, with N 0 if there is none.
 func (s State) ControlOf(execution string) Control {
@@ -221,7 +221,7 @@ func Fold(s State, id string, list []events.Event) State {
 	if events.CheckID("", events.KindCommand, id) != nil {
 		s.Forgotten = max(s.Forgotten, latestCommand(list[0].Time.Add(clockMargin)))
 	}
-	s.Commands = append(slices.Clone(s.Commands), Done{ID: id})
+	s.Commands = append(slices.Clone(s.Commands), CompletedCommand{ID: id})
 	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
 		for _, d := range s.Commands[:extra] {
 			if events.CheckID("", events.KindCommand, d.ID) == nil {

@@ -139,7 +139,7 @@ func checkKept(t *rapid.T, before, after versions.State, c versions.Command) {
 
 // checkRepeated delivers the command once more and checks that it changes nothing.
 func checkRepeated(t *rapid.T, h history, c versions.Command, refused error) {
-	if len(h.commits) > 0 && !h.state.Did(commitID(h.seq)) {
+	if len(h.commits) > 0 && !h.state.HasCommand(commitID(h.seq)) {
 		t.Fatal("the last commit is not remembered")
 	}
 	list, err := versions.Decide(h.state, c)

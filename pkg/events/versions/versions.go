@@ -126,7 +126,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 }
 
 func mint(meta events.Meta, data events.Payload) []events.Event {
-	m := events.NewMint(meta)
+	m := events.NewEventList(meta)
 	m.Add("", data)
 	return m.Events()
 }
@@ -193,8 +193,8 @@ func (s State) find(digest string) (Version, bool) {
 	return s.Versions[i], true
 }
 
-// Did reports whether a commit is among the most recent ones.
-func (s State) Did(commit string) bool { return slices.Contains(s.Commands, commit) }
+// HasCommand reports whether a commit is among the most recent ones.
+func (s State) HasCommand(commit string) bool { return slices.Contains(s.Commands, commit) }
 
 // Settle replaces references to the current commit by seq, its stream sequence.
 func (s State) Settle(seq uint64) State {
@@ -207,8 +207,8 @@ func (s State) Settle(seq uint64) State {
 	return s
 }
 
-// MayHaveForgotten reports whether a command that Did does not find may have been carried out nevertheless.
-func (s State) MayHaveForgotten() bool { return len(s.Commands) >= rememberedCommands }
+// MayHaveDropped reports whether a command that HasCommand does not find may have been carried out nevertheless.
+func (s State) MayHaveDropped() bool { return len(s.Commands) >= rememberedCommands }
 
 // Fold applies a commit's events and remembers the commit.
 func Fold(s State, commit string, list []events.Event) State {

@@ -229,7 +229,7 @@ func (b *fixture) commit(l *eventlog.Loaded, id string) {
 // record appends an event of an idle session, like an executor.
 func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
 	b.t.Helper()
-	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", p)
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)

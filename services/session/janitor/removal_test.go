@@ -46,7 +46,7 @@ func (b *fixture) exec(url, statement string, args ...any) {
 // appendLog appends a log event with a text to a session.
 func (b *fixture) appendLog(l *eventlog.Loaded, text string) {
 	b.t.Helper()
-	m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", events.Log{Level: "info", Message: text})
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
@@ -507,7 +507,7 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	large, err := json.Marshal(strings.Repeat("x", events.MaxInline))
 	must(t, err)
 	for i, metadata := range []json.RawMessage{large, json.RawMessage(`"small"`)} {
-		m := events.NewMint(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+		m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 		m.Add("", events.SessionOptionsUpdated{Metadata: metadata})
 		actor := ann
 		if i == 1 {

@@ -105,7 +105,7 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
-	case l.Due() != run.Nothing, !l.Run.Over(), l.Life.Active.ExecutionID != "" && !l.Run.Past(l.Life.Active):
+	case l.Due() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
 		return "an execution has not ended", nil
 	case l.Run.Sandbox.ID != "":
 		return "its sandbox is not released", nil
@@ -171,8 +171,8 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 
 // audit returns the audit entries that run_retired keeps of the session. It leaves out the deletion, whose commit is
 // not erased.
-func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.Audited, error) {
-	var list []events.Audited
+func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.AuditEntry, error) {
+	var list []events.AuditEntry
 	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
 		if err != nil {
 			return nil, err
@@ -242,7 +242,7 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 		return nil, 0, nil
 	}
 	days := map[string]struct {
-		events.Spent
+		events.BudgetUsage
 		Events     uint64 `json:"events"`
 		EventBytes uint64 `json:"eventBytes"`
 		Stored     uint64 `json:"stored"`
@@ -256,7 +256,7 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 			stored = d.Stored
 			continue
 		}
-		out = append(out, events.DayUsage{Day: day, Spent: d.Spent, Logged: events.Output{Events: d.Events, Bytes: d.EventBytes}})
+		out = append(out, events.DayUsage{Day: day, Spent: d.BudgetUsage, Logged: events.Output{Events: d.Events, Bytes: d.EventBytes}})
 	}
 	return out, stored, nil
 }

@@ -121,7 +121,7 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 // readWhole measures a fork decision that reads the log from its start.
 func (t *testbed) readWhole(ctx context.Context, id string) (timings, error) {
 	return measure(t.events, 3, func() error {
-		w := fork.New(fork.Tip)
+		w := fork.New(fork.Last)
 		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
 			if err != nil {
 				return err

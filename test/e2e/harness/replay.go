@@ -31,7 +31,7 @@ func (r *Replayed) add(kind string, raw []byte) error {
 	case pace.ReplayStarted, pace.GapShortened, pace.ReplayEnded:
 		return nil
 	case pace.BlockWhole:
-		var whole pace.Whole
+		var whole pace.BlockWithoutDeltas
 		err := json.Unmarshal(raw, &whole)
 		r.Whole[whole.BlockID] = true
 		return err

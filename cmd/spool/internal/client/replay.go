@@ -32,7 +32,7 @@ type ReplayItem struct {
 	Event   *events.Wire    // a stored event, in order and once; or a delta with new text only
 	Raw     json.RawMessage // the event as JSON
 	Started *pace.Started   // yielded once, first
-	Whole   *pace.Whole
+	Whole   *pace.BlockWithoutDeltas
 }
 
 // Replay yields the events of a session with the seqs from to to (nil: the session's last event at the start), and the
@@ -198,7 +198,7 @@ func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
 		r.begun, r.to = true, &s.To
 		return &ReplayItem{Started: &s}, nil
 	case pace.BlockWhole:
-		var w pace.Whole
+		var w pace.BlockWithoutDeltas
 		return &ReplayItem{Whole: &w}, read(&w)
 	case pace.ReplayEnded:
 		r.ended = true

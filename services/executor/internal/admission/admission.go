@@ -122,14 +122,14 @@ func (c *Controller) Check(ctx context.Context, l eventlog.Loaded) error {
 // the execution may be cancelled.
 func (c *Controller) CheckDue(l eventlog.Loaded) error {
 	r := l.Run
-	if r.Over() || l.Life.ControlOf(r.Execution).N > 0 {
+	if r.IsIdle() || l.Life.ControlOf(r.Execution).N > 0 {
 		return nil
 	}
 	wait := r.NotBefore.Sub(c.Now())
 	if wait <= 0 {
 		return nil
 	}
-	return bus.Later(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, delay))
+	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, delay))
 }
 
 // acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
@@ -189,7 +189,7 @@ func (c *Controller) maxExecutions(tenant string) int {
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
-			return bus.Later(err, delay)
+			return bus.RetryAfter(err, delay)
 		}
 	}
 	most := c.tenantSlots(tenant)
@@ -200,11 +200,11 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	defer cancel()
 	n, err := c.Leases.Running(ctx, tenant)
 	if err != nil {
-		return bus.Later(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), delay)
+		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), delay)
 	}
 	if n > most {
 		c.slots.Refuse(tenant)
-		return bus.Later(errTenant, tenantDelay)
+		return bus.RetryAfter(errTenant, tenantDelay)
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ func (c *Controller) checkClaimable(ctx context.Context, l eventlog.Loaded) erro
 	if err := c.Idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
 	}
-	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || l.Run.Holder == c.Executor {
+	if l.Run.IsIdle() || l.Run.Execution != l.Life.Active.ExecutionID || l.Run.Holder == c.Executor {
 		return nil
 	}
 	answer, err := c.Leases.Ask(ctx, l.Run.Holder, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
@@ -240,9 +240,9 @@ func (c *Controller) checkClaimable(ctx context.Context, l eventlog.Loaded) erro
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.Later(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), delay)
+		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), delay)
 	case answer.Running == l.Run.Execution:
-		return bus.Later(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), delay)
+		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), delay)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (c *Controller) checkClaimable(ctx context.Context, l eventlog.Loaded) erro
 func (c *Controller) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == c.Engine && sb.Provider == c.Provider
-	if l.Run.Over() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {
+	if l.Run.IsIdle() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {
 		return nil
 	}
 	_, err := c.Sandbox.Attach(ctx, sb.ID)
@@ -260,5 +260,5 @@ func (c *Controller) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 		return nil // the claim handles any other error
 	}
 	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
-	return bus.Later(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), delay)
+	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), delay)
 }

@@ -43,20 +43,20 @@ type Tracker struct {
 
 // An allocation is the use of one tenant budget as the execution knows it.
 type allocation struct {
-	total events.Spent // of all executions
-	own   events.Spent // of this execution, when total was computed
+	total events.BudgetUsage // of all executions
+	own   events.BudgetUsage // of this execution, when total was computed
 }
 
 // Budgets returns every budget that the execution is charged to, for a state of its session's runs. Budgets without a limit
 // are left out.
 func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []api.Budget {
 	var out []api.Budget
-	add := func(account, whose string, limit events.Budget, spent events.Spent) {
+	add := func(account, whose string, limit events.Budget, spent events.BudgetUsage) {
 		if limit != (events.Budget{}) {
 			out = append(out, api.Budget{Account: account, Whose: whose, Limit: limit, Spent: spent})
 		}
 	}
-	own := s.Spent()
+	own := s.TotalUsage()
 	spent := own
 	if e.Own.Turns > 0 {
 		spent.Turns = s.Calls
@@ -93,17 +93,17 @@ func (t *Tracker) Exceeded(e Execution, l Limits, s run.State, now time.Time) (c
 
 // update returns what was used of a tenant budget: at least what was reported, and at least the last result plus what the
 // execution has used since.
-func (t *Tracker) update(account string, reported, own events.Spent) events.Spent {
+func (t *Tracker) update(account string, reported, own events.BudgetUsage) events.BudgetUsage {
 	if t.allocations == nil {
 		t.allocations = map[string]allocation{}
 	}
 	a, seen := t.allocations[account]
 	if !seen {
 		// Tokens and cost of the execution before this claim are reported, or soon are. Its time is reported when it ends.
-		a.own = events.Spent{Tokens: own.Tokens, CostUSD: own.CostUSD}
+		a.own = events.BudgetUsage{Tokens: own.Tokens, CostUSD: own.CostUSD}
 	}
-	since := events.Spent{Tokens: own.Tokens - min(own.Tokens, a.own.Tokens), CostUSD: max(0, own.CostUSD-a.own.CostUSD)}
-	a.total, a.own = a.total.Plus(since).Max(events.Spent{Tokens: reported.Tokens, CostUSD: reported.CostUSD, TimeMs: reported.TimeMs}), own
+	since := events.BudgetUsage{Tokens: own.Tokens - min(own.Tokens, a.own.Tokens), CostUSD: max(0, own.CostUSD-a.own.CostUSD)}
+	a.total, a.own = a.total.Plus(since).Max(events.BudgetUsage{Tokens: reported.Tokens, CostUSD: reported.CostUSD, TimeMs: reported.TimeMs}), own
 	t.allocations[account] = a
-	return a.total.Plus(events.Spent{TimeMs: own.TimeMs})
+	return a.total.Plus(events.BudgetUsage{TimeMs: own.TimeMs})
 }

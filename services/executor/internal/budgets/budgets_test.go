@@ -17,7 +17,7 @@ var (
 )
 
 // tenant returns the limits of a tenant with a budget of this month, of which it has used reported.
-func tenant(limit events.Budget, reported events.Spent) budgets.Limits {
+func tenant(limit events.Budget, reported events.BudgetUsage) budgets.Limits {
 	from, until := events.PeriodMonth.Span(now)
 	return budgets.Limits{Tenant: budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: reported}}}}
 }
@@ -26,7 +26,7 @@ func tenant(limit events.Budget, reported events.Spent) budgets.Limits {
 func used(tokens uint64) run.State {
 	var s run.State
 	s.ClaimedAt = now.Add(-30 * time.Second)
-	s.Metered = events.Spent{Tokens: tokens}
+	s.Metered = events.BudgetUsage{Tokens: tokens}
 	return s
 }
 
@@ -34,10 +34,10 @@ func used(tokens uint64) run.State {
 func TestTracker_Budgets(t *testing.T) {
 	t.Parallel()
 	s := used(100)
-	s.Calls, s.Before = 4, events.Spent{Tokens: 1000, TimeMs: 5000}
+	s.Calls, s.Before = 4, events.BudgetUsage{Tokens: 1000, TimeMs: 5000}
 	e := execution
 	e.Own = events.Budget{Turns: 10, Tokens: 500}
-	l := tenant(events.Budget{Tokens: 9000, Turns: 7}, events.Spent{Tokens: 2000})
+	l := tenant(events.Budget{Tokens: 9000, Turns: 7}, events.BudgetUsage{Tokens: 2000})
 	l.Session = events.Budget{Tokens: 5000, Turns: 7}
 	var tracker budgets.Tracker
 	list := tracker.Budgets(e, l, s, now)
@@ -69,7 +69,7 @@ func TestTracker_AddsUseSinceTheReport(t *testing.T) {
 		{own: 170, reported: 1400, want: 1400}, // others have used more
 		{own: 190, reported: 1400, want: 1420},
 	} {
-		list := tracker.Budgets(execution, tenant(events.Budget{Tokens: 9000}, events.Spent{Tokens: c.reported}), used(c.own), now)
+		list := tracker.Budgets(execution, tenant(events.Budget{Tokens: 9000}, events.BudgetUsage{Tokens: c.reported}), used(c.own), now)
 		if got := list[0].Spent.Tokens; got != c.want {
 			t.Errorf("step %d: %d tokens, want %d", i, got, c.want)
 		}
@@ -80,7 +80,7 @@ func TestTracker_AddsUseSinceTheReport(t *testing.T) {
 func TestTracker_Exceeded(t *testing.T) {
 	t.Parallel()
 	today, _ := events.PeriodDay.Span(now)
-	full := budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 10}, Used: budget.Used{Day: today, Logged: events.Output{Events: 10}}}
+	full := budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 10}, Used: budget.DayOutput{Day: today, Logged: events.Output{Events: 10}}}
 	for name, c := range map[string]struct {
 		own     events.Budget
 		limits  budgets.Limits
@@ -88,11 +88,11 @@ func TestTracker_Exceeded(t *testing.T) {
 		message string
 	}{
 		"no limits":               {},
-		"within all budgets":      {own: events.Budget{Tokens: 101}, limits: tenant(events.Budget{Tokens: 101}, events.Spent{})},
+		"within all budgets":      {own: events.Budget{Tokens: 101}, limits: tenant(events.Budget{Tokens: 101}, events.BudgetUsage{})},
 		"turns are used up":       {own: events.Budget{Turns: 4}},
 		"of the execution":        {own: events.Budget{Tokens: 100}, code: budgets.CodeExceeded, message: "the execution has used 100 tokens"},
 		"of the session":          {limits: budgets.Limits{Session: events.Budget{TimeMs: 30000}}, code: budgets.CodeExceeded, message: "the session has run for 30000 ms"},
-		"of the tenant":           {limits: tenant(events.Budget{CostUSD: 1}, events.Spent{CostUSD: 2}), code: budgets.CodeExceeded, message: "tenant acme since"},
+		"of the tenant":           {limits: tenant(events.Budget{CostUSD: 1}, events.BudgetUsage{CostUSD: 2}), code: budgets.CodeExceeded, message: "tenant acme since"},
 		"events of the tenant":    {limits: budgets.Limits{Tenant: full}, code: events.CodeTenantEvents, message: "tenant acme has added 10 events"},
 		"execution before tenant": {own: events.Budget{Tokens: 1}, limits: budgets.Limits{Tenant: full}, code: budgets.CodeExceeded, message: "the execution"},
 	} {
@@ -114,12 +114,12 @@ func TestTracker_Exceeded(t *testing.T) {
 // TestLimits_SameBudgets: other limits of the tenant do not count.
 func TestLimits_SameBudgets(t *testing.T) {
 	t.Parallel()
-	a, b := tenant(events.Budget{Tokens: 1}, events.Spent{}), tenant(events.Budget{Tokens: 1}, events.Spent{})
+	a, b := tenant(events.Budget{Tokens: 1}, events.BudgetUsage{}), tenant(events.Budget{Tokens: 1}, events.BudgetUsage{})
 	b.Tenant.Limits.Slots = 5
 	if !a.SameBudgets(b) {
 		t.Error("the same budgets differ")
 	}
-	if a.SameBudgets(tenant(events.Budget{Tokens: 1}, events.Spent{Tokens: 1})) {
+	if a.SameBudgets(tenant(events.Budget{Tokens: 1}, events.BudgetUsage{Tokens: 1})) {
 		t.Error("budgets with another use are the same")
 	}
 }

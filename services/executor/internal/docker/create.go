@@ -93,7 +93,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	if spec.EgressToken != "" && p.cfg.EgressSockets == "" {
 		err = errors.Join(err, errors.New("egress token: this provider has no egress sockets: set EgressSockets"))
 	}
-	if v := spec.Layer + spec.Fills; v != "" && (!strings.HasPrefix(v, layerPrefix) || spec.Layer != "" && spec.Fills != "") {
+	if v := spec.Layer + spec.LayerTarget; v != "" && (!strings.HasPrefix(v, layerPrefix) || spec.Layer != "" && spec.LayerTarget != "") {
 		err = errors.Join(err, fmt.Errorf("layer: %q does not belong to this provider", v))
 	}
 	return err
@@ -213,7 +213,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	if l[labelSkills] == "" {
 		return fmt.Errorf("volume %s: %w", skills, errVanished)
 	}
-	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
+	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
 		if l, err = p.volume(ctx, v); err == nil && l[labelRole] != roleLayer {
 			err = fmt.Errorf("layer %s: it was removed just now: send the message again", v)
 		}
@@ -253,7 +253,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	if l, lerr := p.volume(ctx, skills); lerr == nil && l[labelSkills] == "" {
 		doomed = append(doomed, skills) // empty, created by the engine
 	}
-	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
+	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
 		if l, lerr := p.volume(ctx, v); lerr == nil && l[labelRole] != roleLayer {
 			doomed = append(doomed, v) // empty, created by the engine
 		}
@@ -444,8 +444,8 @@ func (p *Provider) mounts(pl plan) []mount.Mount {
 		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
 		volumeAt{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),
 	}
-	if v := cmp.Or(pl.spec.Layer, pl.spec.Fills); v != "" {
-		out = append(out, volumeAt{name: v}.mount(layerDir, pl.spec.Fills == ""))
+	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
+		out = append(out, volumeAt{name: v}.mount(layerDir, pl.spec.LayerTarget == ""))
 	}
 	for n := range pl.spec.Servers {
 		out = append(out, volumeAt{name: socketVolume(pl.spec.ID, n)}.mount(serverDir(n), true))

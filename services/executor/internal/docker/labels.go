@@ -90,7 +90,7 @@ func labels(pl plan) map[string]string {
 		labelUser:   strconv.Itoa(pl.user.id),
 		labelEngine: spec.Labels.Engine, labelTenant: spec.Labels.Tenant, labelSession: spec.Labels.Session,
 		labelEpoch: strconv.FormatUint(spec.Labels.Epoch, 10), labelExecutor: spec.Labels.Executor,
-		labelLayer: spec.Layer, labelFills: spec.Fills, labelServers: strconv.Itoa(spec.Servers), labelSecret: pl.secret,
+		labelLayer: spec.Layer, labelFills: spec.LayerTarget, labelServers: strconv.Itoa(spec.Servers), labelSecret: pl.secret,
 	}
 }
 

@@ -47,7 +47,7 @@ var _ sandbox.Layerer = (*Provider)(nil)
 // Layer returns the volume with the packages, and creates it if there is none: in a sandbox with the hardening and the
 // limits of any other, under a temporary name, which becomes the layer's once it is complete. Among several executors
 // the name of a helper container is the lock.
-func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
+func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	pic, err := p.image(ctx, fieldImage, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {
 		return "", err
@@ -109,7 +109,7 @@ func (p *Provider) touch(ctx context.Context, digest string) error {
 }
 
 // makeLayer creates the layer of a digest, unless another executor does.
-func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.Workshop) (is string, err error) {
+func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.LayerBuilder) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
 		return "", err
@@ -131,7 +131,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 		return "", err
 	}
 	began := time.Now()
-	err = use.Build(ctx, sandbox.Spec{Image: want.Image, Fills: name}, func(ctx context.Context, box sandbox.Sandbox) error { return p.install(ctx, box, image, want) })
+	err = use.Build(ctx, sandbox.Spec{Image: want.Image, LayerTarget: name}, func(ctx context.Context, box sandbox.Sandbox) error { return p.install(ctx, box, image, want) })
 	if err != nil {
 		return "", err
 	}

@@ -148,8 +148,8 @@ func (b *layerBed) startEgress(servers map[string]string) {
 }
 
 // builder creates sandboxes for layers as the worker does.
-func (b *layerBed) builder(p *Provider, begun func()) sandbox.Workshop {
-	return sandbox.Workshop{Begun: begun, Build: func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
+func (b *layerBed) builder(p *Provider, begun func()) sandbox.LayerBuilder {
+	return sandbox.LayerBuilder{Begun: begun, Build: func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) (err error) {
 		spec.ID, spec.EgressToken = newID(b.t, events.KindSandbox), rand.Text()
 		spec.Labels = sandbox.Labels{Engine: p.cfg.Engine, Executor: newID(b.t, events.KindExecutor)}
 		if _, err := b.egress.Register(ctx, spec.ID, api.Registration{Token: spec.EgressToken, Epoch: 1, Allow: []string{registryHost + ":80"}, Routes: &[]string{}}); err != nil {

@@ -65,7 +65,7 @@ func TestLayer(t *testing.T) {
 	}
 	b.registry.Switch(false)
 	p := provide(t, b.cfg)
-	name, err := p.Layer(t.Context(), want(t, both), sandbox.Workshop{Begun: func() { t.Error("it is made again") }})
+	name, err := p.Layer(t.Context(), want(t, both), sandbox.LayerBuilder{Begun: func() { t.Error("it is made again") }})
 	if err != nil || name != names[0] {
 		t.Fatalf("without a registry: %q, %v", name, err)
 	}
@@ -180,7 +180,7 @@ func TestLayerFails(t *testing.T) {
 func TestLayer_WithoutEgress(t *testing.T) {
 	t.Parallel()
 	b := newLayerBed(t, nil, nil)
-	_, err := provide(t, b.cfg).Layer(t.Context(), want(t, both), sandbox.Workshop{})
+	_, err := provide(t, b.cfg).Layer(t.Context(), want(t, both), sandbox.LayerBuilder{})
 	var typed *sandbox.Error
 	if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesUnavailable {
 		t.Error(err)
@@ -236,7 +236,7 @@ func TestLayerLeftBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := specOf(t, p)
-	spec.Fills = half
+	spec.LayerTarget = half
 	create(t, p, spec)
 	for range 2 {
 		if _, err := p.removeAbandoned(t.Context(), digest, lock); err != nil {

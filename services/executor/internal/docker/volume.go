@@ -87,8 +87,8 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 		}
 	}
 	folders := []folder{{volumeAt{workVolume(id), "work"}, 0o700}, {volumeAt{stateVolume(id), "state"}, 0o700}}
-	if pl.spec.Fills != "" {
-		folders = append(folders, folder{volumeAt{pl.spec.Fills, "layer"}, 0o755})
+	if pl.spec.LayerTarget != "" {
+		folders = append(folders, folder{volumeAt{pl.spec.LayerTarget, "layer"}, 0o755})
 	}
 	return is, p.furnish(ctx, pl.pic, is, agentName, homeDir, folders...)
 }

@@ -51,7 +51,7 @@ func TestBudget_RefusesTheCallAfterTheLimit(t *testing.T) {
 			w := newWorld(t, change)
 			b := w.box()
 			b.reg.Token = ""
-			b.reg.Budgets = []api.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.Spent{Tokens: c.spent}}}
+			b.reg.Budgets = []api.Budget{{Account: b.reg.Execution, Whose: "the execution", Limit: c.budget, Spent: events.BudgetUsage{Tokens: c.spent}}}
 			if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 				t.Fatal(err)
 			}
@@ -101,7 +101,7 @@ func TestBudget_IsSharedByAllSandboxesOfAnAccount(t *testing.T) {
 	change, calls := counted(t, priced)
 	w := newWorld(t, change)
 	of := func(account string, limit uint64, spent uint64) api.Budget {
-		return api.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.Spent{Tokens: spent}}
+		return api.Budget{Account: account, Whose: account, Limit: events.Budget{Tokens: limit}, Spent: events.BudgetUsage{Tokens: spent}}
 	}
 	boxes := []*box{w.box(), w.box()}
 	register := func(b *box, list ...api.Budget) {
@@ -167,7 +167,7 @@ func TestLines_SettledIncludesCallsThatEnd(t *testing.T) {
 			t.Fatalf("after %d calls there are %d lines, %v", i+1, len(list), err)
 		}
 	}
-	b.reg.Token, b.reg.Budgets = "", []api.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.Spent{Tokens: 1}}}
+	b.reg.Token, b.reg.Budgets = "", []api.Budget{{Account: "a", Limit: events.Budget{Tokens: 1}, Spent: events.BudgetUsage{Tokens: 1}}}
 	if _, err := b.client.Register(t.Context(), b.id, b.reg); err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func Health(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []e
 // CheckHealth implements agents.Health.
 func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64) error {
 	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
-	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.Over() {
+	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
 		return err
 	}
 	facts := Health(ctx, l.Run.Sandbox, a.Link, epoch)
@@ -55,7 +55,7 @@ func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 	}
 	for range maxTries {
 		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
-		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.Over() || l.Run.Sandbox.Unhealthy {
+		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() || l.Run.Sandbox.Unhealthy {
 			return err
 		}
 		err = k.Runs.AppendFacts(ctx, l, events.SandboxHealth{SandboxID: a.Sandbox, Status: events.Unhealthy, Reason: "it has ended while it rested; the next message makes another, with the same workspace where that is left"})

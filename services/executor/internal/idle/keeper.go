@@ -100,7 +100,7 @@ func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 		return nil
 	}
 	if gone := k.Leases.EngineGone(sb.Provider, sb.Engine); gone < k.Abandoned {
-		return bus.Later(&ElsewhereError{sb}, elsewhereDelay)
+		return bus.RetryAfter(&ElsewhereError{sb}, elsewhereDelay)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 // makes it stop, and the error says when the job is to be delivered again.
 func (k *Keeper) CheckUnused(ctx context.Context, l eventlog.Loaded) error {
 	other := l.Run.Syncing
-	if other == "" || other == k.Executor || !l.Run.Over() {
+	if other == "" || other == k.Executor || !l.Run.IsIdle() {
 		return nil
 	}
 	answer, err := k.Leases.Ask(ctx, other, topology.SessionRef{Tenant: l.Tenant, Session: l.ID})
@@ -117,9 +117,9 @@ func (k *Keeper) CheckUnused(ctx context.Context, l eventlog.Loaded) error {
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.Later(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownDelay)
+		return bus.RetryAfter(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownDelay)
 	case answer.Syncing:
-		return bus.Later(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyDelay)
+		return bus.RetryAfter(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyDelay)
 	}
 	return nil
 }

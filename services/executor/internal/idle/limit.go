@@ -60,7 +60,7 @@ func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
 		if err != nil {
 			return err
 		}
-		idle := l.Run.Over() && l.Due() == run.Nothing && l.Run.Sandbox.ID == info.ID
+		idle := l.Run.IsIdle() && l.Due() == run.Nothing && l.Run.Sandbox.ID == info.ID
 		if idle && (idlest.ID == "" || l.Run.EndedAt.Before(since)) {
 			idlest, since = info, l.Run.EndedAt
 		}

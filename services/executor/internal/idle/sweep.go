@@ -62,7 +62,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 			return err
 		}
 		deleted := l.Life.Status == session.Deleted
-		if l.Run.Sandbox.ID == info.ID && !(deleted && l.Run.Over()) {
+		if l.Run.Sandbox.ID == info.ID && !(deleted && l.Run.IsIdle()) {
 			k.maintain(ctx, l, info)
 			continue
 		}
@@ -80,7 +80,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 			return err
 		}
 	}
-	p, ok := k.Provider.(sandbox.Keeper)
+	p, ok := k.Provider.(sandbox.WorkspaceKeeper)
 	if !ok {
 		return nil
 	}
@@ -92,7 +92,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 func (k *Keeper) maintain(ctx context.Context, l eventlog.Loaded, info sandbox.Info) {
 	var err error
 	switch {
-	case !l.Run.Over():
+	case !l.Run.IsIdle():
 	case l.Run.Sandbox.Unstopped:
 		if err = k.stopAgent(ctx, l); err != nil {
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
@@ -145,7 +145,7 @@ func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
 // it. epoch is that of the commit; 0 if the log has the sandbox as ended already, or as in use.
 func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
 	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
-	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.Over() {
+	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.IsIdle() {
 		return false, 0, err
 	}
 	var facts []events.Payload
@@ -163,7 +163,7 @@ func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason str
 }
 
 // sweepKept removes the kept workspaces of deleted sessions.
-func (k *Keeper) sweepKept(ctx context.Context, p sandbox.Keeper) error {
+func (k *Keeper) sweepKept(ctx context.Context, p sandbox.WorkspaceKeeper) error {
 	kept, err := p.Kept(ctx)
 	if err != nil {
 		return err

@@ -70,15 +70,15 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(fmt.Errorf("job: %w", err))
 	}
-	b, covered := h.Handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.Held(ctx) })
+	b, covered := h.Handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.IsExclusive(ctx) })
 	switch {
 	case b != nil:
 	case isDraining(ctx):
-		return bus.Later(permits.ErrStopping, handoverDelay)
+		return bus.RetryAfter(permits.ErrStopping, handoverDelay)
 	case covered:
 		return nil
 	default:
-		return bus.Later(errHandled, heldDelay)
+		return bus.RetryAfter(errHandled, heldDelay)
 	}
 	defer h.Handling.Abandon(ref.Session, b)
 	for {
@@ -87,7 +87,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 		case h.Handling.Finish(ref.Session, b):
 			return h.moveJob(ctx, msg, jobResult(err))
 		case isDraining(ctx):
-			return bus.Later(permits.ErrStopping, handoverDelay)
+			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
 		}
 	}
 }
@@ -120,21 +120,21 @@ func (h *Handler) session(ctx context.Context, ref topology.SessionRef, b *handl
 			return err
 		}
 		if isDraining(ctx) {
-			return bus.Later(permits.ErrStopping, handoverDelay)
+			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
 		}
 	}
-	return bus.Later(runlog.ErrChanged, heldDelay)
+	return bus.RetryAfter(runlog.ErrChanged, heldDelay)
 }
 
 // jobResult returns the result of a job whose handling ended with an error.
 func jobResult(err error) error {
 	switch {
 	case errors.Is(err, permits.ErrStopping):
-		return bus.Later(err, handoverDelay)
+		return bus.RetryAfter(err, handoverDelay)
 	case isStoreFull(err):
-		return bus.Later(err, reservedDelay)
+		return bus.RetryAfter(err, reservedDelay)
 	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
-		return bus.Later(err, heldDelay)
+		return bus.RetryAfter(err, heldDelay)
 	}
 	return err
 }

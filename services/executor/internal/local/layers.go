@@ -37,7 +37,7 @@ var (
 
 // Layer installs the packages into layers/<digest> of the provider's folder with this machine's npm and pip. The
 // scripts of packages run without any restriction.
-func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
+func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	ground, err := p.ground(ctx, want)
 	if err != nil {
 		return "", err

@@ -69,7 +69,7 @@ func TestLayer(t *testing.T) {
 		p := newProvider(t, cfg) // another executor
 		for range 2 {
 			all.Go(func() {
-				if _, err := p.Layer(t.Context(), packages(t, both), sandbox.Workshop{Begun: func() { began.Add(1) }}); err != nil {
+				if _, err := p.Layer(t.Context(), packages(t, both), sandbox.LayerBuilder{Begun: func() { began.Add(1) }}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -81,7 +81,7 @@ func TestLayer(t *testing.T) {
 	}
 	registry.Switch(false)
 	p := newProvider(t, cfg)
-	dir, err := p.Layer(t.Context(), packages(t, both), sandbox.Workshop{Begun: func() { t.Error("it is made again") }})
+	dir, err := p.Layer(t.Context(), packages(t, both), sandbox.LayerBuilder{Begun: func() { t.Error("it is made again") }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestLayerBypassesShim(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg.Path = shims + ":" + os.Getenv("PATH")
-	if _, err := newProvider(t, cfg).Layer(t.Context(), packages(t, events.Dependencies{PIP: both.PIP}), sandbox.Workshop{}); err != nil {
+	if _, err := newProvider(t, cfg).Layer(t.Context(), packages(t, events.Dependencies{PIP: both.PIP}), sandbox.LayerBuilder{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -141,7 +141,7 @@ func TestLayerFails(t *testing.T) {
 			if c.change != nil {
 				c.change(&cfg)
 			}
-			_, err := newProvider(t, cfg).Layer(t.Context(), packages(t, c.d), sandbox.Workshop{})
+			_, err := newProvider(t, cfg).Layer(t.Context(), packages(t, c.d), sandbox.LayerBuilder{})
 			var typed *sandbox.Error
 			if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesFailed || !strings.Contains(typed.Message, c.says) {
 				t.Errorf("%v, want %s", err, c.says)
@@ -165,7 +165,7 @@ func TestLayer_EndsWithItsLastCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := p.Layer(ctx, packages(t, events.Dependencies{NPM: both.NPM}), sandbox.Workshop{})
+		_, err := p.Layer(ctx, packages(t, events.Dependencies{NPM: both.NPM}), sandbox.LayerBuilder{})
 		done <- err
 	}()
 	if raw, err := os.ReadFile(fifo); err != nil || string(raw) != "it runs\n" { // once it does

@@ -66,7 +66,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	if spec.Servers != 0 {
 		err = errors.Join(err, errors.New("servers: a sandbox on Modal has no containers for MCP servers"))
 	}
-	if spec.Layer+spec.Fills != "" {
+	if spec.Layer+spec.LayerTarget != "" {
 		err = errors.Join(err, errors.New("layer: a sandbox on Modal cannot mount a layer"))
 	}
 	if spec.EgressToken != "" && p.cfg.Egress.Server == "" {

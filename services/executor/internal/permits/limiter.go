@@ -94,7 +94,7 @@ func (l *Limiter) Acquire(ctx context.Context, tenant string) (release func(), e
 	case <-w.done:
 		return l.result(tenant, w)
 	case <-timer.C:
-		err = bus.Later(ErrNoneFree, returnDelay)
+		err = bus.RetryAfter(ErrNoneFree, returnDelay)
 	case <-bus.Draining(ctx):
 		err = ErrStopping
 	case <-ctx.Done():
@@ -241,7 +241,7 @@ func (l *Limiter) noSeatError(tenant string) error {
 		at = now.Add(maxRedeliver)
 	}
 	l.redeliverAt[tenant] = at
-	return bus.Later(ErrNoSeat, at.Sub(now))
+	return bus.RetryAfter(ErrNoSeat, at.Sub(now))
 }
 
 // abandon removes a waiter that has no permit, and reports whether it has a permit.

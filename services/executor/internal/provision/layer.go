@@ -77,8 +77,8 @@ func dependencyError(err error) error {
 }
 
 // layerBuilder returns how sandboxes are created in which layers are built. begun is called when one is needed.
-func (p *preparation) layerBuilder(begun func()) sandbox.Workshop {
-	b := sandbox.Workshop{Begun: begun}
+func (p *preparation) layerBuilder(begun func()) sandbox.LayerBuilder {
+	b := sandbox.LayerBuilder{Begun: begun}
 	if p.Proxied {
 		b.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
 			return p.Pool.Build(ctx, spec, p.Registries.Hosts, &p.Registries.Routes, work)

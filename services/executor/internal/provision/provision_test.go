@@ -99,7 +99,7 @@ type layers struct {
 	block bool // until ctx ends
 }
 
-func (l layers) Layer(ctx context.Context, want sandbox.Packages, use sandbox.Workshop) (string, error) {
+func (l layers) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	use.Begun()
 	if l.block {
 		<-ctx.Done()

@@ -14,7 +14,7 @@ import (
 // startServers makes sure that the MCP servers in containers run next to the turn's sandbox.
 func (p *preparation) startServers(ctx context.Context) error {
 	all := p.Resolved.Containers()
-	companion, ok := p.Provider.(sandbox.Companion)
+	companion, ok := p.Provider.(sandbox.ServerHost)
 	if len(all) == 0 || !ok {
 		return nil
 	}

@@ -44,7 +44,7 @@ func (w *Writer) Meta() events.Meta {
 
 // Events returns facts as the events of a new command. They belong to an execution, or with "" to the session.
 func (w *Writer) Events(execution string, facts ...events.Payload) []events.Event {
-	m := events.NewMint(w.Meta())
+	m := events.NewEventList(w.Meta())
 	for _, f := range facts {
 		m.Add(execution, f)
 	}

@@ -74,7 +74,7 @@ func (m *Manager) Resume(ctx context.Context, id string) error {
 
 // KeepsWorkspaces reports whether the provider keeps a workspace for each session, so that it outlives every sandbox.
 func (m *Manager) KeepsWorkspaces() bool {
-	_, ok := m.Provider.(sandbox.Keeper)
+	_, ok := m.Provider.(sandbox.WorkspaceKeeper)
 	return ok
 }
 

@@ -84,7 +84,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 func (t *turn) recordHandedOver(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
-	if t.Session.Run.Over() {
+	if t.Session.Run.IsIdle() {
 		return
 	}
 	if err := t.AppendFacts(ctx, events.ExecutionHandedOver{Epoch: t.Epoch}); err != nil && !errors.Is(err, run.ErrFenced) {
@@ -137,7 +137,7 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 		code = "INTERNAL"
 	}
 	if retries.IsDeath(code) {
-		message += f.retries().Suffix(code, f.Session.Run.Dying())
+		message += f.retries().Suffix(code, f.Session.Run.CurrentAttempt())
 	}
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }

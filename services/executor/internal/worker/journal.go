@@ -30,7 +30,7 @@ func (f *follower) readLines() {
 
 // garbageID returns an id for lines that cannot be read. It is unique to this stream, since such lines have no number.
 func (f *follower) garbageID() string {
-	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.Died), 10)
+	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.DiedAttempts), 10)
 }
 
 // handleResult publishes text at once, and keeps events for the next commit.

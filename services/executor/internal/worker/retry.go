@@ -36,7 +36,7 @@ func (t *turn) retries() retries.Policy {
 
 // nextWait returns how long the next attempt waits. ok is false if there is no further attempt.
 func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
-	return t.retries().Next(code, t.Session.Run.Dying(), t.w.deps.Now(), t.deadline())
+	return t.retries().Next(code, t.Session.Run.CurrentAttempt(), t.w.deps.Now(), t.deadline())
 }
 
 // deathOf returns the death that the end of the turn in the journal is, and reports whether it is one: no control asked for the end, and another
@@ -61,14 +61,14 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 		return err
 	}
 	failed := events.AttemptFailed{
-		Attempt: t.Session.Run.Dying(), Attempts: t.retries().Attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
+		Attempt: t.Session.Run.CurrentAttempt(), Attempts: t.retries().Attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
 	}
 	list := t.NewEvents(facts...)
 	meta := t.w.runlog.Meta()
 	if d.n > 0 { // an event that is recorded again for the same line has the same id
 		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
-	m := events.NewMint(meta)
+	m := events.NewEventList(meta)
 	m.Add(t.ID, failed)
 	last := m.Events()[0]
 	last.N = d.n
@@ -84,7 +84,7 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 
 // failAfterDeath fails an execution after its last attempt, and ends its sandbox if that was lost.
 func (t *turn) failAfterDeath(ctx context.Context, d death) error {
-	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.Dying())}
+	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.CurrentAttempt())}
 	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
 	if d.code != retries.CodeSandboxLost {
 		return t.end(ctx, end)

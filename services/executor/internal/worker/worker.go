@@ -166,7 +166,7 @@ func New(cfg Config, d Deps) *Worker {
 		Sandboxes: w.sandboxes, Agents: w.dialer, Query: w.warmQuery, NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) },
 		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.Lives(ctx, executor) }, Now: d.Now, Logger: d.Logger,
 	})
-	_, containers := d.Sandbox.(sandbox.Companion)
+	_, containers := d.Sandbox.(sandbox.ServerHost)
 	w.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}
 	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,

@@ -99,7 +99,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 }
 
 // allowedHosts returns the hosts that the agent and the environments allow a sandbox to reach.
-func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.Sourced, error) {
+func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.SourcedEntry, error) {
 	from := []egress.Layer{{From: layers.FromAgent, Entries: agent.Egress}}
 	for _, e := range list {
 		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})

@@ -86,7 +86,7 @@ func replayed(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error
 		out.Message = &spoolv1.ReplayEventsResponse_Started{Started: &spoolv1.ReplayStarted{From: n.From, To: n.To, Tip: n.Tip, Speed: n.Speed}}
 	case pace.Shortened:
 		out.Message = &spoolv1.ReplayEventsResponse_GapShortened{GapShortened: &spoolv1.GapShortened{Seq: n.Seq, GapMs: float64(n.GapMs), LeftOutMs: float64(n.LeftOutMs)}}
-	case pace.Whole:
+	case pace.BlockWithoutDeltas:
 		out.Message = &spoolv1.ReplayEventsResponse_BlockWhole{BlockWhole: &spoolv1.BlockWhole{Seq: n.Seq, BlockId: n.BlockID, ShownBytes: uint32(n.ShownBytes)}} //nolint:gosec // offsets in a block have 32 bits
 	case pace.Ended:
 		out.Message = &spoolv1.ReplayEventsResponse_Ended{Ended: &spoolv1.ReplayEnded{Seq: n.Seq}}

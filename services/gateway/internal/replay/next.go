@@ -168,7 +168,7 @@ func (r *Replay) take() (live.Frame, error) {
 		shown, open := r.open[done.Block.ID]
 		delete(r.open, done.Block.ID)
 		if open && shown < len(done.Block.Content) {
-			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.Whole{
+			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.BlockWithoutDeltas{
 				Seq: s.event.Seq, BlockID: done.Block.ID, ShownBytes: shown,
 			}}}, nil
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Audited is a row of audit.
-type Audited struct {
+// AuditRow is a row of audit.
+type AuditRow struct {
 	Tenant    string
 	Shard     int16
 	Seq       int64
@@ -36,12 +36,12 @@ func (f *folding) audit(rec eventlog.Record) {
 }
 
 // auditRow returns the row for a commit, with the subject and shard of rec.
-func (f *folding) auditRow(rec eventlog.Record, a events.Audited) *Audited {
+func (f *folding) auditRow(rec eventlog.Record, a events.AuditEntry) *AuditRow {
 	types := make([]string, len(a.Types))
 	for i, t := range a.Types {
 		types[i] = string(t)
 	}
-	return &Audited{
+	return &AuditRow{
 		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: count(a.Seq), Group: f.model.group, At: pgTime(a.Time), //nolint:gosec // there are 8 shards
 		Aspect: string(rec.Subject.Aspect), Subject: rec.Subject.ID, About: about(rec), Execution: rowKey(a.ExecutionID), Types: clean(strings.Join(types, ",")),
 		ActorKind: rowKey(a.Actor.Kind), Actor: rowKey(a.Actor.ID), Key: rowKey(a.Actor.Key), User: clean(a.Actor.User), Service: clean(a.Actor.Service), Address: clean(a.Actor.Address),
@@ -65,13 +65,13 @@ func about(rec eventlog.Record) string {
 const deletionType = events.Type("session_deleted")
 
 // deletes reports whether the row belongs to the commit that deleted its session.
-func (a *Audited) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
+func (a *AuditRow) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
 
 // keepAudit replaces the audit rows of the commits before a deletion with those that run_retired states. These
 // commits may be removed from the log; the rows are equal whether a fold read the commits or not.
 func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
-	f.out.Audit = without(f.out.Audit, func(a *Audited) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })
+	f.out.Audit = without(f.out.Audit, func(a *AuditRow) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })
 	f.out.AuditGone = append(f.out.AuditGone, k)
 	present := map[int64]bool{}
 	for _, a := range f.out.Audit {

@@ -38,7 +38,7 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 		rec(life, service, events.ExecutionWithdrawn{}),
 	}
 	deletion := rec(life, key("bob\x00"), events.SessionDeleted{})
-	var kept []events.Audited
+	var kept []events.AuditEntry
 	for _, r := range before {
 		if a, ok := eventlog.Audit(r); ok {
 			kept = append(kept, a)
@@ -48,7 +48,7 @@ func TestFold_AuditOfARemovedSession(t *testing.T) {
 	forged.Seq = other.Position.Seq
 	ahead := kept[0]
 	ahead.Seq = 1000
-	retirement := rec(run, events.Actor{Kind: "service", ID: "janitor", Service: "janitor"}, events.RunRetired{Audit: append([]events.Audited{forged, ahead}, kept...)})
+	retirement := rec(run, events.Actor{Kind: "service", ID: "janitor", Service: "janitor"}, events.RunRetired{Audit: append([]events.AuditEntry{forged, ahead}, kept...)})
 
 	want := newMemory(t)
 	all := slices.Concat([]eventlog.Record{other}, before, []eventlog.Record{deletion, retirement})

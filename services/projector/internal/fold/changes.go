@@ -54,7 +54,7 @@ type Changes struct {
 	Deleted       []*Deleted // without duplicates
 	Poison        []*Poison
 	AuditGone     []Key // deleted sessions whose audit rows are deleted, except those of the deletion
-	Audit         []*Audited
+	Audit         []*AuditRow
 	States        []*SavedState
 	Ended         []Ended
 	Live          []Live

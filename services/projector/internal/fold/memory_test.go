@@ -36,7 +36,7 @@ type memory struct {
 	tenantUsage   map[fold.Key]fold.TenantUsage
 	tenantBudgets map[fold.Key]fold.TenantBudget
 	tenantLimits  map[string]fold.TenantLimits
-	audit         map[string]fold.Audited
+	audit         map[string]fold.AuditRow
 	states        map[string]fold.SavedState
 }
 
@@ -46,7 +46,7 @@ func newMemory(t testing.TB) *memory {
 		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
 		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
 		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
-		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{}, audit: map[string]fold.Audited{},
+		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{}, audit: map[string]fold.AuditRow{},
 		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
 		states: map[string]fold.SavedState{},
 	}

@@ -312,7 +312,7 @@ func usageRecords(t *rapid.T) []eventlog.Record {
 			rec.Events = append(rec.Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
 		case 1, 2:
 			rec.Events = append(rec.Events, events.Event{ID: "retired", Data: events.RunRetired{
-				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.Spent{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.Output{Events: 4, Bytes: 900}}},
+				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.BudgetUsage{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.Output{Events: 4, Bytes: 900}}},
 			}})
 		}
 		list = append(list, rec)

@@ -126,6 +126,6 @@ type tables struct {
 	tenantUsage   table[fold.TenantUsage]
 	tenantBudgets table[fold.TenantBudget]
 	tenantLimits  table[fold.TenantLimits]
-	audit         table[fold.Audited]
+	audit         table[fold.AuditRow]
 	states        table[fold.SavedState]
 }

@@ -316,22 +316,22 @@ func tenantLimitsTable() table[fold.TenantLimits] {
 		col("removed", flag, func(r *fold.TenantLimits) *bool { return &r.Removed }))
 }
 
-func auditTable() table[fold.Audited] {
+func auditTable() table[fold.AuditRow] {
 	return newTable(readmodel.Audit, 3,
-		col("tenant", text, func(r *fold.Audited) *string { return &r.Tenant }),
-		col("shard", int2, func(r *fold.Audited) *int16 { return &r.Shard }),
-		col("seq", int8, func(r *fold.Audited) *int64 { return &r.Seq }),
-		col("grp", int2, func(r *fold.Audited) *int16 { return &r.Group }),
-		col("at", when, func(r *fold.Audited) *time.Time { return &r.At }),
-		col("aspect", text, func(r *fold.Audited) *string { return &r.Aspect }),
-		col("subject", text, func(r *fold.Audited) *string { return &r.Subject }),
-		col("about", text, func(r *fold.Audited) *string { return &r.About }),
-		col("execution", text, func(r *fold.Audited) *string { return &r.Execution }),
-		col("types", text, func(r *fold.Audited) *string { return &r.Types }),
-		col("actor_kind", text, func(r *fold.Audited) *string { return &r.ActorKind }),
-		col("actor", text, func(r *fold.Audited) *string { return &r.Actor }),
-		col("key", text, func(r *fold.Audited) *string { return &r.Key }),
-		col("end_user", text, func(r *fold.Audited) *string { return &r.User }),
-		col("service", text, func(r *fold.Audited) *string { return &r.Service }),
-		col("address", text, func(r *fold.Audited) *string { return &r.Address }))
+		col("tenant", text, func(r *fold.AuditRow) *string { return &r.Tenant }),
+		col("shard", int2, func(r *fold.AuditRow) *int16 { return &r.Shard }),
+		col("seq", int8, func(r *fold.AuditRow) *int64 { return &r.Seq }),
+		col("grp", int2, func(r *fold.AuditRow) *int16 { return &r.Group }),
+		col("at", when, func(r *fold.AuditRow) *time.Time { return &r.At }),
+		col("aspect", text, func(r *fold.AuditRow) *string { return &r.Aspect }),
+		col("subject", text, func(r *fold.AuditRow) *string { return &r.Subject }),
+		col("about", text, func(r *fold.AuditRow) *string { return &r.About }),
+		col("execution", text, func(r *fold.AuditRow) *string { return &r.Execution }),
+		col("types", text, func(r *fold.AuditRow) *string { return &r.Types }),
+		col("actor_kind", text, func(r *fold.AuditRow) *string { return &r.ActorKind }),
+		col("actor", text, func(r *fold.AuditRow) *string { return &r.Actor }),
+		col("key", text, func(r *fold.AuditRow) *string { return &r.Key }),
+		col("end_user", text, func(r *fold.AuditRow) *string { return &r.User }),
+		col("service", text, func(r *fold.AuditRow) *string { return &r.Service }),
+		col("address", text, func(r *fold.AuditRow) *string { return &r.Address }))
 }

@@ -54,7 +54,7 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 			return err
 		}
 		at.Seq = head.Seq
-		done, err := eventlog.Carried(ctx, h.cfg.Sessions.Log, head, c.ID)
+		done, err := eventlog.HasCommand(ctx, h.cfg.Sessions.Log, head, c.ID)
 		if err != nil || done {
 			return err
 		}
@@ -64,7 +64,7 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 		if holds == data {
 			return nil
 		}
-		m := events.NewMint(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		m := events.NewEventList(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
 		m.Add("", data)
 		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
 			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),

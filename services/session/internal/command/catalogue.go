@@ -135,7 +135,7 @@ func (h *Handler) entry(ctx context.Context, c command.Command, subject events.S
 		if err != nil {
 			return err
 		}
-		done, err := entries.Did(ctx, e, c.ID)
+		done, err := entries.HasCommand(ctx, e, c.ID)
 		if err != nil {
 			return err
 		}

@@ -102,7 +102,7 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (eve
 // cut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, cut waits
 // for it.
 func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (fork.Cut, error) {
-	asked := fork.Tip
+	asked := fork.Last
 	if at != nil {
 		asked = *at
 	}
@@ -114,7 +114,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 		}
 		cut, refusal := walk.Cut()
 		if refusal == nil && at != nil && *at > cut.Forked.Asked {
-			refusal = &fork.AheadError{Tip: cut.Forked.Asked} // the client sent the number that means the last event
+			refusal = &fork.AheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
 			return cut, refusedCut(refusal)
@@ -170,7 +170,7 @@ func refusedCut(err error) error {
 	var ahead *fork.AheadError
 	switch {
 	case errors.As(err, &ahead):
-		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.Tip}
+		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.LastSeq}
 	case errors.Is(err, fork.ErrZero):
 		return invalid("at", err.Error())
 	}

@@ -292,7 +292,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 	if l.Life.Agent != "" && !events.AllowsAgent(c.Agents, l.Life.Agent) {
 		return true, &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: "there is no such session"}
 	}
-	at, done, err := h.cfg.Sessions.Did(ctx, l, c.ID)
+	at, done, err := h.cfg.Sessions.CommandSeq(ctx, l, c.ID)
 	if err != nil {
 		return true, err
 	}
@@ -362,7 +362,7 @@ func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.E
 
 // hint notifies the executor that holds the session of a stored control or workspace change. The executor reads the log anyway, so a lost hint does no harm.
 func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
-	if l.Run.Over() || l.Run.Holder == "" {
+	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return
 	}
 	for _, e := range list {

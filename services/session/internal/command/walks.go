@@ -103,7 +103,7 @@ func (w *walked) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
 	if !due && (!whole || at.Seq <= w.last.at.Seq) {
 		return
 	}
-	m := mark{walk.Clone(fork.Tip), eventlog.Numbered{Seq: at.Seq, Position: at.Position}}
+	m := mark{walk.Clone(fork.Last), eventlog.Numbered{Seq: at.Seq, Position: at.Position}}
 	if at.Seq > w.last.at.Seq {
 		w.last = m
 	}

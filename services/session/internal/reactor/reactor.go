@@ -306,7 +306,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 	d, err := run.Decide(l.Run, run.Abandon{
 		Meta: events.Meta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
 	})
-	if errors.Is(err, run.ErrOver) {
+	if errors.Is(err, run.ErrEnded) {
 		return nil
 	}
 	if err != nil {

@@ -52,12 +52,12 @@ type world struct {
 
 	mu    sync.Mutex
 	heads map[events.Subject]eventlog.Head
-	spent map[string]events.Spent // by tenant, as counted from the events
+	spent map[string]events.BudgetUsage // by tenant, as counted from the events
 	n     int
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, srv: natstest.Run(t), heads: map[events.Subject]eventlog.Head{}, spent: map[string]events.Spent{}}
+	w := &world{t: t, srv: natstest.Run(t), heads: map[events.Subject]eventlog.Head{}, spent: map[string]events.BudgetUsage{}}
 	var err error
 	w.js, err = jetstream.New(natstest.Conn(t, w.srv))
 	must(t, err)
@@ -75,7 +75,7 @@ func (w *world) append(s events.Subject, execution string, list ...events.Payloa
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.n++
-	m := events.NewMint(events.Meta{CommandID: events.Derive(events.KindCommand, s.String(), fmt.Sprint(w.n)), Now: today})
+	m := events.NewEventList(events.Meta{CommandID: events.Derive(events.KindCommand, s.String(), fmt.Sprint(w.n)), Now: today})
 	for _, data := range list {
 		m.Add(execution, data)
 	}
@@ -124,7 +124,7 @@ func (w *world) turn(tenant, id string, n int, between func()) {
 	w.append(run, execution, events.ExecutionFailed{Code: "X", DurationMs: 1000, Usage: told})
 	between()
 	w.append(run, execution, call) // after the end, so it counts if the execution was metered
-	took := events.Spent{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1000}
+	took := events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1000}
 	if metered {
 		took.Tokens, took.CostUSD = 20, 1
 	}
@@ -177,7 +177,7 @@ func (w *world) entry(tenant string) (t budget.Tenant) {
 }
 
 // spentOf returns the usage that an entry holds for a budget.
-func spentOf(t budget.Tenant, p events.Period) (s events.Spent) {
+func spentOf(t budget.Tenant, p events.Period) (s events.BudgetUsage) {
 	for _, b := range t.Budgets {
 		if b.Period == p {
 			s = b.Spent
@@ -445,7 +445,7 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 			w.turn(tenant, session(tenant, n), n, func() {})
 		}
 	}
-	earlier := func(tenant string, limit events.Budget, spent events.Spent) {
+	earlier := func(tenant string, limit events.Budget, spent events.BudgetUsage) {
 		t.Helper()
 		body, err := json.Marshal(struct {
 			Budgets []budget.Budget `json:"budgets"`
@@ -455,8 +455,8 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 		must(t, err)
 	}
 	earlier("a", limit, w.spent["a"])
-	earlier("unknown", limit, events.Spent{Turns: 3}) // from another log
-	earlier("gone", limit, events.Spent{})
+	earlier("unknown", limit, events.BudgetUsage{Turns: 3}) // from another log
+	earlier("gone", limit, events.BudgetUsage{})
 	must(t, w.kv.Delete(t.Context(), "gone"))
 	watch, err := w.kv.Watch(t.Context(), "a", jetstream.UpdatesOnly())
 	must(t, err)
@@ -480,7 +480,7 @@ func TestFolder_TakesOverFromTheProjector(t *testing.T) {
 		t.Errorf("the log has no budget of the tenant, the bucket %+v", have)
 	}
 
-	earlier("a", events.Budget{Turns: 7}, events.Spent{Turns: 70})
+	earlier("a", events.Budget{Turns: 7}, events.BudgetUsage{Turns: 70})
 	must(t, w.kv.Delete(t.Context(), "gone"))
 	w.start(nil)
 	w.turn("a", session("a", 0), 6, func() {})

@@ -186,7 +186,7 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 		if err != nil {
 			return err
 		}
-		if done, err := h.cfg.Entries.Did(ctx, e, c.ID); done || err != nil {
+		if done, err := h.cfg.Entries.HasCommand(ctx, e, c.ID); done || err != nil {
 			return err
 		}
 		list, err := decide(e, events.Meta{CommandID: c.ID, Now: h.cfg.Now()})

@@ -103,7 +103,7 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	if err != nil {
 		return command.Answer{}, err
 	}
-	if done, err := h.cfg.Entries.Did(ctx, e, c.ID); !done || err != nil {
+	if done, err := h.cfg.Entries.HasCommand(ctx, e, c.ID); !done || err != nil {
 		return command.Answer{}, err
 	}
 	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, at(b.Ref, b.SHA256))

@@ -33,7 +33,7 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 	if err != nil {
 		return command.Answer{}, err
 	}
-	done, err := h.cfg.Entries.Did(ctx, after, c.ID)
+	done, err := h.cfg.Entries.HasCommand(ctx, after, c.ID)
 	if err != nil {
 		return command.Answer{}, err
 	}

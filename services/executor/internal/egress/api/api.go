@@ -39,10 +39,10 @@ type Upstream struct {
 
 // Budget limits what an account may spend on models. An execution, a session, or a tenant in a period has an account.
 type Budget struct {
-	Account string        `json:"account"` // calls of all sandboxes with the account are charged to it
-	Whose   string        `json:"whose"`   // the account's owner in messages: "the execution"
-	Limit   events.Budget `json:"limit"`   // the proxy enforces tokens, dollars and turns (answered requests), not time
-	Spent   events.Spent  `json:"spent,omitzero"`
+	Account string             `json:"account"` // calls of all sandboxes with the account are charged to it
+	Whose   string             `json:"whose"`   // the account's owner in messages: "the execution"
+	Limit   events.Budget      `json:"limit"`   // the proxy enforces tokens, dollars and turns (answered requests), not time
+	Spent   events.BudgetUsage `json:"spent,omitzero"`
 }
 
 // State is what the proxy knows about a sandbox.

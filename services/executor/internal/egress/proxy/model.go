@@ -282,7 +282,7 @@ func (c *call) spend() {
 	got := c.answer.Result()
 	model := redactText(cmp.Or(got.Model, c.model), c.rt.Secret)
 	cost, prices := c.s.cfg.Prices.Cost(c.rt.Name, model, got)
-	usage := events.Spent{Tokens: got.Usage.Tokens(), CostUSD: cost}
+	usage := events.BudgetUsage{Tokens: got.Usage.Tokens(), CostUSD: cost}
 	if c.status < http.StatusBadRequest {
 		usage.Turns = 1
 	}

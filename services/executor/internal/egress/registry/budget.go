@@ -34,7 +34,7 @@ type account struct {
 	refs int // charges that use it; guarded by the registry
 
 	mu      sync.Mutex
-	spent   events.Spent
+	spent   events.BudgetUsage
 	running uint32        // open requests that count as a turn if they are answered
 	ended   chan struct{} // closed when one of them ends; nil while none is open
 }
@@ -70,19 +70,19 @@ func (a *account) endTurn() {
 }
 
 // raise raises what was spent to what an executor reports, which includes other engines and may be older than what is known.
-func (a *account) raise(s events.Spent) {
+func (a *account) raise(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Max(s)
 }
 
-func (a *account) add(s events.Spent) {
+func (a *account) add(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Plus(s)
 }
 
-func (a *account) total() events.Spent {
+func (a *account) total() events.BudgetUsage {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.spent
@@ -119,7 +119,7 @@ func (u *unpricedModel) set(name string) {
 }
 
 // Spend charges the usage of a call. It records a model without a price, since its usage cannot be counted in dollars.
-func (c Charges) Spend(model string, usage events.Spent, priced bool) {
+func (c Charges) Spend(model string, usage events.BudgetUsage, priced bool) {
 	for _, x := range c.list {
 		x.account.add(usage)
 	}

@@ -43,7 +43,7 @@ func TestChargesBegin_HoldsTheLimitOfTurns(t *testing.T) {
 			}
 			if asked.Add(1)%2 == 0 { // every second request is answered
 				answered.Add(1)
-				c.Spend("m", events.Spent{Turns: 1}, true)
+				c.Spend("m", events.BudgetUsage{Turns: 1}, true)
 			}
 			end()
 		})

@@ -96,7 +96,7 @@ func (b *Bed) Claim() *runlog.Execution {
 func (b *Bed) AppendLife(facts ...events.Payload) {
 	b.t.Helper()
 	l := b.Load()
-	mint := events.NewMint(b.Writer.Meta())
+	mint := events.NewEventList(b.Writer.Meta())
 	for _, f := range facts {
 		mint.Add(Execution, f)
 	}

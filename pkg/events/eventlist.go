@@ -12,18 +12,18 @@ type Meta struct {
 	Now       time.Time // the time of the resulting events
 }
 
-// Mint collects server events, in order, and derives their ids from one command.
-type Mint struct {
+// EventList collects server events, in order, and derives their ids from one command.
+type EventList struct {
 	meta Meta
 	n    int
 	out  []Event
 }
 
-// NewMint returns an empty Mint for one command.
-func NewMint(m Meta) *Mint { return &Mint{meta: m} }
+// NewEventList returns an empty EventList for one command.
+func NewEventList(m Meta) *EventList { return &EventList{meta: m} }
 
 // Add appends an event about an execution, or about the session if execution is "".
-func (m *Mint) Add(execution string, data Payload) {
+func (m *EventList) Add(execution string, data Payload) {
 	m.out = append(m.out, Event{
 		ID:          Derive(KindEvent, m.meta.CommandID, strconv.Itoa(m.n)),
 		Time:        m.meta.Now,
@@ -35,7 +35,7 @@ func (m *Mint) Add(execution string, data Payload) {
 }
 
 // Keep appends an event that already has an id.
-func (m *Mint) Keep(e Event) { m.out = append(m.out, e) }
+func (m *EventList) Keep(e Event) { m.out = append(m.out, e) }
 
 // Events returns the collected events.
-func (m *Mint) Events() []Event { return m.out }
+func (m *EventList) Events() []Event { return m.out }
