@@ -102,7 +102,7 @@ func TestChatWithTheRealClient(t *testing.T) {
 	}
 }
 
-func TestChatErrorsWithTheRealClient(t *testing.T) {
+func TestChatErrors_AreReadByTheRealClient(t *testing.T) {
 	t.Parallel()
 	s, url := start(t, openaiScript)
 	c := client(url)

@@ -39,7 +39,7 @@ func numbers(t interface{ Fatal(...any) }, raw [][]byte) (out []uint64) {
 	return out
 }
 
-func TestName(t *testing.T) {
+func TestNew_NamesTheJournal(t *testing.T) {
 	t.Parallel()
 	if err := events.CheckID("journal", events.KindJournal, open(t, 0).Name()); err != nil {
 		t.Error(err)

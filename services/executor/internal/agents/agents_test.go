@@ -86,8 +86,8 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestStop: an execution that the runner has is killed, and a runner without one is left alone.
-func TestStop(t *testing.T) {
+// An execution that the runner has is killed, and a runner without one is left alone.
+func TestStop_KillsTheExecution(t *testing.T) {
 	t.Parallel()
 	busy, calm := agentstest.NewBox("busy", 1), agentstest.NewBox("calm", 1)
 	busy.SetStatus(runner.Status{ExecutionID: "exe_1", AgentPID: 42})

@@ -71,7 +71,7 @@ type egressBed struct {
 	t     testing.TB
 	cfg   Config
 	image string
-	log   *logged
+	log   *logRecorder
 }
 
 func newEgressBed(t testing.TB, changes ...string) *egressBed {
@@ -79,7 +79,7 @@ func newEgressBed(t testing.TB, changes ...string) *egressBed {
 	cfg := needEngine(t)
 	cfg.Engine = engine + "-" + strings.ToLower(t.Name())
 	cfg.EgressSockets = EgressVolume(cfg.Engine)
-	bed := &egressBed{t: t, image: "spool-test/egress-" + strings.ToLower(t.Name()+engine[len("test-"):]), log: &logged{}}
+	bed := &egressBed{t: t, image: "spool-test/egress-" + strings.ToLower(t.Name()+engine[len("test-"):]), log: &logRecorder{}}
 	cfg.Logger = slog.New(slog.NewTextHandler(bed.log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	bed.cfg = cfg
 	p := provide(t, cfg)
@@ -111,20 +111,20 @@ func (bed *egressBed) proxy(env map[string]string) *EgressProxy {
 	return e
 }
 
-// logged records log messages.
-type logged struct {
+// logRecorder records log messages.
+type logRecorder struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (l *logged) Write(b []byte) (int, error) {
+func (l *logRecorder) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.Write(b)
 }
 
 // take returns the messages since the last call.
-func (l *logged) take() string {
+func (l *logRecorder) take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	defer l.buf.Reset()

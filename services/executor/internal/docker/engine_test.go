@@ -417,7 +417,7 @@ func bare(t testing.TB, p *Provider, ref, architecture string) {
 	})
 }
 
-func TestIDs(t *testing.T) {
+func TestIDs_InvalidOnesAreRefused(t *testing.T) {
 	t.Parallel()
 	p := provide(t, Config{Engine: engine, Runner: "none", Image: testImage})
 	for _, id := range []string{"", "../x", "sbx_", newID(t, events.KindSession)} {

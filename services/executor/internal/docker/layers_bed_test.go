@@ -44,12 +44,12 @@ type layerBed struct {
 	registry *dependencytest.Registry
 	other    func() int // number of requests to the other host
 	egress   *api.Client
-	log      *logged
+	log      *logRecorder
 }
 
 func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest.Wheel) *layerBed {
 	t.Helper()
-	b := &layerBed{t: t, cfg: needEngine(t), log: &logged{}}
+	b := &layerBed{t: t, cfg: needEngine(t), log: &logRecorder{}}
 	p := provide(t, b.cfg)
 	if _, err := p.api.ImageInspect(t.Context(), layerImage); err != nil {
 		t.Skipf("needs the image %s (scripts/images): %v", layerImage, err)

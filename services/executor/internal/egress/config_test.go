@@ -84,7 +84,7 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 }
 
 // The file of hosts, in YAML or JSON, defines routes with their credentials.
-func TestHosts(t *testing.T) {
+func TestHosts_DefineRoutes(t *testing.T) {
 	t.Parallel()
 	got := make(chan *http.Request, 1)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

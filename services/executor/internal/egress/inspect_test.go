@@ -156,8 +156,8 @@ func (b *box) inside(target, name string, protocols ...string) (*tls.Conn, error
 	return inner, inner.HandshakeContext(b.t.Context())
 }
 
-// mustInside is inside, at ok.example.
-func (b *box) mustInside() *tls.Conn {
+// openTunnel returns a TLS connection to ok.example through a tunnel whose requests the proxy inspects.
+func (b *box) openTunnel() *tls.Conn {
 	b.t.Helper()
 	c, err := b.inside("ok.example:443", "ok.example", "h2", "http/1.1")
 	if err != nil {
@@ -292,7 +292,7 @@ func TestInspectedTunnel_UsesTheCurrentAllowlist(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.trusting("GET ok.example")
-	c := b.mustInside()
+	c := b.openTunnel()
 	r := bufio.NewReader(c)
 	ask := func(method string) int {
 		if _, err := io.WriteString(c, method+" / HTTP/1.1\r\nHost: ok.example\r\n\r\n"); err != nil {

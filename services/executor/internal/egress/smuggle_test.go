@@ -65,7 +65,7 @@ func TestSmuggled(t *testing.T) {
 			t.Parallel()
 			s := newSecured(t, nil)
 			b := s.trusting("GET,HEAD ok.example", "GET evil.example")
-			inner := b.mustInside()
+			inner := b.openTunnel()
 			if _, err := io.WriteString(inner, c.sends); err != nil {
 				t.Fatal(err)
 			}
@@ -174,7 +174,7 @@ func TestUnaskedUpgrade(t *testing.T) {
 				c.Close()
 			})
 			b := s.trusting("GET ok.example")
-			c := b.mustInside()
+			c := b.openTunnel()
 			_, _ = io.WriteString(c, "GET /answer HTTP/1.1\r\nHost: ok.example\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nraw")
 			res, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil || res.StatusCode != http.StatusBadGateway {
