@@ -149,8 +149,8 @@ func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	}
 }
 
-// crowdedLog blocks all callers of Last with one freshness, and counts them.
-type crowdedLog struct {
+// blockingLog blocks all callers of Last with one freshness, and counts them.
+type blockingLog struct {
 	eventlog.Log
 	at   eventlog.Freshness
 	full chan struct{} // closed when limit callers wait
@@ -160,7 +160,7 @@ type crowdedLog struct {
 	limit, inside, maximum int
 }
 
-func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+func (l *blockingLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
 	if f != l.at {
 		return l.Log.Last(ctx, subject, f)
 	}
@@ -208,8 +208,8 @@ func TestSettingWorkers(t *testing.T) {
 				must(t, err)
 				log, err := jslog.New(jslog.Config{JetStream: js})
 				must(t, err)
-				crowd := &crowdedLog{Log: log, at: c.at, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
-				svc, err := session.New(c.cfg(workers), session.Deps{NATS: nc, Log: crowd, Logger: slog.New(slog.DiscardHandler), Copy: "one"})
+				blocked := &blockingLog{Log: log, at: c.at, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
+				svc, err := session.New(c.cfg(workers), session.Deps{NATS: nc, Log: blocked, Logger: slog.New(slog.DiscardHandler), Copy: "one"})
 				must(t, err)
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan error, 1)
@@ -224,16 +224,16 @@ func TestSettingWorkers(t *testing.T) {
 					})
 				}
 				select {
-				case <-crowd.full:
+				case <-blocked.full:
 				case <-time.After(20 * time.Second):
 					t.Error("the configured number of commands is never reached")
 				}
-				close(crowd.pass)
+				close(blocked.pass)
 				all.Wait()
 				cancel()
 				must(t, <-done)
-				if crowd.maximum != workers {
-					t.Errorf("%d at once, want %d", crowd.maximum, workers)
+				if blocked.maximum != workers {
+					t.Errorf("%d at once, want %d", blocked.maximum, workers)
 				}
 			})
 		}

@@ -22,8 +22,8 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// crowdedLog blocks all callers of Last, and counts them.
-type crowdedLog struct {
+// blockingLog blocks all callers of Last, and counts them.
+type blockingLog struct {
 	eventlog.Log
 	full chan struct{} // closed when limit callers wait
 	pass chan struct{} // closed to release them
@@ -32,7 +32,7 @@ type crowdedLog struct {
 	limit, inside, maximum int
 }
 
-func (l *crowdedLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+func (l *blockingLog) Last(ctx context.Context, subject events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
 	l.mu.Lock()
 	l.inside++
 	if l.maximum = max(l.maximum, l.inside); l.inside == l.limit {
@@ -62,8 +62,8 @@ func TestSettingWorkers(t *testing.T) {
 		must(t, err)
 		log, err := jslog.New(jslog.Config{JetStream: js})
 		must(t, err)
-		crowd := &crowdedLog{Log: log, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
-		b.run(skills.Config{Workers: workers}, skills.Deps{Log: crowd})
+		blocked := &blockingLog{Log: log, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
+		b.run(skills.Config{Workers: workers}, skills.Deps{Log: blocked})
 		var all sync.WaitGroup
 		for range 6 {
 			all.Go(func() {
@@ -71,14 +71,14 @@ func TestSettingWorkers(t *testing.T) {
 			})
 		}
 		select {
-		case <-crowd.full:
+		case <-blocked.full:
 		case <-time.After(20 * time.Second):
 			t.Error("the configured number of commands is never reached")
 		}
-		close(crowd.pass)
+		close(blocked.pass)
 		all.Wait()
-		if crowd.maximum != workers {
-			t.Errorf("%d at once, want %d", crowd.maximum, workers)
+		if blocked.maximum != workers {
+			t.Errorf("%d at once, want %d", blocked.maximum, workers)
 		}
 	}
 }

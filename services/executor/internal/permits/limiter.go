@@ -193,10 +193,10 @@ func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
 		return nil
 	}
 	own := l.seatsOf(tenant)
-	most, crowd := tenant, own
+	busiest, maxSeats := tenant, own
 	for t := range l.waiting {
-		if n := l.seatsOf(t); n > crowd {
-			most, crowd = t, n
+		if n := l.seatsOf(t); n > maxSeats {
+			busiest, maxSeats = t, n
 		}
 	}
 	switch {
@@ -204,11 +204,11 @@ func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
 		l.remove(tenant, w)
 		return l.noSeatError(tenant)
 	case l.seats < l.maxSeats:
-	case crowd <= own+1:
+	case maxSeats <= own+1:
 		l.remove(tenant, w)
 		return l.noSeatError(tenant)
 	default:
-		l.unseat(most)
+		l.unseat(busiest)
 	}
 	w.seated = true
 	l.seats++

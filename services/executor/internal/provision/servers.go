@@ -14,7 +14,7 @@ import (
 // startServers makes sure that the MCP servers in containers run next to the turn's sandbox.
 func (p *preparation) startServers(ctx context.Context) error {
 	all := p.Resolved.Containers()
-	companion, ok := p.Provider.(sandbox.ServerHost)
+	host, ok := p.Provider.(sandbox.ServerHost)
 	if len(all) == 0 || !ok {
 		return nil
 	}
@@ -23,7 +23,7 @@ func (p *preparation) startServers(ctx context.Context) error {
 	for n, c := range all {
 		group.Go(func() error {
 			errs[n] = p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() (err error) {
-				sockets[n], err = companion.Serve(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
+				sockets[n], err = host.Serve(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil
