@@ -193,10 +193,10 @@ func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
 		return nil
 	}
 	own := l.seatsOf(tenant)
-	busiest, maxSeats := tenant, own
+	busiest, held := tenant, own
 	for t := range l.waiting {
-		if n := l.seatsOf(t); n > maxSeats {
-			busiest, maxSeats = t, n
+		if n := l.seatsOf(t); n > held {
+			busiest, held = t, n
 		}
 	}
 	switch {
@@ -204,7 +204,7 @@ func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
 		l.remove(tenant, w)
 		return l.noSeatError(tenant)
 	case l.seats < l.maxSeats:
-	case maxSeats <= own+1:
+	case held <= own+1:
 		l.remove(tenant, w)
 		return l.noSeatError(tenant)
 	default:
