@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	// lastWords is how long the command whose stream was cut off may take to report the reason.
+	// lastWords is the time that a command has to report the reason after its stream was cut off.
 	lastWords = 2 * time.Second
 	// maxWords is the maximum number of bytes that are kept of a command's error output.
 	maxWords = 4 << 10
 )
 
-// command is one of the runner's commands that runs in a sandbox. It ends with ctx.
+// command is a running command of the runner in a sandbox. It is killed when ctx ends.
 type command struct {
 	ctx   context.Context
 	name  string
 	p     sandbox.Process
 	said  tail
-	heard chan struct{} // stderr ended
+	heard chan struct{} // closed at the end of stderr
 	stop  func() bool
 }
 
@@ -39,7 +39,7 @@ func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, 
 	}
 	go func() {
 		defer close(c.heard)
-		_, _ = io.Copy(&c.said, c.p.Stderr()) // that it ended is all there is to know
+		_, _ = io.Copy(&c.said, c.p.Stderr()) // an error means the same as the end of stderr
 	}()
 	c.stop = context.AfterFunc(ctx, func() { _ = c.p.Kill() }) // Wait returns the error
 	return c, nil
@@ -50,7 +50,7 @@ func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, 
 func (c *command) finish(err error) error {
 	_ = c.p.Stdin().Close() // it may be closed already
 	switch {
-	case errors.Is(err, ErrCut): // it has ended, or hangs
+	case errors.Is(err, ErrCut): // the command has ended, or hangs
 		patience := time.NewTimer(lastWords)
 		select {
 		case <-c.heard:
@@ -61,7 +61,7 @@ func (c *command) finish(err error) error {
 	case err != nil:
 		_ = c.p.Kill() // Wait returns the error
 	default:
-		_, _ = io.Copy(io.Discard, c.p.Stdout()) // nothing is expected; a full pipe would keep it from ending
+		_, _ = io.Copy(io.Discard, c.p.Stdout()) // no output is expected, but a full pipe would block the command
 	}
 	code, waited := c.p.Wait()
 	<-c.heard
@@ -86,7 +86,7 @@ func (c *command) finish(err error) error {
 	return nil
 }
 
-// tail keeps the last bytes that are written to it.
+// tail is a writer that keeps the last maxWords bytes.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -100,7 +100,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last is the last line.
+// last returns the last line, without the prefix of the runner's messages.
 func (t *tail) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,7 +131,7 @@ func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Read
 	}
 	from := &source{r: content}
 	_, err = io.Copy(c.p.Stdin(), from)
-	if from.err != nil { // the runner must not take it for the content's end
+	if from.err != nil { // the runner must not mistake the error for the end of the content
 		_ = c.p.Kill() // Wait returns the error
 		return c.finish(fmt.Errorf("read %s: %w", what, from.err))
 	}
@@ -144,7 +144,7 @@ func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Read
 	return c.finish(err)
 }
 
-// source remembers the error of the reader that it wraps.
+// source is a reader that records the error of the reader it wraps, except io.EOF.
 type source struct {
 	r   io.Reader
 	err error

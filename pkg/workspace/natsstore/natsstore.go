@@ -27,7 +27,7 @@ const (
 	inFlight = 16
 	// stall is the timeout for the bucket to accept or send the next chunk.
 	stall = 30 * time.Second
-	// answer is the time limit of a single request; again is the pause before it is repeated.
+	// answer is the time limit of a single request. again is the pause before a request is repeated.
 	answer = 5 * time.Second
 	again  = 100 * time.Millisecond
 	// maxAbsent is the maximum number of requests for a missing chunk.
@@ -187,7 +187,7 @@ type object struct {
 	info   *jetstream.ObjectInfo
 	digest hash.Hash
 
-	have   []byte // rest of the last chunk
+	have   []byte // unread rest of the last chunk
 	chunks uint32 // number of fetched chunks
 	seq    uint64 // sequence of the last chunk
 	err    error  // returned after have is empty
