@@ -35,7 +35,7 @@ var (
 	// ErrCut is returned if the sandbox's stream ended before it was complete.
 	ErrCut = wire.ErrCut
 	// ErrTooLarge is returned for a tree that exceeds the limits of a snapshot.
-	ErrTooLarge = errors.New("the workspace has more than a snapshot takes")
+	ErrTooLarge = errors.New("the workspace exceeds the limits of a snapshot")
 )
 
 // CorruptError is returned for an object whose content does not match its name.

@@ -172,11 +172,11 @@ func checkPath(path string) error {
 	}
 	tree, rest, _ := strings.Cut(path, "/")
 	if tree != Workspace && tree != State {
-		return fmt.Errorf("entry %q: lies in neither %s/ nor %s/", path, Workspace, State)
+		return fmt.Errorf("entry %q: is in neither %s/ nor %s/", path, Workspace, State)
 	}
 	for part := range strings.SplitSeq(rest, "/") {
 		if part == "" || part == "." || part == ".." {
-			return fmt.Errorf("entry %q: has a part %q", path, part)
+			return fmt.Errorf("entry %q: has the path element %q", path, part)
 		}
 	}
 	return nil

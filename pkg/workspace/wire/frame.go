@@ -155,7 +155,7 @@ func (r *Reader) Next() (Type, []byte, error) {
 	}
 	n := binary.BigEndian.Uint32(head[1:])
 	if n > MaxFrame {
-		return 0, nil, fmt.Errorf("%q is no frame: the other side is not a runner or host of this version", head[:])
+		return 0, nil, fmt.Errorf("frame header %q is invalid: the other side is not a runner or host of this version", head[:])
 	}
 	if int(n) > cap(r.buf) {
 		r.buf = make([]byte, max(int(n), min(2*cap(r.buf), MaxFrame)))
@@ -189,7 +189,7 @@ func (r *Reader) Greet() error {
 		return err
 	}
 	if h.Protocol != Protocol {
-		return fmt.Errorf("protocol %d is spoken there, %d here: runner and host must be of one version", h.Protocol, Protocol)
+		return fmt.Errorf("the other side uses protocol %d, this side %d: runner and host must have the same version", h.Protocol, Protocol)
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func Decode(t Type, content []byte, v any) error {
 }
 
 // Unexpected returns the error for a frame whose type the protocol does not allow at this point.
-func Unexpected(t Type) error { return fmt.Errorf("frame %q does not belong here", byte(t)) }
+func Unexpected(t Type) error { return fmt.Errorf("unexpected frame %q", byte(t)) }
 
 func cut(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) {

@@ -45,7 +45,7 @@ func (t *Tree) Add(e *Entry) ([]byte, error) {
 		t.folders = t.folders[:len(t.folders)-1]
 	}
 	if len(t.folders) == 0 && parent != Workspace && parent != State {
-		return nil, fmt.Errorf("entry %q: its parent is no folder of the snapshot", e.Path)
+		return nil, fmt.Errorf("entry %q: parent is not a folder of the snapshot", e.Path)
 	}
 	if e.Kind == Dir {
 		t.folders = append(t.folders, e.Path)
