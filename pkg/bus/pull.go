@@ -19,7 +19,7 @@ var (
 	// lost.
 	errSilent = errors.New("no heartbeat for a pull request")
 	// errMoved is returned if the server stops, or is no longer leader of the consumer.
-	errMoved = errors.New("the consumer's server gives it up")
+	errMoved = errors.New("the server no longer serves the consumer")
 )
 
 // Responses of the server that are not messages, by their Status header.

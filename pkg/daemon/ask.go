@@ -23,7 +23,7 @@ const askTime = 8 * time.Second
 // components that are not.
 func ask(ctx context.Context, addr string, secure bool) error {
 	if addr == "" {
-		return errors.New("health: there is no listener to ask: set --metrics-listen or SPOOL_METRICS_LISTEN as the service has it")
+		return errors.New("health: no address is set: set --metrics-listen or SPOOL_METRICS_LISTEN to the value of the service")
 	}
 	to, err := reach(addr)
 	if err != nil {

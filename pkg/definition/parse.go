@@ -50,7 +50,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 			out = append(out, d)
 		}
 	}
-	r.twice(out)
+	r.checkDuplicates(out)
 	if len(r.wrong) > 0 {
 		r.wrong.sort()
 		if extra := len(r.wrong) - maxWrong; extra > 0 {
@@ -78,7 +78,7 @@ func (r *reader) documents(data []byte) []*yaml.Node {
 	if isJSON(r.file, data) {
 		list, err = readJSON(data)
 	} else if at := bytes.IndexFunc(data, control); at >= 0 {
-		return refuse(placeOf(data, at), "a control character stands here; in double quotes it may be written as \\x and two digits")
+		return refuse(placeOf(data, at), "control characters are not allowed; in double quotes write \\x and two digits")
 	} else {
 		list, err = readYAML(data)
 	}
@@ -173,7 +173,7 @@ func (r *reader) document(n *yaml.Node) (Document, bool) {
 	default:
 		var f file[any]
 		readInto(r, n, &f, &d)
-		if n.Kind == yaml.MappingNode && !r.told(before, "kind") {
+		if n.Kind == yaml.MappingNode && !r.hasError(before, "kind") {
 			r.fail(nearest(r.places, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
 		}
 		r.check(d, before, nil)
@@ -217,8 +217,8 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 	}
 }
 
-// told reports whether an error about a field was added after the first before errors.
-func (r *reader) told(before int, field string) bool {
+// hasError reports whether an error about a field was added after the first before errors.
+func (r *reader) hasError(before int, field string) bool {
 	for _, e := range r.wrong[before:] {
 		if e.Field == field {
 			return true
@@ -233,8 +233,8 @@ func covers(outer, inner string) bool {
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// twice adds an error for each entry that a file defines more than once.
-func (r *reader) twice(list []Document) {
+// checkDuplicates adds an error for each entry that a file defines more than once.
+func (r *reader) checkDuplicates(list []Document) {
 	seen := map[string]FilePosition{}
 	for _, d := range list {
 		key := string(d.Kind) + " " + d.Ref.String()

@@ -33,7 +33,7 @@ type HostError struct {
 	Reason string
 }
 
-func (e *HostError) Error() string { return fmt.Sprintf("%s is no host: %s", e.Host, e.Reason) }
+func (e *HostError) Error() string { return fmt.Sprintf("%s is not a host: %s", e.Host, e.Reason) }
 
 // Limits of DNS, RFC 1035 section 2.3.4.
 const (

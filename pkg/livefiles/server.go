@@ -116,7 +116,7 @@ func (s *Server) transfer(r Request, reply string) error {
 		var refused *Error
 		if !errors.As(err, &refused) {
 			s.log.Warn("open file of a sandbox", "session", r.Session, "error", err)
-			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log says why"}
+			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log contains the reason"}
 		}
 		s.refuse(reply, refused)
 		return nil

@@ -257,10 +257,10 @@ func fork(c Fork, m *events.EventList) {
 
 func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
-		return nil, &Error{CodeClosed, "sessionId", "the session is closed and takes no more messages; create another"}
+		return nil, &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
 	}
 	if len(s.Queue) >= MaxQueue {
-		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session wait already; try again when some have been answered", MaxQueue)}
+		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueue)}
 	}
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil

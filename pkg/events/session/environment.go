@@ -34,7 +34,7 @@ func environment(s State, c Command, m *events.EventList) ([]events.Event, error
 
 func pause(s State, c RequestPause, m *events.EventList) ([]events.Event, error) {
 	if s.queueIndex(c.ExecutionID) >= 0 {
-		return nil, &Error{CodeNotRunning, "executionId", "the execution waits behind others and does not run yet; pause it when it does, or cancel it"}
+		return nil, &Error{CodeNotRunning, "executionId", "the execution is queued and does not run yet; pause it when it runs, or cancel it"}
 	}
 	if s.isActive(c.ExecutionID, c.ActiveEnded) && s.Control.N == 0 && !s.PausedNow(c.ExecutionID) {
 		m.Add(c.ExecutionID, events.PauseRequested{Control: s.Controls + 1})
@@ -70,7 +70,7 @@ func (s State) isActive(execution string, activeEnded bool) bool {
 // putAll adds a file_put for each file.
 func putAll(s State, files []File, held uint32, m *events.EventList) error {
 	if s.Status == Closed {
-		return &Error{CodeClosed, "sessionId", "the session is closed and takes no more files; create another"}
+		return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more files; create another session"}
 	}
 	if err := s.checkRoom(len(files), held); err != nil {
 		return err
@@ -88,5 +88,5 @@ func (s State) checkRoom(n int, held uint32) error {
 	if len(s.After(held))+n <= MaxPending {
 		return nil
 	}
-	return &Error{CodeTooManyFiles, "", fmt.Sprintf("%d file changes of this session would wait for its next snapshot, at most %d may: send a tar instead, or run a turn first", len(s.After(held))+n, MaxPending)}
+	return &Error{CodeTooManyFiles, "", fmt.Sprintf("%d file changes of this session would wait for its next snapshot; the limit is %d: send a tar instead, or run a turn first", len(s.After(held))+n, MaxPending)}
 }
