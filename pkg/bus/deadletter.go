@@ -29,7 +29,7 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 			bounded := cfg.MaxDeliveries > 0
 			bound := uint64(max(cfg.MaxDeliveries, 0))
 			if bounded && delivered > bound {
-				// No delivery has ended so far; another one may end this process as well.
+				// No delivery has ended so far: each may have killed its process, and another one may kill this process.
 				err := fmt.Errorf("delivered %d times, the limit is %d, and no delivery has ended", delivered, bound)
 				return nil, bury(name, cfg, msg, err)
 			}

@@ -127,7 +127,7 @@ func refusal(api *jetstream.APIError) error {
 	case jetstream.JSErrCodeStreamMessageExceedsMaximum:
 		return ErrTooLarge
 	case codeStoreFailed:
-		// The server has one code for every failed store and tells them apart by the text alone (server/store.go, v2.15.2);
+		// The server uses one code for every failed store; only the text distinguishes the causes (server/store.go, v2.15.2).
 		// TestPublisherStreamFull fails if that text changes.
 		switch api.Description {
 		case storeFailedMsgs, storeFailedBytes, storeFailedPerSubj:
