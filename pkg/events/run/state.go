@@ -271,7 +271,7 @@ func Evolve(s State, e events.Event) State {
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
 	case events.RunRetired:
-		// The remaining state only states that no work is due, and fences late writers.
+		// The remaining state shows that no work is due, and refuses late writers.
 		s = State{V: Version, Epoch: s.Epoch, Execution: s.Execution, Turn: s.Turn, Phase: s.Phase, Retired: true}
 	}
 	return s

@@ -179,8 +179,8 @@ func (s State) Settle(seq uint64) State {
 	return s
 }
 
-// Waker returns the id of the event that continues a paused execution: the control on it, or else the last
-// resume_requested.
+// Waker returns the id of the event that ends a pause of the active execution: the control on the execution, or else the
+// last resume_requested.
 func (s State) Waker() string {
 	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
 		return c.Cause

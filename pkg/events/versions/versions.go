@@ -14,10 +14,9 @@ import (
 // folded from zero.
 const Number = 1
 
-// Limits of a state, which every commit contains.
+// Limits of a State, which is stored in every commit of the entry.
 const (
-	// MaxVersions is the number of versions that the state knows. A reader finds older versions by reading the
-	// chain.
+	// MaxVersions is the maximum number of versions in a State. Older versions are found by reading the chain.
 	MaxVersions = 256
 	// MaxTags is the maximum number of tags of an entry.
 	MaxTags = 64
