@@ -1,6 +1,6 @@
 // Package consumergate creates JetStream consumers on behalf of the services' NATS accounts. The body of a create
 // request names the subject that JetStream delivers to, with the rights of the account that owns JetStream, and NATS
-// permissions do not check it. The gate checks the body and forwards only what it has checked.
+// permissions do not check it. The gate validates the body and forwards only valid requests, in a new encoding.
 package consumergate
 
 import (

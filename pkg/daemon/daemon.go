@@ -62,8 +62,8 @@ type LogCLI interface{ logKeys() string }
 // the service until it ends or the process receives a signal. It returns the exit code: 0, 1 for a failure, 2 for
 // invalid arguments.
 //
-// With `health` as the first argument it asks the process that runs with the same settings whether it is ready,
-// prints what is not, and returns 0 or 1.
+// With `health` as the first argument it asks the process that runs with the same settings whether it is ready, prints
+// the components that are not ready, and returns 0 or 1.
 func Main(name, doc string, use jslog.Role, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
 	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)

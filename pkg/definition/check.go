@@ -144,7 +144,7 @@ func (c *checker) variable(field, name string) bool {
 	return true
 }
 
-// strings adds errors for texts that neither the log nor a table can store.
+// strings adds errors for texts that the log or a table cannot store: invalid UTF-8 and NUL bytes.
 func (c *checker) strings(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.String:
