@@ -180,12 +180,12 @@ func (w *Watch) Run(ctx context.Context) error {
 			if seen != nil {
 				seen[entry.Key()] = true
 			}
-			w.see(entry)
+			w.update(entry)
 		}
 	})
 }
 
-func (w *Watch) see(entry jetstream.KeyValueEntry) {
+func (w *Watch) update(entry jetstream.KeyValueEntry) {
 	var t Tenant
 	if entry.Operation() == jetstream.KeyValuePut {
 		if err := json.Unmarshal(entry.Value(), &t); err != nil {

@@ -147,11 +147,11 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	metrics := newMetrics()
 	env := Env{Logger: logger, Health: &Health{}, Metrics: metrics}
 	if s.MetricsListen != "" {
-		side, err := listen(ctx, s.MetricsListen, env.Health, metrics, logger)
+		status, err := listen(ctx, s.MetricsListen, env.Health, metrics, logger)
 		if err != nil {
 			return err
 		}
-		defer side.close()
+		defer status.close()
 	}
 	if env.NATS, err = p.connect(logger); err != nil {
 		return err

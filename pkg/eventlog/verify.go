@@ -423,8 +423,8 @@ func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string
 	return ""
 }
 
-// explain returns the problems found, with the missing commits that no deleted session explains.
-func (v *Verifier) explain() []Problem {
+// allProblems returns the problems found, with the missing commits that no deleted session explains.
+func (v *Verifier) allProblems() []Problem {
 	list := slices.Clone(v.problems)
 	at := map[Position]bool{}
 	for _, p := range list {
@@ -457,7 +457,7 @@ func (p Position) compare(o Position) int {
 
 // Report returns the result so far.
 func (v *Verifier) Report() Report {
-	r := Report{Commits: v.commits, Events: v.events, Problems: v.explain(), Stopped: v.full()}
+	r := Report{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.full()}
 	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {
 		r.Problem = &r.Problems[i]
 	}

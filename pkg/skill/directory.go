@@ -94,7 +94,7 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 	if length != 0 {
 		return nil, broken("the directory is shorter than the end record states")
 	}
-	return list, place(r, list, at)
+	return list, locateAll(r, list, at)
 }
 
 // readEnd finds the end record and returns the position of the central directory. The directory must end where the
@@ -142,7 +142,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 		return e, 0, err
 	}
 	if _, err := in.Discard(commentLen); err != nil {
-		return e, 0, reading(err)
+		return e, 0, readFailure(err)
 	}
 	e = entry{
 		raw: string(rest[:nameLen]), flags: u16(h[8:]), method: u16(h[10:]), crc: u32(h[16:]),
@@ -209,9 +209,9 @@ func (e *entry) checkExtra(extra []byte) error {
 	return nil
 }
 
-// place reads the local headers, which must match the directory, and returns an error if the ranges of entries
+// locateAll reads the local headers, which must match the directory, and returns an error if the ranges of entries
 // overlap.
-func place(r io.ReaderAt, list []entry, directory int64) error {
+func locateAll(r io.ReaderAt, list []entry, directory int64) error {
 	order := make([]*entry, len(list))
 	for i := range list {
 		if err := list[i].locate(r, directory); err != nil {
@@ -266,18 +266,18 @@ func readAt(r io.ReaderAt, b []byte, at int64) error {
 	if n == len(b) {
 		return nil
 	}
-	return reading(err)
+	return readFailure(err)
 }
 
 func readFull(in io.Reader, b []byte) error {
 	if _, err := io.ReadFull(in, b); err != nil {
-		return reading(err)
+		return readFailure(err)
 	}
 	return nil
 }
 
-// reading distinguishes a truncated ZIP from a read error.
-func reading(err error) error {
+// readFailure distinguishes a truncated ZIP from a read error.
+func readFailure(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return broken("is cut off")
 	}

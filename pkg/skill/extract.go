@@ -48,7 +48,7 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 		return "", fmt.Errorf("extract a skill: %w", err)
 	}
 	if err = a.writeTree(ctx, own); err == nil {
-		err = settle(own, dir)
+		err = renameInto(own, dir)
 	}
 	if err != nil {
 		return "", errors.Join(wrapWriting(err), discard(own))
@@ -115,7 +115,7 @@ func write(root *os.Root, name string, run bool, content io.Reader) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	run, content, err = script(run, content)
+	run, content, err = isScript(run, content)
 	if err != nil {
 		return err
 	}
@@ -132,8 +132,9 @@ func write(root *os.Root, name string, run bool, content io.Reader) (err error) 
 	return f.Sync()
 }
 
-// script reports whether a file is executable, by its mode bit or its first line.
-func script(run bool, content io.Reader) (bool, io.Reader, error) {
+// isScript reports whether a file is executable: by its mode bit, or because it begins with #!. It returns a reader of
+// the complete content.
+func isScript(run bool, content io.Reader) (bool, io.Reader, error) {
 	in := bufio.NewReader(content)
 	first, err := in.Peek(2)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -150,8 +151,8 @@ func syncFolder(root *os.Root, name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// settle renames the folder to its final name. If another process was faster, its folder has the same content.
-func settle(own, dir string) error {
+// renameInto renames the folder to its final name. If another process was faster, its folder has the same content.
+func renameInto(own, dir string) error {
 	err := os.Rename(own, dir)
 	if err == nil {
 		parent, err := os.OpenRoot(filepath.Dir(dir))
