@@ -197,7 +197,7 @@ func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
 // check adds the rule violations of the fields that could be read. before is the number of errors before the
 // document.
 func (r *reader) check(d Document, before int, spec []FieldError) {
-	if r.spent {
+	if r.exhausted {
 		return
 	}
 	read := len(r.wrong)

@@ -29,12 +29,12 @@ var typeReference = reflect.TypeFor[events.Reference]()
 // that the types have, so the types limit the depth. Its messages contain no values, because a value may be a
 // secret.
 type reader struct {
-	file   string
-	wrong  Errors
-	places map[string]FilePosition // places of the document
-	nodes  int                     // number of values that may still be read
-	bytes  int
-	spent  bool
+	file      string
+	wrong     Errors
+	places    map[string]FilePosition // places of the document
+	nodes     int                     // number of values that may still be read
+	bytes     int
+	exhausted bool
 }
 
 func (r *reader) fail(p FilePosition, field, format string, args ...any) {
@@ -77,12 +77,12 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 func (r *reader) countValue(n *yaml.Node, p FilePosition, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
-	r.spent = r.spent || len(r.wrong) > maxWrong
-	if !r.spent && (r.nodes < 0 || r.bytes < 0) {
-		r.spent = true
+	r.exhausted = r.exhausted || len(r.wrong) > maxWrong
+	if !r.exhausted && (r.nodes < 0 || r.bytes < 0) {
+		r.exhausted = true
 		r.fail(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxRead>>20)
 	}
-	return !r.spent
+	return !r.exhausted
 }
 
 // describeType returns a description of a type.
@@ -111,7 +111,7 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string
 		return false
 	}
 	seen := map[string]bool{}
-	for i := 0; i+1 < len(n.Content) && !r.spent; i += 2 {
+	for i := 0; i+1 < len(n.Content) && !r.exhausted; i += 2 {
 		key := n.Content[i]
 		at := placeOfNode(key)
 		if key.Kind == yaml.AliasNode {
@@ -152,7 +152,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p FilePosition, path str
 		r.read(value, to.Field(f.index), within(path, f.name))
 	})
 	for _, f := range fieldsOf(to.Type()) {
-		if ok && f.required && !given[f.name] && !r.spent {
+		if ok && f.required && !given[f.name] && !r.exhausted {
 			r.fail(p, within(path, f.name), "is required")
 		}
 	}
@@ -197,7 +197,7 @@ func (r *reader) list(n *yaml.Node, to reflect.Value, p FilePosition, path strin
 		return
 	}
 	for i, c := range n.Content {
-		if r.spent {
+		if r.exhausted {
 			return
 		}
 		v := reflect.New(to.Type().Elem()).Elem()
