@@ -18,8 +18,8 @@ const (
 	defaultAckWait      = 30 * time.Second
 	defaultNakDelay     = time.Second
 	defaultCloseTimeout = 20 * time.Second
-	// minNakDelay is also the delay of messages that no handler has received, so that another subscriber gets them
-	// at once.
+	// minNakDelay is the minimum of NakDelay. Messages that no handler has received are redelivered after it, so that
+	// another subscriber receives them almost at once.
 	minNakDelay = time.Millisecond
 	// abandonAfter is how long a handler has to return after its context is cancelled.
 	abandonAfter = time.Second

@@ -46,7 +46,7 @@ type LogSettings struct {
 
 func (s *LogSettings) logKeys() string { return s.LogKeys }
 
-// Env is what a service receives from Main.
+// Env holds everything that Main passes to a service: connection, log, logger and registries.
 type Env struct {
 	NATS    *nats.Conn
 	Log     eventlog.Log

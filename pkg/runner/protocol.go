@@ -257,7 +257,7 @@ type Started struct {
 	Policy  string `json:"policy"`
 }
 
-// Outcome is how a turn ended.
+// Outcome is the way in which a turn ended.
 type Outcome string
 
 // The outcomes.

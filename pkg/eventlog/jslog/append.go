@@ -40,7 +40,7 @@ type attempt struct {
 	head   eventlog.Head
 	commit events.Commit
 	data   []byte
-	lost   bool // a publish was not acknowledged: the commit may be stored already, or may still be
+	lost   bool // a publish was not acknowledged: the commit may be stored already, or be stored later
 }
 
 func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {

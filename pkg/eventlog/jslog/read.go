@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Settings of the consumers that read. Services may not delete them; the server removes them when they are
-// inactive.
+// Settings of the temporary consumers of readers. Services may not delete consumers, so the server removes a consumer
+// that is inactive.
 const (
 	pullMessages = 1000
 	pullBytes    = 16 << 20
@@ -207,7 +207,7 @@ func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	return m.Seq, nil
 }
 
-// errQuiet is returned if no message arrived for a while.
+// errQuiet is returned if no message arrived within quiet.
 var errQuiet = errors.New("no message arrived")
 
 // next returns the next message, across any number of reconnects. Its error is errQuiet, the error of ctx, or an

@@ -20,12 +20,13 @@ func (s State) Deadline(r RunView) (time.Time, bool) {
 	return best, !best.IsZero()
 }
 
-// sessionDeadline returns when the session closes.
+// sessionDeadline returns when the session closes, and false if it is closed or deleted.
 func (s State) sessionDeadline() (time.Time, bool) {
 	return s.CreatedAt.Add(ms(s.Options.SessionLimitMs)), s.Status == Open
 }
 
-// idleDeadline returns when the sandbox is released.
+// idleDeadline returns when the sandbox is released because the session is idle. It returns false if an execution runs
+// or waits, or if there is no sandbox to release.
 func (s State) idleDeadline(r RunView) (time.Time, bool) {
 	rests := s.Status == Open && !s.isRunning(r.ActiveEnded) && len(s.Queue) == 0
 	return s.lastActivity(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
@@ -43,7 +44,7 @@ func (s State) TurnDeadline(r RunView) (time.Time, bool) {
 	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + r.PausedFor + TurnGrace), true
 }
 
-// lastActivity returns the time of the last activity of the session.
+// lastActivity returns the time of the last message or the end of the last execution, whichever is later.
 func (s State) lastActivity(r RunView) time.Time {
 	if r.EndedAt.After(s.TouchedAt) {
 		return r.EndedAt

@@ -88,7 +88,7 @@ var ErrCut = errors.New("the stream was cut off before its end")
 
 const headerLen = 5
 
-// Writer writes frames to a buffered stream. Call Flush before waiting for the other side. An error of the stream wraps
+// Writer writes frames to a stream through a buffer. Call Flush before waiting for the other side. An error of the stream wraps
 // ErrCut. A Writer is not safe for concurrent use.
 type Writer struct{ w *bufio.Writer }
 
@@ -137,7 +137,7 @@ func (w *Writer) Flush() error {
 	return nil
 }
 
-// Reader reads frames.
+// Reader reads frames from a stream. It is not safe for concurrent use.
 type Reader struct {
 	r   *bufio.Reader
 	buf []byte
