@@ -64,7 +64,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 			c.option(command.CheckCommand(name, s.Command), "sessionOptions.command", "command")
 		}
 	}
-	return c.wrong
+	return c.errs
 }
 
 func (c *checker) retries(r events.Retries) {

@@ -19,11 +19,11 @@ import (
 
 // Limits of a file. The target of an alias counts each time the alias is used.
 const (
-	MaxFile  = 4 << 20 // bytes
-	maxDepth = 32      // levels of nested lists and mappings
-	maxNodes = 100_000 // number of values
-	maxRead  = 2 * MaxFile
-	maxWrong = 1000 // number of reported errors
+	MaxFile   = 4 << 20 // bytes
+	maxDepth  = 32      // levels of nested lists and mappings
+	maxNodes  = 100_000 // number of values
+	maxRead   = 2 * MaxFile
+	maxErrors = 1000 // number of reported errors
 )
 
 // file is a document of a file.
@@ -43,7 +43,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 	r := &reader{file: name, nodes: maxNodes, bytes: maxRead}
 	var out []Document
 	for _, n := range r.documents(data) {
-		if len(r.wrong) > maxWrong {
+		if len(r.errs) > maxErrors {
 			break
 		}
 		if d, ok := r.document(n); ok {
@@ -51,12 +51,12 @@ func Parse(name string, data []byte) ([]Document, error) {
 		}
 	}
 	r.checkDuplicates(out)
-	if len(r.wrong) > 0 {
-		r.wrong.sort()
-		if extra := len(r.wrong) - maxWrong; extra > 0 {
-			r.wrong = append(r.wrong[:maxWrong], &Error{File: r.file, Detail: fmt.Sprintf("at least %d more errors", extra)})
+	if len(r.errs) > 0 {
+		r.errs.sort()
+		if extra := len(r.errs) - maxErrors; extra > 0 {
+			r.errs = append(r.errs[:maxErrors], &Error{File: r.file, Detail: fmt.Sprintf("at least %d more errors", extra)})
 		}
-		return nil, r.wrong
+		return nil, r.errs
 	}
 	return out, nil
 }
@@ -64,7 +64,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 // documents returns the documents of a file, up to the first that is not valid YAML.
 func (r *reader) documents(data []byte) []*yaml.Node {
 	refuse := func(p FilePosition, detail string) []*yaml.Node {
-		r.wrong = append(r.wrong, &Error{File: r.file, FilePosition: p, Detail: detail})
+		r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Detail: detail})
 		return nil
 	}
 	if len(data) > MaxFile {
@@ -146,7 +146,7 @@ func tooDeep(n *yaml.Node, limit int) *yaml.Node {
 func (r *reader) document(n *yaml.Node) (Document, bool) {
 	r.places = map[string]FilePosition{"": placeOfNode(n)}
 	d := Document{file: r.file, places: r.places}
-	before := len(r.wrong)
+	before := len(r.errs)
 	kind := ""
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == "kind" {
@@ -178,7 +178,7 @@ func (r *reader) document(n *yaml.Node) (Document, bool) {
 		}
 		r.check(d, before, nil)
 	}
-	return d, len(r.wrong) == before
+	return d, len(r.errs) == before
 }
 
 func unalias(name string) string {
@@ -200,14 +200,14 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 	if r.exhausted {
 		return
 	}
-	read := len(r.wrong)
+	read := len(r.errs)
 	add := func(field, detail string) {
-		for _, e := range r.wrong[before:read] {
+		for _, e := range r.errs[before:read] {
 			if e.Field == "" || covers(e.Field, field) || covers(field, e.Field) {
 				return
 			}
 		}
-		r.wrong = append(r.wrong, d.At(field, detail))
+		r.errs = append(r.errs, d.At(field, detail))
 	}
 	for _, e := range CheckEntry(d.Ref, d.Tags) {
 		add(e.Field, e.Detail)
@@ -219,7 +219,7 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 
 // hasError reports whether an error about a field was added after the first before errors.
 func (r *reader) hasError(before int, field string) bool {
-	for _, e := range r.wrong[before:] {
+	for _, e := range r.errs[before:] {
 		if e.Field == field {
 			return true
 		}
@@ -239,7 +239,7 @@ func (r *reader) checkDuplicates(list []Document) {
 	for _, d := range list {
 		key := string(d.Kind) + " " + d.Ref.String()
 		if first, ok := seen[key]; ok {
-			r.wrong = append(r.wrong, d.At("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
+			r.errs = append(r.errs, d.At("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
 			continue
 		}
 		seen[key] = d.places[""]

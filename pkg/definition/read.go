@@ -30,7 +30,7 @@ var typeReference = reflect.TypeFor[events.Reference]()
 // secret.
 type reader struct {
 	file      string
-	wrong     Errors
+	errs      Errors
 	places    map[string]FilePosition // places of the document
 	nodes     int                     // number of values that may still be read
 	bytes     int
@@ -38,7 +38,7 @@ type reader struct {
 }
 
 func (r *reader) fail(p FilePosition, field, format string, args ...any) {
-	r.wrong = append(r.wrong, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
+	r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
 }
 
 // read fills to from n. After an error to has the parts that could be read.
@@ -77,7 +77,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 func (r *reader) countValue(n *yaml.Node, p FilePosition, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
-	r.exhausted = r.exhausted || len(r.wrong) > maxWrong
+	r.exhausted = r.exhausted || len(r.errs) > maxErrors
 	if !r.exhausted && (r.nodes < 0 || r.bytes < 0) {
 		r.exhausted = true
 		r.fail(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxRead>>20)
