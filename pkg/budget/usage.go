@@ -51,8 +51,8 @@ func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.Ma
 // toInt64 returns a count as a signed number.
 func toInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded here
 
-// SessionUsage folds the commits of one session, in the order of the log, into the usage of its tenant. The zero value is a
-// session without commits. It is not safe for concurrent use.
+// SessionUsage folds the commits of one session, in the order of the log, into the usage of its tenant. The zero value
+// is a session without commits. It is not safe for concurrent use.
 type SessionUsage struct {
 	deleted    bool
 	days       map[string]Usage // what the session has added to each day

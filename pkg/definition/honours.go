@@ -103,7 +103,7 @@ type supportChecker struct {
 	architecture string
 }
 
-// walk checks a value. row is its path in the table, field its path in the spec.
+// walk checks a value and the fields inside it. row is its path in the table, field its path in the spec.
 func (h supportChecker) walk(v reflect.Value, row, field string) {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 || v.Kind() == reflect.Map && v.Len() == 0 {
 		return

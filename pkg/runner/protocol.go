@@ -160,8 +160,8 @@ type Skill struct {
 
 // Constants of the egress of a sandbox without a network. The runner listens on EgressAddress and forwards each
 // connection to the egress proxy's Unix socket, or to its TLS port if sandbox and proxy are on different machines. The
-// runner first sends a line that identifies the sandbox: EgressPreamble, the token, newline. HTTP follows: requests to the model routes
-// (EgressRoutes), or proxy requests (an absolute URI, or CONNECT) to hosts of the allowlist.
+// runner first sends a line that identifies the sandbox: EgressPreamble, the token, newline. HTTP follows: requests to
+// the model routes (EgressRoutes), or proxy requests (an absolute URI, or CONNECT) to hosts of the allowlist.
 const (
 	EgressAddress  = "127.0.0.1:7070"
 	EgressURL      = "http://" + EgressAddress

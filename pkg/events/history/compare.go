@@ -49,8 +49,8 @@ func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
 	return Comparable{w.Type, data}, true
 }
 
-// isCompared reports whether an event records what an agent or a user did. Unlisted types are compared, so that new types are
-// compared by default.
+// isCompared reports whether an event records what an agent or a user did. Unlisted types are compared, so that new
+// types are compared by default.
 func isCompared(w events.Wire) bool {
 	switch d := w.Event().Data.(type) {
 	case events.SessionIdle, events.SessionClosed, events.SessionDeleted, events.RunRetired, events.ContentRemoved,

@@ -88,8 +88,8 @@ var ErrCut = errors.New("the stream was cut off before its end")
 
 const headerLen = 5
 
-// Writer writes frames to a stream through a buffer. Call Flush before waiting for the other side. An error of the stream wraps
-// ErrCut. A Writer is not safe for concurrent use.
+// Writer writes frames to a stream through a buffer. Call Flush before waiting for the other side. An error of the
+// stream wraps ErrCut. A Writer is not safe for concurrent use.
 type Writer struct{ w *bufio.Writer }
 
 // NewWriter returns a Writer that writes to w.
