@@ -47,7 +47,8 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// ReserveOf validates the setting store-reserve, in percent, and returns it. It returns the default for 0.
+// ReserveOf validates the setting store-reserve, the percentage of the store that stays free, and returns it. It returns
+// the default for 0.
 func ReserveOf(percent int) (int, error) {
 	if percent == 0 {
 		return DefaultReserve, nil
