@@ -43,26 +43,26 @@ func modelProviders(name string) string {
 //
 // To honour a field in one more architecture, add its cell here and run go generate.
 func SupportTable() map[string]SupportNotes {
-	before, under := "put before the first message", "appended to the instructions"
-	narrowed, taken := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
-	servers, call, others := "in the CLI's configuration", "for a call", "others are not offered"
-	shelved := "listed in its own instructions, read-only in the sandbox"
-	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
-	answered := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
+	prepended, appended := "put before the first message", "appended to the instructions"
+	restricted, removed := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
+	inConfiguration, perCall, notOffered := "in the CLI's configuration", "for a call", "others are not offered"
+	readOnlySkills := "listed in its own instructions, read-only in the sandbox"
+	enforcedBudget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
+	countedRequests := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
 	return map[string]SupportNotes{
 		"name":             allArchitectures("shown to people"),
 		"description":      allArchitectures("shown to people"),
 		"architecture":     allArchitectures("runs the agent"),
 		"model":            allArchitectures("the model of requests"),
 		"modelProvider":    {ClaudeCode: modelProviders(ClaudeCode), Codex: modelProviders(Codex), OpenCode: modelProviders(OpenCode), ACP: modelProviders(ACP), Spool: modelProviders(Spool)},
-		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions in the configuration", ACP: before, Spool: "the system prompt"},
-		"memoryFile":       {ClaudeCode: "CLAUDE.md in the CLI's configuration folder", Codex: under, OpenCode: under, ACP: before, Spool: under},
-		"tools.allow":      {ClaudeCode: narrowed, OpenCode: narrowed, Spool: narrowed},
-		"tools.deny":       {ClaudeCode: taken, OpenCode: taken, Spool: taken},
+		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions in the configuration", ACP: prepended, Spool: "the system prompt"},
+		"memoryFile":       {ClaudeCode: "CLAUDE.md in the CLI's configuration folder", Codex: appended, OpenCode: appended, ACP: prepended, Spool: appended},
+		"tools.allow":      {ClaudeCode: restricted, OpenCode: restricted, Spool: restricted},
+		"tools.deny":       {ClaudeCode: removed, OpenCode: removed, Spool: removed},
 		"skills":           allArchitectures("listed in the prompt, read-only in the sandbox"),
 		"subagents":        {ClaudeCode: "sub-agents of the session", Codex: "agent roles", OpenCode: "sub-agents in the configuration; what their rules do not allow is denied without a question"},
 		"commands":         {ClaudeCode: "commands of the CLI", OpenCode: "commands of the CLI", Spool: "/name in a message is replaced by the prompt"},
-		"mcpServers":       {ClaudeCode: servers, Codex: "in the thread's configuration", OpenCode: servers, ACP: "passed with the session; type http if the agent supports it", Spool: "reached by the agent itself"},
+		"mcpServers":       {ClaudeCode: inConfiguration, Codex: "in the thread's configuration", OpenCode: inConfiguration, ACP: "passed with the session; type http if the agent supports it", Spool: "reached by the agent itself"},
 		"environment":      allArchitectures("variables of the agent's process"),
 		"files":            allArchitectures("written into a new workspace"),
 		"command":          {ACP: "the agent's program; required"},
@@ -73,15 +73,15 @@ func SupportTable() map[string]SupportNotes {
 		"egress":           allArchitectures("hosts besides the models' that the sandbox reaches, by all methods or only by those before the host"),
 
 		"subagents.tools":      {ClaudeCode: "only these", OpenCode: "only these; write and edit count as one"},
-		"subagents.mcpServers": {ClaudeCode: "others are not offered, and it cannot start sub-agents", OpenCode: others},
-		"subagents.skills":     {ClaudeCode: shelved, Codex: shelved, OpenCode: shelved},
+		"subagents.mcpServers": {ClaudeCode: "others are not offered, and it cannot start sub-agents", OpenCode: notOffered},
+		"subagents.skills":     {ClaudeCode: readOnlySkills, Codex: readOnlySkills, OpenCode: readOnlySkills},
 		"mcpServers.image":     allArchitectures("type docker: a container beside the sandbox, only with provider docker; the agent uses it as type stdio"),
-		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
-		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
+		"mcpServers.timeoutMs": {ClaudeCode: perCall, Codex: perCall, OpenCode: perCall, Spool: perCall},
+		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: notOffered, OpenCode: notOffered, Spool: notOffered},
 
-		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: answered, OpenCode: answered, ACP: answered, Spool: "requests to the model"},
-		"limits.budgetUsd":    allArchitectures(budget),
-		"limits.tokens":       allArchitectures(budget),
+		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
+		"limits.budgetUsd":    allArchitectures(enforcedBudget),
+		"limits.tokens":       allArchitectures(enforcedBudget),
 		"limits.outputEvents": allArchitectures("the execution ends with OUTPUT_LIMIT"),
 		"limits.outputBytes":  allArchitectures("the execution ends with OUTPUT_LIMIT"),
 		"limits.timeMs":       allArchitectures("the execution's time limit, unless the session has one"),
